@@ -1,0 +1,70 @@
+"""Names of plug-ins and where they live: built-in ones here, others' through entry points.
+
+An entry is `name -> "module:attribute"`, imported only when the name is used. A third party adds one with an
+entry point in the group `raydp.<kind>`, for example `[project.entry-points."raydp.scores"]`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, Literal
+
+Kind = Literal["tasks", "methods", "scores", "accountants"]
+
+BUILTIN: dict[Kind, dict[str, str]] = {
+    "tasks": {
+        "builtin": "raydp.tasks.builtin:BuiltinTask",
+        "enron": "raydp.tasks.enron:EnronTask",
+        "text": "raydp.tasks.text:TextTask",
+        "tofu": "raydp.tasks.tofu:TofuTask",
+    },
+    "methods": {
+        "dp_adam": "raydp.methods.dp:DPAdam",
+        "dp_sgd": "raydp.methods.dp:DPSGD",
+        "nonprivate": "raydp.methods.nonprivate:NonPrivate",
+    },
+    "scores": {
+        "air": "raydp.scores.air:AttributeInference",
+        "logprob": "raydp.scores.logprob:LogProbability",
+        "vmr": "raydp.scores.vmr:VerbatimMemorization",
+        "vmr_exact": "raydp.scores.vmr_exact:ExactVerbatimMemorization",
+    },
+    "accountants": {
+        "pld": "raydp.privacy.accountants:PLDAccountant",
+        "prv": "raydp.privacy.accountants:PRVAccountant",
+        "rdp": "raydp.privacy.accountants:RDPAccountant",
+    },
+}
+
+
+def names(kind: Kind) -> list[str]:
+    """The known names of a kind, built in and installed by others, sorted."""
+    return sorted({*BUILTIN[kind], *(e.name for e in entry_points(group=f"raydp.{kind}"))})
+
+
+def unknown_name(field: str, name: str, known: list[str]) -> str:
+    """The message for a misspelt name: the nearest known one, then all of them."""
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    return f"{field} {name!r} is unknown.{hint} Known: {', '.join(known)}."
+
+
+def resolve(kind: Kind, name: str, *, field: str | None = None) -> Any:
+    """Import the plug-in that a name stands for.
+
+    Args:
+        kind: the seam.
+        name: as written in the spec.
+        field: where the name was written, for the message; defaults to the kind's own word.
+
+    Raises:
+        ValueError: the name is unknown; says which is nearest.
+    """
+    if (target := BUILTIN[kind].get(name)) is not None:
+        module, attribute = target.split(":")
+        return getattr(import_module(module), attribute)
+    for entry in entry_points(group=f"raydp.{kind}", name=name):
+        return entry.load()
+    raise ValueError(unknown_name(field or f"{kind.removesuffix('s')}.name", name, names(kind)))

@@ -1,0 +1,105 @@
+"""The Task seam: what is learnt, what it costs to predict held-out data, and what must not be repeated."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFacts:
+    """What the plan needs to know of a task.
+
+    Attributes:
+        num_examples: training examples n, the number that Poisson sampling draws from.
+        num_units: units of privacy; equals num_examples where the unit is the example.
+        privacy_unit: what one unit is, in words for the record: "e-mail", "window of at most 64 tokens", ...
+        content_hash: SHA-256 (hex) of everything that defines the task: data, secrets, tokenisation.
+        num_tokens: target tokens in the training split.
+        notes: counts and curation steps to print and to record, name -> number, text or list.
+    """
+
+    num_examples: int
+    num_units: int
+    privacy_unit: str
+    content_hash: str
+    num_tokens: int
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Secret:
+    """Something that a model should not say.
+
+    Attributes:
+        prompt: s1, what the attacker knows.
+        continuation: s2 of a verbatim secret, or the attribute A(x) of an attribute secret.
+        kind: "verbatim" is scored by exact continuation, "attribute" by appearance in the generated text.
+        count: training examples that contain it (0 for a control).
+    """
+
+    prompt: str
+    continuation: str
+    kind: Literal["verbatim", "attribute"] = "verbatim"
+    count: int = 0
+
+    @property
+    def id(self) -> str:
+        """A name that gives nothing away: 12 hex digits of the content's SHA-256."""
+        return hashlib.sha256(f"{self.kind}\0{self.prompt}\0{self.continuation}".encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Padded training examples.
+
+    Attributes:
+        input_ids: [B, L] int64, padded on the right.
+        labels: [B, L] int64, input_ids where the token is a target and -100 elsewhere; not shifted.
+        hidden: [B, L, H] hidden states that enter the first layer with trainable weights, where a frozen prefix is
+            cached; the model then starts from them instead of from input_ids.
+    """
+
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+    hidden: torch.Tensor | None = None
+
+
+class Task(Protocol):
+    """What is learnt. Built by a plug-in's `build(tokenizer)`; holds numpy arrays and strings only, so that it can be
+    shared between the processes of a node without a copy."""
+
+    def facts(self) -> TaskFacts:
+        """Numbers for the plan; no model needed."""
+
+    def lengths(self) -> NDArray[np.int64]:
+        """[n] tokens of each training example, to form batches of similar length."""
+
+    def batch(self, indices: NDArray[np.int64]) -> Batch:
+        """Training examples by their position."""
+
+    def heldout_batch(self, indices: NDArray[np.int64]) -> Batch:
+        """Held-out examples by their position."""
+
+    def heldout_lengths(self) -> NDArray[np.int64]:
+        """[m] tokens of each held-out example."""
+
+    def per_example_loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """[B] loss of each example: the mean over the example's own target tokens."""
+
+    def utility(self, model: torch.nn.Module) -> float:
+        """Total NLL over total target tokens (nats) on held-out data; lower is better."""
+
+    def secrets(self) -> Sequence[Secret]:
+        """The secrets that occur in the training data."""
+
+    def controls(self) -> Sequence[Secret]:
+        """Secrets of the same format that do not occur in the training data."""
