@@ -1,0 +1,155 @@
+"""Causal language modelling: what every text task is once its examples are token ids."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from raydp.tasks.base import Batch, Secret, TaskFacts
+
+IGNORE = -100
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizedExamples:
+    """Ragged token ids.
+
+    Attributes:
+        token_ids: [total] int32, the examples one after another.
+        offsets: [n + 1] int64, example i is token_ids[offsets[i]:offsets[i + 1]].
+        target_starts: [n] int32, position in the example of its first target token. Position 0 is never a target:
+            nothing predicts it.
+    """
+
+    token_ids: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    target_starts: NDArray[np.int32]
+
+    @classmethod
+    def from_lists(
+        cls, examples: Sequence[Sequence[int]], target_starts: Sequence[int] | None = None
+    ) -> TokenizedExamples:
+        """Pack lists of token ids; without target_starts every token but the first is a target."""
+        starts = np.ones(len(examples), np.int32) if target_starts is None else np.asarray(target_starts, np.int32)
+        lengths = np.array([len(e) for e in examples], np.int64)
+        assert (starts >= 1).all(), "position 0 cannot be a target"
+        assert (starts < lengths).all(), "an example without a target token has no loss"
+        flat = np.concatenate([np.asarray(e, np.int32) for e in examples]) if len(examples) else np.zeros(0, np.int32)
+        return cls(token_ids=flat, offsets=np.concatenate([[0], np.cumsum(lengths)]), target_starts=starts)
+
+    def __len__(self) -> int:
+        return len(self.target_starts)
+
+    def lengths(self) -> NDArray[np.int64]:
+        """[n] tokens of each example."""
+        return np.diff(self.offsets)
+
+    def num_targets(self) -> int:
+        """Target tokens in all examples."""
+        return int((self.lengths() - self.target_starts).sum())
+
+    def batch(self, indices: NDArray[np.int64]) -> Batch:
+        """Pad the chosen examples on the right. The padding is id 0 and never a target; under causal attention no
+        real token sees it, so no attention mask is needed."""
+        lengths = self.lengths()[indices]
+        width = int(lengths.max(initial=2))
+        input_ids = np.zeros((len(indices), width), np.int64)
+        labels = np.full((len(indices), width), IGNORE, np.int64)
+        for row, (i, length) in enumerate(zip(indices, lengths, strict=True)):
+            ids = self.token_ids[self.offsets[i] : self.offsets[i] + length]
+            input_ids[row, :length] = ids
+            labels[row, self.target_starts[i] : length] = ids[self.target_starts[i] :]
+        return Batch(input_ids=torch.from_numpy(input_ids), labels=torch.from_numpy(labels))
+
+    def update_hash(self, digest: hashlib._Hash) -> None:
+        """Add the content to a running hash."""
+        for array in (self.token_ids, self.offsets, self.target_starts):
+            digest.update(np.ascontiguousarray(array).tobytes())
+
+
+def batches_by_length(lengths: NDArray[np.int64], max_tokens: int) -> Iterator[NDArray[np.int64]]:
+    """Positions in batches of at most max_tokens padded tokens, longest first; every position exactly once."""
+    order = np.argsort(-lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        size = max(1, max_tokens // max(int(lengths[order[start]]), 1))
+        yield order[start : start + size]
+        start += size
+
+
+def token_nll(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """[B, L - 1] negative log-likelihood (nats, fp32) of each next token, 0 where it is not a target."""
+    inputs = {"input_ids": batch.input_ids} if batch.hidden is None else {"inputs_embeds": batch.hidden}
+    logits = model(**inputs, use_cache=False).logits[:, :-1]
+    labels = batch.labels[:, 1:]
+    nll = F.cross_entropy(
+        logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1), ignore_index=IGNORE, reduction="none"
+    )
+    return nll.view(labels.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModelingTask:
+    """A causal language modelling task (see raydp.tasks.base.Task); the plug-ins build it.
+
+    The loss of an example is the mean over its own target tokens, so that no record changes another's gradient.
+    """
+
+    train: TokenizedExamples
+    heldout: TokenizedExamples
+    task_facts: TaskFacts
+    task_secrets: tuple[Secret, ...] = ()
+    task_controls: tuple[Secret, ...] = ()
+
+    def facts(self) -> TaskFacts:
+        return self.task_facts
+
+    def lengths(self) -> NDArray[np.int64]:
+        return self.train.lengths()
+
+    def batch(self, indices: NDArray[np.int64]) -> Batch:
+        return self.train.batch(indices)
+
+    def heldout_lengths(self) -> NDArray[np.int64]:
+        return self.heldout.lengths()
+
+    def heldout_batch(self, indices: NDArray[np.int64]) -> Batch:
+        return self.heldout.batch(indices)
+
+    def per_example_loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """[B] mean negative log-likelihood (nats) over each example's own target tokens."""
+        counts = (batch.labels[:, 1:] != IGNORE).sum(dim=1)
+        return token_nll(model, batch).sum(dim=1) / counts
+
+    def utility(self, model: torch.nn.Module) -> float:
+        """Held-out NLL in nats per target token: total over total."""
+        device = next(model.parameters()).device
+        total = 0.0
+        with torch.inference_mode():
+            for indices in batches_by_length(self.heldout_lengths(), max_tokens=1024):
+                batch = self.heldout_batch(indices)
+                moved = Batch(input_ids=batch.input_ids.to(device), labels=batch.labels.to(device))
+                total += float(token_nll(model, moved).sum(dtype=torch.float64))
+        return total / self.heldout.num_targets()
+
+    def secrets(self) -> tuple[Secret, ...]:
+        return self.task_secrets
+
+    def controls(self) -> tuple[Secret, ...]:
+        return self.task_controls
+
+
+def content_hash(train: TokenizedExamples, heldout: TokenizedExamples, secrets: Sequence[Secret]) -> str:
+    """SHA-256 of what defines a text task: examples, targets, held-out data, secrets and controls."""
+    digest = hashlib.sha256()
+    train.update_hash(digest)
+    heldout.update_hash(digest)
+    for secret in secrets:
+        digest.update(f"{secret.id}:{secret.count};".encode())
+    return digest.hexdigest()
