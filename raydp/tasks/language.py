@@ -85,8 +85,10 @@ def batches_by_length(lengths: NDArray[np.int64], max_tokens: int) -> Iterator[N
 
 def token_nll(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     """[B, L - 1] negative log-likelihood (nats, fp32) of each next token, 0 where it is not a target."""
+    rows, width = batch.input_ids.shape
+    positions = torch.arange(width, device=batch.input_ids.device).expand(rows, width)  # a row of its own per example
     inputs = {"input_ids": batch.input_ids} if batch.hidden is None else {"inputs_embeds": batch.hidden}
-    logits = model(**inputs, use_cache=False).logits[:, :-1]
+    logits = model(**inputs, position_ids=positions, use_cache=False).logits[:, :-1]
     labels = batch.labels[:, 1:]
     nll = F.cross_entropy(
         logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1), ignore_index=IGNORE, reduction="none"

@@ -1,0 +1,67 @@
+"""Training without a guarantee, for comparison: the same sampler, no clipping, no noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raydp.methods.base import Trained, Trainee, TrialPlan
+from raydp.privacy import NonPrivate as NonPrivateEvent
+from raydp.spec import Section
+from raydp.tasks.base import Task
+from raydp.training import loop
+from raydp.training.checkpoint import CheckpointStore
+from raydp.training.comm import Comm
+from raydp.training.stream import KeyedStream
+
+
+class NonPrivate(Section):
+    """Adam or SGD on the same Poisson-sampled batches. ε is infinite.
+
+    Args:
+        optimizer_name: "adam" or "sgd".
+    """
+
+    optimizer_name: Literal["adam", "sgd"] = "adam"
+    max_grad_norm: None = None
+
+    def event(self, plan: TrialPlan, noise_multiplier: float) -> NonPrivateEvent:
+        return NonPrivateEvent()
+
+    def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
+        stream = KeyedStream(key=key, run_id=plan.run_id)
+        return np.flatnonzero(stream.poisson_mask(plan.num_examples, plan.batch_size, step=step))
+
+    def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+        kind = torch.optim.Adam if self.optimizer_name == "adam" else torch.optim.SGD
+        return kind(parameters, lr=plan.learning_rate)
+
+    def train(
+        self, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm, key: bytes, store: CheckpointStore | None
+    ) -> Trained:
+        rule = loop.StepRule(
+            indices_fn=lambda step: self.batch_indices(plan, key, step),
+            gradients=_PlainSum(trainee.parameters),
+            max_grad_norm=float("inf"),
+            noise_std=0.0,
+            optimizer=self.optimizer(plan, list(trainee.parameters.values())),
+        )
+        return loop.run(plan, rule, trainee, task, comm, key, store)
+
+
+class _PlainSum:
+    """Autograd's own sum of gradients; per-example norms are not computed (reported as 0)."""
+
+    def __init__(self, parameters: dict[str, torch.nn.Parameter]) -> None:
+        self._parameters = parameters
+
+    def accumulate(self, loss_fn: Callable[[], torch.Tensor], total: dict[str, torch.Tensor]) -> torch.Tensor:
+        losses = loss_fn()
+        names = list(self._parameters)
+        for name, g in zip(names, torch.autograd.grad(losses.sum(), [self._parameters[n] for n in names]), strict=True):
+            total[name] += g
+        return torch.stack([losses.detach().float(), torch.zeros_like(losses, dtype=torch.float32)])

@@ -1,0 +1,360 @@
+"""The sweep specification: one YAML file, checked before anything runs (DESIGN: the spec)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from raydp import registries
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """A part of the spec: unknown keys are errors, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class AdapterSpec(Section):
+    """What is trained: a LoRA adapter (peft) or, with type "none", every weight.
+
+    Attributes:
+        type: "lora" or "none" (full fine-tuning).
+        r: rank of the adapter.
+        alpha: scale of the adapter; the update is alpha / r times B A.
+        target_modules: names of the linear layers that get an adapter.
+        layers_to_transform: positions of the decoder layers that get one; all by default.
+    """
+
+    type: Literal["lora", "none"] = "lora"
+    r: Annotated[int, Field(ge=1)] = 8
+    alpha: Positive = 16.0
+    target_modules: tuple[str, ...] = ("q_proj", "v_proj")
+    layers_to_transform: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+
+
+class ModelSpec(Section):
+    """The base model: `tiny`, `smollm2-135m-instruct-q4`, a local folder or a Hugging Face hub id."""
+
+    name: str
+    adapter: AdapterSpec = AdapterSpec()
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    @model_validator(mode="after")
+    def _full_fine_tuning_is_fp32(self) -> ModelSpec:
+        if self.adapter.type == "none" and self.dtype != "float32":
+            raise ValueError("model.dtype must be float32 with adapter.type 'none', got 'bfloat16'. Use an adapter.")
+        return self
+
+
+class PrivacySpec(Section):
+    """The guarantee that every configuration is calibrated to.
+
+    Attributes:
+        target_epsilon: ε.
+        target_delta: δ; or
+        delta_exponent: δ = n^-delta_exponent (Hu et al. 2025, section 3.1: 1.1).
+        accountant: prv, pld or rdp.
+        unit: what is protected; one example.
+        noise_key: "secret" draws a key for the sweep; "test" fixes it, for tests and demonstrations, and the guarantee
+            is then not certified.
+    """
+
+    target_epsilon: Positive
+    target_delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    delta_exponent: Positive | None = None
+    accountant: str = "prv"
+    unit: Literal["example"] = "example"
+    noise_key: Literal["secret", "test"] = "secret"
+
+    @model_validator(mode="after")
+    def _one_delta(self) -> PrivacySpec:
+        if self.target_delta is not None and self.delta_exponent is not None:
+            raise ValueError("takes target_delta or delta_exponent, got both. Remove one.")
+        return self
+
+    @field_validator("accountant")
+    @classmethod
+    def _known_accountant(cls, name: str) -> str:
+        registries.resolve("accountants", name)
+        return name
+
+    def delta(self, num_examples: int) -> float:
+        """δ for n examples: the given one, or n^-delta_exponent (1.1 where neither is given)."""
+        if self.target_delta is not None:
+            return self.target_delta
+        return float(num_examples ** -(self.delta_exponent or 1.1))
+
+
+class SelectSpec(Section):
+    """How the configuration is chosen at the end."""
+
+    score: str
+    rule: str = "procedure"
+    min_utility_gain: Annotated[float, Field(ge=0, le=1)] | None = 0.9
+    max_loss: float | None = None
+
+
+class ClusterSpec(Section):
+    """Where it runs. Nothing here changes a result.
+
+    Attributes:
+        address: "local" starts Ray on this machine, "auto" or host:port joins a cluster.
+        workers_per_trial: Ray Train workers that share a trial.
+        max_concurrent_trials: worker groups that run side by side; as many as fit by default.
+        microbatch_size: examples in one backward pass; chosen from the lengths by default.
+        checkpoint_seconds: time between two checkpoints of a trial.
+        max_retries: how often a trial whose workers failed is tried again.
+    """
+
+    address: str = "local"
+    workers_per_trial: Annotated[int, Field(ge=1)] = 1
+    gpus_per_worker: Annotated[float, Field(ge=0)] = 0
+    cpus_per_worker: Annotated[float, Field(gt=0)] = 1
+    max_concurrent_trials: Annotated[int, Field(ge=1)] | None = None
+    microbatch_size: Annotated[int, Field(ge=1)] | None = None
+    checkpoint_seconds: Annotated[float, Field(ge=0)] = 30.0
+    max_retries: Annotated[int, Field(ge=0)] = 1
+
+
+class TrackingSpec(Section):
+    """Where MLflow keeps runs and models. SQLite by default; any MLflow server by its URI."""
+
+    uri: str = "sqlite:///raydp.db"
+    experiment: str = "raydp"
+    registered_model: str = "raydp"
+
+
+class SpaceSpec(Section):
+    """The configurations: a named space, a list of points, or a grid of three lists."""
+
+    name: str | None = None
+    points: tuple[tuple[int, int, float], ...] | None = None
+    batch_size: tuple[int, ...] | None = None
+    num_steps: tuple[int, ...] | None = None
+    learning_rate: tuple[float, ...] | None = None
+
+    @field_validator("points", mode="before")
+    @classmethod
+    def _points_as_rows(cls, points: Any) -> Any:
+        """A point is [b, T, η] or a mapping with the three names."""
+        keys = ("batch_size", "num_steps", "learning_rate")
+        if not isinstance(points, list | tuple):
+            return points
+        return [tuple(p[k] for k in keys) if isinstance(p, dict) and set(p) == set(keys) else p for p in points]
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> SpaceSpec:
+        grid = (self.batch_size, self.num_steps, self.learning_rate)
+        kinds = [self.name is not None, self.points is not None, any(axis is not None for axis in grid)]
+        if sum(kinds) != 1 or (kinds[2] and any(axis is None for axis in grid)):
+            raise ValueError(
+                "must be {name: ...}, {points: [[b, T, η], ...]} or the three lists batch_size, num_steps and "
+                "learning_rate. Give exactly one of them."
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A plug-in of a seam with its checked parameters, written `{name: ..., **parameters}`."""
+
+    name: str
+    params: Any
+
+    def as_dict(self) -> dict[str, Any]:
+        """As it is written in a spec."""
+        return {"name": self.name, **self.params.model_dump(mode="json")}
+
+
+PluginField = Annotated[InstanceOf[Plugin], PlainSerializer(Plugin.as_dict), WithJsonSchema({"type": "object"})]
+
+
+class SweepSpec(Section):
+    """A sweep: task, model, method and guarantee, the configurations, the scores and how one is selected.
+
+    Attributes:
+        seeds: labels of repetitions (initialisation, score sampling); public, never the source of the noise.
+        storage: folder that sweeps live in; this one in storage/name.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    task: PluginField
+    model: ModelSpec
+    method: PluginField
+    privacy: PrivacySpec
+    space: SpaceSpec
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
+    scores: Annotated[tuple[PluginField, ...], Field(min_length=1)]
+    select: SelectSpec
+    cluster: ClusterSpec = ClusterSpec()
+    storage: str = "raydp_runs"
+    tracking: TrackingSpec = TrackingSpec()
+
+    @field_validator("seeds")
+    @classmethod
+    def _distinct_seeds(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("must be distinct. Remove the repeated ones.")
+        return seeds
+
+    @field_validator("storage")
+    @classmethod
+    def _storage_is_a_folder(cls, storage: str) -> str:
+        if "://" in storage:
+            raise ValueError("must be a folder that every node sees. Give a path.")
+        return storage
+
+    @model_validator(mode="after")
+    def _selected_score_is_measured(self) -> SweepSpec:
+        names = [score.name for score in self.scores]
+        if len(set(names)) < len(names):
+            raise ValueError(f"scores must be distinct, got {names}. Remove the repeated ones.")
+        if self.select.score not in names:
+            raise ValueError(registries.unknown_name("select.score", self.select.score, names))
+        return self
+
+
+def load_spec(source: str | Path | Mapping[str, Any]) -> SweepSpec:
+    """Read and check a spec.
+
+    Args:
+        source: a YAML file, or its content as a mapping.
+
+    Raises:
+        ValueError: every mistake found, one per line, each with what to change.
+    """
+    if isinstance(source, Mapping):
+        data = dict(source)
+    else:
+        path = Path(source)
+        if not path.is_file():
+            raise ValueError(f"SPEC must be an existing YAML file, got {str(source)!r}. Check the path.")
+        try:
+            data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        except yaml.YAMLError as error:
+            raise ValueError(f"SPEC must be valid YAML, got {str(source)!r}: {error}") from error
+        if not isinstance(data, dict):
+            raise ValueError(f"SPEC must be a mapping of sections, got {type(data).__name__}. See `raydp schema`.")
+    problems: list[str] = []
+    for key, kind in (("task", "tasks"), ("method", "methods")):
+        if key in data:
+            data[key] = _plugin(kind, key, data[key], problems)
+    if isinstance(data.get("scores"), list | tuple):
+        data["scores"] = [_plugin("scores", f"scores[{i}]", s, problems) for i, s in enumerate(data["scores"])]
+    try:
+        spec = SweepSpec.model_validate(data)
+    except ValidationError as error:
+        problems += _messages(SweepSpec, error, "", skip_plugins=True)
+        raise ValueError("\n".join(problems)) from error
+    if problems:
+        raise ValueError("\n".join(problems))
+    return spec
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 reads 5e-4 as text; here it is a number."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
+)
+
+
+def _plugin(kind: registries.Kind, field: str, value: Any, problems: list[str]) -> Plugin | None:
+    """Resolve `{name: ..., **parameters}`; mistakes are appended to problems."""
+    if isinstance(value, Plugin):
+        return value
+    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+        problems.append(
+            f"{field} must be a mapping with a name, got {value!r}. Known: {', '.join(registries.names(kind))}."
+        )
+        return None
+    try:
+        cls = registries.resolve(kind, value["name"], field=f"{field}.name")
+    except ValueError as error:
+        problems.append(str(error))
+        return None
+    try:
+        return Plugin(value["name"], cls.model_validate({k: v for k, v in value.items() if k != "name"}))
+    except ValidationError as error:
+        problems += _messages(cls, error, f"{field}.")
+        return None
+
+
+def _messages(cls: type[BaseModel], error: ValidationError, prefix: str, *, skip_plugins: bool = False) -> list[str]:
+    """Pydantic's errors as "<field> must <rule>, got <value>. <remedy>."."""
+    messages = []
+    for e in error.errors():
+        field = prefix + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in e["loc"]).lstrip(".")
+        if skip_plugins and e["type"] == "is_instance_of":
+            continue  # reported where the plug-in was resolved
+        if e["type"] == "extra_forbidden":
+            known = sorted(_section_at(cls, e["loc"][:-1]).model_fields)
+            messages.append(registries.unknown_name(f"{field}: the key", str(e["loc"][-1]), known))
+        elif e["type"] == "missing":
+            messages.append(f"{field} must be given, got nothing. Add it to the spec.")
+        else:
+            rule = e["msg"].removeprefix("Value error, ").removeprefix("Input should ")
+            said_in_full = e["type"] == "value_error" and ". " in rule
+            got = "" if said_in_full else f", got {e['input']!r}. Change it in the spec."
+            messages.append(
+                rule if said_in_full and rule.startswith(field) else f"{field or 'SPEC'} {_must(rule)}{got}"
+            )
+    return messages
+
+
+def _must(rule: str) -> str:
+    return (
+        rule
+        if rule.startswith(("must", "takes"))
+        else f"must {rule}"
+        if rule.startswith(("be ", "have "))
+        else f"must be valid: {rule}"
+    )
+
+
+def _section_at(cls: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel]:
+    """The section that a location in the spec belongs to."""
+    for part in loc:
+        annotation = cls.model_fields[str(part)].annotation if str(part) in cls.model_fields else None
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            cls = annotation
+    return cls
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of the spec with every known plug-in's parameters, for editors."""
+    schema = SweepSpec.model_json_schema()
+    properties = schema["properties"]
+    properties["task"] = _any_plugin("tasks")
+    properties["method"] = _any_plugin("methods")
+    properties["scores"]["items"] = _any_plugin("scores")
+    return schema
+
+
+def _any_plugin(kind: registries.Kind) -> dict[str, Any]:
+    choices = []
+    for name in registries.names(kind):
+        plugin = registries.resolve(kind, name).model_json_schema()
+        plugin["properties"] = {"name": {"const": name}, **plugin.get("properties", {})}
+        plugin["required"] = ["name", *plugin.get("required", [])]
+        choices.append(plugin)
+    return {"anyOf": choices}

@@ -1,0 +1,74 @@
+"""Exact checkpoints of one trial: one file each, written so that a kill at any moment leaves a whole one behind."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+KEPT = 2
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Temporary file, fsync, rename, fsync of the folder: after a kill or a power cut the file is whole or absent."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with part.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    part.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointStore:
+    """The checkpoints of one trial in one folder; the newest two are kept.
+
+    Args:
+        folder: created when first written to.
+        run_id: a checkpoint of another run is never loaded.
+        warn: called with a sentence when a damaged checkpoint is passed over.
+    """
+
+    folder: Path
+    run_id: str
+    warn: Callable[[str], None] = print
+
+    def save(self, step: int, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+        """Write the state after `step` steps."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        metadata = {"run_id": self.run_id, "step": str(step), "state": json.dumps(state)}
+        content = save({k: v.detach().contiguous() for k, v in tensors.items()}, metadata=metadata)
+        write_atomically(self.folder / f"step-{step:08d}.safetensors", content)
+        for old in sorted(self.folder.glob("step-*.safetensors"))[:-KEPT]:
+            old.unlink()
+
+    def load(self) -> tuple[int, dict[str, torch.Tensor], dict[str, Any]] | None:
+        """The newest whole checkpoint: steps done, tensors, state. None where there is none."""
+        for path in sorted(self.folder.glob("step-*.safetensors"), reverse=True):
+            try:
+                with safe_open(path, framework="pt") as file:
+                    metadata = file.metadata()
+                    tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            except (SafetensorError, OSError) as error:
+                self.warn(f"checkpoint {path.name} of run {self.run_id} is damaged ({error}); using the one before")
+                continue
+            if metadata["run_id"] == self.run_id:
+                return int(metadata["step"]), tensors, json.loads(metadata["state"])
+        return None
+
+    def clear(self) -> None:
+        """Remove all checkpoints; the result of the trial is safe elsewhere."""
+        for path in self.folder.glob("step-*.safetensors"):
+            path.unlink()

@@ -1,0 +1,174 @@
+"""The training loop: draw, sum, add noise once, divide by b, step. The same for every method, rank count and resume."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raydp.methods.base import Trained, Trainee, TrialPlan
+from raydp.tasks.base import Batch, Task
+from raydp.tasks.language import batches_by_length
+from raydp.training.checkpoint import CheckpointStore
+from raydp.training.comm import Comm
+from raydp.training.stream import KeyedStream
+
+MAX_TOKENS = 1024
+"""Padded tokens in a micro-batch where its size is not given."""
+
+
+class GradientSum(Protocol):
+    """Adds a micro-batch's gradients to a running sum; returns [2, B] losses and norms."""
+
+    def accumulate(self, loss_fn: Callable[[], torch.Tensor], total: dict[str, torch.Tensor]) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRule:
+    """What differs between methods.
+
+    Attributes:
+        indices_fn: step -> the global batch, identical on every rank.
+        gradients: how per-example gradients are summed.
+        max_grad_norm: clipping norm, for the share of clipped examples; inf without clipping.
+        noise_std: standard deviation of the noise on the sum, per coordinate.
+        optimizer: holds the trained parameters in the order of their sorted names.
+    """
+
+    indices_fn: Callable[[int], NDArray[np.int64]]
+    gradients: GradientSum
+    max_grad_norm: float
+    noise_std: float
+    optimizer: torch.optim.Optimizer
+
+
+def run(
+    plan: TrialPlan,
+    rule: StepRule,
+    trainee: Trainee,
+    task: Task,
+    comm: Comm,
+    key: bytes,
+    store: CheckpointStore | None,
+) -> Trained:
+    """Train for plan.num_steps steps, from the newest checkpoint if there is one.
+
+    The update of a step is (Σ_i clipped gradient_i + noise) / b with b the expected batch size, never the drawn one
+    (Abadi et al. 2016, Algorithm 1; Hu et al. 2025, Algorithm 2 divides by the drawn one). The noise is drawn once, on
+    rank 0, from the run's keyed stream.
+    """
+    started = time.perf_counter()
+    stream = KeyedStream(key=key, run_id=plan.run_id)
+    flat, total = _flat_views(trainee.parameters, comm.device)
+    first, history = _resume(store, trainee, rule, comm)
+    saved = time.monotonic()
+    for step in range(first, plan.num_steps):
+        flat.zero_()
+        share = _share(rule.indices_fn(step), task.lengths(), comm)
+        sums = torch.zeros(4, dtype=torch.float64, device=comm.device)  # loss, norm, clipped, drawn
+        for indices in _microbatches(share, task.lengths(), trainee.microbatch_size):
+            batch = _moved(task.batch(indices), comm.device)
+            losses, norms = rule.gradients.accumulate(lambda b=batch: task.per_example_loss(trainee.model, b), total)
+            clipped = (norms > rule.max_grad_norm).sum()
+            sums += torch.stack([losses.sum(), norms.sum(), clipped, torch.tensor(float(len(indices)))])
+        comm.all_reduce_sum(flat)
+        comm.all_reduce_sum(sums)
+        if rule.noise_std > 0 and comm.rank == 0:
+            _add_noise(total, stream, step, rule.noise_std)
+        flat /= plan.batch_size
+        comm.broadcast(flat)
+        rule.optimizer.step()
+        history.append(_record(step, sums))
+        done = step + 1
+        if trainee.progress is not None:
+            trainee.progress(done, plan.num_steps)
+        due = time.monotonic() - saved >= trainee.checkpoint_seconds and done < plan.num_steps
+        if store is not None and comm.rank == 0 and due:
+            store.save(done, _state(trainee, rule), {"history": history})
+            saved = time.monotonic()
+    return Trained(history=history, resumed_from=first, seconds=time.perf_counter() - started)
+
+
+def _flat_views(
+    parameters: dict[str, torch.nn.Parameter], device: torch.device
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """One fp32 vector for all gradients, so that ranks exchange one message, and each parameter's view of it, which is
+    also the gradient that the optimizer reads."""
+    flat = torch.zeros(sum(p.numel() for p in parameters.values()), device=device)
+    total: dict[str, torch.Tensor] = {}
+    start = 0
+    for name, parameter in parameters.items():
+        total[name] = flat[start : start + parameter.numel()].view(parameter.shape)
+        parameter.grad = total[name]
+        start += parameter.numel()
+    return flat, total
+
+
+def _share(indices: NDArray[np.int64], lengths: NDArray[np.int64], comm: Comm) -> NDArray[np.int64]:
+    """This rank's part of the global batch, every world_size-th by length for equal work; it may be empty."""
+    by_length = indices[np.argsort(-lengths[indices], kind="stable")]
+    return by_length[comm.rank :: comm.world_size]
+
+
+def _microbatches(
+    indices: NDArray[np.int64], lengths: NDArray[np.int64], size: int | None
+) -> Iterator[NDArray[np.int64]]:
+    if size is None:
+        for positions in batches_by_length(lengths[indices], MAX_TOKENS):
+            yield indices[positions]
+    else:
+        for start in range(0, len(indices), size):
+            yield indices[start : start + size]
+
+
+def _moved(batch: Batch, device: torch.device) -> Batch:
+    hidden = None if batch.hidden is None else batch.hidden.to(device)
+    return replace(batch, input_ids=batch.input_ids.to(device), labels=batch.labels.to(device), hidden=hidden)
+
+
+def _add_noise(total: dict[str, torch.Tensor], stream: KeyedStream, step: int, std: float) -> None:
+    """Add N(0, std²) to every coordinate of the sum, from the stream of its parameter's name."""
+    for name, gradient in total.items():
+        noise = stream.normal(gradient.numel(), step=step, purpose="noise", name=name) * std
+        gradient += torch.from_numpy(noise).to(gradient).view(gradient.shape)
+
+
+def _record(step: int, sums: torch.Tensor) -> dict[str, float]:
+    loss, norm, clipped, drawn = sums.tolist()
+    mean = {"loss": loss, "gradient_norm": norm, "clipped": clipped}
+    return {"step": step, "drawn": drawn, **({k: v / drawn for k, v in mean.items()} if drawn else {})}
+
+
+def _state(trainee: Trainee, rule: StepRule) -> dict[str, torch.Tensor]:
+    """Parameters and optimizer state under flat names."""
+    tensors = {f"parameter/{name}": p for name, p in trainee.parameters.items()}
+    for index, state in rule.optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer/{index}/{k}": v for k, v in state.items() if torch.is_tensor(v)}
+    return tensors
+
+
+def _resume(
+    store: CheckpointStore | None, trainee: Trainee, rule: StepRule, comm: Comm
+) -> tuple[int, list[dict[str, float]]]:
+    """Steps already done and their history; rank 0 reads, so that all ranks start from the same state."""
+    found = store.load() if store is not None and comm.rank == 0 else None
+    found = comm.broadcast_object(found)
+    if found is None:
+        return 0, []
+    step, tensors, state = found
+    with torch.no_grad():
+        for name, parameter in trainee.parameters.items():
+            parameter.copy_(tensors[f"parameter/{name}"])
+    saved = rule.optimizer.state_dict()
+    saved["state"] = {}
+    for key, value in tensors.items():
+        if key.startswith("optimizer/"):
+            _, index, name = key.split("/")
+            saved["state"].setdefault(int(index), {})[name] = value
+    rule.optimizer.load_state_dict(saved)
+    return step, state["history"]

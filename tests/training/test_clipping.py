@@ -1,0 +1,139 @@
+"""The clipped sum equals clipping of autograd's own per-example gradients, for every supported kind of layer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from raydp.tasks.base import Batch
+from raydp.tasks.language import IGNORE, token_nll
+from raydp.training.clipping import ClippedGradients
+
+TOLERANCE = 1e-5  # relative error in the L2 norm over all parameters: the project's own bound for clipping
+
+
+def llama(*, tied: bool, seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        config = LlamaConfig(
+            vocab_size=53, hidden_size=16, intermediate_size=40, num_hidden_layers=2, num_attention_heads=2,
+            tie_word_embeddings=tied,
+        )  # fmt: skip
+        return LlamaForCausalLM(config).eval()
+
+
+def gpt2() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return GPT2LMHeadModel(GPT2Config(vocab_size=53, n_positions=32, n_embd=16, n_layer=2, n_head=2)).eval()
+
+
+def lora() -> nn.Module:
+    model = llama(tied=True)
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = get_peft_model(model, LoraConfig(r=3, lora_alpha=6, target_modules=targets)).eval()
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+MODELS = {
+    "lora": lora,
+    "full, tied": lambda: llama(tied=True),
+    "full, untied": lambda: llama(tied=False),
+    "gpt2: Conv1D, LayerNorm, positions, tied": gpt2,
+}
+
+
+def batch_of(size: int, width: int, seed: int = 3) -> Batch:
+    """Random tokens, one repeated often, with rows of different lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, 53, (size, width), generator=generator)
+    ids[:, ::3] = 7
+    labels = ids.clone()
+    for row in range(size):
+        labels[row, width - row % (width - 2) :] = IGNORE
+    return Batch(input_ids=ids, labels=labels)
+
+
+def losses(model: nn.Module, batch: Batch) -> torch.Tensor:
+    counts = (batch.labels[:, 1:] != IGNORE).sum(dim=1)
+    return token_nll(model, batch).sum(dim=1) / counts
+
+
+def reference(model: nn.Module, parameters: dict[str, nn.Parameter], batch: Batch, c: float) -> dict[str, torch.Tensor]:
+    """One backward pass per example, each gradient clipped by its norm over all parameters, in float64."""
+    total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in parameters.items()}
+    for row in range(len(batch.input_ids)):
+        one = Batch(input_ids=batch.input_ids[row : row + 1], labels=batch.labels[row : row + 1])
+        grads = torch.autograd.grad(losses(model, one).sum(), list(parameters.values()))
+        norm = torch.sqrt(sum(g.double().square().sum() for g in grads))
+        for name, g in zip(parameters, grads, strict=True):
+            total[name] += g.double() * min(1.0, c / norm.item())
+    return total
+
+
+def relative_error(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    difference = sum((actual[n].double() - expected[n]).square().sum() for n in expected)
+    return float(torch.sqrt(difference / sum(g.square().sum() for g in expected.values())))
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.05, 1.0, 1e3], ids=["all clipped", "some clipped", "none clipped"])
+@pytest.mark.parametrize("width", [4, 24])
+@pytest.mark.parametrize("kind", MODELS)
+def test_equals_clipped_autograd(kind: str, width: int, max_grad_norm: float) -> None:
+    model = MODELS[kind]()
+    parameters = {n: p for n, p in sorted(model.named_parameters()) if p.requires_grad}
+    batch = batch_of(5, width)
+    expected = reference(model, parameters, batch, max_grad_norm)
+    total = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    ClippedGradients(model, parameters, max_grad_norm).accumulate(lambda: losses(model, batch), total)
+    assert relative_error(total, expected) <= TOLERANCE
+    assert all(p.requires_grad for p in parameters.values()), "parameters are left as they were"
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_one_record_changes_the_sum_by_at_most_the_clipping_norm(kind: str) -> None:
+    model = MODELS[kind]()
+    parameters = {n: p for n, p in sorted(model.named_parameters()) if p.requires_grad}
+    batch, c = batch_of(6, 12), 0.1
+    engine = ClippedGradients(model, parameters, c)
+
+    def flat_sum(rows: slice) -> torch.Tensor:
+        total = {name: torch.zeros_like(p) for name, p in parameters.items()}
+        part = Batch(input_ids=batch.input_ids[rows], labels=batch.labels[rows])
+        engine.accumulate(lambda: losses(model, part), total)
+        return torch.cat([t.flatten() for t in total.values()])
+
+    change = (flat_sum(slice(0, 6)) - flat_sum(slice(0, 5))).norm().item()
+    assert 0.99 * c <= change <= c * (1 + TOLERANCE)
+
+
+def test_an_example_without_a_finite_gradient_contributes_nothing() -> None:
+    model = llama(tied=True)
+    parameters = dict(sorted(model.named_parameters()))
+    batch = batch_of(3, 8)
+    engine = ClippedGradients(model, parameters, 0.1)
+
+    def spoiled() -> torch.Tensor:
+        return losses(model, batch) * torch.tensor([1.0, float("nan"), 1.0])
+
+    total = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    engine.accumulate(spoiled, total)
+    rest = Batch(input_ids=batch.input_ids[[0, 2]], labels=batch.labels[[0, 2]])
+    assert relative_error(total, reference(model, parameters, rest, 0.1)) <= TOLERANCE
+
+
+def test_a_layer_without_a_rule_is_named() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 1, 3)).eval()
+    with pytest.raises(ValueError, match="Conv2d"):
+        ClippedGradients(model, dict(model.named_parameters()), 1.0).accumulate(
+            lambda: model(torch.randn(2, 1, 5, 5)).flatten(1).sum(dim=1),
+            {n: torch.zeros_like(p) for n, p in model.named_parameters()},
+        )
