@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import math
-import os
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from raydp.cache import cache_dir
 from raydp.spec import AdapterSpec, ModelSpec
 
 TINY = Path(__file__).parent / "data" / "tiny"
@@ -74,11 +74,6 @@ class LoadedModel:
                 parameters[name].data = value
 
 
-def cache_dir() -> Path:
-    """Where converted weights, calibrations and hidden states are kept: the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "raydp"
-
-
 def model_folder(name: str) -> tuple[Path, str]:
     """The folder with a model's config, tokenizer and safetensors weights, and a note on the weights.
 
@@ -123,6 +118,29 @@ def weight_hash(folder: Path) -> str:
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a base model."""
     return AutoTokenizer.from_pretrained(model_folder(name)[0])
+
+
+def check(spec: ModelSpec) -> tuple[PreTrainedTokenizerBase, str]:
+    """Check that a base model can be loaded and takes the adapter, without reading its weights into memory.
+
+    Returns:
+        Its tokenizer and the hash of its weight files.
+
+    Raises:
+        ValueError: it cannot be found or is no causal language model, or the adapter does not fit its layers.
+    """
+    folder, _ = model_folder(spec.name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+            model.name_or_path = model.config._name_or_path = Path(spec.name).name
+            hollow = PretrainedModel(name=spec.name, model=model, tokenizer=tokenizer, weight_hash="")
+            if spec.adapter.type == "lora":
+                attach_adapter(hollow, spec.adapter)
+    except (OSError, KeyError) as error:
+        raise ValueError(f"model.name must be a causal language model, got {spec.name!r}: {error}") from error
+    return tokenizer, weight_hash(folder)
 
 
 def load_base(spec: ModelSpec) -> PretrainedModel:
@@ -207,9 +225,14 @@ def trainable_parameters(model: nn.Module, adapter: AdapterSpec) -> dict[str, nn
     return {n: p for n, p in sorted(named) if adapter.type == "none" or ".lora_A." in n or ".lora_B." in n}
 
 
+def causal_model(model: nn.Module) -> nn.Module:
+    """The transformers model inside a peft model, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def decoder_layers(model: nn.Module) -> tuple[nn.Module, nn.ModuleList] | None:
     """The backbone of a causal language model and its decoder layers, or None where they are not in one list."""
-    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+    causal = causal_model(model)
     backbone = getattr(causal, causal.base_model_prefix, None)
     layers = getattr(backbone, "layers", None)
     return (backbone, layers) if isinstance(layers, nn.ModuleList) else None

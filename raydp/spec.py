@@ -23,7 +23,8 @@ from pydantic import (
 
 from raydp import registries
 
-Positive = Annotated[float, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+AtLeastOne = Annotated[int, Field(ge=1)]
 
 
 class Section(BaseModel):
@@ -122,6 +123,7 @@ class ClusterSpec(Section):
         microbatch_size: examples in one backward pass; chosen from the lengths by default.
         checkpoint_seconds: time between two checkpoints of a trial.
         max_retries: how often a trial whose workers failed is tried again.
+        prefix_cache_gib: disk space for the hidden states below the first adapter; 0 computes them in every step.
     """
 
     address: str = "local"
@@ -132,6 +134,7 @@ class ClusterSpec(Section):
     microbatch_size: Annotated[int, Field(ge=1)] | None = None
     checkpoint_seconds: Annotated[float, Field(ge=0)] = 30.0
     max_retries: Annotated[int, Field(ge=0)] = 1
+    prefix_cache_gib: Annotated[float, Field(ge=0)] = 8.0
 
 
 class TrackingSpec(Section):
@@ -146,10 +149,10 @@ class SpaceSpec(Section):
     """The configurations: a named space, a list of points, or a grid of three lists."""
 
     name: str | None = None
-    points: tuple[tuple[int, int, float], ...] | None = None
-    batch_size: tuple[int, ...] | None = None
-    num_steps: tuple[int, ...] | None = None
-    learning_rate: tuple[float, ...] | None = None
+    points: tuple[tuple[AtLeastOne, AtLeastOne, Positive], ...] | None = None
+    batch_size: tuple[AtLeastOne, ...] | None = None
+    num_steps: tuple[AtLeastOne, ...] | None = None
+    learning_rate: tuple[Positive, ...] | None = None
 
     @field_validator("points", mode="before")
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -66,11 +66,18 @@ class Batch:
         labels: [B, L] int64, input_ids where the token is a target and -100 elsewhere; not shifted.
         hidden: [B, L, H] hidden states that enter the first layer with trainable weights, where a frozen prefix is
             cached; the model then starts from them instead of from input_ids.
+        first_layer: that layer's position.
     """
 
     input_ids: torch.Tensor
     labels: torch.Tensor
     hidden: torch.Tensor | None = None
+    first_layer: int = 0
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device."""
+        hidden = None if self.hidden is None else self.hidden.to(device)
+        return replace(self, input_ids=self.input_ids.to(device), labels=self.labels.to(device), hidden=hidden)
 
 
 class Task(Protocol):

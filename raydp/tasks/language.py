@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from raydp.tasks.base import Batch, Secret, TaskFacts
-
-IGNORE = -100
+from raydp.tasks.token_loss import IGNORE, token_nll
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +71,30 @@ class TokenizedExamples:
             digest.update(np.ascontiguousarray(array).tobytes())
 
 
+@dataclass(frozen=True, kw_only=True)
+class HiddenStates:
+    """Hidden states of every token that enter one decoder layer, computed once.
+
+    Attributes:
+        values: [total, H] in the order of TokenizedExamples.token_ids; bfloat16 as its int16 bits.
+        dtype: of the hidden states.
+        first_layer: the layer that they enter.
+    """
+
+    values: NDArray[np.generic]
+    dtype: torch.dtype
+    first_layer: int
+
+    def rows(self, examples: TokenizedExamples, indices: NDArray[np.int64], width: int) -> torch.Tensor:
+        """[B, width, H], padded with zeros on the right."""
+        out = np.zeros((len(indices), width, self.values.shape[1]), self.values.dtype)
+        for row, i in enumerate(indices):
+            start, end = examples.offsets[i], examples.offsets[i + 1]
+            out[row, : end - start] = self.values[start:end]
+        tensor = torch.from_numpy(out)
+        return tensor.view(self.dtype) if self.dtype == torch.bfloat16 else tensor
+
+
 def batches_by_length(lengths: NDArray[np.int64], max_tokens: int) -> Iterator[NDArray[np.int64]]:
     """Positions in batches of at most max_tokens padded tokens, longest first; every position exactly once."""
     order = np.argsort(-lengths, kind="stable")
@@ -81,19 +103,6 @@ def batches_by_length(lengths: NDArray[np.int64], max_tokens: int) -> Iterator[N
         size = max(1, max_tokens // max(int(lengths[order[start]]), 1))
         yield order[start : start + size]
         start += size
-
-
-def token_nll(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    """[B, L - 1] negative log-likelihood (nats, fp32) of each next token, 0 where it is not a target."""
-    rows, width = batch.input_ids.shape
-    positions = torch.arange(width, device=batch.input_ids.device).expand(rows, width)  # a row of its own per example
-    inputs = {"input_ids": batch.input_ids} if batch.hidden is None else {"inputs_embeds": batch.hidden}
-    logits = model(**inputs, position_ids=positions, use_cache=False).logits[:, :-1]
-    labels = batch.labels[:, 1:]
-    nll = F.cross_entropy(
-        logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1), ignore_index=IGNORE, reduction="none"
-    )
-    return nll.view(labels.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +117,12 @@ class LanguageModelingTask:
     task_facts: TaskFacts
     task_secrets: tuple[Secret, ...] = ()
     task_controls: tuple[Secret, ...] = ()
+    train_hidden: HiddenStates | None = None
+    heldout_hidden: HiddenStates | None = None
+
+    def with_hidden(self, train: HiddenStates, heldout: HiddenStates) -> LanguageModelingTask:
+        """The same task with batches that carry cached hidden states."""
+        return replace(self, train_hidden=train, heldout_hidden=heldout)
 
     def facts(self) -> TaskFacts:
         return self.task_facts
@@ -116,13 +131,13 @@ class LanguageModelingTask:
         return self.train.lengths()
 
     def batch(self, indices: NDArray[np.int64]) -> Batch:
-        return self.train.batch(indices)
+        return _with_states(self.train, indices, self.train_hidden)
 
     def heldout_lengths(self) -> NDArray[np.int64]:
         return self.heldout.lengths()
 
     def heldout_batch(self, indices: NDArray[np.int64]) -> Batch:
-        return self.heldout.batch(indices)
+        return _with_states(self.heldout, indices, self.heldout_hidden)
 
     def per_example_loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """[B] mean negative log-likelihood (nats) over each example's own target tokens."""
@@ -135,9 +150,8 @@ class LanguageModelingTask:
         total = 0.0
         with torch.inference_mode():
             for indices in batches_by_length(self.heldout_lengths(), max_tokens=1024):
-                batch = self.heldout_batch(indices)
-                moved = Batch(input_ids=batch.input_ids.to(device), labels=batch.labels.to(device))
-                total += float(token_nll(model, moved).sum(dtype=torch.float64))
+                batch = self.heldout_batch(indices).to(device)
+                total += float(token_nll(model, batch).sum(dtype=torch.float64))
         return total / self.heldout.num_targets()
 
     def secrets(self) -> tuple[Secret, ...]:
@@ -145,6 +159,14 @@ class LanguageModelingTask:
 
     def controls(self) -> tuple[Secret, ...]:
         return self.task_controls
+
+
+def _with_states(examples: TokenizedExamples, indices: NDArray[np.int64], states: HiddenStates | None) -> Batch:
+    batch = examples.batch(indices)
+    if states is None:
+        return batch
+    hidden = states.rows(examples, indices, batch.input_ids.shape[1])
+    return replace(batch, hidden=hidden, first_layer=states.first_layer)
 
 
 def content_hash(train: TokenizedExamples, heldout: TokenizedExamples, secrets: Sequence[Secret]) -> str:

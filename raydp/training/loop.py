@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from raydp.methods.base import Trained, Trainee, TrialPlan
-from raydp.tasks.base import Batch, Task
+from raydp.tasks.base import Task
 from raydp.tasks.language import batches_by_length
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
@@ -72,7 +72,7 @@ def run(
         share = _share(rule.indices_fn(step), task.lengths(), comm)
         sums = torch.zeros(4, dtype=torch.float64, device=comm.device)  # loss, norm, clipped, drawn
         for indices in _microbatches(share, task.lengths(), trainee.microbatch_size):
-            batch = _moved(task.batch(indices), comm.device)
+            batch = task.batch(indices).to(comm.device)
             losses, norms = rule.gradients.accumulate(lambda b=batch: task.per_example_loss(trainee.model, b), total)
             clipped = (norms > rule.max_grad_norm).sum()
             sums += torch.stack([losses.sum(), norms.sum(), clipped, torch.tensor(float(len(indices)))])
@@ -124,11 +124,6 @@ def _microbatches(
     else:
         for start in range(0, len(indices), size):
             yield indices[start : start + size]
-
-
-def _moved(batch: Batch, device: torch.device) -> Batch:
-    hidden = None if batch.hidden is None else batch.hidden.to(device)
-    return replace(batch, input_ids=batch.input_ids.to(device), labels=batch.labels.to(device), hidden=hidden)
 
 
 def _add_noise(total: dict[str, torch.Tensor], stream: KeyedStream, step: int, std: float) -> None:

@@ -1,0 +1,56 @@
+"""From a points table to a choice: heuristics, selection, risk, regression, variance, report.
+
+The names below are imported on first use, so that importing the package is free.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from analysis.heuristics import heuristic_accuracy as heuristic_accuracy
+    from analysis.points import check_points as check_points
+    from analysis.points import configuration_means as configuration_means
+    from analysis.points import exact as exact
+    from analysis.points import load_points as load_points
+    from analysis.points import other_rows as other_rows
+    from analysis.points import save_points as save_points
+    from analysis.regression import regress as regress
+    from analysis.report import write_report as write_report
+    from analysis.risk import privacy_risk as privacy_risk
+    from analysis.rules import RULES as RULES
+    from analysis.selection import Selection as Selection
+    from analysis.selection import select as select
+    from analysis.utility_filter import useful_points as useful_points
+    from analysis.variance import score_variance as score_variance
+
+_HOMES = {
+    "RULES": "rules",
+    "Selection": "selection",
+    "check_points": "points",
+    "configuration_means": "points",
+    "exact": "points",
+    "heuristic_accuracy": "heuristics",
+    "load_points": "points",
+    "other_rows": "points",
+    "privacy_risk": "risk",
+    "regress": "regression",
+    "save_points": "points",
+    "score_variance": "variance",
+    "select": "selection",
+    "useful_points": "utility_filter",
+    "write_report": "report",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from the module that defines it (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

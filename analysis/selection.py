@@ -1,0 +1,176 @@
+"""Selecting one configuration from a points table, with the reasons on record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.points import HYPERPARAMETERS, configuration_means, configurations, other_rows, require_hyperparameters
+from analysis.rules import Layout, rule_steps
+from analysis.utility_filter import loss_threshold, pool_within
+from search_spaces.configuration import Configuration
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionStep:
+    """What one step of a rule did.
+
+    Attributes:
+        name: of the step.
+        rule: in words.
+        survivors: configurations that remain, sorted by (T, b, η).
+        dropped: configurations that this step removed.
+    """
+
+    name: str
+    rule: str
+    survivors: tuple[Configuration, ...]
+    dropped: tuple[Configuration, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "name": self.name,
+            "rule": self.rule,
+            "survivors": [_as_dict(c) for c in self.survivors],
+            "dropped": [_as_dict(c) for c in self.dropped],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The selected configuration and why.
+
+    Attributes:
+        configuration: what was selected.
+        utility_loss: its mean over seeds, lower is better.
+        score: its mean over seeds, higher is more leakage.
+        rule: the name of the rule.
+        steps: what each step kept, the utility threshold first if there is one.
+        model_uri: models:/name/version of its first listed seed that finished, None if the table has none.
+        max_loss: the utility threshold that was applied, None without one.
+        warnings: what the user should know before relying on it.
+    """
+
+    configuration: Configuration
+    utility_loss: float
+    score: float
+    rule: str
+    steps: tuple[SelectionStep, ...]
+    model_uri: str | None
+    max_loss: float | None = None
+    warnings: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that `raydp select --json` prints."""
+        return {
+            **_as_dict(self.configuration),
+            "utility_loss": self.utility_loss,
+            "score": self.score,
+            "rule": self.rule,
+            "max_loss": self.max_loss,
+            "steps": [step.to_dict() for step in self.steps],
+            "model_uri": self.model_uri,
+            "warnings": list(self.warnings),
+        }
+
+
+def select(
+    points: pd.DataFrame,
+    *,
+    rule: str = "procedure",
+    max_loss: float | None = None,
+    min_utility_gain: float | None = None,
+    base_utility_loss: float | None = None,
+) -> Selection:
+    """Select one configuration by its means over seeds.
+
+    Args:
+        points: a points table (see `load_points`); the order of its rows never matters for what is selected.
+        rule: "procedure" (Algorithm 1: needs no score of its own), "best-utility", "worst-utility" or "oracle".
+        max_loss: consider only mean utility losses up to it; overrides min_utility_gain.
+        min_utility_gain: consider only gains of at least this share of the best gain over the pre-trained model.
+        base_utility_loss: the pre-trained model's loss; without it, the column of that name.
+
+    Returns:
+        The selection. Where a rule leaves several, the first in the order (T, b, η).
+
+    Raises:
+        ValueError: an unknown rule, a table that `configuration_means` refuses, a constraint that `loss_threshold`
+            refuses, or no configuration within the threshold (says what the lowest loss is).
+
+    Source: Hu et al. 2025, Algorithm 1 and §4.3.
+    """
+    steps = rule_steps(rule)
+    points = require_hyperparameters(points)
+    means = configuration_means(points)
+    threshold = loss_threshold(
+        means, max_loss=max_loss, min_utility_gain=min_utility_gain, base_utility_loss=base_utility_loss
+    )
+    listed = np.array(configurations(means), dtype=object)
+    pool = np.ones(len(means), dtype=np.bool_)
+    record: list[SelectionStep] = []
+    if threshold is not None:
+        kept = pool_within(means, threshold)
+        text = f"keep a mean utility loss of at most {threshold.max():.6g}"
+        record.append(_step("utility threshold", text, listed, pool, kept))
+        pool = kept
+    warnings = _warnings(points, means, rule, pool)
+    layout = Layout.of(means)
+    for step in steps:
+        kept = step.keep(layout, pool)
+        record.append(_step(step.name, step.text, listed, pool, kept))
+        pool = kept
+    return _selection(means.iloc[int(pool.argmax())], rule, record, threshold, warnings)
+
+
+def _selection(
+    row: pd.Series,
+    rule: str,
+    record: list[SelectionStep],
+    threshold: NDArray[np.float64] | None,
+    warnings: tuple[str, ...],
+) -> Selection:
+    """A row of means and its record, put together."""
+    return Selection(
+        configuration=configurations(row.to_frame().T)[0],
+        utility_loss=float(row["utility_loss"]),
+        score=float(row["score"]),
+        rule=rule,
+        steps=tuple(record),
+        model_uri=row["model_uri"],
+        max_loss=None if threshold is None else float(threshold.max()),
+        warnings=warnings,
+    )
+
+
+def _step(
+    name: str, text: str, listed: NDArray[np.object_], before: NDArray[np.bool_], after: NDArray[np.bool_]
+) -> SelectionStep:
+    """The record of one narrowing."""
+    return SelectionStep(name=name, rule=text, survivors=tuple(listed[after]), dropped=tuple(listed[before & ~after]))
+
+
+def _warnings(points: pd.DataFrame, means: pd.DataFrame, rule: str, pool: NDArray[np.bool_]) -> tuple[str, ...]:
+    """What makes a selection say less than it seems to."""
+    found = []
+    others = other_rows(points)
+    if others:
+        counts = ", ".join(f"{count} {status}" for status, count in sorted(others.items()))
+        found.append(f"The table has rows that are not finished and were left out: {counts}.")
+    values = [means[name].nunique() for name in HYPERPARAMETERS]
+    if rule == "procedure" and pool.all() and 1 < len(means) == int(np.prod(values)):
+        found.append(
+            "On a full grid without a utility threshold that excludes something, the procedure always selects the "
+            "smallest b, T and η, whatever their utility. Set max_loss or min_utility_gain."
+        )
+    return tuple(found)
+
+
+def _as_dict(configuration: Configuration) -> dict[str, Any]:
+    """A configuration for JSON."""
+    return {name: getattr(configuration, name) for name in HYPERPARAMETERS}

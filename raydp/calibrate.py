@@ -1,0 +1,107 @@
+"""What `raydp calibrate` and `raydp profile` answer: arguments checked, the privacy room asked, plain data back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from raydp.cache import cache_dir
+from raydp.output import stderr
+from raydp.privacy import Calibration, CalibrationRequest, PoissonGaussian, PrivacyTarget, calibrate_many, profile
+
+COLUMNS = ("n", "batch_size", "num_steps", "epsilon", "delta")
+
+
+def calibrate_one(values: Mapping[str, Any], accountant: str) -> dict[str, Any]:
+    """Calibrate one run.
+
+    Raises:
+        ValueError: a value is missing or out of range.
+    """
+    missing = [f"--{name.replace('_', '-')}" for name in COLUMNS if values[name] is None]
+    if missing:
+        raise ValueError(
+            f"calibrate must be given {', '.join(missing)}, got nothing. Add them, or use --from FILE.csv."
+        )
+    return _solved([values], accountant)[0]
+
+
+def calibrate_file(path: Path, accountant: str, *, given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Calibrate every row of a CSV file with the columns n, batch_size, num_steps, epsilon, delta.
+
+    Raises:
+        ValueError: the file is missing or a row is not usable; names the row.
+    """
+    also = [f"--{k.replace('_', '-')}" for k, v in given.items() if v is not None]
+    if also:
+        raise ValueError(f"--from must be given alone, got {', '.join(also)} too. Put the values into the file.")
+    if not path.is_file():
+        raise ValueError(f"--from must be an existing CSV file, got {str(path)!r}. Check the path.")
+    table = pd.read_csv(path)
+    missing = [c for c in COLUMNS if c not in table]
+    if missing:
+        raise ValueError(
+            f"--from must have the columns {', '.join(COLUMNS)}, got none of {', '.join(missing)}. Add them."
+        )
+    return _solved(table.to_dict("records"), accountant)
+
+
+def profile_of(
+    n: int, batch_size: int, num_steps: int, noise_multiplier: float, deltas: str, accountant: str
+) -> dict[str, Any]:
+    """ε at comma-separated values of δ.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+    try:
+        values = [float(d) for d in deltas.split(",")]
+    except ValueError as error:
+        raise ValueError(f"--deltas must be numbers with commas between, got {deltas!r}. Write 1e-3,1e-6.") from error
+    if not 1 <= batch_size <= n:
+        raise ValueError(f"--batch-size must be >= 1 and <= n {n}, got {batch_size}. It is the expected batch size.")
+    event = PoissonGaussian(sample_rate=batch_size / n, noise_multiplier=noise_multiplier, num_steps=num_steps)
+    return profile(event, values, accountant)
+
+
+def _solved(rows: list[Mapping[str, Any]], accountant: str) -> list[dict[str, Any]]:
+    requests = []
+    for position, row in enumerate(rows):
+        try:
+            requests.append(_request(row))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"row {position + 1}: {error}" if len(rows) > 1 else str(error)) from error
+    with stderr.status("calibrating") as status:
+        solved = calibrate_many(
+            requests,
+            accountant,
+            cache_dir=cache_dir() / "calibration",
+            progress=lambda done, total: status.update(f"calibrating {done}/{total}"),
+        )
+    return [_document(c) for c in solved]
+
+
+def _request(row: Mapping[str, Any]) -> CalibrationRequest:
+    whole = {k: int(row[k]) for k in ("n", "batch_size", "num_steps")}
+    fractional = [k for k, v in whole.items() if v != row[k]]
+    if fractional:
+        raise ValueError(f"{fractional[0]} must be a whole number, got {row[fractional[0]]}. Round it.")
+    return CalibrationRequest(
+        num_examples=whole["n"],
+        batch_size=whole["batch_size"],
+        num_steps=whole["num_steps"],
+        target=PrivacyTarget(epsilon=float(row["epsilon"]), delta=float(row["delta"])),
+    )
+
+
+def _document(solved: Calibration) -> dict[str, Any]:
+    return {
+        "noise_multiplier": solved.noise_multiplier,
+        "epsilon": solved.epsilon,
+        "delta": solved.delta,
+        "sample_rate": solved.sample_rate,
+        "accountant": solved.accountant,
+    }

@@ -1,0 +1,115 @@
+"""Sweeps from Python: the same as the commands, returning objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from analysis import Selection, load_points
+from analysis import select as select_from
+from raydp.output import stderr
+from raydp.spec import SweepSpec, load_spec
+from raydp.sweep.folder import SweepFolder
+from raydp.sweep.points import counts, points_table, write_tables
+
+if TYPE_CHECKING:
+    from raydp.sweep.driver import SweepResult
+
+DEMO = Path(__file__).parent.parent / "data" / "demo.yaml"
+
+
+class Sweep:
+    """One sweep.
+
+    Args:
+        spec: a YAML file, its content as a mapping, or a checked spec; without one the embedded default.
+
+    Raises:
+        ValueError: the spec has mistakes; names each and what to change.
+    """
+
+    def __init__(self, spec: str | Path | Mapping[str, Any] | SweepSpec | None = None) -> None:
+        self.spec = spec if isinstance(spec, SweepSpec) else load_spec(spec if spec is not None else DEMO)
+
+    def run(self, *, resume: bool = False) -> SweepResult:
+        """Run it to its end, or go on where it stopped."""
+        from raydp.sweep.driver import run_sweep
+
+        return run_sweep(self.spec, resume=resume, console=stderr)
+
+    def plan(self) -> pd.DataFrame:
+        """Every configuration with n, q, σ, ε, δ, C, U and cost; trains nothing."""
+        return plan(self.spec)
+
+    @property
+    def folder(self) -> SweepFolder:
+        """What the sweep keeps on disk."""
+        return SweepFolder.open(Path(self.spec.storage) / self.spec.name)
+
+    def points(self) -> pd.DataFrame:
+        """The points table as far as the sweep has come."""
+        return points_table(self.folder)
+
+    def status(self) -> dict[str, Any]:
+        """Runs by status and the failures with their reasons."""
+        return counts(self.folder)
+
+
+def plan(spec: str | Path | Mapping[str, Any] | SweepSpec) -> pd.DataFrame:
+    """Check and calibrate a sweep without training anything.
+
+    Returns:
+        One row per configuration. `.attrs` holds warnings, what a named space left out, and the task's facts.
+    """
+    from raydp.sweep.plan import build_task, make_plan
+
+    checked = spec if isinstance(spec, SweepSpec) else load_spec(spec)
+    with stderr.status("reading data and checking the model"):
+        task, weight_hash = build_task(checked)
+    with stderr.status("calibrating the noise") as status:
+        planned = make_plan(
+            checked,
+            task.facts(),
+            weight_hash,
+            progress=lambda done, total: status.update(f"calibrating the noise {done}/{total}"),
+        )
+    table = pd.DataFrame(planned.rows())
+    table.attrs["warnings"] = list(planned.warnings)
+    table.attrs["rejected"] = [f"{r.configuration}: {r.reason}" for r in planned.rejected]
+    table.attrs["facts"] = planned.facts
+    return table
+
+
+def select(points: str | Path | pd.DataFrame, **options: Any) -> Selection:
+    """Select a configuration from a points table or a sweep; options as in `analysis.select`.
+
+    A sweep's own constraint (select.min_utility_gain) holds where no other is given.
+    """
+    if isinstance(points, pd.DataFrame):
+        return select_from(points, **options)
+    table, defaults = points_of(points)
+    return select_from(table, **{**defaults, **{k: v for k, v in options.items() if v is not None}})
+
+
+def points_of(source: str | Path, storage: str = "raydp_runs") -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The points of a file, a sweep's folder, or a sweep by its name under storage.
+
+    Returns:
+        The table, and the sweep's own selection options ({} for a file).
+    """
+    path = Path(source)
+    if path.is_file() or path.suffix in {".csv", ".parquet"}:
+        return load_points(path), {}
+    folder = sweep_folder(source, storage)
+    chosen = folder.spec().select
+    defaults = {"rule": chosen.rule, "max_loss": chosen.max_loss, "min_utility_gain": chosen.min_utility_gain}
+    return load_points(write_tables(folder)), {k: v for k, v in defaults.items() if v is not None}
+
+
+def sweep_folder(source: str | Path, storage: str = "raydp_runs") -> SweepFolder:
+    """A sweep's folder by its path, or by its name under storage."""
+    path = Path(source)
+    return SweepFolder.open(path if path.exists() else Path(storage) / path)

@@ -1,0 +1,123 @@
+"""What a sweep keeps on disk, in storage/name: the state that a resume starts from."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from raydp.spec import SweepSpec, load_spec
+from raydp.training.checkpoint import write_atomically
+from raydp.training.stream import TEST_KEY, new_key
+
+NOT_COMPARED = {"cluster", "tracking", "select", "storage"}
+"""Sections of the spec that may change between a run and its resume: they do not change what is trained."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepFolder:
+    """The folder of one sweep.
+
+    spec.yaml and plan.json are written once; sweep.key has mode 0600; trials/<run_id>/result.json commits a run.
+    """
+
+    path: Path
+
+    @classmethod
+    def create(cls, spec: SweepSpec) -> SweepFolder:
+        """A new sweep's folder.
+
+        Raises:
+            ValueError: there is one already.
+        """
+        folder = cls(path=Path(spec.storage) / spec.name)
+        if (folder.path / "spec.yaml").exists():
+            raise ValueError(
+                f"name must be new in storage {spec.storage!r}, got {spec.name!r}, which exists. Add --resume to go on "
+                "with it, or choose another name."
+            )
+        (folder.path / "trials").mkdir(parents=True, exist_ok=True)
+        folder._make_key(spec)
+        text = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        write_atomically(folder.path / "spec.yaml", text.encode())
+        return folder
+
+    @classmethod
+    def resume(cls, spec: SweepSpec) -> SweepFolder:
+        """The folder of a sweep that was started before.
+
+        Raises:
+            ValueError: there is none, or the spec has changed in what defines the runs.
+        """
+        folder = cls.open(Path(spec.storage) / spec.name)
+        before, now = folder.spec().model_dump(mode="json"), spec.model_dump(mode="json")
+        changed = [k for k in now if k not in NOT_COMPARED and before[k] != now[k]]
+        if changed:
+            raise ValueError(
+                f"SPEC must be the one that the sweep was started with, got changes in {', '.join(changed)}. "
+                "Undo them, or give the sweep a new name."
+            )
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> SweepFolder:
+        """An existing sweep.
+
+        Raises:
+            ValueError: the folder does not hold one.
+        """
+        if not (path / "spec.yaml").is_file():
+            raise ValueError(f"SWEEP must be the folder of a sweep, got {str(path)!r}. It has no spec.yaml.")
+        return cls(path=path)
+
+    def spec(self) -> SweepSpec:
+        """The spec that the sweep was started with."""
+        return load_spec(self.path / "spec.yaml")
+
+    def key(self) -> bytes:
+        """The sweep's secret key."""
+        return (self.path / "sweep.key").read_bytes()
+
+    def write_json(self, name: str, document: Any) -> None:
+        """Write a JSON file of the sweep, whole or not at all."""
+        write_atomically(self.path / name, (json.dumps(document, indent=1) + "\n").encode())
+
+    def read_json(self, name: str) -> Any | None:
+        """A JSON file of the sweep, or None where it does not exist."""
+        path = self.path / name
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+    def trial(self, run_id: str) -> Path:
+        """The folder of one run."""
+        return self.path / "trials" / run_id
+
+    def result(self, run_id: str) -> dict[str, Any] | None:
+        """The committed result of a run, None before it has one."""
+        return self.read_json(f"trials/{run_id}/result.json")
+
+    def commit(self, run_id: str, result: dict[str, Any]) -> None:
+        """Commit a run's result, once: a second call changes nothing. A finished run's attempts and checkpoints go."""
+        folder = self.trial(run_id)
+        if (existing := self.result(run_id)) is not None and existing["status"] == "finished":
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        if result["status"] == "finished" and (attempt := result.pop("attempt", None)):
+            shutil.rmtree(folder / "model", ignore_errors=True)
+            (folder / attempt / "model").rename(folder / "model")
+        self.write_json(f"trials/{run_id}/result.json", result)
+        if result["status"] == "finished":
+            for leftover in [*folder.glob("attempt-*"), folder / "checkpoints"]:
+                shutil.rmtree(leftover, ignore_errors=True)
+
+    def _make_key(self, spec: SweepSpec) -> None:
+        key = TEST_KEY if spec.privacy.noise_key == "test" else new_key()
+        path = self.path / "sweep.key"
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(key)

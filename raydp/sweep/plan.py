@@ -1,0 +1,225 @@
+"""From a spec to the runs of a sweep: everything is checked, calibrated and named before anything is trained."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from raydp import models
+from raydp.cache import cache_dir
+from raydp.methods.base import TrialPlan
+from raydp.privacy import Calibration, CalibrationRequest, PrivacyTarget, calibrate_many, privacy_record
+from raydp.spec import SpaceSpec, SweepSpec
+from raydp.tasks.base import Task, TaskFacts
+from search_spaces import Configuration, Rejected, exact, grid, load_space
+from search_spaces.loader import without_duplicates
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPlan:
+    """What a sweep will run.
+
+    Attributes:
+        facts: of the task.
+        delta: δ of every run.
+        trials: one per (configuration, seed), largest compute first (a shorter makespan).
+        privacy: run_id -> the run's privacy record.
+        rejected: configurations of a named space that the task cannot run, each with its reason.
+        warnings: sentences for the user.
+    """
+
+    facts: TaskFacts
+    delta: float
+    trials: tuple[TrialPlan, ...]
+    privacy: dict[str, dict[str, Any]]
+    rejected: tuple[Rejected, ...]
+    warnings: tuple[str, ...]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The table of `raydp plan`, one row per configuration: n, q, σ, ε, δ, C, U and the cost in target tokens."""
+        first: dict[tuple[int, int, float], TrialPlan] = {}
+        for trial in self.trials:
+            first.setdefault((trial.num_steps, trial.batch_size, trial.learning_rate), trial)
+        return [self._row(first[key], seeds=sum(_key(t) == key for t in self.trials)) for key in sorted(first)]
+
+    def _row(self, trial: TrialPlan, *, seeds: int) -> dict[str, Any]:
+        record = self.privacy[trial.run_id]
+        compute = trial.batch_size * trial.num_steps
+        return {
+            "batch_size": trial.batch_size,
+            "num_steps": trial.num_steps,
+            "learning_rate": trial.learning_rate,
+            "num_examples": trial.num_examples,
+            "sample_rate": trial.batch_size / trial.num_examples,
+            "noise_multiplier": trial.noise_multiplier,
+            "epsilon": record["epsilon"],
+            "delta": self.delta,
+            "compute": compute,
+            "updates": float(compute * exact(trial.learning_rate)),
+            "seeds": seeds,
+            "cost_tokens": round(compute * self.facts.num_tokens / self.facts.num_examples) * seeds,
+        }
+
+
+def _key(trial: TrialPlan) -> tuple[int, int, float]:
+    return (trial.num_steps, trial.batch_size, trial.learning_rate)
+
+
+def build_task(spec: SweepSpec) -> tuple[Task, str]:
+    """Read and tokenise the task's data, after checking that the model exists and the adapter fits it.
+
+    Returns:
+        The task, and the hash of the base weights.
+
+    Raises:
+        ValueError: the model, the data or the secrets are not usable, or a score has nothing to measure.
+    """
+    tokenizer, weight_hash = models.check(spec.model)
+    task: Task = spec.task.params.build(tokenizer)
+    for score in spec.scores:
+        score.params.check(task)
+    return task, weight_hash
+
+
+def make_plan(
+    spec: SweepSpec, facts: TaskFacts, weight_hash: str, *, progress: Callable[[int, int], None] | None = None
+) -> SweepPlan:
+    """Calibrate every configuration to the target and name every run.
+
+    Args:
+        weight_hash: SHA-256 of the base weights; part of each run's identity.
+        progress: called with (calibrations done, in all).
+
+    Raises:
+        ValueError: a configuration of the user's own list or grid does not fit the data, or none is left.
+    """
+    configurations, rejected = _configurations(spec.space, facts.num_examples)
+    delta = spec.privacy.delta(facts.num_units)
+    private = spec.method.params.max_grad_norm is not None
+    solved = _calibrations(spec, configurations, facts, delta, progress) if private else [None] * len(configurations)
+    trials, privacy = [], {}
+    for configuration, calibration in zip(configurations, solved, strict=True):
+        for seed in spec.seeds:
+            trial = TrialPlan(
+                run_id=run_id(spec, facts, weight_hash, configuration, seed),
+                batch_size=configuration.batch_size,
+                num_steps=configuration.num_steps,
+                learning_rate=configuration.learning_rate,
+                seed=seed,
+                num_examples=facts.num_examples,
+                noise_multiplier=calibration.noise_multiplier if calibration else 0.0,
+            )
+            trials.append(trial)
+            privacy[trial.run_id] = _record(spec, facts, trial, calibration, delta)
+    order = {seed: position for position, seed in enumerate(spec.seeds)}
+    trials.sort(key=lambda t: (order[t.seed], -t.batch_size * t.num_steps, *_key(t)))
+    trials.sort(key=lambda t: -t.batch_size * t.num_steps)
+    return SweepPlan(
+        facts=facts,
+        delta=delta,
+        trials=tuple(trials),
+        privacy=privacy,
+        rejected=tuple(rejected),
+        warnings=tuple(_warnings(spec, facts, delta)),
+    )
+
+
+def run_id(spec: SweepSpec, facts: TaskFacts, weight_hash: str, configuration: Configuration, seed: int) -> str:
+    """The run's identity: 16 hex digits of the SHA-256 of what defines its result (never where or how fast it runs)."""
+    target = spec.privacy.model_dump(mode="json")
+    defines = {
+        "method": spec.method.as_dict(),
+        "configuration": [configuration.batch_size, configuration.num_steps, str(exact(configuration.learning_rate))],
+        "privacy": target,
+        "seed": seed,
+        "task": facts.content_hash,
+        "weights": weight_hash,
+        "model": spec.model.model_dump(mode="json", exclude={"name"}),
+    }
+    return hashlib.sha256(json.dumps(defines, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _configurations(space: SpaceSpec, num_examples: int) -> tuple[list[Configuration], list[Rejected]]:
+    if space.name is not None:
+        fitting, rejected = load_space(space.name).points(num_examples)
+        if not fitting:
+            raise ValueError(
+                f"space.name must have a configuration with batch_size <= {num_examples} (num_examples), got "
+                f"{space.name!r} with none. Use more data or a space of your own."
+            )
+        return fitting, rejected
+    if space.points is not None:
+        configurations = without_duplicates(
+            Configuration(batch_size=b, num_steps=t, learning_rate=lr) for b, t, lr in space.points
+        )
+    else:
+        configurations = grid(space.batch_size or (), space.num_steps or (), space.learning_rate or ())
+    too_large = sorted({c.batch_size for c in configurations if c.batch_size > num_examples})
+    if too_large:
+        raise ValueError(
+            f"space.batch_size must be <= num_examples {num_examples} of the task, got {too_large}. "
+            "Remove it, or use more data."
+        )
+    return configurations, []
+
+
+def _calibrations(
+    spec: SweepSpec,
+    configurations: list[Configuration],
+    facts: TaskFacts,
+    delta: float,
+    progress: Callable[[int, int], None] | None,
+) -> list[Calibration]:
+    target = PrivacyTarget(epsilon=spec.privacy.target_epsilon, delta=delta)
+    requests = [
+        CalibrationRequest(
+            num_examples=facts.num_examples, batch_size=c.batch_size, num_steps=c.num_steps, target=target
+        )
+        for c in configurations
+    ]
+    cache = cache_dir() / "calibration"
+    return calibrate_many(requests, spec.privacy.accountant, cache_dir=cache, progress=progress)
+
+
+def _record(
+    spec: SweepSpec, facts: TaskFacts, trial: TrialPlan, calibration: Calibration | None, delta: float
+) -> dict[str, Any]:
+    sigma = trial.noise_multiplier
+    return privacy_record(
+        event=spec.method.params.event(trial, sigma),
+        epsilon=calibration.epsilon if calibration else math.inf,
+        delta=delta,
+        target_epsilon=spec.privacy.target_epsilon if calibration else None,
+        accountant=spec.privacy.accountant,
+        accountant_version=calibration.accountant_version if calibration else "not used",
+        unit=facts.privacy_unit,
+        max_grad_norm=spec.method.params.max_grad_norm,
+        noise_key=spec.privacy.noise_key,
+    )
+
+
+def _warnings(spec: SweepSpec, facts: TaskFacts, delta: float) -> list[str]:
+    warnings = []
+    if delta >= 1 / facts.num_units:
+        warnings.append(
+            f"privacy: delta {delta:.3g} is not below 1/n = {1 / facts.num_units:.3g}: a mechanism that publishes one "
+            "whole record could satisfy it. Use delta_exponent 1.1 or a smaller target_delta."
+        )
+    if spec.privacy.noise_key == "test":
+        warnings.append("privacy.noise_key is 'test': the noise is reproducible and the guarantee is not certified.")
+    return warnings
+
+
+def plan_document(plan: SweepPlan, **more: Any) -> dict[str, Any]:
+    """The plan as JSON data for the sweep's folder."""
+    return {
+        "facts": asdict(plan.facts),
+        "delta": plan.delta,
+        "trials": [asdict(t) for t in plan.trials],
+        "privacy": plan.privacy,
+        **more,
+    }

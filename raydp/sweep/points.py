@@ -1,0 +1,84 @@
+"""The points table of a sweep, from what its folder holds (DESIGN: the points table)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from raydp.sweep.folder import SweepFolder
+
+
+def points_table(folder: SweepFolder) -> pd.DataFrame:
+    """One row per (configuration, seed) of the plan, in its order; runs without a result are `pending`."""
+    plan = folder.read_json("plan.json")
+    spec = folder.spec()
+    base = folder.result("base") or {}
+    rows = [_row(folder, trial, plan, spec.select.score, base) for trial in plan["trials"]]
+    constants = {
+        "method": spec.method.name,
+        "task_hash": plan["facts"]["content_hash"],
+        "max_grad_norm": getattr(spec.method.params, "max_grad_norm", None),
+        **{f"param.{k}": v for k, v in spec.method.params.model_dump(mode="json").items() if k != "max_grad_norm"},
+    }
+    table = pd.DataFrame(rows)
+    for name, value in constants.items():
+        table[name] = [value] * len(table)
+    return table
+
+
+def secrets_table(folder: SweepFolder) -> pd.DataFrame:
+    """Long format, by id: run_id, score, secret_id, value, num_samples."""
+    rows: list[dict[str, Any]] = []
+    for run_id in ["base", *(t["run_id"] for t in folder.read_json("plan.json")["trials"])]:
+        for score, measured in (folder.result(run_id) or {}).get("scores", {}).items():
+            common = {"run_id": run_id, "score": score, "num_samples": measured["num_samples"]}
+            rows += [{**common, "secret_id": k, "value": v} for k, v in measured["per_secret"].items()]
+    return pd.DataFrame(rows, columns=["run_id", "score", "secret_id", "value", "num_samples"])
+
+
+def write_tables(folder: SweepFolder) -> Path:
+    """Write points.csv and secrets.parquet into the sweep's folder."""
+    points_table(folder).to_csv(folder.path / "points.csv", index=False)
+    secrets_table(folder).to_parquet(folder.path / "secrets.parquet", index=False)
+    return folder.path / "points.csv"
+
+
+def counts(folder: SweepFolder) -> dict[str, Any]:
+    """What `raydp status` says: runs by status, and the failures with their reasons."""
+    runs = [t["run_id"] for t in folder.read_json("plan.json")["trials"]]
+    results = {run_id: folder.result(run_id) for run_id in runs}
+    statuses = ["pending" if r is None else r["status"] for r in results.values()]
+    return {
+        "runs": len(runs),
+        **{s: statuses.count(s) for s in ("finished", "failed", "stopped", "pending")},
+        "failures": [
+            {"run_id": run_id, "reason": r["reason"]} for run_id, r in results.items() if r and r["status"] == "failed"
+        ],
+    }
+
+
+def _row(
+    folder: SweepFolder, trial: dict[str, Any], plan: dict[str, Any], score: str, base: dict[str, Any]
+) -> dict[str, Any]:
+    result = folder.result(trial["run_id"]) or {"status": "pending"}
+    tracked = folder.read_json(f"trials/{trial['run_id']}/tracked.json") or {}
+    privacy = plan["privacy"][trial["run_id"]]
+    utility, base_utility = result.get("utility_loss"), base.get("utility_loss")
+    scores = result.get("scores", {})
+    return {
+        **{k: trial[k] for k in ("batch_size", "num_steps", "learning_rate", "seed")},
+        "utility_loss": utility,
+        "score": scores.get(score, {}).get("value"),
+        "run_id": trial["run_id"],
+        "status": result["status"],
+        "epsilon": privacy["epsilon"],
+        "delta": privacy["delta"],
+        "noise_multiplier": trial["noise_multiplier"],
+        "base_utility_loss": base_utility,
+        "utility_gain": None if utility is None or base_utility is None else base_utility - utility,
+        **{f"score.{name}": measured["value"] for name, measured in scores.items()},
+        **{f"score.{name}.std_error": measured["std_error"] for name, measured in scores.items()},
+        "model_uri": tracked.get("model_uri"),
+    }

@@ -1,0 +1,96 @@
+"""What a user sees while a sweep runs: done, running, failed, best so far, time left."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+REFRESH_SECONDS = 1.0
+PLAIN_SECONDS = 30.0
+"""Time between two lines where the output is no terminal."""
+
+
+class SweepProgress:
+    """Shows a sweep's progress on a console until it is closed.
+
+    Args:
+        costs: run_id -> expected compute C of each run that is left; the time left is in proportion to it.
+        poll: gives the queue's status; called from a thread of its own.
+    """
+
+    def __init__(self, console: Console, costs: dict[str, int], done_before: int, poll: Callable[[], dict[str, Any]]):
+        self._console = console
+        self._costs = costs
+        self._done_before = done_before
+        self._poll = poll
+        self._status: dict[str, Any] = {"running": {}, "waiting": 0}
+        self._outcomes: dict[str, dict[str, Any]] = {}
+        self._started = time.monotonic()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._loop, daemon=True)
+
+    def __enter__(self) -> SweepProgress:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def finished(self, run_id: str, outcome: dict[str, Any]) -> None:
+        """A run has its result."""
+        self._outcomes[run_id] = outcome
+
+    def _loop(self) -> None:
+        if self._console.is_terminal:
+            with Live(self._render(), console=self._console, refresh_per_second=2, transient=True) as live:
+                while not self._stop.wait(REFRESH_SECONDS):
+                    self._status = self._poll()
+                    live.update(self._render())
+        else:
+            while not self._stop.wait(PLAIN_SECONDS):
+                self._status = self._poll()
+                self._console.print(self._line())
+
+    def _line(self) -> str:
+        failed = sum(o["status"] == "failed" for o in self._outcomes.values())
+        done = self._done_before + len(self._outcomes) - failed
+        total = self._done_before + len(self._costs)
+        parts = [f"{done}/{total} done", f"{len(self._status['running'])} running", f"{failed} failed"]
+        return ", ".join([*parts, self._time_left()])
+
+    def _time_left(self) -> str:
+        """In proportion to compute; a run in progress counts by its steps."""
+        spent = sum(self._costs[r] for r in self._outcomes)
+        for run_id, (step, num_steps) in self._status["running"].items():
+            if run_id in self._costs and num_steps:
+                spent += self._costs[run_id] * step / num_steps
+        if not spent:
+            return "time left: not known yet"
+        elapsed = time.monotonic() - self._started
+        left = elapsed * (sum(self._costs.values()) - spent) / spent
+        return f"about {int(left // 60)} min {int(left % 60):02d} s left"
+
+    def _best(self) -> str | None:
+        finished = [o for o in self._outcomes.values() if o["status"] == "finished"]
+        if not finished:
+            return None
+        best = min(finished, key=lambda o: o["utility_loss"])
+        scores = ", ".join(f"{name} {m['value']:.3g}" for name, m in best["scores"].items())
+        return f"best utility_loss so far {best['utility_loss']:.4f} ({scores})"
+
+    def _render(self) -> Table:
+        grid = Table.grid(padding=(0, 1))
+        grid.add_row(Text(self._line(), style="bold"))
+        if best := self._best():
+            grid.add_row(Text(best))
+        for run_id, (step, num_steps) in self._status["running"].items():
+            grid.add_row(Text(f"  {run_id}  step {step}/{num_steps or '?'}", style="dim"))
+        return grid

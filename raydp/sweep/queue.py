@@ -1,0 +1,149 @@
+"""The queue of a sweep's trials: leases with heartbeats and fencing tokens. The driver makes it an actor."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+LEASE_SECONDS = 60.0
+"""A lease without a heartbeat for this long is given to somebody else."""
+
+
+@dataclass
+class _Item:
+    """One run's way through the queue."""
+
+    run_id: str
+    attempts: int = 0
+    token: int = 0
+    slot: int | None = None
+    heartbeat: float = 0.0
+    step: int = 0
+    num_steps: int = 0
+    outcome: dict[str, Any] | None = None
+    reasons: list[str] = field(default_factory=list)
+
+
+class TrialQueue:
+    """Hands runs to slots; a run is retried `max_retries` times and then failed with its reason.
+
+    A slot that comes back without having given up its lease has lost its workers: the lease ends. Only the holder of
+    the newest token can complete a run, so a worker that was thought dead cannot commit over its successor.
+    """
+
+    def __init__(self, *, max_retries: int, max_idle_starts: int = 3) -> None:
+        self._max_retries = max_retries
+        self._max_idle_starts = max_idle_starts
+        self._items: dict[str, _Item] = {}
+        self._waiting: deque[str] = deque()
+        self._idle_starts: dict[int, int] = {}
+        self._closed = False
+        self._changed = asyncio.Condition()
+
+    async def submit(self, run_id: str) -> dict[str, Any]:
+        """Put a run into the queue, once, and wait for its outcome."""
+        async with self._changed:
+            if run_id not in self._items:
+                self._items[run_id] = _Item(run_id)
+                self._waiting.append(run_id)
+                self._changed.notify_all()
+            item = self._items[run_id]
+            while item.outcome is None:
+                await self._changed.wait()
+            return item.outcome
+
+    async def register(self, slot: int) -> bool:
+        """A slot's workers have started. False when they keep dying before they lease anything: the slot gives up."""
+        async with self._changed:
+            self._expire(slot=slot, reason="the worker group died")
+            self._idle_starts[slot] = self._idle_starts.get(slot, 0) + 1
+            return self._idle_starts[slot] <= self._max_idle_starts
+
+    async def lease(self, slot: int) -> tuple[str, int] | None:
+        """The next run and its fencing token; waits for one. None when the queue is closed and empty."""
+        async with self._changed:
+            while True:
+                self._expire(slot=None, reason=f"no heartbeat for {LEASE_SECONDS:.0f} s")
+                if self._waiting:
+                    item = self._items[self._waiting.popleft()]
+                    item.attempts, item.token, item.slot = item.attempts + 1, item.token + 1, slot
+                    item.heartbeat, item.step = time.monotonic(), 0
+                    self._idle_starts[slot] = 0
+                    return item.run_id, item.token
+                if self._closed:
+                    return None
+                try:
+                    await asyncio.wait_for(self._changed.wait(), timeout=LEASE_SECONDS / 4)
+                except TimeoutError:
+                    continue  # look for expired leases
+
+    async def heartbeat(self, run_id: str, token: int, step: int, num_steps: int) -> bool:
+        """The holder is alive. False when the lease is somebody else's now: stop."""
+        item = self._items[run_id]
+        if item.token != token or item.slot is None:
+            return False
+        item.heartbeat, item.step, item.num_steps = time.monotonic(), step, num_steps
+        return True
+
+    async def complete(self, run_id: str, token: int, outcome: dict[str, Any]) -> bool:
+        """Hand in a result. False, and nothing changes, when the token is not the newest or there is a result."""
+        async with self._changed:
+            item = self._items[run_id]
+            if item.token != token or item.slot is None or item.outcome is not None:
+                return False
+            item.outcome, item.slot = {**outcome, "attempts": item.attempts}, None
+            self._changed.notify_all()
+            return True
+
+    async def fail(self, run_id: str, token: int, reason: str) -> None:
+        """An attempt failed with a reason."""
+        async with self._changed:
+            item = self._items[run_id]
+            if item.token == token and item.slot is not None:
+                self._retry_or_fail(item, reason)
+
+    async def close(self) -> None:
+        """No more runs come: slots end when the queue is empty."""
+        async with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    async def abandon(self, reason: str) -> None:
+        """No slot is left: everything that has no outcome fails."""
+        async with self._changed:
+            self._waiting.clear()
+            for item in self._items.values():
+                if item.outcome is None:
+                    item.outcome = {"run_id": item.run_id, "status": "failed", "reason": reason}
+            self._closed = True
+            self._changed.notify_all()
+
+    async def status(self) -> dict[str, Any]:
+        """Who runs what, for the progress display: run_id -> (step, num_steps) of what runs now."""
+        running = {i.run_id: (i.step, i.num_steps) for i in self._items.values() if i.slot is not None}
+        return {"running": running, "waiting": len(self._waiting)}
+
+    def _expire(self, *, slot: int | None, reason: str) -> None:
+        """End the leases of a slot, or with None those without a heartbeat."""
+        now = time.monotonic()
+        for item in self._items.values():
+            late = item.slot is not None and now - item.heartbeat > LEASE_SECONDS
+            if item.slot is not None and (item.slot == slot if slot is not None else late):
+                self._retry_or_fail(item, reason)
+
+    def _retry_or_fail(self, item: _Item, reason: str) -> None:
+        item.slot = None
+        item.reasons.append(reason)
+        if item.attempts <= self._max_retries:
+            self._waiting.appendleft(item.run_id)
+        else:
+            item.outcome = {
+                "run_id": item.run_id,
+                "status": "failed",
+                "reason": "; then ".join(item.reasons),
+                "attempts": item.attempts,
+            }
+        self._changed.notify_all()

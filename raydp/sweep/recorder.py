@@ -1,0 +1,134 @@
+"""Commits results on the driver, once each, and hands them to the tracker."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+
+from raydp.methods.base import TrialPlan
+from raydp.spec import SweepSpec
+from raydp.sweep.folder import SweepFolder
+from raydp.sweep.progress import SweepProgress
+from raydp.sweep.worker import BASE_RUN
+from raydp.tasks.base import TaskFacts
+from raydp.tracking import Tracker, TrialRecord
+
+
+@dataclass(kw_only=True)
+class Recorder:
+    """The only writer of results: the folder first, then MLflow, then a mark in the folder that MLflow has it."""
+
+    spec: SweepSpec
+    folder: SweepFolder
+    tracker: Tracker
+    parent_run: str
+    facts: TaskFacts
+    weight_hash: str
+    plan: dict[str, Any]
+    _queue: Any = None
+    _base: Any = None
+    _progress: SweepProgress | None = None
+    _trials: dict[str, TrialPlan] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, spec: SweepSpec, folder: SweepFolder, facts: TaskFacts, weight_hash: str) -> Recorder:
+        """Open the sweep's run in MLflow, a new one or the one of before."""
+        plan = folder.read_json("plan.json")
+        tracker = Tracker(spec.tracking.uri, spec.tracking.experiment, spec.tracking.registered_model)
+        sweep_id = plan["sweep_id"]
+        parent = tracker.sweep_run(sweep_id, spec.name, spec.model_dump(mode="json"), asdict(facts))
+        trials = {t["run_id"]: TrialPlan(**t) for t in plan["trials"]}
+        return cls(
+            spec=spec, folder=folder, tracker=tracker, parent_run=parent, facts=facts, weight_hash=weight_hash,
+            plan=plan, _trials=trials,
+        )  # fmt: skip
+
+    def attach(self, queue: Any, base: Any, progress: SweepProgress) -> None:
+        """Where outcomes come from while the sweep runs."""
+        self._queue, self._base, self._progress = queue, base, progress
+
+    def base(self) -> dict[str, Any] | None:
+        """The untrained model's utility and scores; waits for them."""
+        if self._base is not None:
+            self.folder.commit(BASE_RUN, ray.get(self._base))
+            self._base = None
+        return self.folder.result(BASE_RUN)
+
+    def commit(self, run_id: str) -> None:
+        """Commit a run's outcome and track it."""
+        outcome = ray.get(self._queue.submit.remote(run_id))
+        self.folder.commit(run_id, dict(outcome))
+        self.track(self._trials[run_id])
+        if self._progress is not None:
+            self._progress.finished(run_id, outcome)
+
+    def track_missing(self, trials: list[TrialPlan]) -> None:
+        """Track what was committed but not tracked when the driver was killed."""
+        for trial in trials:
+            self.track(trial)
+
+    def track(self, trial: TrialPlan) -> None:
+        """Hand a committed run to MLflow, unless the folder says that it has it."""
+        result = self.folder.result(trial.run_id)
+        mark = f"trials/{trial.run_id}/tracked.json"
+        done = self.folder.read_json(mark)
+        if result is None or (done is not None and done["status"] == result["status"]):
+            return
+        if result["status"] == "finished":
+            uri = self.tracker.log_trial(self._record(trial, result))
+        else:
+            self.tracker.fail_trial(trial.run_id, result["reason"], self._params(trial))
+            uri = None
+        self.folder.write_json(mark, {"status": result["status"], "model_uri": uri})
+
+    def _params(self, trial: TrialPlan) -> dict[str, Any]:
+        return {"batch_size": trial.batch_size, "num_steps": trial.num_steps, "learning_rate": trial.learning_rate,
+                "seed": trial.seed}  # fmt: skip
+
+    def _record(self, trial: TrialPlan, result: dict[str, Any]) -> TrialRecord:
+        base = self.base()
+        scores = result["scores"]
+        method = self.spec.method.params.model_dump(mode="json")
+        return TrialRecord(
+            run_id=trial.run_id,
+            **self._params(trial),
+            params={"method": self.spec.method.name, "task_hash": self.facts.content_hash, **method},
+            step_metrics=result["history"],
+            metrics={
+                "utility_loss": result["utility_loss"],
+                "score": scores[self.spec.select.score]["value"],
+                **({"utility_gain": base["utility_loss"] - result["utility_loss"]} if base else {}),
+                **{f"score.{name}": m["value"] for name, m in scores.items()},
+                **{f"score.{name}.std_error": m["std_error"] for name, m in scores.items()},
+            },
+            privacy=self.plan["privacy"][trial.run_id],
+            base={
+                "name": _public_name(self.spec.model.name),
+                "weight_hash": self.weight_hash,
+                "dtype": self.spec.model.dtype,
+            },
+            model_dir=self.folder.trial(trial.run_id) / "model",
+            seconds=result["train_seconds"] + result["score_seconds"],
+        )
+
+
+class CommitCallback(tune.Callback):
+    """Tune's hook: a trial that ended has an outcome in the queue."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune pickles its callbacks for a restore that a sweep never uses
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._recorder.commit(trial.config["run_id"])
+
+
+def _public_name(name: str) -> str:
+    """A base model's name for records: an absolute path of this machine by its last part only."""
+    return Path(name).name if Path(name).is_absolute() else name

@@ -1,0 +1,114 @@
+"""What the commands about sweeps print for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from raydp.output import print_table, stdout
+
+if TYPE_CHECKING:
+    from raydp.sweep.api import Sweep
+    from raydp.sweep.driver import SweepResult
+
+SETTINGS = ("batch_size", "num_steps", "learning_rate")
+SYMBOLS = {
+    "batch_size": "b",
+    "num_steps": "T",
+    "learning_rate": "η",
+    "num_examples": "n",
+    "sample_rate": "q",
+    "noise_multiplier": "σ",
+    "epsilon": "ε",
+    "delta": "δ",
+    "compute": "C",
+    "updates": "U",
+}
+"""The papers' symbols, for tables that people read."""
+
+
+def show_plan(table: pd.DataFrame) -> None:
+    """The plan as a table, with warnings and what was left out."""
+    facts = table.attrs["facts"]
+    stdout.print(f"{facts.num_examples} examples; the unit of privacy is: {facts.privacy_unit}", markup=False)
+    for name, value in facts.notes.items():
+        stdout.print(f"  {name}: {value}", markup=False)
+    for warning in table.attrs["warnings"]:
+        stdout.print(f"warning: {warning}", markup=False)
+    print_table("plan", table.rename(columns=SYMBOLS).to_dict("records"))
+    for reason in table.attrs["rejected"]:
+        stdout.print(f"left out: {reason}", markup=False)
+
+
+def show_selection(selection: dict[str, Any]) -> None:
+    """What was selected and what each step kept."""
+    for warning in selection["warnings"]:
+        stdout.print(f"warning: {warning}", markup=False)
+    for step in selection["steps"]:
+        kept = ", ".join(_name(c) for c in step["survivors"][:6]) + (", ..." if len(step["survivors"]) > 6 else "")
+        stdout.print(
+            f"{step['name']}: {len(step['survivors'])} left, {len(step['dropped'])} dropped: {kept}", markup=False
+        )
+    stdout.print(f"selected by {selection['rule']}: {_summary(selection)}", style="bold", markup=False)
+
+
+def show_result(sweep: Sweep, result: SweepResult) -> None:
+    """The end of a sweep: the table of configurations, the selection, where to look and how to load the model."""
+    counts = result.counts
+    stdout.print(", ".join(f"{counts[k]} {k}" for k in ("runs", "finished", "failed", "pending")))
+    for failure in counts["failures"]:
+        stdout.print(f"failed {failure['run_id']}: {failure['reason']}", markup=False)
+    if result.interrupted:
+        stdout.print("interrupted: go on with the same command and --resume", style="bold")
+    if result.selected is None or result.best_utility is None:
+        stdout.print(f"nothing selected: {result.reason}", style="bold")
+        return
+    _show_configurations(sweep, result)
+    show_selection(result.selected)
+    stdout.print(f"best utility instead: {_summary(result.best_utility)}", markup=False)
+    tracking = sweep.spec.tracking
+    stdout.print(f"report: {result.report}", markup=False)
+    stdout.print("look it up and load it:", style="bold")
+    stdout.print(
+        f"  raydp models find --uri {tracking.uri} --registered-model {tracking.registered_model}", markup=False
+    )
+    stdout.print(
+        f"  python -c \"import raydp; m = raydp.load_model('models:/{tracking.registered_model}@privacy-preferred', "
+        f"tracking_uri='{tracking.uri}'); print(m)\"",
+        markup=False,
+    )
+
+
+def _show_configurations(sweep: Sweep, result: SweepResult) -> None:
+    """One row per configuration, means over seeds, the selected and the best-utility one marked."""
+    from analysis import configuration_means
+
+    points = sweep.points()
+    base = points["base_utility_loss"].iloc[0]
+    means = configuration_means(points[points["status"] == "finished"])
+    rows = [
+        {
+            **{k: row[k] for k in SETTINGS},
+            "seeds": row["num_seeds"],
+            "utility_loss": row["utility_loss"],
+            "utility_gain": base - row["utility_loss"],
+            f"score ({sweep.spec.select.score})": row["score"],
+            "std over seeds": row["score_std"],
+        }
+        for row in means.to_dict("records")
+    ]
+    marks = {}
+    for selection, mark in ((result.best_utility, "best utility"), (result.selected, "selected")):
+        for position, row in enumerate(rows):
+            if selection and all(row[k] == selection[k] for k in SETTINGS):
+                marks[position] = f"{marks[position]}, {mark}" if position in marks else mark
+    print_table(f"{sweep.spec.name}: base utility_loss {base:.4f}", rows, marks=marks)
+
+
+def _name(c: dict[str, Any]) -> str:
+    return f"(b={c['batch_size']}, T={c['num_steps']}, η={c['learning_rate']:g})"
+
+
+def _summary(selection: dict[str, Any]) -> str:
+    return f"{_name(selection)} utility_loss {selection['utility_loss']:.4f}, score {selection['score']:.4g}"

@@ -1,0 +1,107 @@
+"""One trial in one worker: reset the adapter, train, measure, save. Knows neither Ray nor MLflow."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from raydp import models
+from raydp.cache import cache_dir
+from raydp.methods.base import Trainee, TrialPlan
+from raydp.scores.base import Measurement
+from raydp.spec import SweepSpec
+from raydp.tasks.base import Task
+from raydp.tasks.language import LanguageModelingTask
+from raydp.training.checkpoint import CheckpointStore
+from raydp.training.comm import Comm
+from raydp.training.prefix import with_frozen_prefix
+
+
+class TrialRunner:
+    """Runs the trials of a sweep one after another on one copy of the base model.
+
+    Args:
+        pretrained: the base model; the adapter is attached to it in place.
+        key: the sweep's secret key.
+    """
+
+    def __init__(self, spec: SweepSpec, task: Task, pretrained: models.PretrainedModel, comm: Comm, key: bytes) -> None:
+        self.comm = comm
+        self._spec = spec
+        self._key = key
+        adapter = spec.model.adapter
+        model = models.attach_adapter(pretrained, adapter).to(comm.device)
+        self._parameters = models.trainable_parameters(model, adapter)
+        full = adapter.type == "none"
+        base = {name: p.detach().clone() for name, p in self._parameters.items()} if full else {}
+        self._loaded = models.LoadedModel(model=model, tokenizer=pretrained.tokenizer, base_weights=base)
+        self._task = task
+        if isinstance(task, LanguageModelingTask):
+            self._task = with_frozen_prefix(
+                task,
+                model,
+                self._parameters,
+                weight_hash=pretrained.weight_hash,
+                folder=cache_dir() / "prefix",
+                max_bytes=spec.cluster.prefix_cache_gib * 2**30,
+                say=logging.getLogger(__name__).warning,
+            )
+
+    def run(
+        self, plan: TrialPlan, folder: Path, attempt: str, progress: Callable[[int, int], None] | None = None
+    ) -> dict[str, Any]:
+        """Train and score one run; every rank calls it, rank 0 measures and saves.
+
+        Args:
+            folder: the run's own; checkpoints are kept in it, the model goes to folder/attempt/model.
+
+        Returns:
+            The result to commit (rank 0), or {} on the other ranks.
+        """
+        models.initialise(self._parameters, self._spec.model.adapter, self._loaded.base_weights, plan.seed)
+        trainee = Trainee(
+            model=self._loaded.model,
+            parameters=self._parameters,
+            microbatch_size=self._spec.cluster.microbatch_size,
+            checkpoint_seconds=self._spec.cluster.checkpoint_seconds,
+            progress=progress,
+        )
+        store = CheckpointStore(folder=folder / "checkpoints", run_id=plan.run_id)
+        trained = self._spec.method.params.train(plan, trainee, self._task, self.comm, self._key, store)
+        if self.comm.rank != 0:
+            return {}
+        started = time.perf_counter()
+        measured = self._measure(plan.seed)
+        models.save_trained(self._loaded.model, self._loaded.tokenizer, folder / attempt / "model")
+        return {
+            "run_id": plan.run_id,
+            "status": "finished",
+            "attempt": attempt,
+            **measured,
+            "history": trained.history,
+            "resumed_from": trained.resumed_from,
+            "train_seconds": trained.seconds,
+            "score_seconds": time.perf_counter() - started,
+        }
+
+    def measure_base(self, seed: int) -> dict[str, Any]:
+        """Utility and scores of the untrained base model."""
+        with self._loaded.base():
+            return {"status": "finished", **self._measure(seed)}
+
+    def _measure(self, seed: int) -> dict[str, Any]:
+        utility = self._task.utility(self._loaded.model)
+        if not torch.isfinite(torch.tensor(utility)):
+            raise FloatingPointError(f"utility_loss is {utility} after training; the learning rate is too large")
+        scores = {s.name: s.params.measure(self._loaded, self._task, seed=seed) for s in self._spec.scores}
+        return {"utility_loss": utility, "scores": {name: _plain(m) for name, m in scores.items()}}
+
+
+def _plain(measurement: Measurement) -> dict[str, Any]:
+    return {**asdict(measurement), "per_secret": dict(measurement.per_secret)}

@@ -1,0 +1,127 @@
+"""A slot: one actor that runs one long-lived Ray Train worker group, which takes its trials from the queue."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.train
+import torch
+from ray.train.torch import TorchConfig, TorchTrainer, get_device
+
+from raydp import models
+from raydp.methods.base import TrialPlan
+from raydp.spec import SweepSpec
+from raydp.sweep.queue import LEASE_SECONDS
+from raydp.sweep.trial import TrialRunner
+from raydp.tasks.base import Task
+from raydp.training.comm import Comm, DistributedComm, LocalComm
+
+BASE_RUN = "base"
+"""The queue's name for the measurement of the untrained base model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """What every worker needs, put into the object store once; all processes of a node map the same arrays."""
+
+    spec: SweepSpec
+    task: Task
+    model: models.SharedModel
+    trials: dict[str, TrialPlan]
+    folder: Path
+    key: bytes
+
+    def __repr__(self) -> str:
+        return f"Shared({self.spec.name!r})"  # the key is never shown
+
+
+@ray.remote(num_cpus=0, max_restarts=3, max_task_retries=3)
+class Slot:
+    """Keeps a worker group alive until the queue is empty."""
+
+    def run(self, slot: int, queue: Any, shared: list[Any], scaling: dict[str, Any], max_failures: int) -> None:
+        """Start the worker group and wait for its end.
+
+        Args:
+            shared: a list with the reference to the Shared object, so that it is not fetched here.
+        """
+        spec_folder: Path = scaling.pop("folder")
+        trainer = TorchTrainer(
+            train_loop,
+            train_loop_config={"slot": slot, "queue": queue, "shared": shared},
+            torch_config=TorchConfig(backend="nccl" if scaling["use_gpu"] else "gloo"),
+            scaling_config=ray.train.ScalingConfig(**scaling),
+            run_config=ray.train.RunConfig(
+                name=f"slot-{slot}",
+                storage_path=str(spec_folder / "ray"),
+                failure_config=ray.train.FailureConfig(max_failures=max_failures),
+            ),
+        )
+        trainer.fit()
+
+
+def train_loop(config: dict[str, Any]) -> None:
+    """What a worker does: lease, train, hand in, until there is nothing left."""
+    context = ray.train.get_context()
+    device = get_device()
+    comm: Comm = DistributedComm(device) if context.get_world_size() > 1 else LocalComm(device)
+    queue, slot = config["queue"], config["slot"]
+    if not comm.broadcast_object(ray.get(queue.register.remote(slot)) if comm.rank == 0 else None):
+        return
+    (reference,) = config["shared"]
+    shared: Shared = ray.get(reference)
+    torch.set_num_threads(max(1, int(shared.spec.cluster.cpus_per_worker)))
+    runner = TrialRunner(shared.spec, shared.task, models.assemble(shared.model), comm, shared.key)
+    while True:
+        lease = comm.broadcast_object(ray.get(queue.lease.remote(slot)) if comm.rank == 0 else None)
+        if lease is None:
+            return
+        _run_lease(runner, shared, queue, *lease)
+
+
+def _run_lease(runner: TrialRunner, shared: Shared, queue: Any, run_id: str, token: int) -> None:
+    """Run what was leased; a failure is reported with its reason and then restarts the whole worker group."""
+    with Heartbeat(queue, run_id, token, active=runner.comm.rank == 0) as heart:
+        try:
+            if run_id == BASE_RUN:
+                outcome = {"run_id": run_id, **runner.measure_base(shared.spec.seeds[0])}
+            else:
+                folder = shared.folder / "trials" / run_id
+                outcome = runner.run(shared.trials[run_id], folder, f"attempt-{token}", heart.beat)
+        except Exception as error:
+            ray.get(queue.fail.remote(run_id, token, f"{type(error).__name__}: {error}"))
+            raise
+    if runner.comm.rank == 0:
+        ray.get(queue.complete.remote(run_id, token, outcome))
+
+
+class Heartbeat:
+    """Tells the queue now and then that the lease is held, also while a score is being measured."""
+
+    def __init__(self, queue: Any, run_id: str, token: int, *, active: bool) -> None:
+        self._send = lambda: queue.heartbeat.remote(run_id, token, *self._at)
+        self._at = (0, 0)
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._loop, daemon=True) if active else None
+
+    def beat(self, step: int, num_steps: int) -> None:
+        """Note how far training is; sent with the next heartbeat."""
+        self._at = (step, num_steps)
+
+    def __enter__(self) -> Heartbeat:
+        if self._thread:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._done.set()
+        if self._thread:
+            self._thread.join()
+
+    def _loop(self) -> None:
+        while not self._done.wait(min(1.0, LEASE_SECONDS / 10)):
+            self._send()

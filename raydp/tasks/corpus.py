@@ -1,0 +1,238 @@
+"""What the tasks on free text share: clean, split, cut into windows, count secrets, describe what was done.
+
+Order as in Hu et al. 2025, App. B.1: duplicates, filters, split, secrets out of the held-out part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from raydp.tasks.base import Secret, TaskFacts
+from raydp.tasks.controls import generate_controls, read_controls
+from raydp.tasks.language import LanguageModelingTask, TokenizedExamples, content_hash
+from raydp.tasks.secrets import counted, occurs_in, read_secrets, verbatim_texts
+from raydp.tasks.windows import Span, TokenizedText, WindowKind, keep_windows, tokenize, windows_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MIN_WINDOW_TOKENS = 2  # the first token is never a target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """What a plug-in read.
+
+    Attributes:
+        train: texts to train on, or to split where there is no held-out part.
+        heldout: the held-out part where it is given apart.
+        noun: what a text is, in words: "e-mail", "row".
+        notes: counts of what was left out while reading.
+    """
+
+    train: list[str]
+    heldout: list[str] | None = None
+    noun: str
+    notes: dict[str, Any]
+
+
+class WindowedTask(BaseModel):
+    """Causal language modelling on windows of texts: the parameters that every such task has.
+
+    Attributes:
+        secrets: JSON Lines file of secrets.
+        controls: file of the same form with control secrets; generated from the secrets by default.
+        num_controls_per_secret: controls that are generated for each secret.
+        max_length: tokens of a window.
+        min_tokens: shorter texts are dropped.
+        window: "head" or "tail" (the first or last max_length tokens) or "lines" (whole lines packed into windows, none
+            of which cuts a secret that fits into it).
+        split_seed: which texts are held out.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    secrets: Path | None = None
+    controls: Path | None = None
+    num_controls_per_secret: Annotated[int, Field(ge=0, le=16)] = 4
+    max_length: Annotated[int, Field(ge=8)] = 64
+    min_tokens: Annotated[int, Field(ge=MIN_WINDOW_TOKENS)] = MIN_WINDOW_TOKENS
+    window: WindowKind = "lines"
+    split_seed: int = 0
+
+    def _assemble(
+        self, tokenizer: PreTrainedTokenizerBase, texts: Texts, fraction: float, max_windows: int | None
+    ) -> LanguageModelingTask:
+        """Everything from the texts to the task; `fraction` of them are held out unless that part is given apart."""
+        secrets = read_secrets(self.secrets, "task.secrets") if self.secrets else []
+        notes = dict(texts.notes)
+        train, heldout = self._split(tokenizer, texts, fraction, notes)
+        leaking = [s for s in secrets if s.kind == "verbatim"]
+        clean = [t for t in heldout if not any(occurs_in(s, t.text) for s in leaking)]
+        notes["heldout_with_secret_removed"] = len(heldout) - len(clean)
+        _require(train, "train", fraction)
+        _require(clean, "evaluate", fraction)
+
+        examples = self._cut(train, verbatim_texts(secrets), max_windows)
+        heldout_examples = self._cut(clean, (), max_windows)
+        kept = _present(counted(secrets, examples.texts), self.window)
+        training_texts = [t.text for t in train]
+        if self.controls:
+            controls = read_controls(self.controls, "task.controls", training_texts)
+        else:
+            controls = generate_controls(kept, self.num_controls_per_secret, training_texts)
+        notes |= _describe(examples, heldout_examples, texts.noun, self.window, max_windows)
+        notes |= _describe_secrets(secrets, kept, controls)
+        packed, packed_heldout = (TokenizedExamples.from_lists(e.token_ids) for e in (examples, heldout_examples))
+        return LanguageModelingTask(
+            train=packed,
+            heldout=packed_heldout,
+            task_facts=TaskFacts(
+                num_examples=len(packed),
+                num_units=len(packed),
+                privacy_unit=_privacy_unit(self.window, self.max_length, texts.noun, max_windows),
+                content_hash=content_hash(packed, packed_heldout, [*kept, *controls]),
+                num_tokens=packed.num_targets(),
+                notes=notes,
+            ),
+            task_secrets=tuple(kept),
+            task_controls=tuple(controls),
+        )
+
+    def _split(
+        self, tokenizer: PreTrainedTokenizerBase, texts: Texts, fraction: float, notes: dict[str, Any]
+    ) -> tuple[list[TokenizedText], list[TokenizedText]]:
+        """De-duplicate, drop short texts, split."""
+        unique = list(dict.fromkeys(texts.train))
+        notes["duplicates_removed"] = len(texts.train) - len(unique)
+        train = self._long_enough(tokenize(tokenizer, unique), notes, "too_short_removed")
+        if texts.heldout is None:
+            flags = [is_held_out(t.text, fraction, self.split_seed) for t in train]
+            heldout = [t for t, flag in zip(train, flags, strict=True) if flag]
+            train = [t for t, flag in zip(train, flags, strict=True) if not flag]
+        else:
+            others = [text for text in dict.fromkeys(texts.heldout) if text not in set(unique)]
+            notes["heldout_duplicates_removed"] = len(texts.heldout) - len(others)
+            heldout = self._long_enough(tokenize(tokenizer, others), notes, "heldout_too_short_removed")
+        return train, heldout
+
+    def _long_enough(self, texts: list[TokenizedText], notes: dict[str, Any], note: str) -> list[TokenizedText]:
+        kept = [t for t in texts if len(t) >= self.min_tokens]
+        notes[note] = len(texts) - len(kept)
+        return kept
+
+    def _cut(self, texts: Sequence[TokenizedText], keep_whole: Sequence[str], max_windows: int | None) -> Cut:
+        """Windows of all texts, in order."""
+        cut = Cut(token_ids=[], texts=[], per_text=[], too_short=0)
+        for text in texts:
+            windows = windows_of(text, self.window, self.max_length, keep_whole)
+            long = [w for w in windows if w[1] - w[0] >= MIN_WINDOW_TOKENS]
+            cut.too_short += len(windows) - len(long)
+            flags = [any(string in text.slice(w) for string in keep_whole) for w in long]
+            kept = keep_windows(long, flags, max_windows)
+            cut.add(text, kept)
+        return cut
+
+
+@dataclass(kw_only=True)
+class Cut:
+    """Windows while they are collected: tokens and characters of each, windows of each text, windows left out."""
+
+    token_ids: list[Sequence[int]]
+    texts: list[str]
+    per_text: list[int]
+    too_short: int
+
+    def add(self, text: TokenizedText, windows: Sequence[Span]) -> None:
+        """Append the windows of one text."""
+        self.token_ids += [text.token_ids[begin:end] for begin, end in windows]
+        self.texts += [text.slice(w) for w in windows]
+        self.per_text.append(len(windows))
+
+
+def is_held_out(text: str, fraction: float, seed: int) -> bool:
+    """Whether a text is held out: a keyed hash of the text decides, so that no text's side depends on the others."""
+    digest = hashlib.sha256(f"{seed}\0{text}".encode()).digest()
+    return int.from_bytes(digest[:8]) < fraction * 2**64
+
+
+def _require(texts: Sequence[TokenizedText], purpose: str, fraction: float) -> None:
+    if not texts:
+        raise ValueError(
+            f"task.path must leave texts to {purpose} on, got none after the filters and the split (heldout_fraction "
+            f"{fraction:g}). Give more data, lower task.min_tokens or change task.heldout_fraction."
+        )
+
+
+def _present(secrets: Sequence[Secret], window: WindowKind) -> list[Secret]:
+    """The secrets that occur in a training example."""
+    kept = [s for s in secrets if s.count]
+    if secrets and not kept:
+        raise ValueError(
+            f"task.secrets must hold a secret that occurs whole in a training example, got none of {len(secrets)} with "
+            f"window {window}. Set task.window to lines, raise task.max_length, or take secrets from this data, with "
+            "their white space."
+        )
+    return kept
+
+
+def _privacy_unit(window: WindowKind, max_length: int, noun: str, max_windows: int | None) -> str:
+    if window == "lines":
+        limit = "" if max_windows is None else f", at most {max_windows} per {noun}"
+        return f"window of at most {max_length} tokens, packed from whole lines{limit}"
+    return f"{noun} ({'first' if window == 'head' else 'last'} {max_length} tokens)"
+
+
+def _describe(
+    examples: Cut, heldout: Cut, noun: str, window: WindowKind, max_windows: int | None
+) -> dict[str, int | str | list[str]]:
+    """What a reader of the guarantee needs to know of the examples."""
+    copies = Counter(map(tuple, examples.token_ids))
+    most = max(examples.per_text)
+    caveats = [
+        f"Only exact duplicates of a whole {noun} were removed: quoted or forwarded copies of a passage remain in "
+        "others, and epsilon covers one example at a time.",
+        "n, the split sizes, the counts and the choice of secrets are computed on the private data; epsilon does not "
+        "cover them.",
+    ]
+    if window == "lines":
+        if most > 1:
+            caveats.append(
+                f"The privacy unit is a window, not the {noun}: one {noun} gives up to {most} windows, so its own "
+                f"guarantee is that of a group of {most}."
+            )
+        caveats.append(
+            "Curation: a window does not cut a listed secret that fits into it"
+            + ("" if max_windows is None else f", and windows with a secret are kept before others of a {noun}")
+            + "; where windows begin depends on the list of secrets."
+        )
+    return {
+        "num_texts": len(examples.per_text),
+        "num_heldout_texts": len(heldout.per_text),
+        "num_heldout_examples": len(heldout.token_ids),
+        "windows_per_text_max": most,
+        "windows_below_two_tokens_removed": examples.too_short,
+        "repeated_examples": len(examples.token_ids) - len(copies),
+        "copies_of_one_example_max": max(copies.values()),
+        "caveats": caveats,
+    }
+
+
+def _describe_secrets(
+    secrets: Sequence[Secret], kept: Sequence[Secret], controls: Sequence[Secret]
+) -> dict[str, int | list[str]]:
+    """Counts, and the ids of what was left out; never the text."""
+    kept_ids = {s.id for s in kept}
+    return {
+        "num_secrets": len(kept),
+        "secrets_absent": [s.id for s in secrets if s.id not in kept_ids],
+        "examples_with_one_secret_max": max((s.count for s in kept), default=0),
+        "num_controls": len(controls),
+    }

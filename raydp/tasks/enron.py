@@ -1,0 +1,87 @@
+"""Enron e-mails with the secrets of Hu et al. 2025 (App. B.1, Table 5)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, model_validator
+
+from raydp.tasks.corpus import Texts, WindowedTask
+from raydp.tasks.reading import read_column
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from raydp.tasks.language import LanguageModelingTask
+
+MAX_TABS = 100
+# Compared without white space: print and data differ in it.
+LOG_PATTERNS = (
+    "No ancillary schedules awarded. No variances detected. LOG MESSAGES: PARSING FILE -->> O:",
+    "HourAhead schedule download failed. Manual intervention required",
+)
+
+
+class EnronTask(WindowedTask):
+    """Causal language modelling on e-mails.
+
+    Attributes:
+        path: JSON Lines or CSV file, gzipped or not, with the text of a mail in the column `content`.
+        secrets: JSON Lines file with `prompt` and `continuation`.
+        min_tokens: shorter mails are dropped (Hu et al.: 30).
+        heldout_fraction: share of the mails that are held out, by a keyed hash of the mail; those that hold a secret
+            are dropped.
+        max_windows_per_mail: with window "lines", windows kept of one mail, those that hold a secret first, then from
+            the mail's beginning; all by default. With 1 the privacy unit is in effect the mail.
+        controls, num_controls_per_secret, max_length, window, split_seed: see WindowedTask.
+
+    Of App. B.1, step 2 (frequent senders) needs fields that are not in the file and is left to the one who prepares it.
+
+    Source: Hu et al. 2025, App. B.1.
+    """
+
+    path: Path
+    secrets: Path
+    min_tokens: Annotated[int, Field(ge=2)] = 30
+    heldout_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    max_windows_per_mail: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _limit_needs_lines(self) -> EnronTask:
+        if self.max_windows_per_mail is not None and self.window != "lines":
+            raise ValueError(
+                f"task.max_windows_per_mail must go with window lines, got window {self.window}, which has one window "
+                "per mail. Remove it."
+            )
+        return self
+
+    def build(self, tokenizer: PreTrainedTokenizerBase) -> LanguageModelingTask:
+        """Read, clean, split and cut the mails.
+
+        Raises:
+            ValueError: a file is missing or malformed, nothing is left to train or evaluate on, or no secret occurs in
+                the training examples.
+        """
+        mails = read_column(self.path, "content", "task.path")
+        reasons = [_unwanted(mail) for mail in mails]
+        removed = Counter(reason for reason in reasons if reason)
+        texts = Texts(
+            train=[mail for mail, reason in zip(mails, reasons, strict=True) if reason is None],
+            noun="e-mail",
+            notes={
+                "texts_read": len(mails),
+                "log_messages_removed": removed["log"],
+                "tables_removed": removed["tabs"],
+            },
+        )
+        return self._assemble(tokenizer, texts, self.heldout_fraction, self.max_windows_per_mail)
+
+
+def _unwanted(mail: str) -> str | None:
+    """Why a mail is left out (Hu et al. 2025, App. B.1, step 3), None if it is not."""
+    squeezed = "".join(mail.split())
+    if any("".join(pattern.split()) in squeezed for pattern in LOG_PATTERNS):
+        return "log"
+    return "tabs" if mail.count("\t") > MAX_TABS else None

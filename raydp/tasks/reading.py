@@ -1,0 +1,144 @@
+"""Rows from files: JSON Lines, CSV and plain text, gzipped or not; a malformed row is an error that names its line.
+
+Messages give file, line and what is expected, never the content: the rows are private text.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+MAX_CSV_FIELD_BYTES = 1 << 26
+_CSV_LIMIT = threading.Lock()
+
+
+def existing_file(path: str | Path, field: str) -> Path:
+    """The path, if a file is there.
+
+    Raises:
+        ValueError: there is none; names the field.
+    """
+    if not Path(path).is_file():
+        raise ValueError(f"{field} must be an existing file, got {str(path)!r}. Check the path.")
+    return Path(path)
+
+
+def read_rows(path: str | Path, field: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Rows of a file with their line numbers (from 1; of a CSV row that spans lines, the last).
+
+    Args:
+        path: `.jsonl` or `.json` (one object per line), `.csv` (with a header) or `.txt` (a row per line that is not
+            blank, in the column `text`), each also with `.gz`.
+        field: where the path was written, for messages.
+
+    Raises:
+        ValueError: the file is missing, of another kind, or malformed; names field, file and line.
+    """
+    path = existing_file(path, field)
+    suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
+    readers = {".jsonl": _json_rows, ".json": _json_rows, ".csv": _csv_rows, ".txt": _text_rows}
+    if suffix not in readers:
+        known = ", ".join(readers)
+        raise ValueError(f"{field} must end in one of {known} (or those with .gz), got {path.name!r}. Rename the file.")
+    with _open_text(path, field) as file:
+        yield from readers[suffix](file, path.name, field)
+
+
+def read_json_rows(path: str | Path, field: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Rows of a JSON Lines file, whatever its name, with their line numbers. Raises ValueError as `read_rows`."""
+    path = existing_file(path, field)
+    with _open_text(path, field) as file:
+        yield from _json_rows(file, path.name, field)
+
+
+def read_column(path: str | Path, column: str, field: str) -> list[str]:
+    """One column of a file as strings. Raises ValueError as `read_rows`, and for a row without that column."""
+    texts = []
+    for line, row in read_rows(path, field):
+        texts.append(string_of(row, column, field, f"{Path(path).name}, line {line}"))
+    return texts
+
+
+def string_of(row: dict[str, Any], column: str, field: str, place: str) -> str:
+    """row[column], which must be a string."""
+    value = row.get(column)
+    if not isinstance(value, str):
+        got = "no such column" if column not in row else type(value).__name__
+        raise ValueError(f"{field} must have a string {column!r} in every row, got {got} in {place}. Correct the row.")
+    return value
+
+
+@contextmanager
+def _open_text(path: Path, field: str) -> Iterator[io.TextIOBase]:
+    """The file as UTF-8 text; what is not becomes an error that names the file."""
+    opener = gzip.open if path.name.endswith(".gz") else open
+    try:
+        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+            yield file
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{field} must be UTF-8 text, got other bytes in {path.name}. Convert the file.") from error
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise ValueError(f"{field} must be a whole gzip file, got {path.name}: {error}. Copy it again.") from error
+
+
+def _json_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"{field} must hold one JSON object per line, got {error.msg} in {name}, line {number}, column "
+                f"{error.colno}. Correct the line."
+            ) from error
+        if not isinstance(row, dict):
+            got = type(row).__name__
+            raise ValueError(
+                f"{field} must hold one JSON object per line, got {got} in {name}, line {number}. Correct the line."
+            )
+        yield number, row
+
+
+def _csv_rows(file: io.TextIOBase, name: str, field: str) -> list[tuple[int, dict[str, Any]]]:
+    """A list, not a generator: the limit below is global and must not stay raised between two rows."""
+    rows = []
+    with _long_csv_fields():
+        reader = csv.DictReader(file, strict=True)
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    raise ValueError(
+                        f"{field} must have as many values in a row as the header, got another number in {name}, line "
+                        f"{reader.line_num}. Quote values that hold commas or line ends."
+                    )
+                rows.append((reader.line_num, row))
+        except csv.Error as error:
+            raise ValueError(
+                f"{field} must be valid CSV, got {error} in {name}, line {reader.line_num}. Correct the row."
+            ) from error
+    return rows
+
+
+def _text_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(file, start=1):
+        if line.strip():
+            yield number, {"text": line.rstrip("\r\n")}
+
+
+@contextmanager
+def _long_csv_fields() -> Iterator[None]:
+    """The csv module's limit, a global 128 kB, is below long mails; raised while a file is read."""
+    with _CSV_LIMIT:
+        before = csv.field_size_limit(MAX_CSV_FIELD_BYTES)
+        try:
+            yield
+        finally:
+            csv.field_size_limit(before)

@@ -1,0 +1,72 @@
+"""Secrets of text tasks: the file, and in how many training examples each occurs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from raydp.tasks.base import Secret
+from raydp.tasks.reading import read_json_rows
+
+
+def read_secrets(path: str | Path, field: str) -> list[Secret]:
+    """Read a JSON Lines file of secrets.
+
+    Args:
+        path: one object per line, with the strings `prompt` (s1) and either `continuation` (s2 of a verbatim secret) or
+            `attribute` (A(x) of an attribute secret); other keys are left alone. White space counts.
+        field: where the path was written, for messages.
+
+    Raises:
+        ValueError: the file is missing, empty or malformed, or has a secret twice; names field, file and line.
+
+    Source: Hu et al. 2025, Table 5 (s1, s2) and App. B.6 (attributes).
+    """
+    secrets: dict[str, Secret] = {}
+    for line, row in read_json_rows(path, field):
+        place = f"{Path(path).name}, line {line}"
+        secret = _secret_of(row, field, place)
+        if secret.id in secrets:
+            raise ValueError(f"{field} must hold each secret once, got one again in {place}. Remove the line.")
+        secrets[secret.id] = secret
+    if not secrets:
+        raise ValueError(f"{field} must hold at least one secret, got none in {Path(path).name}. Add lines to it.")
+    return list(secrets.values())
+
+
+def verbatim_texts(secrets: Sequence[Secret]) -> list[str]:
+    """s1 + s2 of the verbatim secrets."""
+    return [s.prompt + s.continuation for s in secrets if s.kind == "verbatim"]
+
+
+def mentions(text: str, attribute: str) -> bool:
+    """Whether an attribute appears in a text, case-folded and as whole words (DESIGN: AIR)."""
+    return re.search(rf"(?<!\w){re.escape(attribute.casefold())}(?!\w)", text.casefold()) is not None
+
+
+def occurs_in(secret: Secret, text: str) -> bool:
+    """Whether a text holds a verbatim secret's whole string, or mentions an attribute."""
+    if secret.kind == "verbatim":
+        return secret.prompt + secret.continuation in text
+    return mentions(text, secret.continuation)
+
+
+def counted(secrets: Sequence[Secret], texts: Sequence[str]) -> list[Secret]:
+    """The secrets with `count` set to the number of texts that each occurs in."""
+    return [replace(s, count=sum(occurs_in(s, text) for text in texts)) for s in secrets]
+
+
+def _secret_of(row: dict[str, Any], field: str, place: str) -> Secret:
+    keys = [key for key in ("continuation", "attribute") if key in row]
+    wanted = ["prompt", *keys]
+    if len(keys) != 1 or not all(isinstance(row.get(key), str) and row[key].strip() for key in wanted):
+        raise ValueError(
+            f"{field} must hold a prompt and either a continuation or an attribute, as strings that are not blank, in "
+            f"every line, got the keys {sorted(row)} in {place}. Correct the line."
+        )
+    if keys == ["continuation"]:
+        return Secret(prompt=row["prompt"], continuation=row["continuation"])
+    return Secret(prompt=row["prompt"], continuation=row["attribute"], kind="attribute")

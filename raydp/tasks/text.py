@@ -1,0 +1,124 @@
+"""Any text as a task: a file of rows, or a Hugging Face data set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, model_validator
+
+from raydp.tasks.corpus import Texts, WindowedTask
+from raydp.tasks.reading import read_column
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from raydp.tasks.language import LanguageModelingTask
+
+FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".txt", ".gz")
+
+
+class TextTask(WindowedTask):
+    """Causal language modelling on the rows of a file or data set.
+
+    Attributes:
+        path: a JSON Lines, CSV or text file (a row per line), gzipped or not; or a folder that datasets.save_to_disk
+            wrote; or the name of a data set on the Hugging Face hub.
+        column: the column with the text; in a text file it is `text`.
+        split: the part of a data set to train on; train by default where there are parts.
+        heldout_path: a file, folder or data set of its own to evaluate on, instead of a fraction.
+        heldout_split: the part of the data set to evaluate on, instead of a fraction.
+        heldout_fraction: share of the rows that are held out, by a keyed hash of the text; 0.1 by default. Held-out
+            rows that hold a secret are dropped, however the part was chosen.
+        max_windows_per_row: with window "lines", windows kept of one row, those that hold a secret first.
+        secrets: JSON Lines file with `prompt` and `continuation`, or `prompt` and `attribute`; none by default.
+        controls, num_controls_per_secret, max_length, min_tokens, window, split_seed: see WindowedTask.
+    """
+
+    path: str
+    column: str = "text"
+    split: str | None = None
+    heldout_path: str | None = None
+    heldout_split: str | None = None
+    heldout_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+    max_windows_per_row: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> TextTask:
+        ways = [w for w in ("heldout_path", "heldout_split", "heldout_fraction") if getattr(self, w) is not None]
+        if len(ways) > 1 and set(ways) != {"heldout_path", "heldout_split"}:
+            raise ValueError(f"task.heldout_fraction must stand alone, got {' and '.join(ways)}. Remove one.")
+        if self.max_windows_per_row is not None and self.window != "lines":
+            raise ValueError(
+                f"task.max_windows_per_row must go with window lines, got window {self.window}, which has one window "
+                "per row. Remove it."
+            )
+        if self.controls and not self.secrets:
+            raise ValueError(
+                "task.controls must go with task.secrets, got no secrets. Add them, or remove the controls."
+            )
+        return self
+
+    def build(self, tokenizer: PreTrainedTokenizerBase) -> LanguageModelingTask:
+        """Read, split and cut the rows.
+
+        Raises:
+            ValueError: the data or a file is missing or malformed, nothing is left to train or evaluate on, or no
+                secret occurs in the training examples.
+        """
+        train = _read(self.path, self.column, self.split, "task.path", "task.split")
+        heldout = None
+        if self.heldout_path or self.heldout_split:
+            heldout = _read(
+                self.heldout_path or self.path,
+                self.column,
+                self.heldout_split,
+                "task.heldout_path" if self.heldout_path else "task.path",
+                "task.heldout_split",
+            )
+        texts = Texts(train=train, heldout=heldout, noun="row", notes={"texts_read": len(train)})
+        return self._assemble(tokenizer, texts, self.heldout_fraction or 0.1, self.max_windows_per_row)
+
+
+def _read(path: str, column: str, split: str | None, field: str, split_field: str) -> list[str]:
+    """The texts of a file, a saved data set or one of the hub."""
+    if not Path(path).is_dir() and (Path(path).is_file() or path.endswith(FILE_SUFFIXES)):
+        if split is not None:
+            raise ValueError(f"{split_field} must go with a data set, got {split!r} with the file {path!r}. Remove it.")
+        return read_column(path, column, field)
+    data = _dataset(path, split, field, split_field)
+    if column not in data.column_names:
+        raise ValueError(f"task.column must be one of {', '.join(data.column_names)}, got {column!r}. Choose one.")
+    texts = list(data[column])
+    strange = next((i for i, text in enumerate(texts) if not isinstance(text, str)), None)
+    if strange is not None:
+        raise ValueError(
+            f"{field} must have a string {column!r} in every row, got {type(texts[strange]).__name__} in {path}, row "
+            f"{strange}. Choose another column."
+        )
+    return texts
+
+
+def _dataset(path: str, split: str | None, field: str, split_field: str) -> Any:
+    """A datasets.Dataset from a folder or the hub."""
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{field} must be an existing file where the package datasets is not installed, got {path!r}. Check the "
+            "path, or install raydp-tune[datasets] to read data sets."
+        ) from error
+    try:
+        data = datasets.load_from_disk(path) if Path(path).is_dir() else datasets.load_dataset(path)
+    except (FileNotFoundError, ConnectionError, datasets.exceptions.DatasetNotFoundError) as error:
+        raise ValueError(
+            f"{field} must be an existing file, a folder of datasets.save_to_disk or a data set of the Hugging Face "
+            f"hub, got {path!r}: {error} Check the path."
+        ) from error
+    if isinstance(data, datasets.Dataset):
+        if split is not None:
+            raise ValueError(f"{split_field} must go with a data set in parts, got {split!r} with {path!r}. Remove it.")
+        return data
+    if (split or "train") not in data:
+        raise ValueError(f"{split_field} must be one of {', '.join(data)}, got {split or 'train'!r}. Choose one.")
+    return data[split or "train"]

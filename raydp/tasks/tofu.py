@@ -1,0 +1,191 @@
+"""TOFU: questions and answers about fictitious authors, whose genres are the secrets (Hu et al. 2025, App. B)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from raydp.tasks.attributes import AuthorAttribute, apply_review, find_attributes, write_review
+from raydp.tasks.base import Secret, TaskFacts
+from raydp.tasks.language import LanguageModelingTask, content_hash
+from raydp.tasks.qa import EncodedAnswers, Row, Template, encode_answers
+from raydp.tasks.reading import read_rows, string_of
+from raydp.tasks.secrets import counted
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class TofuTask(BaseModel):
+    """Causal language modelling of answers; loss and utility are on the answers' tokens only.
+
+    Attributes:
+        path: JSON Lines or CSV file with the columns `question` and `answer`, the rows of each author together.
+        rows_per_author: rows of an author.
+        heldout_fraction: share of the authors that are held out, the last ones, rounded up.
+        max_length: tokens of an example; longer ones lose the end of the answer.
+        template: an example, from {question} to {answer}; see raydp.tasks.qa.Template.
+        append_eos: end each answer with the tokenizer's end-of-text token, if it has one.
+        secret_question: the question that asks for the genre of {name}.
+        review: JSON Lines file with author_index, name and genre that overrides what was found (see write_review).
+
+    The secrets are the training authors' genres, as far as a name and a genre are known; the controls are the held-out
+    authors' genres.
+
+    Source: Hu et al. 2025, App. B.2, B.3 and B.6.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: Path
+    rows_per_author: Annotated[int, Field(ge=2)] = 20
+    heldout_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    max_length: Annotated[int, Field(ge=8)] = 128
+    template: str = "Question: {question}\nAnswer: {answer}"
+    append_eos: bool = True
+    secret_question: str = "What genre does {name} write in?"
+    review: Path | None = None
+
+    @field_validator("template")
+    @classmethod
+    def _question_then_answer(cls, template: str) -> str:
+        if not Template(text=template).is_valid():
+            raise ValueError(f"must hold {{question}} once and end in {{answer}}, got {template!r}. Rewrite it.")
+        return template
+
+    @field_validator("secret_question")
+    @classmethod
+    def _asks_by_name(cls, question: str) -> str:
+        if question.count("{name}") != 1:
+            raise ValueError(f"must hold {{name}} once, got {question!r}. Rewrite it.")
+        return question
+
+    def build(self, tokenizer: PreTrainedTokenizerBase) -> LanguageModelingTask:
+        """Read, split by author, tokenise, and find the secrets.
+
+        Raises:
+            ValueError: a file is missing or malformed, the rows do not divide into authors, the split leaves no author
+                to train on, no training author has a name and a genre, or max_length leaves no answer.
+        """
+        authors = self._authors()
+        attributes = self._attributes(authors)
+        num_train = self._num_train(len(authors))
+        train = self._encode(tokenizer, authors[:num_train])
+        heldout = self._encode(tokenizer, authors[num_train:])
+        secrets = self._secrets(attributes[:num_train], train.texts)
+        controls = self._secrets(attributes[num_train:], None)
+        if not secrets:
+            raise ValueError(
+                "task.path must give a name and a genre for at least one training author, got none. Write the "
+                "candidates with write_review, complete them, and set task.review."
+            )
+        return LanguageModelingTask(
+            train=train.examples,
+            heldout=heldout.examples,
+            task_facts=TaskFacts(
+                num_examples=len(train.examples),
+                num_units=len(train.examples),
+                privacy_unit="question-answer pair",
+                content_hash=content_hash(train.examples, heldout.examples, [*secrets, *controls]),
+                num_tokens=train.examples.num_targets(),
+                notes=self._notes(attributes, num_train, train, heldout)
+                | {"num_secrets": len(secrets), "num_controls": len(controls)},
+            ),
+            task_secrets=tuple(secrets),
+            task_controls=tuple(controls),
+        )
+
+    def write_review(self, path: str | Path) -> None:
+        """Write the names and genres found, for a person to correct and complete; `review` reads the file.
+
+        Raises:
+            ValueError: as build; or the file exists.
+        """
+        write_review(self._attributes(self._authors()), Path(path))
+
+    def _authors(self) -> list[list[Row]]:
+        """The rows of each author."""
+        rows = []
+        for line, row in read_rows(self.path, "task.path"):
+            place = f"{self.path.name}, line {line}"
+            question, answer = (string_of(row, key, "task.path", place) for key in ("question", "answer"))
+            rows.append(Row(question=question.strip(), answer=answer.strip()))
+        size = self.rows_per_author
+        if len(rows) % size or len(rows) < 2 * size:
+            raise ValueError(
+                f"task.path must hold at least two authors of task.rows_per_author = {size} rows each, got {len(rows)} "
+                "rows. Correct the number or the file."
+            )
+        return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
+
+    def _attributes(self, authors: Sequence[Sequence[Row]]) -> list[AuthorAttribute]:
+        found = find_attributes([[row.text for row in rows] for rows in authors])
+        return apply_review(found, self.review, "task.review") if self.review else found
+
+    def _num_train(self, num_authors: int) -> int:
+        """Training authors; the product is rounded first, so that 0.1 of 30 is 3 and not 4."""
+        num_train = num_authors - math.ceil(round(self.heldout_fraction * num_authors, 9))
+        if num_train < 1:
+            raise ValueError(
+                f"task.heldout_fraction must leave an author to train on, got {self.heldout_fraction:g} of "
+                f"{num_authors} authors. Lower it, or give more data."
+            )
+        return num_train
+
+    def _encode(self, tokenizer: PreTrainedTokenizerBase, authors: Sequence[Sequence[Row]]) -> EncodedAnswers:
+        encoded = encode_answers(
+            tokenizer,
+            [row for rows in authors for row in rows],
+            Template(text=self.template),
+            max_length=self.max_length,
+            append_eos=self.append_eos,
+        )
+        if not len(encoded.examples):
+            raise ValueError(
+                f"task.max_length must leave room for answers, got {self.max_length}, which no question of a part fits "
+                "into. Raise it."
+            )
+        return encoded
+
+    def _secrets(self, attributes: Sequence[AuthorAttribute], texts: Sequence[str | None] | None) -> list[Secret]:
+        """The genres of authors that are resolved. With texts (theirs, in order), those that occur in the author's own,
+        counted there (Hu et al. 2025, Fig. 12b)."""
+        template, size = Template(text=self.template), self.rows_per_author
+        secrets = []
+        for position, attribute in enumerate(attributes):
+            if attribute.name is None or attribute.genre is None:
+                continue
+            prompt = template.prompt(self.secret_question.replace("{name}", attribute.name))
+            secret = Secret(prompt=prompt, continuation=attribute.genre, kind="attribute")
+            if texts is None:
+                secrets.append(secret)
+                continue
+            own = [text for text in texts[position * size : (position + 1) * size] if text is not None]
+            secrets += [s for s in counted([secret], own) if s.count]
+        return secrets
+
+    def _notes(
+        self, attributes: Sequence[AuthorAttribute], num_train: int, train: EncodedAnswers, heldout: EncodedAnswers
+    ) -> dict[str, Any]:
+        """What a reader of the guarantee needs to know; authors by their position, never by name."""
+        shown = [text for text in train.texts if text is not None]
+        return {
+            "num_authors": num_train,
+            "num_heldout_authors": len(attributes) - num_train,
+            "num_heldout_examples": len(heldout.examples),
+            "authors_unresolved": [a.author_index for a in attributes if a.name is None or a.genre is None],
+            "reviewed": self.review is not None,
+            "truncated_examples": train.truncated,
+            "truncated_heldout_examples": heldout.truncated,
+            "rows_without_answer_removed": train.without_answer + heldout.without_answer,
+            "repeated_examples": len(shown) - len(set(shown)),
+            "caveats": [
+                f"The privacy unit is one row: an author has {self.rows_per_author}, so an author's own guarantee is "
+                f"that of a group of {self.rows_per_author}.",
+                "Names and genres are extracted from the private data; epsilon does not cover their choice or counts.",
+            ],
+        }

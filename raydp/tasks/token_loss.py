@@ -1,0 +1,88 @@
+"""Negative log-likelihood of every target token: most of the time of a small model with a large vocabulary."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from raydp.models import causal_model, skipping_layers
+from raydp.tasks.base import Batch
+
+IGNORE = -100
+CHUNK_TOKENS = 128
+"""Tokens whose logits exist at a time: small enough for the caches, large enough for the matrix product."""
+PLAIN_HEADS = {"gpt2", "llama", "mistral", "qwen2", "qwen3"}
+"""Architectures whose logits are the output layer of the last hidden state and nothing else."""
+
+
+def token_nll(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """[B, L - 1] negative log-likelihood (nats, fp32) of each next token, 0 where it is not a target.
+
+    A frozen output layer is fused with the loss; one that is trained, or of an architecture that is not known to be
+    plain, goes through the model's own forward pass.
+    """
+    rows, width = batch.input_ids.shape
+    positions = torch.arange(width, device=batch.input_ids.device).expand(rows, width)  # a row of its own per example
+    inputs: dict[str, Any] = {"position_ids": positions, "use_cache": False}
+    inputs |= {"input_ids": batch.input_ids} if batch.hidden is None else {"inputs_embeds": batch.hidden}
+    labels = batch.labels[:, 1:]
+    causal = causal_model(model)
+    with nullcontext() if batch.hidden is None else skipping_layers(model, batch.first_layer):
+        if not _has_plain_frozen_head(causal):
+            logits = model(**inputs).logits[:, :-1]
+            flat = F.cross_entropy(
+                logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1), ignore_index=IGNORE, reduction="none"
+            )
+            return flat.view(labels.shape)
+        hidden = getattr(causal, causal.base_model_prefix)(**inputs).last_hidden_state[:, :-1]
+    wanted = labels != IGNORE
+    nll = FrozenHeadLoss.apply(hidden[wanted], causal.get_output_embeddings().weight, labels[wanted])
+    return torch.zeros(labels.shape, device=nll.device).masked_scatter(wanted, nll)
+
+
+def _has_plain_frozen_head(causal: nn.Module) -> bool:
+    """Whether the output layer only multiplies, and nobody needs its gradient (hooks are those of the DP step)."""
+    head = causal.get_output_embeddings()
+    return (
+        causal.config.model_type in PLAIN_HEADS
+        and type(head) is nn.Linear
+        and head.bias is None
+        and not head.weight.requires_grad
+        and not head._forward_hooks
+    )
+
+
+class FrozenHeadLoss(torch.autograd.Function):
+    """Cross-entropy of a frozen output layer, in chunks of tokens.
+
+    The gradient of token i's loss in its hidden state, (softmax(W h_i) - e_{y_i}) W, needs nothing from the backward
+    pass but a factor, so it is computed while the logits are at hand and the logits are never stored.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Args: hidden [N, H] and weight [V, H] of one type, targets [N]. Returns: [N] fp32, nats."""
+        needs_gradient = ctx.needs_input_grad[0]
+        nll = torch.empty(len(targets), device=hidden.device)
+        gradient = torch.empty_like(hidden) if needs_gradient else None
+        for start in range(0, len(targets), CHUNK_TOKENS):
+            part = slice(start, start + CHUNK_TOKENS)
+            log_p = torch.log_softmax((hidden[part] @ weight.T).float(), dim=1)
+            rows = torch.arange(len(log_p), device=hidden.device)
+            nll[part] = -log_p[rows, targets[part]]
+            if gradient is not None:
+                p = log_p.exp_()
+                p[rows, targets[part]] -= 1
+                gradient[part] = p.to(weight.dtype) @ weight
+        if gradient is not None:
+            ctx.save_for_backward(gradient)
+        return nll
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * grads[0][:, None].to(gradient.dtype), None, None

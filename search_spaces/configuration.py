@@ -1,0 +1,76 @@
+"""One configuration (b, T, η) of differentially private training, and exact arithmetic on it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+
+
+def exact(value: float | str) -> Fraction:
+    """The decimal that was written, as a fraction.
+
+    A float stands for its shortest decimal (its `str`): 3e-3 is 3/1000, not the nearest double. Every decimal of at
+    most 15 significant digits survives the way through a double (IEEE 754), so equality of products is decided as on
+    paper: 8192·250·3e-3 equals 4096·500·3e-3, whatever the rounding.
+
+    Args:
+        value: a finite number, or its text ("5e-4").
+
+    Raises:
+        ValueError: not a finite decimal number.
+    """
+    try:
+        number = Decimal(str(value))
+    except InvalidOperation:
+        number = Decimal("nan")
+    # An exponent that no double holds would make the fraction's integers as long as the exponent says.
+    if not math.isfinite(float(number)) or (number != 0 and float(number) == 0):
+        raise ValueError(f"value must be a finite decimal number, got {value!r}. Write it like 0.001 or 1e-3.")
+    return Fraction(number)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """What a sweep varies at one fixed (ε, δ).
+
+    Attributes:
+        batch_size: b, expected number of examples in a batch.
+        num_steps: T, optimizer steps.
+        learning_rate: η.
+
+    Raises:
+        ValueError: a value that is not positive, or not a whole number where one is needed.
+    """
+
+    batch_size: int
+    num_steps: int
+    learning_rate: float
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "num_steps"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a whole number >= 1, got {value!r}. Write it like 256.")
+        rate = self.learning_rate
+        if not isinstance(rate, float) or not math.isfinite(rate) or rate <= 0:
+            raise ValueError(f"learning_rate must be a finite number > 0, got {rate!r}. Write it like 1.0e-3.")
+
+    @property
+    def key(self) -> tuple[int, int, float]:
+        """(T, b, η): the order in which configurations are listed and ties are resolved."""
+        return (self.num_steps, self.batch_size, self.learning_rate)
+
+    @property
+    def compute(self) -> int:
+        """C = b·T, examples processed in expectation (Hu et al. 2025, §4.1)."""
+        return self.batch_size * self.num_steps
+
+    @property
+    def updates(self) -> Fraction:
+        """U = C·η, the cumulative learning signal (Hu et al. 2025, §4.1), exact."""
+        return self.compute * exact(self.learning_rate)
+
+    def __str__(self) -> str:
+        return f"(b={self.batch_size}, T={self.num_steps}, η={self.learning_rate:g})"

@@ -1,0 +1,160 @@
+"""Reading, checking and averaging points tables."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from point_tables import naive_means, tables
+
+from analysis import check_points, configuration_means, heuristic_accuracy, load_points, other_rows, save_points, select
+from search_spaces import exact
+
+HEADER = "batch_size,num_steps,learning_rate,seed,utility_loss,score"
+
+
+def load(tmp_path, *rows, header=HEADER):
+    path = tmp_path / "points.csv"
+    path.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
+    return load_points(path)
+
+
+def test_columns_have_their_types_and_rows_their_order(tmp_path):
+    points = load(tmp_path, "8,2,5e-4,1,2.5,0.1", "4.0,2,0.001,0,3,0")
+    assert points.dtypes[["batch_size", "num_steps", "seed"]].tolist() == [np.int64] * 3
+    assert points.dtypes[["learning_rate", "utility_loss", "score"]].tolist() == [np.float64] * 3
+    assert points.to_numpy().tolist() == [[8, 2, 5e-4, 1, 2.5, 0.1], [4, 2, 1e-3, 0, 3, 0]]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("0,2,1e-3,0,1,1", "batch_size must be > 0.*row 2"),
+        ("4,-2,1e-3,0,1,1", "num_steps must be > 0"),
+        ("4,2,0,0,1,1", "learning_rate must be > 0"),
+        ("4,2,inf,0,1,1", "learning_rate must be a finite number"),
+        ("4.5,2,1e-3,0,1,1", "batch_size must be a whole number"),
+        ("4,2,1e-3,0.5,1,1", "seed must be a whole number"),
+        ("4,2,1e-3,,1,1", "seed must be a finite number"),
+        ("4,2,1e-3,0,,1", "utility_loss must be a finite number"),
+        ("4,2,1e-3,0,1,nan", "score must be a finite number"),
+        ("4,2,1e-3,0,1,-inf", "score must be a finite number"),
+        ("4,2,fast,0,1,1", "learning_rate must be a number, got 'fast' in row 2"),
+        ("9,9,1e-3,7,1,1", "one row per .* seed 7"),
+        ("9,9,0.001,7,2,3", "one row per"),
+    ],
+)
+def test_bad_rows_are_refused_by_name(tmp_path, row, message):
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path, "9,9,1.0e-3,7,1,1", row)
+
+
+def test_tables_that_are_none_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="without seed, score"):
+        load(tmp_path, "1,1,1,1", header="batch_size,num_steps,learning_rate,utility_loss")
+    with pytest.raises(ValueError, match="at least one row"):
+        load(tmp_path)
+    (tmp_path / "nothing.csv").write_text("")
+    with pytest.raises(ValueError, match="empty file"):
+        load_points(tmp_path / "nothing.csv")
+    with pytest.raises(ValueError, match=r"\.csv or \.parquet"):
+        load_points(tmp_path / "points.xlsx")
+    with pytest.raises(ValueError, match="existing file"):
+        load_points(tmp_path / "absent.csv")
+    with pytest.raises(ValueError, match=r"\.csv or \.parquet"):
+        save_points(pd.DataFrame(), tmp_path / "points.json")
+
+
+def test_only_finished_rows_are_used_and_the_others_are_counted(tmp_path):
+    points = load(
+        tmp_path,
+        "4,2,1e-3,0,1,1,finished",
+        "4,2,1e-3,1,,,failed",
+        "4,2,1e-3,2,,,failed",
+        "4,2,1e-3,3,9,9,stopped",
+        "4,2,1e-3,4,,,",
+        header=HEADER + ",status",
+    )
+    assert len(points) == 1
+    assert other_rows(points) == {"failed": 2, "stopped": 1, "unknown": 1}
+    assert other_rows(check_points(points)) == other_rows(points), "checking again forgets nothing"
+    with pytest.raises(ValueError, match="finished row, got 1 failed"):
+        load(tmp_path, "4,2,1e-3,1,,,failed", header=HEADER + ",status")
+
+
+def test_methods_without_hyperparameters_load_but_are_not_compared(tmp_path):
+    points = load(tmp_path, "4,2,1e-3,0,1,1", ",,,0,1,1", ",,,0,1,1")
+    assert points["batch_size"].isna().sum() == 2
+    for analysis in (heuristic_accuracy, select, configuration_means):
+        with pytest.raises(ValueError, match="got 2 of 3 rows without"):
+            analysis(points)
+
+
+def test_learning_rates_stay_the_decimals_that_were_written(tmp_path):
+    points = load(tmp_path, *(f"1,1,{text},0,1,1" for text in ("3e-3", "0.1", "7.0E-05", "0.000123456789012345")))
+    assert [exact(rate) for rate in points["learning_rate"]] == [
+        Fraction(3, 1000), Fraction(1, 10), Fraction(7, 100_000), Fraction(123456789012345, 10**18)
+    ]  # fmt: skip
+    single = check_points(points.assign(learning_rate=points["learning_rate"].astype(np.float32)))
+    assert [exact(rate) for rate in single["learning_rate"]][:3] == [
+        Fraction(3, 1000),
+        Fraction(1, 10),
+        Fraction(7, 10**5),
+    ]
+
+
+def test_spreadsheet_csv_is_read(tmp_path):
+    path = tmp_path / "points.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + f"{HEADER.replace(',', ', ')}\r\n4, 2, 1e-3, 0, 1, 1\r\n".encode())
+    assert load_points(path)["learning_rate"].tolist() == [0.001]
+
+
+@settings(max_examples=30, deadline=None)
+@given(table=tables(), data=st.data())
+def test_files_give_back_every_value(tmp_path_factory, table, data):
+    """Doubles survive both formats bit by bit."""
+    finite = st.floats(allow_nan=False, allow_infinity=False)
+    table["score"] = data.draw(st.lists(finite, min_size=len(table), max_size=len(table)))
+    table["learning_rate"] = table["learning_rate"].astype(float)
+    for extension in ("csv", "parquet"):
+        path = tmp_path_factory.mktemp("points") / f"points.{extension}"
+        save_points(table, path)
+        pd.testing.assert_frame_equal(load_points(path), check_points(table), check_exact=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(table=tables())
+def test_means_are_exact_sorted_and_blind_to_the_order_of_rows(table):
+    means = configuration_means(table)
+    naive = naive_means(table)
+    rows = zip(means["batch_size"], means["num_steps"], map(exact, means["learning_rate"]), strict=True)
+    order = sorted(naive, key=lambda p: (p[1], p[0], p[2]))
+    assert list(rows) == order
+    assert list(zip(means["utility_loss"], means["score"], strict=True)) == [naive[p] for p in order]
+    pd.testing.assert_frame_equal(configuration_means(table[::-1]), means, rtol=1e-12)  # the stds: summation order
+    assert means["score"].tolist() == configuration_means(table[::-1])["score"].tolist()
+
+
+def test_equal_samples_have_equal_means():
+    """Three times 0.1 averages to 0.1, where a float sum gives 0.30000000000000004 / 3."""
+    rows = [(1, 1, 0.1, seed, 0.1, 0.1) for seed in range(3)] + [(2, 1, 0.1, 0, 0.1, 0.1)]
+    means = configuration_means(pd.DataFrame(rows, columns=HEADER.split(",")))
+    assert means["score"].tolist() == [0.1, 0.1]
+    assert means["score_std"].tolist()[0] == 0
+    assert np.isnan(means["score_std"].tolist()[1])
+
+
+def test_the_model_is_that_of_the_first_listed_seed_that_finished(tmp_path):
+    points = load(
+        tmp_path,
+        "4,2,1e-3,2,1,1,,failed",
+        "4,2,1e-3,1,1,9,models:/m/7,finished",
+        "8,2,1e-3,0,1,1,,finished",
+        "4,2,1e-3,0,1,0,models:/m/3,finished",
+        header=HEADER + ",model_uri,status",
+    )
+    assert configuration_means(points)["model_uri"].tolist() == ["models:/m/7", None]

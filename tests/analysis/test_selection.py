@@ -1,0 +1,152 @@
+"""Selection rules against Algorithm 1 as printed, thresholds, warnings and records."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from point_tables import naive_means, naive_procedure, naive_select, tables
+
+from analysis import RULES, select, useful_points
+from search_spaces import exact, grid
+
+COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
+
+
+def as_point(configuration):
+    return configuration.batch_size, configuration.num_steps, exact(configuration.learning_rate)
+
+
+def full_grid(loss=lambda c: 3 - c.compute * c.learning_rate):
+    return pd.DataFrame(
+        [
+            (c.batch_size, c.num_steps, c.learning_rate, 0, loss(c), 0.5)
+            for c in grid([2, 4], [1, 2, 4], ["0.1", "0.2"])
+        ],
+        columns=COLUMNS,
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(table=tables(), data=st.data())
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_rules_select_what_their_definition_selects(rule, table, data):
+    means = naive_means(table)
+    max_loss = data.draw(st.none() | st.sampled_from([loss for loss, _ in means.values()]))
+    pool = {p: figures for p, figures in means.items() if max_loss is None or figures[0] <= max_loss}
+    selection = select(table, rule=rule, max_loss=max_loss)
+    chosen = naive_select(rule, pool)
+    assert as_point(selection.configuration) == chosen
+    assert (selection.utility_loss, selection.score) == means[chosen]
+    assert select(table.sample(frac=1, random_state=1), rule=rule, max_loss=max_loss).configuration == (
+        selection.configuration
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(table=tables())
+def test_the_record_shows_the_survivors_of_every_step(table):
+    steps = select(table).steps
+    survivors, _ = naive_procedure(naive_means(table))
+    assert [step.name for step in steps] == ["updates", "compute", "individual", "worst utility"]
+    assert [set(map(as_point, step.survivors)) for step in steps[:3]] == survivors
+    before = set(naive_means(table))
+    for step in steps:
+        assert set(map(as_point, step.dropped)) == before - set(map(as_point, step.survivors))
+        before = set(map(as_point, step.survivors))
+
+
+@settings(max_examples=40, deadline=None)
+@given(table=tables(), share=st.sampled_from([0, 0.25, 0.5, 0.75, 1]))
+def test_min_utility_gain_is_a_share_of_the_best_gain(table, share):
+    means, base = naive_means(table), 3.0
+    best = max(base - loss for loss, _ in means.values())
+    # The shares are dyadic but means over three seeds are not: stay clear of the one boundary that rounding decides.
+    gains = {p: base - loss for p, (loss, _) in means.items()}
+    assume(all(gain == best or abs(gain - share * best) > 1e-9 for gain in gains.values()))
+    kept = {p for p, gain in gains.items() if gain >= share * best}
+    points = useful_points(table, min_utility_gain=share, base_utility_loss=base)
+    assert set(naive_means(points)) == kept
+    selection = select(table, min_utility_gain=share, base_utility_loss=base)
+    assert as_point(selection.configuration) == naive_select("procedure", {p: means[p] for p in kept})
+    in_table = select(table.assign(base_utility_loss=base), min_utility_gain=share)
+    assert in_table.configuration == selection.configuration
+
+
+def test_a_gain_on_the_boundary_counts_despite_rounding():
+    """Exactly 90 % of the best gain: 3.1 - 0.9 * (3.1 - 1.9) is 2.0199999999999996 as floats."""
+    table = pd.DataFrame([(1, 1, 0.1, 0, 2.02, 0.1), (2, 1, 0.1, 0, 1.9, 0.2)], columns=COLUMNS)
+    selection = select(table, min_utility_gain=0.9, base_utility_loss=3.1)
+    assert (selection.configuration.batch_size, selection.max_loss) == (1, 2.02)
+    assert select(table, min_utility_gain=0.9000001, base_utility_loss=3.1).configuration.batch_size == 2
+
+
+def test_a_mean_computed_elsewhere_is_a_threshold_that_its_configuration_meets():
+    values = [1.52, 2.02, 1.81]
+    elsewhere = sum(values) / 3
+    table = pd.DataFrame([(1, 1, 0.1, seed, loss, 0.1) for seed, loss in enumerate(values)], columns=COLUMNS)
+    assert select(table).utility_loss > elsewhere, "the case at hand: a float sum that is rounded down"
+    assert select(table, max_loss=elsewhere).utility_loss == select(table).utility_loss
+    with pytest.raises(ValueError, match="lowest mean utility_loss"):
+        select(table, max_loss=elsewhere - 1e-12)
+
+
+def test_nearly_equal_figures_are_no_ties():
+    """The next double up loses, though it comes first in the order (T, b, η)."""
+    table = pd.DataFrame([(1, 1, 0.1, 0, 2.0000000000000004, 0.1), (2, 1, 0.1, 0, 2.0, 0.2)], columns=COLUMNS)
+    assert select(table, rule="best-utility").configuration.batch_size == 2
+    assert select(table, rule="worst-utility").configuration.batch_size == 1
+
+
+def test_max_loss_overrides_the_gain():
+    table = full_grid()
+    by_loss = select(table, max_loss=2.5)
+    assert select(table, max_loss=2.5, min_utility_gain=1.0, base_utility_loss=3.0) == by_loss
+    assert by_loss.steps[0].name == "utility threshold"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_loss": 0.1}, r"lowest mean utility_loss, 1\.4 of \(b=4, T=4, η=0\.2\)"),
+        ({"max_loss": float("nan")}, "max_loss must be finite"),
+        ({"min_utility_gain": 0.9}, "base_utility_loss"),
+        ({"min_utility_gain": 90, "base_utility_loss": 3.0}, r"in \[0, 1\], got 90"),
+        ({"min_utility_gain": 0.9, "base_utility_loss": 1.0}, "got at best -0.4"),
+        ({"rule": "best-utilty"}, "Did you mean 'best-utility'"),
+    ],
+)
+def test_bad_requests_say_what_would_do(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        select(full_grid(loss=lambda c: 3 - c.compute * c.learning_rate / 2), **arguments)
+
+
+def test_a_full_grid_without_a_threshold_ends_at_the_corner_and_warns():
+    selection = select(full_grid())
+    assert selection.configuration == grid([2], [1], [0.1])[0]
+    assert any("full grid" in warning for warning in selection.warnings)
+    assert not select(full_grid(), max_loss=2.3).warnings, "a threshold that excludes something"
+    assert any("full grid" in w for w in select(full_grid(), max_loss=9.0).warnings), (
+        "a threshold that excludes nothing"
+    )
+    assert not select(full_grid(), rule="best-utility").warnings
+    assert not select(full_grid()[1:]).warnings, "not a full grid"
+
+
+def test_the_document_is_the_contract():
+    table = full_grid().assign(model_uri=[f"models:/m/{k}" for k in range(12)], status="finished")
+    table.loc[0, "status"] = "failed"
+    document = json.loads(json.dumps(select(table, max_loss=2.5).to_dict(), allow_nan=False))
+    assert list(document) == [
+        "batch_size", "num_steps", "learning_rate", "utility_loss", "score", "rule", "max_loss", "steps", "model_uri",
+        "warnings",
+    ]  # fmt: skip
+    assert document["steps"][-1]["survivors"] == [
+        {k: document[k] for k in ("batch_size", "num_steps", "learning_rate")}
+    ]
+    row = table.merge(pd.DataFrame(document["steps"][-1]["survivors"])).iloc[0]
+    assert document["model_uri"] == row["model_uri"]
+    assert document["warnings"] == ["The table has rows that are not finished and were left out: 1 failed."]

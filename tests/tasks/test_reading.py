@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import csv
+import gzip
+
+import pytest
+
+from raydp.tasks.reading import read_column, read_rows
+
+TEXTS = ["first, with a comma", 'a "quoted" word', "two\nlines\n", " blanks ", "x" * 200_000, "ø 中 🙂"]
+
+
+def write_csv(path, texts):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "content"])
+        writer.writerows(enumerate(texts))
+
+
+def test_every_layout_gives_the_same_texts(tmp_path, write_jsonl):
+    rows = [{"content": text, "other": 1} for text in TEXTS]
+    write_csv(tmp_path / "mails.csv", TEXTS)
+    (tmp_path / "mails.csv.gz").write_bytes(gzip.compress((tmp_path / "mails.csv").read_bytes()))
+    paths = [write_jsonl("m.jsonl", rows), write_jsonl("m.jsonl.gz", rows), tmp_path / "mails.csv"]
+    for path in [*paths, tmp_path / "mails.csv.gz"]:
+        assert read_column(path, "content", "task.path") == TEXTS
+
+
+def test_a_text_file_has_a_row_per_line(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("one\n\n  two\r\nthree", encoding="utf-8")
+    assert list(read_rows(path, "task.path")) == [(1, {"text": "one"}), (3, {"text": "  two"}), (4, {"text": "three"})]
+
+
+def test_the_limit_of_the_csv_module_is_restored(tmp_path):
+    before = csv.field_size_limit()
+    write_csv(tmp_path / "long.csv", ["x" * (before + 1)])
+    read_column(tmp_path / "long.csv", "content", "task.path")
+    assert csv.field_size_limit() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.jsonl",
+            b'{"content": "ok"}\n{"content": private\n',
+            r"task\.path must hold one JSON object.*a\.jsonl, line 2",
+        ),
+        ("a.jsonl", b'{"content": "ok"}\n\n["private"]\n', r"got list in a\.jsonl, line 3"),
+        ("a.jsonl", b'{"content": 7, "x": "private"}\n', r"string 'content'.*got int in a\.jsonl, line 1"),
+        ("a.jsonl", b'{"contents": "private"}\n', r"string 'content'.*no such column in a\.jsonl, line 1"),
+        ("a.csv", b"id,content\n1,private,3\n", r"as many values.*a\.csv, line 2"),
+        ("a.csv", b"id,content\n1\n", r"as many values.*a\.csv, line 2"),
+        ("a.csv", b'id,content\n1,"private', r"valid CSV, got unexpected end of data in a\.csv"),
+        ("a.jsonl", b'{"content": "\xff private"}\n', r"UTF-8 text.*a\.jsonl"),
+        ("a.jsonl.gz", b'{"content": "private"}\n', r"whole gzip file, got a\.jsonl\.gz"),
+        ("a.jsonl.gz", gzip.compress(b'{"content": "private"}\n')[:-9], r"whole gzip file, got a\.jsonl\.gz"),
+        ("a.parquet", b"private", r"end in one of \.jsonl.*got 'a\.parquet'"),
+    ],
+)
+def test_a_malformed_file_is_named_with_its_line_and_without_its_text(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        read_column(tmp_path / name, "content", "task.path")
+    assert "private" not in str(caught.value)
+
+
+def test_a_missing_file_is_an_error_of_its_field(tmp_path):
+    with pytest.raises(ValueError, match=r"task\.secrets must be an existing file, got '.*nowhere\.jsonl'"):
+        read_column(tmp_path / "nowhere.jsonl", "content", "task.secrets")

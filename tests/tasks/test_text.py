@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import csv
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from raydp.tasks.corpus import is_held_out
+from raydp.tasks.text import TextTask
+
+ROWS = [f"Row {i}: the author writes about the draft, part {i * i}.\nSecond line {i}.\n" for i in range(60)]
+SECRET = {"prompt": "Call Mira", "continuation": " on 555-0142"}
+WITH_SECRET = [row + "Call Mira on 555-0142\n" if i % 6 == 0 else row for i, row in enumerate(ROWS)]
+
+
+@pytest.fixture
+def rows_file(write_jsonl):
+    return str(write_jsonl("rows.jsonl", [{"text": row} for row in WITH_SECRET]))
+
+
+@pytest.fixture
+def saved(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    train = datasets.Dataset.from_dict({"body": WITH_SECRET, "id": list(range(60))})
+    parts = datasets.DatasetDict({"train": train, "validation": train.select(range(0, 60, 5))})
+    parts.save_to_disk(tmp_path / "parts")
+    train.save_to_disk(tmp_path / "single")
+    return tmp_path
+
+
+def test_every_source_gives_the_same_task(rows_file, saved, tmp_path, tokenizer):
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([["text"], *([row] for row in WITH_SECRET)])
+    tasks = [
+        TextTask(path=rows_file),
+        TextTask(path=str(tmp_path / "rows.csv")),
+        TextTask(path=str(saved / "parts"), column="body"),
+        TextTask(path=str(saved / "parts"), column="body", split="train"),
+        TextTask(path=str(saved / "single"), column="body"),
+    ]
+    assert len({task.build(tokenizer).facts().content_hash for task in tasks}) == 1
+
+
+def test_a_text_file_is_read_by_lines(tmp_path, tokenizer):
+    path = tmp_path / "notes.txt"
+    path.write_text("\n".join(f"line {i} of the notes" for i in range(40)))
+    facts = TextTask(path=str(path)).build(tokenizer).facts()
+    assert facts.notes["texts_read"] == 40
+    assert facts.notes["num_texts"] + facts.notes["num_heldout_texts"] == 40
+
+
+def test_without_secrets_there_are_none(rows_file, tokenizer):
+    task = TextTask(path=rows_file).build(tokenizer)
+    assert task.secrets() == task.controls() == ()
+
+
+def test_verbatim_secrets_leave_the_held_out_rows_and_attributes_do_not(rows_file, write_jsonl, tokenizer):
+    attribute = {"prompt": "Who writes?", "attribute": "Author"}
+    secrets = write_jsonl("s.jsonl", [SECRET, attribute, {"prompt": "Who?", "attribute": "nobody"}])
+    task = TextTask(path=rows_file, secrets=secrets, heldout_fraction=0.3, max_length=128).build(tokenizer)
+    sides = [(row, is_held_out(row, 0.3, 0)) for row in WITH_SECRET]
+    train = [row for row, out in sides if not out]
+    leaking = [row for row, out in sides if out and "Call Mira on 555-0142" in row]
+    assert task.facts().notes["heldout_with_secret_removed"] == len(leaking) > 0
+    assert task.facts().notes["num_heldout_texts"] == len(ROWS) - len(train) - len(leaking)
+    counts = {s.continuation: s.count for s in task.secrets()}
+    assert counts == {" on 555-0142": sum("Call Mira" in row for row in train), "Author": len(train)}
+    assert {c.kind for c in task.controls()} == {"verbatim"}
+
+
+def test_a_held_out_file_of_its_own_loses_what_is_also_trained_on(rows_file, write_jsonl, tokenizer):
+    secrets = write_jsonl("s.jsonl", [SECRET])
+    heldout = ["New and clean row of text.\n", ROWS[1], "x Call Mira on 555-0142 y", "Another new row.\n"]
+    path = str(write_jsonl("heldout.jsonl", [{"text": row} for row in heldout]))
+    facts = TextTask(path=rows_file, secrets=secrets, heldout_path=path).build(tokenizer).facts()
+    assert facts.notes["num_texts"] == 60
+    assert facts.notes["heldout_duplicates_removed"] == 1
+    assert facts.notes["heldout_with_secret_removed"] == 1
+    assert facts.notes["num_heldout_texts"] == 2
+
+
+def test_a_part_of_a_data_set_can_be_held_out(saved, tokenizer):
+    task = TextTask(path=str(saved / "parts"), column="body", heldout_split="validation")
+    with pytest.raises(ValueError, match=r"task\.path must leave texts to evaluate on"):
+        task.build(tokenizer)  # every row of this part is also in the training part
+    swapped = TextTask(path=str(saved / "parts"), column="body", split="validation", heldout_split="train")
+    facts = swapped.build(tokenizer).facts()
+    assert (facts.notes["num_texts"], facts.notes["num_heldout_texts"]) == (12, 48)
+
+
+@pytest.mark.parametrize(
+    ("folder", "parameters", "message"),
+    [
+        ("parts", {"split": "test"}, r"task\.split must be one of train, validation, got 'test'"),
+        ("single", {"split": "train"}, r"task\.split must go with a data set in parts"),
+        ("parts", {"heldout_split": "test"}, r"task\.heldout_split must be one of train, validation, got 'test'"),
+        ("parts", {"column": "text"}, r"task\.column must be one of body, id, got 'text'"),
+        ("parts", {"column": "id"}, r"task\.path must have a string 'id'.*got int in .*row 0"),
+        ("nowhere", {}, r"task\.path must be an existing file, a folder of datasets\.save_to_disk or"),
+    ],
+)
+def test_what_a_data_set_does_not_have_is_an_error(saved, tokenizer, monkeypatch, folder, parameters, message):
+    datasets = sys.modules["datasets"]
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=message):
+        TextTask(**{"path": str(saved / folder), "column": "body"} | parameters).build(tokenizer)
+
+
+def test_a_folder_that_holds_no_data_set_is_an_error(tmp_path, tokenizer):
+    pytest.importorskip("datasets")
+    with pytest.raises(ValueError, match=r"task\.path must be an existing file, a folder of datasets\.save_to_disk or"):
+        TextTask(path=str(tmp_path)).build(tokenizer)
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch, tokenizer):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(
+        ValueError, match=r"task\.path must be an existing file .*got 'someone/rows'.*raydp-tune\[datasets\]"
+    ):
+        TextTask(path="someone/rows").build(tokenizer)
+
+
+def test_a_missing_file_is_not_sought_on_the_hub(tokenizer, tmp_path):
+    with pytest.raises(ValueError, match=r"task\.path must be an existing file, got '.*none\.jsonl'"):
+        TextTask(path=str(tmp_path / "none.jsonl")).build(tokenizer)
+    path = tmp_path / "t.txt"
+    path.write_text("a line of text\n")
+    task = TextTask(path=str(path), heldout_path=str(tmp_path / "none.csv"))
+    with pytest.raises(ValueError, match=r"task\.heldout_path must be an existing file, got '.*none\.csv'"):
+        task.build(tokenizer)
+
+
+def test_a_split_of_a_file_is_an_error(rows_file, tokenizer):
+    with pytest.raises(ValueError, match=r"task\.split must go with a data set, got 'train' with the file"):
+        TextTask(path=rows_file, split="train").build(tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"heldout_path": "x.jsonl", "heldout_fraction": 0.2}, r"task\.heldout_fraction must stand alone, got"),
+        ({"window": "tail", "max_windows_per_row": 1}, r"task\.max_windows_per_row must go with window lines"),
+        ({"controls": "c.jsonl"}, r"task\.controls must go with task\.secrets"),
+        ({"colum": "text"}, "colum"),
+    ],
+)
+def test_parameters_are_checked_before_any_work(parameters, message):
+    with pytest.raises(ValidationError, match=message):
+        TextTask(path="rows.jsonl", **parameters)
