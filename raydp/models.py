@@ -151,12 +151,28 @@ def load_base(spec: ModelSpec) -> PretrainedModel:
     """
     folder, note = model_folder(spec.name)
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, spec.dtype), use_safetensors=True)
+        with _no_progress_bar():
+            dtype = getattr(torch, spec.dtype)
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"model.name must be a causal language model, got {spec.name!r}: {error}") from error
     model.requires_grad_(False).eval()
     return PretrainedModel(name=spec.name, model=model, tokenizer=tokenizer, weight_hash=weight_hash(folder), note=note)
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Loading takes a second or two; transformers' bar would break up the output of commands."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _converted_smollm2() -> Path:
@@ -171,7 +187,8 @@ def _converted_smollm2() -> Path:
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    with _no_progress_bar():
+        quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     model = AutoModelForCausalLM.from_config(config)  # save_pretrained refuses a model that came from a GGUF file
     model.load_state_dict(quantised.state_dict())

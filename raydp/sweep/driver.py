@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -118,7 +120,11 @@ def _train(
     with console.status("starting Ray and loading the base model"):
         _start_ray(spec.cluster)
         num_slots = min(_fitting_slots(spec.cluster), max(len(left), 1))
-        queue = ray.remote(TrialQueue).options(num_cpus=0).remote(max_retries=spec.cluster.max_retries)
+        queue = (
+            ray.remote(TrialQueue)
+            .options(num_cpus=0)
+            .remote(expected=len(left) + (folder.result(BASE_RUN) is None), max_retries=spec.cluster.max_retries)
+        )
         shared = ray.put(
             Shared(
                 spec=spec,
@@ -131,6 +137,7 @@ def _train(
         )
         base = queue.submit.remote(BASE_RUN) if folder.result(BASE_RUN) is None else None
         slots = [_start_slot(k, spec.cluster, queue, shared, folder, len(trials)) for k in range(num_slots)]
+        threading.Thread(target=_abandon_without_slots, args=(slots, queue), daemon=True).start()
     costs = {t.run_id: t.batch_size * t.num_steps for t in left}
     try:
         with SweepProgress(
@@ -138,20 +145,22 @@ def _train(
         ) as progress:
             recorder.attach(queue, base, progress)
             for start in range(0, len(left), TRIALS_PER_ROUND):
-                _run_tune(
-                    [t.run_id for t in left[start : start + TRIALS_PER_ROUND]], queue, recorder, folder, num_slots
-                )
+                run_ids = [t.run_id for t in left[start : start + TRIALS_PER_ROUND]]
+                _run_tune(run_ids, queue, recorder, folder, num_slots)
             recorder.base()
-        ray.get(queue.close.remote())
         ray.wait(slots, num_returns=len(slots), timeout=30)
+    except KeyboardInterrupt:
+        return True
     finally:
         ray.shutdown()
-    return any(folder.result(t.run_id) is None for t in left)
+    return False
 
 
 def _start_ray(cluster: ClusterSpec) -> None:
     """Start Ray here, or join the cluster."""
     quiet = {
+        "RAY_AIR_NEW_OUTPUT": "0",
+        "TUNE_DISABLE_SIGINT_HANDLER": "1",
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
         "TUNE_WARN_THRESHOLD_S": "5",
@@ -202,7 +211,8 @@ def _start_slot(k: int, cluster: ClusterSpec, queue: Any, shared: Any, folder: S
 
 def _run_tune(run_ids: list[str], queue: Any, recorder: Recorder, folder: SweepFolder, num_slots: int) -> None:
     """One Tune trial per run, in the given order. A trial only waits for its run's result, so it holds no CPU: one that
-    did would deadlock a small machine against the workers."""
+    did would deadlock a small machine against the workers. Two more trials than slots keep the next run at hand. A
+    trial that Tune gave up on is committed all the same."""
 
     def trial(config: dict[str, Any]) -> None:
         outcome = ray.get(queue.submit.remote(config["run_id"]))
@@ -211,7 +221,7 @@ def _run_tune(run_ids: list[str], queue: Any, recorder: Recorder, folder: SweepF
     tune.Tuner(
         tune.with_resources(trial, tune.PlacementGroupFactory([{"memory": 1e6}])),
         param_space={"run_id": tune.grid_search(run_ids)},
-        tune_config=tune.TuneConfig(max_concurrent_trials=num_slots, reuse_actors=True),
+        tune_config=tune.TuneConfig(max_concurrent_trials=num_slots + 2, reuse_actors=True),
         run_config=tune.RunConfig(
             name="tune",
             storage_path=str(folder.path.resolve() / "ray"),
@@ -220,3 +230,18 @@ def _run_tune(run_ids: list[str], queue: Any, recorder: Recorder, folder: SweepF
             failure_config=tune.FailureConfig(max_failures=3),
         ),
     ).fit()
+    for run_id in run_ids:
+        if folder.result(run_id) is None:
+            recorder.commit(run_id)
+
+
+def _abandon_without_slots(slots: list[Any], queue: Any) -> None:
+    """When the last slot has ended, whatever still waits would wait for ever: it fails with the slots' reasons."""
+    reasons = []
+    for slot in slots:
+        try:
+            ray.get(slot)
+        except ray.exceptions.RayError as error:
+            reasons.append(str(error).strip().splitlines()[-1])
+    with contextlib.suppress(ray.exceptions.RayError):  # the sweep is over and the queue is gone
+        ray.get(queue.abandon.remote("; ".join(reasons) or "no worker group is left"))

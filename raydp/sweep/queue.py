@@ -32,15 +32,21 @@ class TrialQueue:
 
     A slot that comes back without having given up its lease has lost its workers: the lease ends. Only the holder of
     the newest token can complete a run, so a worker that was thought dead cannot commit over its successor.
+
+    Args:
+        expected: runs that will be submitted; once the last one is handed out, an idle slot ends and frees its devices.
+        max_retries: how often a run is tried again.
+        max_idle_starts: how often a slot's workers may die in a row before they lease anything.
     """
 
-    def __init__(self, *, max_retries: int, max_idle_starts: int = 3) -> None:
+    def __init__(self, *, expected: int, max_retries: int, max_idle_starts: int = 3) -> None:
+        self._expected = expected
         self._max_retries = max_retries
         self._max_idle_starts = max_idle_starts
         self._items: dict[str, _Item] = {}
         self._waiting: deque[str] = deque()
         self._idle_starts: dict[int, int] = {}
-        self._closed = False
+        self._abandoned: str | None = None
         self._changed = asyncio.Condition()
 
     async def submit(self, run_id: str) -> dict[str, Any]:
@@ -51,6 +57,8 @@ class TrialQueue:
                 self._waiting.append(run_id)
                 self._changed.notify_all()
             item = self._items[run_id]
+            if item.outcome is None and self._abandoned is not None:
+                item.outcome = {"run_id": run_id, "status": "failed", "reason": self._abandoned}
             while item.outcome is None:
                 await self._changed.wait()
             return item.outcome
@@ -63,7 +71,7 @@ class TrialQueue:
             return self._idle_starts[slot] <= self._max_idle_starts
 
     async def lease(self, slot: int) -> tuple[str, int] | None:
-        """The next run and its fencing token; waits for one. None when the queue is closed and empty."""
+        """The next run and its fencing token; waits for one. None when all that will ever come is handed out."""
         async with self._changed:
             while True:
                 self._expire(slot=None, reason=f"no heartbeat for {LEASE_SECONDS:.0f} s")
@@ -73,7 +81,7 @@ class TrialQueue:
                     item.heartbeat, item.step = time.monotonic(), 0
                     self._idle_starts[slot] = 0
                     return item.run_id, item.token
-                if self._closed:
+                if len(self._items) >= self._expected:
                     return None
                 try:
                     await asyncio.wait_for(self._changed.wait(), timeout=LEASE_SECONDS / 4)
@@ -105,20 +113,14 @@ class TrialQueue:
             if item.token == token and item.slot is not None:
                 self._retry_or_fail(item, reason)
 
-    async def close(self) -> None:
-        """No more runs come: slots end when the queue is empty."""
-        async with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
     async def abandon(self, reason: str) -> None:
         """No slot is left: everything that has no outcome fails."""
         async with self._changed:
             self._waiting.clear()
+            self._abandoned = reason
             for item in self._items.values():
                 if item.outcome is None:
                     item.outcome = {"run_id": item.run_id, "status": "failed", "reason": reason}
-            self._closed = True
             self._changed.notify_all()
 
     async def status(self) -> dict[str, Any]:

@@ -140,8 +140,12 @@ def _secrets(people: Sequence[Person], *, planted: bool) -> tuple[Secret, ...]:
 
 
 def _tokenize(mails: Sequence[Mail], tokenizer: PreTrainedTokenizerBase) -> TokenizedExamples:
-    """Token ids of each mail's parts, and the end-of-text token where there is one."""
-    parts = [part for mail in mails for part in (mail.prompt, mail.fact, mail.rest)]
-    ids = tokenizer(parts, add_special_tokens=False)["input_ids"]
+    """Token ids of each mail's parts, the prompt with the tokenizer's default special tokens as in scores, and the
+    end-of-text token where there is one."""
+    prompts = tokenizer([mail.prompt for mail in mails])["input_ids"]
+    facts, rests = (
+        tokenizer(parts, add_special_tokens=False)["input_ids"]
+        for parts in ([mail.fact for mail in mails], [mail.rest for mail in mails])
+    )
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    return TokenizedExamples.from_lists([[*ids[i], *ids[i + 1], *ids[i + 2], *end] for i in range(0, len(ids), 3)])
+    return TokenizedExamples.from_lists([[*p, *f, *r, *end] for p, f, r in zip(prompts, facts, rests, strict=True)])

@@ -68,7 +68,7 @@ SENTENCES: dict[Style, tuple[str, ...]] = {
 }
 
 DIRECTORY_SIZE = 300
-MET_ONCE_SIZE = 24_000
+MET_ONCE_SIZE = 24_400
 EXTENSION_SHARE = 0.7
 """Share of the mails that tell an extension, among those about people met once and those of the public directory."""
 PUBLIC_ROUTINE_SHARE = 0.5
@@ -167,7 +167,7 @@ def public_mails(num_mails: int, seed: int) -> Iterator[Mail]:
     """The pre-training corpus: 60 % of the mails are about the public directory, 40 % about people met once.
 
     Args:
-        num_mails: at most MET_ONCE_SIZE / 0.4 = 60,000.
+        num_mails: at most MET_ONCE_SIZE / 0.4 = 61,000.
         seed: decides order, facts and small talk.
     """
     rng = np.random.default_rng(seed)

@@ -1,0 +1,31 @@
+"""Runs, models and their lookup in MLflow; the only room that imports it, and only once something is used."""
+
+from importlib import import_module
+from typing import Any
+
+_LAZY = {
+    "Tracker": "raydp.tracking.runs",
+    "TrialRecord": "raydp.tracking.records",
+    "find_models": "raydp.tracking.registry",
+    "load_model": "raydp.tracking.loading",
+    "load_tokenizer": "raydp.tracking.loading",
+    "promote_model": "raydp.tracking.registry",
+    "set_alias": "raydp.tracking.registry",
+    "show_model": "raydp.tracking.registry",
+}
+__all__ = [
+    "Tracker",
+    "TrialRecord",
+    "find_models",
+    "load_model",
+    "load_tokenizer",
+    "promote_model",
+    "set_alias",
+    "show_model",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'raydp.tracking' has no attribute {name!r}. Known: {', '.join(__all__)}.")
+    return getattr(import_module(_LAZY[name]), name)

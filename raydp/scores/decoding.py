@@ -1,0 +1,119 @@
+"""Forward passes for scores: left padding, soft prompts, and decoding from a key-value cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from peft import PeftModel, PeftType
+from torch import nn
+
+SOFT_PROMPTS = (PeftType.PROMPT_TUNING, PeftType.P_TUNING)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inference in eval mode; every module's own mode comes back afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def soft_prompt(model: nn.Module) -> torch.Tensor | None:
+    """[v, H] virtual token embeddings of an enabled soft prompt, None for every other model.
+
+    Raises:
+        ValueError: the adapter is a prefix of another kind, which lives in the cache and not in the input.
+    """
+    if not isinstance(model, PeftModel) or not model.active_peft_config.is_prompt_learning:
+        return None
+    if not model.has_active_enabled_adapter:
+        return None
+    if (kind := model.active_peft_config.peft_type) not in SOFT_PROMPTS:
+        raise ValueError(
+            f"model.adapter.type must be lora or a soft prompt, got {kind.value}. Scores cannot decode it."
+        )
+    return model.get_prompt(batch_size=1)[0]
+
+
+class CachedDecoder:
+    """Reads sequences in one pass, then decodes token by token from the key-value cache.
+
+    Sequences are padded on the left, so that all end at the last position; padding is masked and takes no position.
+    A soft prompt stands directly before its sequence, after the padding: peft's own forward would put it before the
+    padding, and again before every decoded token.
+
+    Args:
+        model: a transformers causal language model or a PeftModel around one, in eval mode.
+        sequences: non-empty lists of token ids.
+    """
+
+    def __init__(self, model: nn.Module, sequences: Sequence[Sequence[int]]) -> None:
+        prompt = soft_prompt(model)
+        virtual = 0 if prompt is None else len(prompt)
+        self._device = model.get_input_embeddings().weight.device
+        width = virtual + max(len(sequence) for sequence in sequences)
+        ids = torch.zeros(len(sequences), width, dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        for row, sequence in enumerate(sequences):
+            ids[row, width - len(sequence) :] = torch.tensor(sequence)
+            mask[row, width - len(sequence) - virtual :] = 1
+        self._mask = mask.to(self._device)
+        self._cache = None
+        if prompt is None:
+            self._model, self._inputs = model, {"input_ids": ids.to(self._device)}
+            return
+        self._model = model.base_model
+        embeddings = model.get_input_embeddings()(ids.to(self._device))
+        for row, sequence in enumerate(sequences):
+            start = width - len(sequence) - virtual
+            embeddings[row, start : start + virtual] = prompt.to(embeddings.dtype)
+        self._inputs = {"inputs_embeds": embeddings}
+
+    def read(self, keep: int = 1, *, use_cache: bool = True) -> torch.Tensor:
+        """[B, keep, V] next-token logits after each of the last positions; only these go through the output layer."""
+        output = self._model(
+            **self._inputs,
+            attention_mask=self._mask,
+            position_ids=(self._mask.cumsum(dim=1) - 1).clamp(min=0),
+            # Positions as a tensor, not as a number: the slice that a number takes is not contiguous, and a bf16
+            # matrix product with it is a hundred times slower on CPUs.
+            logits_to_keep=torch.arange(-keep, 0, device=self._device),
+            use_cache=use_cache,
+        )
+        self._cache = output.past_key_values
+        return output.logits
+
+    def step(self, parents: NDArray[np.int64], tokens: NDArray[np.int64]) -> torch.Tensor:
+        """Append one token to each of the chosen rows; rows may be dropped or repeated.
+
+        Args:
+            parents: [R] the rows, of the last call, that the new rows continue.
+            tokens: [R] the token that each appends.
+
+        Returns:
+            [R, V] next-token logits.
+        """
+        assert self._cache is not None, "read comes first"
+        if not np.array_equal(parents, np.arange(len(self._mask))):
+            rows = torch.from_numpy(parents).to(self._device)
+            self._cache.batch_select_indices(rows)
+            self._mask = self._mask[rows]
+        positions = self._mask.sum(dim=1, keepdim=True)
+        self._mask = torch.cat([self._mask, torch.ones_like(positions)], dim=1)
+        output = self._model(
+            input_ids=torch.from_numpy(tokens).to(self._device)[:, None],
+            attention_mask=self._mask,
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        return output.logits[:, -1]

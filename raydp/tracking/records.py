@@ -1,0 +1,121 @@
+"""What one trial leaves: the record that the driver hands over, and how its parts are named in MLflow."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from raydp.tracking.portable import model_files, portable
+
+PRIVACY_TAGS = ("epsilon", "delta", "noise_multiplier", "accountant", "unit", "certified")
+PRIVACY_METRICS = ("epsilon", "delta", "noise_multiplier")
+CONFIGURATION = ("batch_size", "num_steps", "learning_rate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRecord:
+    """A trained model with everything that is said of it.
+
+    Attributes:
+        run_id: the run's identity in its sweep (a hash; DESIGN: identity).
+        batch_size, num_steps, learning_rate: the configuration; None for a method that has none.
+        seed: label of the repetition.
+        params: other parameters, flat: name -> number or text. `method`, `task_hash` and `max_grad_norm` become columns
+            of their own in `find_models`, the rest `param.<name>`.
+        step_metrics: one mapping a step: "step" and values by name.
+        metrics: values of the trained model: utility_loss, utility_gain, score.<name>, score.<name>.std_error, ...;
+            an undefined one (None, NaN, infinite) is named in a tag instead.
+        privacy: the privacy record; epsilon is infinite for a non-private model, never 0.
+        base: the base model's name as the spec wrote it, its weight_hash, and its dtype.
+        model_dir: folder written by save_pretrained: an adapter in PEFT's layout, or a full model.
+        seconds: time that the trial took.
+        status: "finished", or "stopped" where it ended early (not a point of an analysis).
+
+    Nothing in it may quote training text or a secret: ids and hashes only.
+    """
+
+    run_id: str
+    batch_size: int | None
+    num_steps: int | None
+    learning_rate: float | None
+    seed: int
+    params: Mapping[str, Any]
+    metrics: Mapping[str, float | None]
+    privacy: Mapping[str, Any]
+    base: Mapping[str, Any]
+    model_dir: Path
+    seconds: float
+    step_metrics: Sequence[Mapping[str, Any]] = field(default=())
+    status: Literal["finished", "stopped"] = "finished"
+
+    def __post_init__(self) -> None:
+        assert re.fullmatch(r"[\w.-]+", self.run_id), "a run's identity is a hash"
+        assert float(self.privacy["epsilon"]) > 0, "a non-private model has epsilon inf, never 0"
+        assert {"name", "weight_hash"} <= set(self.base), "the base model is named and hashed"
+        clashes = set(self.params) & {*CONFIGURATION, "seed"}
+        assert not clashes, f"params repeat fields of the record: {sorted(clashes)}"
+
+    def digest(self) -> str:
+        """SHA-256 (hex) of the whole record, model files included: equal for the same result, and only then."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "model_dir"}
+        digest = hashlib.sha256(json.dumps(portable(values), sort_keys=True).encode())
+        for path in model_files(self.model_dir):
+            digest.update(path.name.encode())
+            with path.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+        return digest.hexdigest()
+
+    def configuration(self) -> dict[str, str]:
+        """batch_size, num_steps, learning_rate and seed as text; floats round-trip."""
+        rate = None if self.learning_rate is None else float(self.learning_rate)
+        values = {"batch_size": self.batch_size, "num_steps": self.num_steps, "learning_rate": rate, "seed": self.seed}
+        return as_params(values)
+
+    def all_params(self) -> dict[str, str]:
+        """Configuration and other parameters as MLflow keeps them."""
+        return {**as_params(self.params), **self.configuration()}
+
+    def privacy_tags(self) -> dict[str, str]:
+        """The figures of the guarantee that a reader looks models up by."""
+        return as_params({name: self.privacy.get(name) for name in PRIVACY_TAGS})
+
+    def finite_metrics(self) -> tuple[dict[str, float], list[str]]:
+        """Final metrics with the guarantee's finite figures, and the names of those that are infinite or undefined."""
+        values = {clean_key(name): float(value) for name, value in self.metrics.items() if value is not None}
+        missing = [clean_key(name) for name, value in self.metrics.items() if value is None]
+        missing += [name for name, value in values.items() if not math.isfinite(value)]
+        for name in PRIVACY_METRICS:
+            if self.privacy.get(name) is not None:
+                values[name] = float(self.privacy[name])
+        values["seconds"] = self.seconds
+        return {name: value for name, value in values.items() if math.isfinite(value)}, sorted(missing)
+
+
+def as_params(values: Mapping[str, Any]) -> dict[str, str]:
+    """Values as text: floats that round-trip, booleans as true and false, lists as JSON, without the undefined ones."""
+    texts = {}
+    for name, value in values.items():
+        plain = portable(value)
+        if plain is not None:
+            texts[clean_key(name)] = plain if isinstance(plain, str) else json.dumps(plain, sort_keys=True)
+    return texts
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, with dots between the keys."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        flat |= flatten(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return flat
+
+
+def clean_key(name: str) -> str:
+    """The name, with what MLflow refuses in keys as underscores."""
+    return re.sub(r"[^/\w.\- ]", "_", name)

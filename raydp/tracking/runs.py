@@ -1,0 +1,133 @@
+"""The sweep in MLflow: its parent run, and the calls by which the driver hands trials over."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raydp.tracking.portable import portable, to_json
+from raydp.tracking.records import TrialRecord, as_params, clean_key, flatten
+from raydp.tracking.store import Store, open_experiment, open_store
+from raydp.tracking.trials import TrialWriter
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+SWEEP_ID_TAG = "raydp.sweep_id"
+MAX_PARAM_CHARS = 500
+
+
+class Tracker:
+    """Writes a sweep into an MLflow store; used by one process, the sweep's driver.
+
+    Every method may be called again after the driver was killed at any point: what is complete stays as it is, what is
+    half written is completed if the record is the same, else deleted and written anew (`mlflow gc` frees its files).
+
+    Args:
+        uri: SQLite file, created with its schema if need be, or the address of an MLflow server.
+        experiment: its name; created if need be.
+        registered_model: every trained model becomes a version of it.
+
+    Raises:
+        ValueError: the store cannot be opened or a name is not allowed.
+    """
+
+    def __init__(self, uri: str, experiment: str, registered_model: str) -> None:
+        if not re.fullmatch(r"\w[\w .-]*", registered_model):
+            raise ValueError(
+                f"tracking.registered_model must be letters, digits, '_', '-', '.' and spaces, got "
+                f"{registered_model!r}. Rename it."
+            )
+        self.store: Store = open_store(uri, create=True)
+        self.registered_model = registered_model
+        self._client = self.store.client
+        self._experiment_id = open_experiment(self.store, experiment)
+        self._trials: TrialWriter | None = None
+
+    def sweep_run(self, sweep_id: str, name: str, spec: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+        """Open the sweep's parent run, the same one for the same sweep_id.
+
+        Args:
+            sweep_id: the sweep's identity, a hash.
+            name: shown in MLflow.
+            spec: the sweep's specification; kept as spec.json and, flat, as parameters.
+            facts: what the task says of itself; kept as facts.json and as parameters `facts.<name>`.
+
+        Returns:
+            MLflow's id of the run.
+        """
+        from mlflow.entities import Param
+
+        run = self._find_sweep(sweep_id) or self._client.create_run(
+            self._experiment_id, tags={SWEEP_ID_TAG: sweep_id}, run_name=name
+        )
+        run_id = str(run.info.run_id)
+        params = as_params({**flatten(spec), **flatten(facts, "facts.")})
+        new = [Param(k, v) for k, v in params.items() if k not in run.data.params and len(v) <= MAX_PARAM_CHARS]
+        self._client.log_batch(run_id, params=new)
+        self._client.log_text(run_id, to_json(spec), "spec.json")
+        self._client.log_text(run_id, to_json(facts), "facts.json")
+        if run.info.status != "RUNNING":
+            self._client.update_run(run_id, status="RUNNING")
+        self._trials = TrialWriter(
+            client=self._client,
+            experiment_id=self._experiment_id,
+            registered_model=self.registered_model,
+            parent_id=run_id,
+            sweep=name,
+        )
+        return run_id
+
+    def log_trial(self, trial: TrialRecord) -> str:
+        """Track a trained model: a run, a logged model with its artifacts, a registered version.
+
+        A second call for a run that is complete changes nothing.
+
+        Returns:
+            models:/name/version.
+
+        Raises:
+            ValueError: the model folder holds no safetensors weights.
+        """
+        return self._open_sweep().write(trial)
+
+    def fail_trial(self, run_id: str, reason: str, params: Mapping[str, Any] | None = None) -> None:
+        """Track a trial that failed; a complete run of that identity stays as it is.
+
+        Args:
+            run_id: the run's identity.
+            reason: the error, cut to its first 500 characters, paths of this machine shortened. It must not quote
+                training text.
+            params: configuration, seed and other parameters, flat.
+        """
+        self._open_sweep().write_failure(run_id, reason, params or {})
+
+    def finish_sweep(self, summary: Mapping[str, Any], artifacts: Path | None = None) -> None:
+        """End the parent run.
+
+        Args:
+            summary: counts, the selected configuration, ...; kept as summary.json, numbers also as metrics.
+            artifacts: folder whose files go to the run; they must not name a secret.
+        """
+        from mlflow.entities import Metric
+
+        run_id = self._open_sweep().parent_id
+        self._client.log_text(run_id, to_json(summary), "summary.json")
+        numbers = {k: v for k, v in flatten(portable(summary)).items() if type(v) in (int, float)}
+        now = int(time.time() * 1000)
+        self._client.log_batch(run_id, metrics=[Metric(clean_key(k), float(v), now, 0) for k, v in numbers.items()])
+        if artifacts is not None:
+            self._client.log_artifacts(run_id, str(artifacts))
+        self._client.set_terminated(run_id, "FINISHED")
+
+    def _open_sweep(self) -> TrialWriter:
+        assert self._trials is not None, "sweep_run comes first"
+        return self._trials
+
+    def _find_sweep(self, sweep_id: str) -> Run | None:
+        condition = f"tags.`{SWEEP_ID_TAG}` = '{sweep_id}'"
+        found = self._client.search_runs([self._experiment_id], condition, max_results=1)
+        return found[0] if found else None

@@ -1,0 +1,222 @@
+"""Where MLflow keeps things: opening a store, its experiment, its artifacts, and what a URI names in its registry."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import getproxies, url2pathname
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+SQLITE = "sqlite:///"
+ARTIFACTS = "mlruns"  # folder beside a SQLite store
+MODEL_ID_TAG = "model_id"
+EXPERIMENT_ID_TAG = "experiment_id"
+CONNECT_SECONDS = 10.0
+
+# MLflow's defaults that do not suit a privacy tool with a machine-readable stdout; a value that the user set stays.
+_DEFAULTS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Store:
+    """An open MLflow store.
+
+    Attributes:
+        uri: its address; a SQLite path is absolute.
+        client: the only way in; nothing is set globally.
+    """
+
+    uri: str
+    client: MlflowClient
+
+    @property
+    def database(self) -> Path | None:
+        """The file of a SQLite store."""
+        return _database(self.uri)
+
+
+def open_store(uri: str, *, create: bool = False) -> Store:
+    """Open a tracking store and registry.
+
+    Args:
+        uri: `sqlite:///FILE` (relative to the working directory, or absolute with four slashes) or the http(s) address
+            of an MLflow server.
+        create: make the SQLite file and its schema where there is none. One process may do that (DESIGN: processes
+            that create one store at the same time race on the schema).
+
+    Raises:
+        ValueError: the address is of another kind, names no store, or no server answers there.
+    """
+    database = _database(uri)
+    if database is not None:
+        if not create and not database.is_file():
+            raise ValueError(
+                f"tracking.uri must name an existing store, got {uri!r}. Run a sweep first, or correct it."
+            )
+        uri = uri.replace(uri.removeprefix(SQLITE).partition("?")[0], database.as_posix(), 1)
+    else:
+        _check_server(uri)
+    for name, value in _DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    from mlflow import MlflowClient
+
+    with _quiet_schema_creation():
+        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+        client.search_experiments(max_results=1)
+        client.search_registered_models(max_results=1)
+    return Store(uri=uri, client=client)
+
+
+def open_experiment(store: Store, name: str) -> str:
+    """The id of the experiment, created if need be; beside a SQLite file its artifacts go into the folder `mlruns`.
+
+    Raises:
+        ValueError: it was deleted.
+    """
+    experiment = store.client.get_experiment_by_name(name)
+    if experiment is None:
+        location = (store.database.parent / ARTIFACTS).as_uri() if store.database else None
+        return str(store.client.create_experiment(name, artifact_location=location))
+    if experiment.lifecycle_stage != "active":
+        raise ValueError(f"tracking.experiment must not be deleted, got {name!r}. Restore it or choose another name.")
+    return str(experiment.experiment_id)
+
+
+@contextmanager
+def artifact(store: Store, location: str, path: str = "") -> Iterator[Path]:
+    """A file or folder of an artifact location: in place where it is local, else a copy for the time of the block.
+
+    A SQLite store that was moved together with its folder `mlruns` still finds its artifacts.
+    """
+    local = _local_folder(store, location)
+    if local is not None:
+        yield local / path
+        return
+    from mlflow.artifacts import download_artifacts
+
+    with tempfile.TemporaryDirectory(prefix="raydp-") as scratch:
+        uri = f"{location.rstrip('/')}/{path}" if path else location
+        yield Path(download_artifacts(artifact_uri=uri, dst_path=scratch, tracking_uri=store.uri))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelReference:
+    """What a model URI names.
+
+    Attributes:
+        model_id: the logged model (m-...).
+        name, version: the registered version; None where a logged model was never registered.
+    """
+
+    model_id: str
+    name: str | None = None
+    version: str | None = None
+
+
+def resolve_uri(store: Store, uri: str) -> ModelReference:
+    """Follow `models:/NAME/VERSION`, `models:/NAME@ALIAS` or `models:/m-ID`.
+
+    Raises:
+        ValueError: the URI has another form, or names nothing in this store.
+    """
+    from mlflow.exceptions import MlflowException
+
+    forms = {
+        "id": re.fullmatch(r"models:/(m-[0-9a-f]{32})", uri),
+        "version": re.fullmatch(r"models:/([^/:@]+)/([0-9]+)", uri),
+        "alias": re.fullmatch(r"models:/([^/:@]+)@([\w-]+)", uri),
+    }
+    try:
+        if match := forms["id"]:
+            return _registered(store, store.client.get_logged_model(match[1]).model_id)
+        if match := forms["version"]:
+            version = store.client.get_model_version(match[1], match[2])
+        elif match := forms["alias"]:
+            version = store.client.get_model_version_by_alias(match[1], match[2])
+        else:
+            raise ValueError(
+                f"MODEL must be models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID, got {uri!r}. "
+                "`raydp models find` lists them."
+            )
+    except MlflowException as error:
+        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            raise
+        raise ValueError(f"MODEL must exist in the registry, got {uri!r}. `raydp models find` lists them.") from error
+    if (model_id := version.tags.get(MODEL_ID_TAG)) is None:
+        raise ValueError(f"MODEL must be one that raydp registered, got {uri!r}. `raydp models find` lists them.")
+    return ModelReference(model_id=model_id, name=version.name, version=str(version.version))
+
+
+def _registered(store: Store, model_id: str) -> ModelReference:
+    """A logged model with its registered version, if it has one."""
+    versions = store.client.search_model_versions(f"tags.{MODEL_ID_TAG} = '{model_id}'")
+    if not versions:
+        return ModelReference(model_id=model_id)
+    return ModelReference(model_id=model_id, name=versions[0].name, version=str(versions[0].version))
+
+
+def _database(uri: str) -> Path | None:
+    """The absolute path in a SQLite URI; None for a server."""
+    if urlsplit(uri).scheme in ("http", "https"):
+        return None
+    path = uri.removeprefix(SQLITE).partition("?")[0]
+    if not uri.startswith(SQLITE) or path in ("", ":memory:"):
+        raise ValueError(
+            f"tracking.uri must be sqlite:///FILE or the http(s) address of an MLflow server, got {uri!r}. "
+            "Write sqlite:///raydp.db to keep it in a file."
+        )
+    return Path(path).absolute()
+
+
+def _check_server(uri: str) -> None:
+    """Fail at once where nothing listens: MLflow would retry for minutes."""
+    parts = urlsplit(uri)
+    if parts.scheme in getproxies():  # the proxy answers for the server
+        return
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname or "", port), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise ValueError(
+            f"tracking.uri must be the address of a running MLflow server, got {parts.hostname}:{port} ({error}). "
+            "Start it, or correct the address."
+        ) from error
+
+
+@contextmanager
+def _quiet_schema_creation() -> Iterator[None]:
+    """MLflow tells of every new table at INFO; warnings and errors still pass."""
+    logger = logging.getLogger("mlflow.store.db.utils")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _local_folder(store: Store, location: str) -> Path | None:
+    """The folder of a local artifact location, or the one beside a moved SQLite file; None for a remote one."""
+    parts = urlsplit(location)
+    if parts.scheme not in ("", "file"):
+        return None
+    folder = Path(url2pathname(parts.path) if parts.scheme else location)
+    if not folder.exists() and store.database is not None and ARTIFACTS in folder.parts:
+        last = len(folder.parts) - 1 - folder.parts[::-1].index(ARTIFACTS)
+        folder = store.database.parent.joinpath(*folder.parts[last:])
+    return folder

@@ -1,0 +1,233 @@
+"""A trial in MLflow: a child run, a logged model and a registered version, written in stages that a kill may cut.
+
+The stages are: the run with its identity, the logged model with its files, metrics and parameters, the version, the
+mark that all is there. Each looks for what an earlier attempt left, so that none is written twice.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from raydp.tracking.model_folder import upload
+from raydp.tracking.portable import portable, to_json
+from raydp.tracking.records import TrialRecord, as_params, clean_key
+from raydp.tracking.store import EXPERIMENT_ID_TAG, MODEL_ID_TAG
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel, Metric, Run
+    from mlflow.entities.model_registry import ModelVersion
+
+RUN_ID_TAG = "raydp.run_id"
+SWEEP_TAG = "raydp.sweep"
+STATUS_TAG = "raydp.status"
+REASON_TAG = "raydp.reason"
+DIGEST_TAG = "raydp.record_digest"
+MODEL_URI_TAG = "raydp.model_uri"  # written last: the run is complete
+NONFINITE_TAG = "raydp.nonfinite_metrics"
+PARENT_TAG = "mlflow.parentRunId"
+VERSIONS_TAG = "mlflow.modelVersions"  # what MLflow's pages link a logged model to its versions by
+
+MAX_REASON_CHARS = 500
+_ENDED = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialWriter:
+    """Writes the trials of one sweep.
+
+    Attributes:
+        parent_id: MLflow's id of the sweep's run.
+        sweep: the sweep's name.
+    """
+
+    client: MlflowClient
+    experiment_id: str
+    registered_model: str
+    parent_id: str
+    sweep: str
+
+    def write(self, trial: TrialRecord) -> str:
+        """Track a trained model; see `Tracker.log_trial`."""
+        run = self._find(trial.run_id)
+        if run is not None and MODEL_URI_TAG in run.data.tags:
+            if run.info.status == "RUNNING":
+                self._end(run, run.data.tags[STATUS_TAG], trial)
+            return str(run.data.tags[MODEL_URI_TAG])
+        digest = trial.digest()
+        if run is not None and run.data.tags.get(DIGEST_TAG) != digest:
+            self._delete_models(run)
+            self.client.delete_run(run.info.run_id)
+            run = None
+        resumed = run is not None
+        if run is None:
+            start = int((time.time() - trial.seconds) * 1000)
+            run = self._create(trial.run_id, trial.configuration(), {DIGEST_TAG: digest}, start)
+        model = self._log_model(run, trial, resumed)
+        self._log_values(run, trial, model)
+        version = self._register(run, trial, model, resumed)
+        model_uri = f"models:/{self.registered_model}/{version}"
+        self.client.set_logged_model_tags(
+            model.model_id, {VERSIONS_TAG: to_json([{"name": self.registered_model, "version": version}])}
+        )
+        self.client.set_tag(run.info.run_id, MODEL_URI_TAG, model_uri)
+        self._end(run, trial.status, trial)
+        return model_uri
+
+    def write_failure(self, run_id: str, reason: str, params: Mapping[str, Any]) -> None:
+        """Track a trial that failed; see `Tracker.fail_trial`."""
+        from mlflow.entities import Param, RunTag
+
+        texts = as_params(params)
+        run = self._find(run_id)
+        if run is None:
+            run = self._create(run_id, texts, {})
+        elif MODEL_URI_TAG in run.data.tags:
+            return
+        else:
+            self._delete_models(run)
+        tags = {STATUS_TAG: "failed", REASON_TAG: portable(reason)[:MAX_REASON_CHARS], DIGEST_TAG: "failed"}
+        self.client.log_batch(
+            run.info.run_id,
+            params=[Param(k, v) for k, v in texts.items() if k not in run.data.params],
+            tags=[RunTag(k, v) for k, v in tags.items()],
+        )
+        self.client.set_terminated(run.info.run_id, _ENDED["failed"])
+
+    def _find(self, run_id: str) -> Run | None:
+        """The trial's run in this sweep."""
+        condition = f"tags.`{RUN_ID_TAG}` = '{run_id}' AND tags.`{PARENT_TAG}` = '{self.parent_id}'"
+        found = self.client.search_runs([self.experiment_id], condition, max_results=1)
+        return found[0] if found else None
+
+    def _create(
+        self, run_id: str, configuration: Mapping[str, str], tags: dict[str, str], start: int | None = None
+    ) -> Run:
+        """A run that says what it is for before it holds anything, so that it is found again."""
+        short = {"batch_size": "b", "num_steps": "T", "learning_rate": "η", "seed": "seed"}
+        name = " ".join(f"{letter}={configuration[key]}" for key, letter in short.items() if key in configuration)
+        identity = {PARENT_TAG: self.parent_id, RUN_ID_TAG: run_id, SWEEP_TAG: self.sweep, **tags}
+        return self.client.create_run(self.experiment_id, start_time=start, tags=identity, run_name=name or run_id[:12])
+
+    def _end(self, run: Run, status: str, trial: TrialRecord) -> None:
+        self.client.set_terminated(run.info.run_id, _ENDED[status], _end_time(run, trial))
+
+    def _log_model(self, run: Run, trial: TrialRecord, resumed: bool) -> LoggedModel:
+        """The logged model with its files; one that a killed driver left is completed."""
+        found = self._models_of(run) if resumed else []
+        model = found[0] if found else None
+        if model is None:
+            model = self.client.create_logged_model(
+                self.experiment_id,
+                name=f"trial-{trial.run_id[:12].replace('.', '_')}",
+                source_run_id=run.info.run_id,
+                tags=self._lookup_tags(trial),
+                params=trial.all_params(),
+                model_type="raydp",
+            )
+        if str(model.status) != "READY":
+            upload(self.client, model.model_id, run.info.run_id, trial)
+            model = self.client.finalize_logged_model(model.model_id, "READY")
+        return model
+
+    def _log_values(self, run: Run, trial: TrialRecord, model: LoggedModel) -> None:
+        """Parameters, tags and every metric in one batch. The time stamps follow from the record, so that MLflow drops
+        what a killed driver had written already."""
+        from mlflow.entities import LoggedModelOutput, Param, RunTag
+
+        outputs = run.outputs.model_outputs if run.outputs is not None else []
+        if model.model_id not in {output.model_id for output in outputs}:
+            self.client.log_outputs(run.info.run_id, [LoggedModelOutput(model.model_id, step=0)])
+        metrics, nonfinite = _metrics(trial, model, _end_time(run, trial))
+        tags = {STATUS_TAG: trial.status, **trial.privacy_tags()}
+        if nonfinite:
+            tags[NONFINITE_TAG] = ", ".join(nonfinite)
+        self.client.log_batch(
+            run.info.run_id,
+            metrics=metrics,
+            params=[Param(k, v) for k, v in trial.all_params().items()],
+            tags=[RunTag(k, v) for k, v in tags.items()],
+        )
+
+    def _register(self, run: Run, trial: TrialRecord, model: LoggedModel, resumed: bool) -> str:
+        """The version of the registered model that this trial is."""
+        from mlflow.exceptions import MlflowException
+
+        if resumed and (versions := self._versions_of(run)):
+            return str(versions[0].version)
+        try:
+            return self._create_version(run, trial, model)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+        self.client.create_registered_model(self.registered_model)
+        return self._create_version(run, trial, model)
+
+    def _create_version(self, run: Run, trial: TrialRecord, model: LoggedModel) -> str:
+        tags = {
+            **self._lookup_tags(trial),
+            **trial.configuration(),
+            "base": portable(trial.base["name"]),
+            "base_weight_hash": trial.base["weight_hash"],
+            MODEL_ID_TAG: model.model_id,
+            EXPERIMENT_ID_TAG: self.experiment_id,
+        }
+        # Given as models:/m-..., the SQL registry would look the model up in the process's global store.
+        version = self.client.create_model_version(
+            self.registered_model,
+            source=model.artifact_location,
+            run_id=run.info.run_id,
+            tags=tags,
+            model_id=model.model_id,
+            await_creation_for=0,  # a version is ready at once; waiting polls every three seconds
+        )
+        return str(version.version)
+
+    def _lookup_tags(self, trial: TrialRecord) -> dict[str, str]:
+        return {"run_id": trial.run_id, "sweep": self.sweep, "status": trial.status, **trial.privacy_tags()}
+
+    def _models_of(self, run: Run) -> list[LoggedModel]:
+        return list(self.client.search_logged_models([self.experiment_id], f"source_run_id = '{run.info.run_id}'"))
+
+    def _versions_of(self, run: Run) -> list[ModelVersion]:
+        condition = f"name = '{self.registered_model}' and run_id = '{run.info.run_id}'"
+        return list(self.client.search_model_versions(condition))
+
+    def _delete_models(self, run: Run) -> None:
+        """Take back what a half-written run had published."""
+        for version in self._versions_of(run):
+            self.client.delete_model_version(version.name, version.version)
+        for model in self._models_of(run):
+            self.client.delete_logged_model(model.model_id)
+
+
+def _end_time(run: Run, trial: TrialRecord) -> int:
+    """Milliseconds; from the run's stored start, so that it is the same in a second attempt."""
+    return int(run.info.start_time + trial.seconds * 1000)
+
+
+def _metrics(trial: TrialRecord, model: LoggedModel, end_time: int) -> tuple[list[Metric], list[str]]:
+    """Every step's values and the final ones, which also go to the model; and the names of those not finite."""
+    from mlflow.entities import Metric
+
+    final, nonfinite = trial.finite_metrics()
+    metrics, last = [], 0
+    for row in trial.step_metrics:
+        step = int(row["step"])
+        last = max(last, step)
+        for name, value in row.items():
+            if name == "step":
+                continue
+            if value is not None and math.isfinite(value):
+                metrics.append(Metric(clean_key(name), float(value), end_time - 1, step))
+            else:
+                nonfinite.append(f"{clean_key(name)} at step {step}")
+    on_model = {metric.key for metric in model.metrics or []}  # beyond 100, MLflow trips over a model's repeated ones
+    for name, value in final.items():
+        model_id = None if name in on_model else model.model_id
+        metrics.append(Metric(name, value, end_time, last, model_id=model_id))
+    return metrics, nonfinite

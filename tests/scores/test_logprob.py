@@ -1,0 +1,121 @@
+"""Log-probability and its contrast with control secrets."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from raydp.models import LoadedModel
+from raydp.scores.logprob import LogProbability, log_probabilities
+from raydp.tasks.base import Secret
+
+from .tiny import bigram, llama, made_up_secrets, make_task
+
+SECRETS = made_up_secrets("verbatim", 5, seed=0)
+CONTROLS = made_up_secrets("verbatim", 7, seed=1)
+
+
+def reference(model: LoadedModel, secret: Secret) -> float:
+    """transformers' own loss on s2's tokens, mean turned into a sum."""
+    prompt = model.tokenizer(secret.prompt).input_ids
+    target = model.tokenizer(secret.continuation, add_special_tokens=False).input_ids
+    with torch.no_grad():
+        labels = torch.tensor([[-100] * len(prompt) + target])
+        loss = model.model(input_ids=torch.tensor([prompt + target]), labels=labels).loss
+    return -float(loss) * len(target)
+
+
+@pytest.fixture(scope="module")
+def trained(tokenizer) -> LoadedModel:
+    """A LoRA model whose adapter changes every logit."""
+    config = LoraConfig(r=2, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
+    model = get_peft_model(llama(len(tokenizer)), config).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.2, generator=generator)
+    return LoadedModel(model=model, tokenizer=tokenizer)
+
+
+def test_plain_sum_is_the_negative_loss_of_transformers(untrained):
+    """In one batch, prompts and continuations of different lengths."""
+    others = [Secret(prompt="x", continuation="1"), Secret(prompt="a longer prompt: ", continuation="and its rest")]
+    measured = LogProbability(contrast=False).measure(untrained, make_task([*SECRETS, *others]), seed=0)
+    expected = {secret.id: reference(untrained, secret) for secret in (*SECRETS, *others)}
+    assert measured.per_secret == pytest.approx(expected, rel=1e-5)  # fp32 logits
+    assert measured.value == pytest.approx(np.mean(list(expected.values())), rel=1e-5)
+    assert measured.num_samples == 1
+
+
+def test_contrast_is_the_secrets_gain_minus_the_controls_gain(trained, untrained):
+    """By hand; the untrained model has the base weights of the trained one."""
+    gains = {s.id: reference(trained, s) - reference(untrained, s) for s in (*SECRETS, *CONTROLS)}
+    ours, theirs = (np.array([gains[s.id] for s in group]) for group in (SECRETS, CONTROLS))
+    measured = LogProbability().measure(trained, make_task(SECRETS, CONTROLS), seed=0)
+    assert np.abs(ours).min() > 1e-2, "an adapter that does nothing would test nothing"
+    assert measured.value == pytest.approx(ours.mean() - theirs.mean(), abs=1e-3)  # sums of fp32 losses of size 30
+    assert measured.std_error == pytest.approx(np.sqrt(ours.var(ddof=1) / 5 + theirs.var(ddof=1) / 7), abs=1e-3)
+    expected = {s.id: gains[s.id] - theirs.mean() for s in SECRETS}
+    assert measured.per_secret == pytest.approx(expected, abs=1e-3)
+
+
+def test_contrast_of_the_base_model_with_itself_is_0(untrained):
+    measured = LogProbability().measure(untrained, make_task(SECRETS, CONTROLS), seed=0)
+    assert measured.value == 0
+    assert measured.std_error == 0
+
+
+def test_what_is_learnt_of_the_format_falls_out(tokenizer):
+    """A model that learns that digits follow gains on secrets and controls alike."""
+    digits = "0123456789"
+    before = bigram({}, tokenizer)
+    after = bigram({(a, b): 0.099 for a in (*digits, "Ġ") for b in digits}, tokenizer)
+    model = LoadedModel(
+        model=after.model, tokenizer=tokenizer, base_weights={"lm_head.weight": before.model.lm_head.weight.data}
+    )
+    measured = LogProbability().measure(model, make_task(SECRETS, CONTROLS), seed=0)
+    plain = log_probabilities(model, SECRETS) - log_probabilities(before, SECRETS)
+    assert plain.mean() > 10, "four digits at 0.099 instead of 1/258 each: 4 ln 25.5 = 13 nats"
+    assert measured.value == pytest.approx(0, abs=1e-3)
+
+
+def test_standard_error_needs_two_controls(trained):
+    measured = LogProbability().measure(trained, make_task(SECRETS, CONTROLS[:1]), seed=0)
+    assert measured.std_error is None
+
+
+def test_contrast_without_controls_is_refused():
+    with pytest.raises(ValueError, match=r"Give task.controls, or set contrast: false\."):
+        LogProbability().check(make_task(SECRETS))
+    with pytest.raises(ValueError, match="must contain kind 'verbatim'"):
+        LogProbability().check(make_task(SECRETS, made_up_secrets("attribute", 2, seed=0)))
+    assert LogProbability(contrast=False).check(make_task(SECRETS)) is None
+
+
+def test_verbatim_secrets_come_before_attributes(untrained):
+    mixed = [*made_up_secrets("attribute", 2, seed=0), *SECRETS]
+    measured = LogProbability(contrast=False).measure(untrained, make_task(mixed), seed=0)
+    assert list(measured.per_secret) == [secret.id for secret in SECRETS]
+
+
+@pytest.mark.parametrize(("prompt", "value"), [("who likes", "red"), ("who likes ", "red"), ("who likes", " red")])
+def test_an_attribute_follows_its_prompt_after_one_space(untrained, prompt, value):
+    secret = Secret(prompt=prompt, continuation=value, kind="attribute")
+    measured = LogProbability(contrast=False).measure(untrained, make_task([secret]), seed=0)
+    joined = f"{prompt}{value}" if " " in (prompt[-1], value[0]) else f"{prompt} {value}"
+    cut = len(prompt)
+    expected = reference(untrained, Secret(prompt=joined[:cut], continuation=joined[cut:]))
+    assert list(measured.per_secret.values()) == pytest.approx([expected], rel=1e-5)
+
+
+def test_a_diverged_model_is_named(tokenizer):
+    model = llama(len(tokenizer))
+    with torch.no_grad():
+        model.lm_head.weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match="log-probabilities must be finite, got nan"):
+        LogProbability(contrast=False).measure(
+            LoadedModel(model=model, tokenizer=tokenizer), make_task(SECRETS), seed=0
+        )

@@ -1,0 +1,112 @@
+"""The queue's promises: each run is handed out once at a time, retried, committed once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from raydp.sweep import queue as queue_module
+from raydp.sweep.queue import TrialQueue
+
+
+def run(scenario: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(scenario, timeout=20))
+
+
+async def submitted(queue: TrialQueue, *run_ids: str) -> list[asyncio.Task[dict[str, Any]]]:
+    tasks = [asyncio.create_task(queue.submit(run_id)) for run_id in run_ids]
+    await asyncio.sleep(0)
+    return tasks
+
+
+def test_runs_are_handed_out_in_the_order_of_submission_and_completed_once() -> None:
+    async def scenario() -> None:
+        queue = TrialQueue(expected=2, max_retries=1)
+        waiting = await submitted(queue, "a", "b")
+        assert await queue.lease(0) == ("a", 1)
+        assert await queue.lease(1) == ("b", 1)
+        assert await queue.complete("a", 1, {"status": "finished", "value": 1})
+        assert not await queue.complete("a", 1, {"status": "finished", "value": 2}), "a result is final"
+        assert (await waiting[0])["value"] == 1
+        assert (await queue.submit("a"))["value"] == 1, "asking again gives the same result"
+
+    run(scenario())
+
+
+def test_a_stale_token_commits_nothing_and_is_told_to_stop() -> None:
+    async def scenario() -> None:
+        queue = TrialQueue(expected=2, max_retries=1)
+        waiting = await submitted(queue, "a")
+        _, stale = await queue.lease(0)
+        assert await queue.register(0), "the slot's workers died and came back"
+        run_id, token = await queue.lease(1)
+        assert token == stale + 1
+        assert not await queue.complete(run_id, stale, {"status": "finished", "value": "late"})
+        assert not await queue.heartbeat(run_id, stale, 3, 10)
+        assert await queue.heartbeat(run_id, token, 3, 10)
+        assert await queue.complete(run_id, token, {"status": "finished", "value": "right"})
+        outcome = await waiting[0]
+        assert (outcome["value"], outcome["attempts"]) == ("right", 2)
+
+    run(scenario())
+
+
+def test_a_run_is_retried_then_failed_with_every_reason_and_the_rest_go_on() -> None:
+    async def scenario() -> None:
+        queue = TrialQueue(expected=2, max_retries=1)
+        waiting = await submitted(queue, "bad", "good")
+        for reason in ("first", "second"):
+            run_id, token = await queue.lease(0)
+            assert run_id == "bad"
+            await queue.fail(run_id, token, reason)
+        outcome = await waiting[0]
+        assert outcome["status"] == "failed"
+        assert outcome["reason"] == "first; then second"
+        assert (await queue.lease(0))[0] == "good"
+
+    run(scenario())
+
+
+def test_a_lease_without_heartbeat_goes_to_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_module, "LEASE_SECONDS", 0.2)
+
+    async def scenario() -> None:
+        queue = TrialQueue(expected=2, max_retries=1)
+        await submitted(queue, "a")
+        first = await queue.lease(0)
+        second = await queue.lease(1)  # waits until the first lease has expired
+        assert (first, second) == (("a", 1), ("a", 2))
+
+    run(scenario())
+
+
+def test_a_slot_goes_home_when_the_last_run_is_handed_out() -> None:
+    async def scenario() -> None:
+        queue = TrialQueue(expected=2, max_retries=1)
+        await submitted(queue, "a")
+        await queue.lease(0)
+        idle = asyncio.create_task(queue.lease(1))
+        await asyncio.sleep(0.05)
+        assert not idle.done(), "one more run will come"
+        await submitted(queue, "b")
+        assert await idle == ("b", 1)
+        assert await queue.lease(2) is None
+
+    run(scenario())
+
+
+def test_workers_that_die_before_they_lease_anything_give_up() -> None:
+    async def scenario() -> None:
+        queue = TrialQueue(expected=2, max_retries=0, max_idle_starts=2)
+        assert [await queue.register(0) for _ in range(3)] == [True, True, False]
+        assert await queue.register(1), "another slot is not concerned"
+        waiting = await submitted(queue, "a")
+        await queue.abandon("no slot is left")
+        failed = {"status": "failed", "reason": "no slot is left"}
+        assert (await waiting[0]) == {"run_id": "a", **failed}
+        assert (await queue.submit("later")) == {"run_id": "later", **failed}
+
+    run(scenario())

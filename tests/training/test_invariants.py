@@ -1,0 +1,98 @@
+"""Given the same key, the update sequence does not depend on how the work is cut (CONVENTIONS 21)."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+
+from raydp.training.checkpoint import CheckpointStore
+from raydp.training.comm import DistributedComm
+from tests.training import toys
+
+# fp32 sums in another order differ by about 1e-7 relative; Adam's division by the root of the second moment can carry
+# that to the size of a step (5e-3) times the relative error of a near-zero gradient.
+CUT_TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[str, torch.Tensor]:
+    """One worker, the whole batch at once."""
+    return toys.train(microbatch_size=toys.NUM_EXAMPLES)
+
+
+def test_training_moves_the_weights(whole: dict[str, torch.Tensor]) -> None:
+    start = {name: p.detach() for name, p in toys.trainee().parameters.items()}
+    assert toys.distance(whole, start) > 100 * CUT_TOLERANCE, "the tests below compare something that happens"
+
+
+def test_the_same_again_is_bitwise_the_same(whole: dict[str, torch.Tensor]) -> None:
+    assert toys.distance(whole, toys.train(microbatch_size=toys.NUM_EXAMPLES)) == 0
+
+
+@pytest.mark.parametrize("size", [1, 8, None], ids=["1", "8", "by length"])
+def test_micro_batches_do_not_matter(whole: dict[str, torch.Tensor], size: int | None) -> None:
+    assert toys.distance(whole, toys.train(microbatch_size=size)) <= CUT_TOLERANCE
+
+
+def _rank(rank: int, world_size: int, rendezvous: str, out: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
+    weights = toys.train(comm=DistributedComm("cpu"))
+    save_file(weights, f"{out}-{rank}")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_the_number_of_workers_does_not_matter(whole: dict[str, torch.Tensor], tmp_path: Path, world_size: int) -> None:
+    """Also with steps that draw fewer examples than there are workers: some ranks have none."""
+    context = multiprocessing.get_context("spawn")
+    arguments = (world_size, str(tmp_path / "rendezvous"), str(tmp_path / "weights"))
+    ranks = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(world_size)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(120)
+        assert process.exitcode == 0
+    results = [load_file(f"{tmp_path}/weights-{rank}") for rank in range(world_size)]
+    assert toys.distance(whole, results[0]) <= CUT_TOLERANCE
+    assert all(toys.distance(results[0], other) == 0 for other in results[1:]), "ranks hold the same weights, bitwise"
+
+
+def _killed_after(steps: int, folder: str) -> None:
+    torch.set_num_threads(1)
+
+    def kill(done: int, total: int) -> None:
+        if done == steps:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    toy = toys.trainee(microbatch_size=toys.NUM_EXAMPLES, checkpoint_seconds=0.0, progress=kill)
+    store = CheckpointStore(folder=Path(folder), run_id=toys.PLAN.run_id)
+    toys.METHOD.train(toys.PLAN, toy, toys.task(), toys.LocalComm(), toys.KEY, store)
+
+
+@pytest.mark.parametrize("steps", [2, 5])
+def test_killed_and_resumed_equals_uninterrupted(whole: dict[str, torch.Tensor], tmp_path: Path, steps: int) -> None:
+    """Same topology, so bitwise; the killed process leaves no generator state behind, only the checkpoint."""
+    process = multiprocessing.get_context("spawn").Process(target=_killed_after, args=(steps, str(tmp_path)))
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    toy = toys.trainee(microbatch_size=toys.NUM_EXAMPLES)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        reference = toys.train(microbatch_size=toys.NUM_EXAMPLES)
+        store = CheckpointStore(folder=tmp_path, run_id=toys.PLAN.run_id)
+        trained = toys.METHOD.train(toys.PLAN, toy, toys.task(), toys.LocalComm(), toys.KEY, store)
+    finally:
+        torch.set_num_threads(threads)
+    assert trained.resumed_from == steps - 1, "the kill came before the step's checkpoint"
+    assert len(trained.history) == toys.PLAN.num_steps
+    assert toys.distance(reference, {n: p.detach() for n, p in toy.parameters.items()}) == 0

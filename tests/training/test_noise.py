@@ -1,0 +1,129 @@
+"""The noise is what the accountant was told, drawn once, and shared by nobody; the sampling is Poisson at b/n."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from raydp.methods.dp import DPSGD
+from raydp.training.clipping import ClippedGradients
+from raydp.training.comm import LocalComm
+from raydp.training.stream import KeyedStream, new_key
+from tests.training import toys
+
+DRAWS = 200_000
+LEVEL = 1e-6
+"""Chance that a right scale is rejected; at 200,000 draws a scale 2 % off is found with a chance above 0.999."""
+
+
+def has_scale(samples: np.ndarray, std: float) -> bool:
+    """Whether samples pass for N(0, std²): a Kolmogorov-Smirnov test, and a chi-square test of the variance."""
+    normal = stats.kstest(samples / std, "norm").pvalue > LEVEL
+    spread = (samples / std) @ (samples / std)
+    tails = 2 * min(stats.chi2.cdf(spread, len(samples)), stats.chi2.sf(spread, len(samples)))
+    return bool(normal and tails > LEVEL)
+
+
+@pytest.mark.parametrize(
+    ("true_std", "accepted"), [(1.0, True), (1.02, False), (0.98, False), (0.5, False), (2.0, False)]
+)
+def test_noise_scale_is_recognised(true_std: float, accepted: bool) -> None:
+    """The check that guards the guarantee accepts the right scale and rejects 2 % off."""
+    noise = KeyedStream(key=toys.KEY, run_id="scale").normal(DRAWS, step=0, purpose="noise")
+    assert has_scale(noise * true_std, 1.0) is accepted
+
+
+def noise_of_a_step(noise_multiplier: float, c: float, *, run_id: str = "noise", batch_size: int = 8) -> np.ndarray:
+    """What one DP-SGD step added to the clipped sum, recovered from the change of the weights."""
+    plan = replace(
+        toys.PLAN,
+        run_id=run_id,
+        num_steps=1,
+        learning_rate=1.0,
+        noise_multiplier=noise_multiplier,
+        batch_size=batch_size,
+    )
+    method, task = DPSGD(max_grad_norm=c), toys.task()
+    toy = toys.trainee()
+    before = {n: p.detach().clone() for n, p in toy.parameters.items()}
+    total = {n: torch.zeros_like(p) for n, p in toy.parameters.items()}
+    batch = task.batch(method.batch_indices(plan, toys.KEY, 0))
+    engine = ClippedGradients(toy.model, toy.parameters, c)
+    engine.accumulate(lambda: task.per_example_loss(toy.model, batch), total)
+    method.train(plan, toy, task, LocalComm(), toys.KEY, None)
+    changed = [(before[n] - toy.parameters[n].detach()) * batch_size - total[n] for n in before]
+    return torch.cat([change.flatten() for change in changed]).double().numpy()
+
+
+def test_a_step_adds_noise_of_std_sigma_times_c_to_the_sum() -> None:
+    samples = np.concatenate([noise_of_a_step(3.0, 0.5, run_id=f"run {k}") for k in range(40)])
+    assert has_scale(samples, 1.5)
+    assert not has_scale(samples, 1.5 * 1.1), "40 steps are enough to see 10 %"
+
+
+def test_the_divisor_is_the_expected_batch_size() -> None:
+    """The noise scales with 1/b for the b of the plan, whatever was drawn."""
+    drawn = len(DPSGD().batch_indices(replace(toys.PLAN, run_id="noise"), toys.KEY, 0))
+    assert drawn != 8, "this key draws another number than b, so the test can tell the two apart"
+    assert has_scale(noise_of_a_step(3.0, 0.5), 1.5)
+
+
+def test_runs_steps_and_parameters_do_not_share_noise() -> None:
+    def draw(run_id: str, step: int, name: str) -> np.ndarray:
+        return KeyedStream(key=toys.KEY, run_id=run_id).normal(20_000, step=step, purpose="noise", name=name)
+
+    streams = [draw(run, step, name) for run in ("a", "b") for step in (0, 1) for name in ("w", "v")]
+    correlations = np.corrcoef(streams)[np.triu_indices(len(streams), k=1)]
+    assert np.abs(correlations).max() < 5.5 / np.sqrt(20_000)  # 28 pairs at 5.5 standard errors: chance 1e-6
+    np.testing.assert_array_equal(draw("a", 0, "w"), draw("a", 0, "w"))
+
+
+def test_labels_cannot_be_confused() -> None:
+    one = KeyedStream(key=toys.KEY, run_id="a").bits(4, step=1, purpose="noise", name='x", "y')
+    two = KeyedStream(key=toys.KEY, run_id="a").bits(4, step=1, purpose='noise", "x', name="y")
+    assert (one != two).all()
+
+
+def test_the_key_decides_and_is_never_shown() -> None:
+    key = new_key()
+    stream = KeyedStream(key=key, run_id="a")
+    assert key.hex() not in repr(stream)
+    assert repr(key) not in repr(stream)
+    assert (
+        stream.bits(8, step=0, purpose="noise")
+        != KeyedStream(key=toys.KEY, run_id="a").bits(8, step=0, purpose="noise")
+    ).any()
+
+
+def test_the_public_seed_is_not_the_source_of_the_noise() -> None:
+    plans = [replace(toys.PLAN, seed=seed) for seed in (0, 1)]
+    masks = [toys.METHOD.batch_indices(plan, toys.KEY, 3) for plan in plans]
+    np.testing.assert_array_equal(masks[0], masks[1])
+
+
+def test_each_example_is_drawn_at_b_over_n_independently() -> None:
+    n, b, steps = 50, 7, 20_000
+    stream = KeyedStream(key=toys.KEY, run_id="mask")
+    masks = np.array([stream.poisson_mask(n, b, step=step) for step in range(steps)])
+    rates = masks.mean(axis=0)
+    z = (rates - b / n) / np.sqrt(b / n * (1 - b / n) / steps)
+    assert np.abs(z).max() < 5.5  # 50 examples at 5.5 standard errors: chance 2e-6
+    sizes = masks.sum(axis=1)
+    assert stats.chisquare(
+        [*np.bincount(sizes, minlength=n + 1)[:16], (sizes >= 16).sum()],
+        [*(steps * stats.binom.pmf(np.arange(16), n, b / n)), steps * stats.binom.sf(15, n, b / n)],
+    ).pvalue > LEVEL  # fmt: skip
+    pairs = np.corrcoef(masks.T)[np.triu_indices(n, k=1)]
+    assert np.abs(pairs).max() < 6 / np.sqrt(steps)  # 1,225 pairs at 6 standard errors: chance 2e-6
+
+
+def test_sampling_everything_and_the_rate_that_is_accounted() -> None:
+    stream = KeyedStream(key=toys.KEY, run_id="mask")
+    assert stream.poisson_mask(5, 5, step=0).all()
+    event = toys.METHOD.event(toys.PLAN, 0.5)
+    assert event.sample_rate == toys.PLAN.batch_size / toys.PLAN.num_examples
+    assert event.num_steps == toys.PLAN.num_steps

@@ -1,0 +1,70 @@
+"""A small language model, task and method, real in every part, for tests of the training room."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from raydp import models
+from raydp.methods.base import Trainee, TrialPlan
+from raydp.methods.dp import DPAdam
+from raydp.spec import AdapterSpec
+from raydp.tasks.base import TaskFacts
+from raydp.tasks.language import LanguageModelingTask, TokenizedExamples
+from raydp.training.comm import Comm, LocalComm
+
+ADAPTER = AdapterSpec(r=2, alpha=4, target_modules=("q_proj", "v_proj", "gate_proj", "down_proj"))
+METHOD = DPAdam(max_grad_norm=0.1)
+KEY = bytes(range(32))
+NUM_EXAMPLES = 40
+PLAN = TrialPlan(
+    run_id="toy", batch_size=8, num_steps=6, learning_rate=5e-3, seed=0, num_examples=NUM_EXAMPLES, noise_multiplier=0.5
+)
+
+
+def task(num_examples: int = NUM_EXAMPLES) -> LanguageModelingTask:
+    """Random sentences of 4 to 16 tokens."""
+    rng = np.random.default_rng(0)
+
+    def examples(count: int) -> TokenizedExamples:
+        return TokenizedExamples.from_lists([rng.integers(1, 60, rng.integers(4, 17)).tolist() for _ in range(count)])
+
+    train, heldout = examples(num_examples), examples(12)
+    facts = TaskFacts(
+        num_examples=num_examples, num_units=num_examples, privacy_unit="example", content_hash="toy", num_tokens=400
+    )
+    return LanguageModelingTask(train=train, heldout=heldout, task_facts=facts)
+
+
+def pretrained() -> models.PretrainedModel:
+    """A Llama with random weights; its tokenizer is never used."""
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config)
+    model.requires_grad_(False).eval()
+    return models.PretrainedModel(name="toy", model=model, tokenizer=None, weight_hash="toy")
+
+
+def trainee(adapter: AdapterSpec = ADAPTER, **options: object) -> Trainee:
+    """The model with its adapter at its start."""
+    base = pretrained()
+    model = models.attach_adapter(base, adapter)
+    parameters = models.trainable_parameters(model, adapter)
+    models.initialise(parameters, adapter, {n: p.detach().clone() for n, p in parameters.items()}, seed=0)
+    return Trainee(model=model, parameters=parameters, **options)
+
+
+def train(comm: Comm | None = None, microbatch_size: int | None = None, **options: object) -> dict[str, torch.Tensor]:
+    """Train PLAN and return the trained weights."""
+    toy = trainee(microbatch_size=microbatch_size)
+    METHOD.train(PLAN, toy, task(), comm or LocalComm(), KEY, options.get("store"))
+    return {name: p.detach().clone() for name, p in toy.parameters.items()}
+
+
+def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """Largest difference of a weight."""
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
