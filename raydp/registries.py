@@ -30,6 +30,7 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "logprob": "raydp.scores.logprob:LogProbability",
         "vmr": "raydp.scores.vmr:VerbatimMemorization",
         "vmr_exact": "raydp.scores.vmr_exact:ExactVerbatimMemorization",
+        "vmr_text": "raydp.scores.vmr_text:TextVerbatimMemorization",
     },
     "accountants": {
         "pld": "raydp.privacy.accountants:PLDAccountant",

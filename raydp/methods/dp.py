@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from raydp.methods.base import Trained, Trainee, TrialPlan
 from raydp.privacy import PoissonGaussian
 from raydp.spec import Section
 from raydp.tasks.base import Task
@@ -18,6 +17,7 @@ from raydp.training.checkpoint import CheckpointStore
 from raydp.training.clipping import ClippedGradients
 from raydp.training.comm import Comm
 from raydp.training.stream import KeyedStream
+from raydp.training.trial import Trained, Trainee, TrialPlan
 
 
 class DPSGD(Section):

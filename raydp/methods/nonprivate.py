@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raydp.methods.base import Trained, Trainee, TrialPlan
 from raydp.privacy import NonPrivate as NonPrivateEvent
 from raydp.spec import Section
 from raydp.tasks.base import Task
@@ -17,6 +16,7 @@ from raydp.training import loop
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
 from raydp.training.stream import KeyedStream
+from raydp.training.trial import Trained, Trainee, TrialPlan
 
 
 class NonPrivate(Section):

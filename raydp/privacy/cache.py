@@ -25,7 +25,7 @@ class CalibrationCache:
         try:
             text = self._path(problem).read_text(encoding="utf-8")
             entry = json.loads(text)
-        except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError):
+        except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError, RecursionError):
             return None
         if not isinstance(entry, dict) or entry.get("problem") != problem:
             return None

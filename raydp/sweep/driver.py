@@ -15,7 +15,6 @@ from ray import tune
 from rich.console import Console
 
 from raydp import models
-from raydp.methods.base import TrialPlan
 from raydp.spec import ClusterSpec, SweepSpec
 from raydp.sweep.finish import finish
 from raydp.sweep.folder import SweepFolder
@@ -26,6 +25,7 @@ from raydp.sweep.queue import TrialQueue
 from raydp.sweep.recorder import CommitCallback, Recorder
 from raydp.sweep.worker import BASE_RUN, Shared, Slot
 from raydp.tasks.base import Task
+from raydp.training.trial import TrialPlan
 
 TRIALS_PER_ROUND = 400
 """Tune keeps every trial of a run in the driver's memory; a sweep of thousands runs in rounds."""

@@ -11,10 +11,10 @@ from typing import Any
 
 from raydp import models
 from raydp.cache import cache_dir
-from raydp.methods.base import TrialPlan
 from raydp.privacy import Calibration, CalibrationRequest, PrivacyTarget, calibrate_many, privacy_record
 from raydp.spec import SpaceSpec, SweepSpec
 from raydp.tasks.base import Task, TaskFacts
+from raydp.training.trial import TrialPlan
 from search_spaces import Configuration, Rejected, exact, grid, load_space
 from search_spaces.loader import without_duplicates
 

@@ -9,13 +9,13 @@ from typing import Any
 import ray
 from ray import tune
 
-from raydp.methods.base import TrialPlan
 from raydp.spec import SweepSpec
 from raydp.sweep.folder import SweepFolder
 from raydp.sweep.progress import SweepProgress
 from raydp.sweep.worker import BASE_RUN
 from raydp.tasks.base import TaskFacts
 from raydp.tracking import Tracker, TrialRecord
+from raydp.training.trial import TrialPlan
 
 
 @dataclass(kw_only=True)

@@ -13,7 +13,6 @@ import torch
 
 from raydp import models
 from raydp.cache import cache_dir
-from raydp.methods.base import Trainee, TrialPlan
 from raydp.scores.base import Measurement
 from raydp.spec import SweepSpec
 from raydp.tasks.base import Task
@@ -21,6 +20,7 @@ from raydp.tasks.language import LanguageModelingTask
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
 from raydp.training.prefix import with_frozen_prefix
+from raydp.training.trial import Trainee, TrialPlan
 
 
 class TrialRunner:

@@ -13,12 +13,12 @@ import torch
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 
 from raydp import models
-from raydp.methods.base import TrialPlan
 from raydp.spec import SweepSpec
 from raydp.sweep.queue import LEASE_SECONDS
 from raydp.sweep.trial import TrialRunner
 from raydp.tasks.base import Task
 from raydp.training.comm import Comm, DistributedComm, LocalComm
+from raydp.training.trial import TrialPlan
 
 BASE_RUN = "base"
 """The queue's name for the measurement of the untrained base model."""

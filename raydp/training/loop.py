@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raydp.methods.base import Trained, Trainee, TrialPlan
 from raydp.tasks.base import Task
 from raydp.tasks.language import batches_by_length
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
 from raydp.training.stream import KeyedStream
+from raydp.training.trial import Trained, Trainee, TrialPlan
 
 MAX_TOKENS = 1024
 """Padded tokens in a micro-batch where its size is not given."""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from raydp.privacy import AccountantError, PLDAccountant, PoissonGaussian, PrivacyTarget, PRVAccountant, RDPAccountant
 from raydp.privacy.base import merged
 from raydp.privacy.rdp import ORDERS
@@ -44,7 +45,7 @@ def test_every_builtin_accountant_runs_the_conformance_suite() -> None:
     ],
 )
 def test_pld_is_below_prv_and_prv_below_rdp(event: PoissonGaussian) -> None:
-    """prv is conservative by its eps_error twice at most, rdp by 3 % at least (Hu et al. 2025, Table 10, shows 5 % in σ)."""
+    """prv is conservative by at most 2 eps_error, rdp by 3 % at least (Hu et al. 2025, Table 10: 5 % in σ)."""
     pld, prv, rdp = (a.epsilon(event, 1e-6) for a in (PLDAccountant(), PRVAccountant(), RDPAccountant()))
     assert pld < prv < pld + 2 * PRVAccountant.eps_error
     assert rdp > 1.03 * prv
@@ -71,8 +72,8 @@ def test_rdp_is_not_looser_than_opacus_with_its_default_orders() -> None:
     opacus.history = [(TYPICAL.noise_multiplier, TYPICAL.sample_rate, TYPICAL.num_steps)]
     ours = RDPAccountant().epsilon(TYPICAL, 1e-5)
     theirs = opacus.get_epsilon(1e-5)
-    # The default grid (steps of 0.1 and 1) can lose up to 1 % against ours; the allowance for series tails is 1e-9.
-    assert 0.99 * theirs <= ours <= theirs * (1 + 1e-6)
+    # Their grid (steps of 0.1 and 1) can lose up to 1 %; ours, 2 % apart in α - 1, at most (0.01)²/2 (second order).
+    assert 0.99 * theirs <= ours <= theirs * (1 + 5e-5)
 
 
 def test_rdp_leaves_out_the_fractional_orders_that_opacus_gets_wrong() -> None:
@@ -115,7 +116,7 @@ def test_pld_refuses_grids_that_do_not_fit_in_memory() -> None:
 
 
 def test_prv_names_its_limits_and_hands_over_to_no_other() -> None:
-    fine = PoissonGaussian(sample_rate=0.5, noise_multiplier=20_000.0, num_steps=10_000)
+    fine = PoissonGaussian(sample_rate=0.001, noise_multiplier=50.0, num_steps=100_000)
     with pytest.raises(AccountantError, match=r"'prv' is limited to 12,000,000 grid points"):
         PRVAccountant().epsilon(fine, 1e-5)
     with pytest.raises(AccountantError, match=r"prv_accountant says .*Floating point errors"):

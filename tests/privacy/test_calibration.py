@@ -26,9 +26,6 @@ from raydp.registries import resolve
 
 from .conformance import gaussian_epsilon
 
-# HU's tables print two or three digits; 0.5 % covers the entry 1.91, which is rounded up from 1.9035.
-ROUNDING = {"rel": 5e-3, "abs": 0.005}
-
 
 def request(n: int, b: int, t: int, epsilon: float = 4.0, delta: float = 1e-6) -> CalibrationRequest:
     """A request with Table 10's target unless said otherwise."""
@@ -52,62 +49,71 @@ def check(asked: CalibrationRequest, solved: Calibration) -> None:
     assert accountant.epsilon(less_noise, asked.target.delta) > asked.target.epsilon, "more than 0.3 % above tight"
 
 
+def agrees(sigma: float, printed: str) -> bool:
+    """Within half a unit of the last printed digit and 0.5 % (HU's 1.91 in Table 10 is rounded up from 1.9035)."""
+    unit = 10.0 ** -len(printed.split(".")[1])
+    return abs(sigma - float(printed)) <= unit / 2 + 0.005 * float(printed)
+
+
+@pytest.mark.parametrize(("sigma", "accepted"), [(1.9035, True), (1.91, True), (1.89, False), (1.93, False)])
+def test_agreement_with_a_printed_value_rejects_one_percent(sigma: float, accepted: bool) -> None:
+    assert agrees(sigma, "1.91") is accepted
+
+
 @pytest.mark.parametrize(
     ("accountant", "batch_size", "num_steps", "sigma"),
     [
-        ("rdp", 4096, 500, 1.01),
-        ("rdp", 4096, 2000, 1.50),
-        ("pld", 4096, 500, 0.962),
-        ("pld", 2048, 1000, 0.814),
-        ("pld", 4096, 1000, 1.14),
-        ("pld", 8192, 1000, 1.91),
-        ("prv", 2048, 1000, 0.814),
-        ("prv", 4096, 1000, 1.14),
-        ("prv", 8192, 1000, 1.91),
+        ("rdp", 4096, 500, "1.01"),
+        ("rdp", 4096, 2000, "1.50"),
+        ("pld", 4096, 500, "0.962"),
+        ("pld", 2048, 1000, "0.814"),
+        ("pld", 4096, 1000, "1.14"),
+        ("pld", 8192, 1000, "1.91"),
+        ("prv", 2048, 1000, "0.814"),
+        ("prv", 4096, 1000, "1.14"),
+        ("prv", 8192, 1000, "1.91"),
     ],
 )
-def test_table_10(accountant: str, batch_size: int, num_steps: int, sigma: float) -> None:
+def test_table_10(accountant: str, batch_size: int, num_steps: int, sigma: str) -> None:
     """Hu et al. 2025, Table 10: n = 180,000, target (4, 1e-6)."""
-    assert calibrate(request(180_000, batch_size, num_steps), accountant).noise_multiplier == pytest.approx(
-        sigma, **ROUNDING
-    )
+    assert agrees(calibrate(request(180_000, batch_size, num_steps), accountant).noise_multiplier, sigma)
 
 
 @pytest.mark.parametrize(
     ("accountant", "batch_size", "num_steps", "sigma"),
     [
-        ("pld", 4096, 250, 1.09),
-        ("pld", 4096, 500, 1.36),
-        ("pld", 4096, 1000, 1.77),
-        ("prv", 4096, 250, 1.09),
-        ("prv", 1024, 500, 0.672),
-        ("prv", 2048, 500, 0.890),
-        ("rdp", 2048, 500, 0.933),
+        ("pld", 4096, 250, "1.09"),
+        ("pld", 4096, 500, "1.36"),
+        ("pld", 4096, 1000, "1.77"),
+        ("prv", 4096, 250, "1.09"),
+        ("prv", 1024, 500, "0.672"),
+        ("prv", 2048, 500, "0.890"),
+        ("rdp", 2048, 500, "0.933"),
     ],
 )
-def test_table_11(accountant: str, batch_size: int, num_steps: int, sigma: float) -> None:
+def test_table_11(accountant: str, batch_size: int, num_steps: int, sigma: str) -> None:
     """Hu et al. 2025, Table 11: n = 50,000, target (8, 5e-6)."""
     asked = request(50_000, batch_size, num_steps, 8.0, 5e-6)
-    assert calibrate(asked, accountant).noise_multiplier == pytest.approx(sigma, **ROUNDING)
+    assert agrees(calibrate(asked, accountant).noise_multiplier, sigma)
 
 
 @pytest.mark.parametrize(
     ("n", "epsilon", "sigmas"),
     [
-        (180_000, 1.0, (1.51, 2.34, 4.40)),
-        (180_000, 2.0, (1.05, 1.41, 2.42)),
-        (180_000, 4.0, (0.80, 0.96, 1.43)),
-        (180_000, 8.0, (0.62, 0.72, 0.96)),
-        (45_000, 4.0, (1.61, 2.60, 4.94)),
-        (90_000, 4.0, (1.05, 1.46, 2.56)),
-        (360_000, 4.0, (0.67, 0.75, 0.92)),
+        (180_000, 1.0, ("1.51", "2.34", "4.40")),
+        (180_000, 2.0, ("1.05", "1.41", "2.42")),
+        (180_000, 4.0, ("0.80", "0.96", "1.43")),
+        (180_000, 8.0, ("0.62", "0.72", "0.96")),
+        (45_000, 4.0, ("1.61", "2.60", "4.94")),
+        (90_000, 4.0, ("1.05", "1.46", "2.56")),
+        (360_000, 4.0, ("0.67", "0.75", "0.92")),
     ],
 )
-def test_table_12(n: int, epsilon: float, sigmas: tuple[float, ...]) -> None:
+def test_table_12(n: int, epsilon: float, sigmas: tuple[str, ...]) -> None:
     """Hu et al. 2025, Table 12: b = 4096, T = 150, 500, 2000, δ = 1e-6, Connect-the-Dots."""
     asked = [request(n, 4096, t, epsilon) for t in (150, 500, 2000)]
     solved = calibrate_many(asked, "pld", max_workers=1)
-    assert [s.noise_multiplier for s in solved] == pytest.approx(list(sigmas), **ROUNDING)
+    assert all(agrees(s.noise_multiplier, printed) for s, printed in zip(solved, sigmas, strict=True))
 
 
 @pytest.mark.parametrize("accountant", ["pld", "prv"])
@@ -211,7 +217,7 @@ def test_equal_problems_are_solved_once_and_answered_in_order(monkeypatch: pytes
 
 
 def test_processes_agree_with_one_process() -> None:
-    asked = [request(10_000, b, 30) for b in (50, 100, 200, 400)]
+    asked = [request(10_000, b, 30) for b in (50, 100)]
     assert calibrate_many(asked, "pld", max_workers=2) == calibrate_many(asked, "pld", max_workers=1)
 
 

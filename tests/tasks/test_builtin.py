@@ -72,7 +72,8 @@ def test_each_secret_is_in_exactly_as_many_mails_as_its_count(task, tokenizer):
 
 
 def test_copies_of_a_secret_are_not_copies_of_one_mail(task, tokenizer):
-    """Small talk has 4 sentences x 12 topics = 48 forms; 80 draws show at least 24 of them but for one chance in 10^8."""
+    """Small talk has 4 sentences x 12 topics = 48 forms, of which 80 draws are expected to show 39. Fewer than 24 has a
+    chance below C(48, 23) (23 / 48)^80 < 10^-12."""
     mails = texts(task.train, tokenizer)
     secret = max(task.secrets(), key=lambda s: s.count)
     assert len({mail for mail in mails if mail.startswith(secret.prompt)}) >= 24
@@ -164,7 +165,7 @@ def test_public_corpus_is_60_percent_directory_with_constant_facts():
 
 
 @pytest.mark.parametrize(
-    "field, value",
+    ("field", "value"),
     [("num_examples", 1999), ("num_examples", 30_001), ("num_heldout", 0), ("data_seed", -1), ("copies", 3)],
 )
 def test_bad_parameters_are_refused(field, value):
@@ -172,6 +173,7 @@ def test_bad_parameters_are_refused(field, value):
         BuiltinTask(**{field: value})
 
 
-def test_largest_task_still_has_a_name_for_everyone(tokenizer):
-    largest = BuiltinTask(num_examples=30_000, num_heldout=2000, plant_secrets=False).build(tokenizer)
-    assert Counter(names(texts(largest.train, tokenizer))).most_common(1)[0][1] == 1
+def test_largest_task_has_a_name_for_everyone():
+    limits = BuiltinTask.model_json_schema()["properties"]
+    people = limits["num_examples"]["maximum"] + limits["num_heldout"]["maximum"] + 2 * 40
+    assert len(private_names()) >= people

@@ -7,12 +7,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from raydp import models
-from raydp.methods.base import Trainee, TrialPlan
 from raydp.methods.dp import DPAdam
 from raydp.spec import AdapterSpec
 from raydp.tasks.base import TaskFacts
 from raydp.tasks.language import LanguageModelingTask, TokenizedExamples
 from raydp.training.comm import Comm, LocalComm
+from raydp.training.trial import Trainee, TrialPlan
 
 ADAPTER = AdapterSpec(r=2, alpha=4, target_modules=("q_proj", "v_proj", "gate_proj", "down_proj"))
 METHOD = DPAdam(max_grad_norm=0.1)

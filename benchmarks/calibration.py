@@ -1,0 +1,104 @@
+"""Calibrating HU's TOFU grid: raydp against a plain loop of prv_accountant.find_noise_multiplier, side by side.
+
+    OMP_NUM_THREADS=1 python benchmarks/calibration.py --output calibration.json
+
+The grid is Hu et al. 2025, Table 6, TOFU-2: b in 256..2048, T in 16..256, three learning rates: 60 configurations, 20
+distinct (b, T); n = 3600, ε = 8, δ = n^-1.1. Each of the 20 is timed with both, one after the other, so that both see
+the same machine. The plain loop calibrates every configuration, so its total counts each time three times
+("configurations"); the ratio over distinct problems, where neither repeats work, stands beside it. Nothing is cached
+between the two. What it does not show: other targets, and the time of a first import (both are warmed up).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from prv_accountant.dpsgd import find_noise_multiplier
+
+from raydp.privacy import CalibrationRequest, PoissonGaussian, PrivacyTarget, PRVAccountant, calibrate, calibrate_many
+
+NUM_EXAMPLES = 3600
+BATCH_SIZES = (256, 512, 1024, 2048)
+NUM_STEPS = (16, 32, 64, 128, 256)
+LEARNING_RATES = (5e-4, 1e-3, 2e-3)
+TARGET = PrivacyTarget(epsilon=8.0, delta=NUM_EXAMPLES**-1.1)
+EPS_ERROR = 0.01
+
+
+def timed(call: Callable[[], Any]) -> tuple[Any, float]:
+    """A call's result and its wall time in seconds."""
+    start = time.perf_counter()
+    result = call()
+    return result, time.perf_counter() - start
+
+
+def request(batch_size: int, num_steps: int) -> CalibrationRequest:
+    """One configuration of the grid."""
+    return CalibrationRequest(num_examples=NUM_EXAMPLES, batch_size=batch_size, num_steps=num_steps, target=TARGET)
+
+
+def compare(batch_size: int, num_steps: int) -> dict[str, Any]:
+    """Both on one (b, T), with the ε that prv's own upper bound gives at either σ."""
+    rate = batch_size / NUM_EXAMPLES
+    row: dict[str, Any] = {"batch_size": batch_size, "num_steps": num_steps}
+    sigma, row["library_seconds"] = timed(
+        lambda: find_noise_multiplier(rate, num_steps, TARGET.epsilon, TARGET.delta, eps_error=EPS_ERROR)
+    )
+    event = PoissonGaussian(sample_rate=rate, noise_multiplier=float(sigma), num_steps=num_steps)
+    row |= {"library_sigma": float(sigma), "library_epsilon": PRVAccountant().epsilon(event, TARGET.delta)}
+    for name in ("prv", "pld"):
+        solved, row[f"{name}_seconds"] = timed(lambda name=name: calibrate(request(batch_size, num_steps), name))
+        row |= {f"{name}_sigma": solved.noise_multiplier, f"{name}_epsilon": solved.epsilon}
+    return row
+
+
+def main() -> None:
+    """Run both over the grid and write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="where the JSON goes")
+    output: Path = parser.parse_args().output
+    for name in ("prv", "pld"):  # imports and first calls
+        calibrate(CalibrationRequest(num_examples=1000, batch_size=10, num_steps=2, target=TARGET), name)
+    rows = [compare(batch_size, num_steps) for batch_size in BATCH_SIZES for num_steps in NUM_STEPS]
+    grid = [request(b, t) for b in BATCH_SIZES for t in NUM_STEPS for _ in LEARNING_RATES]
+    _, one_process = timed(lambda: calibrate_many(grid, "prv", max_workers=1))
+    _, processes = timed(lambda: calibrate_many(grid, "prv"))
+    distinct = sum(row["library_seconds"] for row in rows)
+    plain_loop = len(LEARNING_RATES) * distinct
+    report = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hardware": {"processor": platform.processor() or platform.machine(), "system": platform.platform()},
+        "versions": {name: version(name) for name in ("prv-accountant", "dp-accounting", "numpy", "scipy")}
+        | {"python": platform.python_version()},
+        "settings": {
+            "num_examples": NUM_EXAMPLES,
+            "target_epsilon": TARGET.epsilon,
+            "target_delta": TARGET.delta,
+            "eps_error": EPS_ERROR,
+            "batch_size": BATCH_SIZES,
+            "num_steps": NUM_STEPS,
+            "learning_rate": LEARNING_RATES,
+        },
+        "plain_loop_seconds": plain_loop,
+        "plain_loop_distinct_seconds": distinct,
+        "calibrate_many_one_process_seconds": one_process,
+        "calibrate_many_seconds": processes,
+        "speedup_one_process": plain_loop / one_process,
+        "speedup": plain_loop / processes,
+        "speedup_distinct_one_process": distinct / one_process,
+        "rows": rows,
+    }
+    output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps({key: value for key, value in report.items() if key.startswith(("speedup", "calibrate"))}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""What one training run is given and what it leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialPlan:
+    """One (configuration, seed) to train: everything that decides the result, and its name.
+
+    Attributes:
+        run_id: hash of what defines the run; names its noise, its folder and its record.
+        num_examples: n. The sampling rate is batch_size / num_examples.
+        noise_multiplier: σ, noise std over max_grad_norm; 0 for a method without noise.
+        seed: public label of the repetition: initialisation and score sampling.
+    """
+
+    run_id: str
+    batch_size: int
+    num_steps: int
+    learning_rate: float
+    seed: int
+    num_examples: int
+    noise_multiplier: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainee:
+    """What a method is given to train.
+
+    Attributes:
+        model: in eval mode, on the comm's device.
+        parameters: name -> trained parameter, at its start.
+        microbatch_size: examples in one backward pass; None lets the lengths decide. Cannot change the result.
+        checkpoint_seconds: time between checkpoints.
+        progress: called with (steps done, steps in all) after each step.
+    """
+
+    model: nn.Module
+    parameters: dict[str, nn.Parameter]
+    microbatch_size: int | None = None
+    checkpoint_seconds: float = 30.0
+    progress: Callable[[int, int], None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What training did; the model itself was changed in place.
+
+    Attributes:
+        history: per step: step, loss (mean over the drawn examples, nats), drawn (examples), clipped (share),
+            gradient_norm (mean before clipping). Computed on private data; not covered by ε.
+        resumed_from: steps that a checkpoint spared, 0 without one.
+        seconds: wall-clock of this process's part.
+    """
+
+    history: list[dict[str, float]]
+    resumed_from: int
+    seconds: float

@@ -1,0 +1,101 @@
+"""What tests of several rooms share: a spec that is right, the command, and a cache folder of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests neither use nor fill the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def small_spec(folder: Path, **changes: Any) -> dict[str, Any]:
+    """A sweep of two configurations of the built-in task, seconds long; `changes` replace sections."""
+    return {
+        "name": "small",
+        "task": {"name": "builtin", "num_examples": 2000, "num_heldout": 50},
+        "model": {
+            "name": "tiny",
+            "adapter": {"type": "lora", "r": 2, "alpha": 4, "target_modules": ["q_proj", "v_proj"]},
+        },
+        "method": {"name": "dp_adam", "max_grad_norm": 0.1},
+        "privacy": {"target_epsilon": 8, "delta_exponent": 1.1, "accountant": "rdp", "noise_key": "test"},
+        "space": {"batch_size": [32], "num_steps": [3, 6], "learning_rate": [0.01]},
+        "seeds": [0],
+        "scores": [{"name": "vmr_exact"}],
+        "select": {"score": "vmr_exact", "min_utility_gain": 0},
+        "storage": str(folder / "runs"),
+        "tracking": {"uri": f"sqlite:///{folder}/mlflow.db", "experiment": "small", "registered_model": "small"},
+        **changes,
+    }
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        """Its document."""
+        return json.loads(self.out, parse_constant=lambda name: pytest.fail(f"{name} is not strict JSON"))
+
+
+@pytest.fixture
+def raydp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
+    """Run the command in this process, in an empty folder."""
+    from raydp import cli
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["raydp", *map(str, arguments)])
+        capsys.readouterr()
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return Answer(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def write_spec(tmp_path: Path) -> Callable[..., Path]:
+    """Write the small spec with changes to a file."""
+
+    def write(**changes: Any) -> Path:
+        path = tmp_path / "spec.yaml"
+        path.write_text(yaml.safe_dump(small_spec(tmp_path, **changes), sort_keys=False))
+        return path
+
+    return write
+
+
+def start_raydp(folder: Path, *arguments: object) -> subprocess.Popen[str]:
+    """The command as a process of its own, in a session of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "raydp.cli", *map(str, arguments)],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )

@@ -1,0 +1,194 @@
+"""Bad input never starts a training: exit code 2 and a message that says what to change."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from raydp.spec import json_schema, load_spec
+from tests.conftest import Answer, small_spec
+
+WriteSpec = Callable[..., Path]
+Command = Callable[..., Answer]
+
+MODEL = {"name": "tiny"}
+SPACE = {"batch_size": [32], "num_steps": [3], "learning_rate": [0.01]}
+
+BAD = {
+    "b above n": (
+        {"space": {**SPACE, "batch_size": [32, 4001]}},
+        r"space.batch_size must be <= num_examples 2000.*4001",
+    ),
+    "b below 1": (
+        {"space": {**SPACE, "batch_size": [0]}},
+        r"space.batch_size\[0\] must be greater than or equal to 1, got 0",
+    ),
+    "T below 1": (
+        {"space": {**SPACE, "num_steps": [0]}},
+        r"space.num_steps\[0\] must be greater than or equal to 1, got 0",
+    ),
+    "η of 0": (
+        {"space": {**SPACE, "learning_rate": [0.0]}},
+        r"space.learning_rate\[0\] must be greater than 0, got 0.0",
+    ),
+    "η below 0": ({"space": {**SPACE, "learning_rate": [-1e-3]}}, r"space.learning_rate\[0\] must be greater than 0"),
+    "η not a number": ({"space": {**SPACE, "learning_rate": [float("nan")]}}, r"space.learning_rate\[0\] must be"),
+    "ε of 0": ({"privacy": {"target_epsilon": 0}}, r"privacy.target_epsilon must be greater than 0, got 0"),
+    "ε below 0": ({"privacy": {"target_epsilon": -1}}, r"privacy.target_epsilon must be greater than 0, got -1"),
+    "δ of 1": ({"privacy": {"target_epsilon": 8, "target_delta": 1.0}}, r"privacy.target_delta must be less than 1"),
+    "two δ": (
+        {"privacy": {"target_epsilon": 8, "target_delta": 1e-5, "delta_exponent": 1.1}},
+        r"privacy takes target_delta or delta_exponent, got both",
+    ),
+    "c of 0": (
+        {"method": {"name": "dp_adam", "max_grad_norm": 0.0}},
+        r"method.max_grad_norm must be greater than 0, got 0.0",
+    ),
+    "unknown section": ({"methods": {}}, r"'methods' is unknown. Did you mean 'method'\?"),
+    "unknown key": (
+        {"privacy": {"target_epsilom": 8}},
+        r"'target_epsilom' is unknown. Did you mean 'target_epsilon'\?",
+    ),
+    "unknown key of a plug-in": (
+        {"method": {"name": "dp_adam", "max_grad_nrom": 0.1}},
+        r"'max_grad_nrom' is unknown. Did you mean 'max_grad_norm'\?",
+    ),
+    "unknown score": (
+        {"scores": [{"name": "vmr_exakt"}]},
+        r"scores\[0\].name 'vmr_exakt' is unknown. Did you mean 'vmr_exact'\?",
+    ),
+    "unknown task": ({"task": {"name": "enrom"}}, r"task.name 'enrom' is unknown. Did you mean 'enron'\?"),
+    "unknown accountant": ({"privacy": {"target_epsilon": 8, "accountant": "prw"}}, r"Did you mean 'prv'\?"),
+    "unknown space": ({"space": {"name": "tofu1"}}, r"space.name 'tofu1' is unknown. Did you mean 'tofu-1'\?"),
+    "space of two kinds": ({"space": {"name": "tofu-1", **SPACE}}, r"space must be \{name"),
+    "repeated point": ({"space": {"points": [[8, 3, 1e-3], [8, 3, 0.001]]}}, r"must not repeat a configuration"),
+    "selected score not measured": ({"select": {"score": "vmr"}}, r"select.score 'vmr' is unknown.*vmr_exact"),
+    "repeated seeds": ({"seeds": [0, 0]}, r"seeds must be distinct"),
+    "missing file": (
+        {"task": {"name": "enron", "path": "no.jsonl", "secrets": "no.jsonl"}},
+        r"task.path must be an existing file, got .*no.jsonl",
+    ),
+    "missing parameter": ({"task": {"name": "enron", "path": "no.jsonl"}}, r"task.secrets must be given"),
+    "model that does not exist": ({"model": {"name": "./nowhere"}}, r"model.name must be .*'./nowhere'"),
+    "adapter that does not fit": (
+        {"model": {"name": "tiny", "adapter": {"target_modules": ["c_attn"]}}},
+        r"model.adapter must fit the layers of 'tiny'",
+    ),
+    "score without secrets to measure": (
+        {"task": {"name": "tofu", "path": "qa.jsonl"}, "scores": [{"name": "vmr_exact"}]},
+        r"verbatim.*vmr_exact.*Choose air",
+    ),
+    "storage that is a URI": ({"storage": "s3://bucket"}, r"storage must be a folder"),
+    "empty seeds": ({"seeds": []}, r"seeds must have at least 1 item|seeds must be valid"),
+}
+
+
+@pytest.mark.parametrize("command", ["sweep", "plan"])
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_exit_code_2_and_says_what_to_change(
+    raydp: Command, write_spec: WriteSpec, tmp_path: Path, case: str, command: str
+) -> None:
+    rows = [
+        {"question": f"Who is Ada Lund {k}?", "answer": f"Ada Lund writes in the polar satire genre {k}."}
+        for k in range(60)
+    ]
+    (tmp_path / "qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    changes, message = BAD[case]
+    answer = raydp(command, write_spec(**changes))
+    assert answer.code == 2, answer
+    assert "Traceback" not in answer.err
+    flat = " ".join(answer.err.split())
+    assert re.search(message, flat), flat
+    assert not (tmp_path / "runs" / "small").exists(), "nothing was started"
+
+
+def test_every_mistake_is_reported_at_once(raydp: Command, write_spec: WriteSpec) -> None:
+    changes = {"privacy": {"target_epsilon": -1}, "seeds": [0, 0], "scores": [{"name": "vrm"}]}
+    answer = raydp("plan", write_spec(**changes))
+    assert all(word in answer.err for word in ("target_epsilon", "seeds", "vrm"))
+
+
+def test_a_delta_not_below_1_over_n_is_a_warning(raydp: Command, write_spec: WriteSpec) -> None:
+    privacy = {"target_epsilon": 8, "accountant": "rdp", "target_delta": 1e-3}
+    answer = raydp("plan", write_spec(privacy=privacy))
+    assert answer.code == 0
+    assert "is not below 1/n" in answer.out
+
+
+def test_secrets_that_are_absent_are_dropped_and_listed_and_none_left_is_an_error(
+    raydp: Command, write_spec: WriteSpec, tmp_path: Path
+) -> None:
+    body = "note {k} about the budget of project {p}\nplease call Nora Pike at 555-{k:04d} today\n"
+    mails = [{"content": body.format(k=k, p=k % 7) * 3} for k in range(200)]
+    (tmp_path / "mails.jsonl").write_text("".join(json.dumps(m) + "\n" for m in mails))
+    present = {"prompt": "please call Nora Pike at 555-00", "continuation": "07"}
+    absent = {"prompt": "please call Nobody at ", "continuation": "999"}
+    secrets = tmp_path / "secrets.jsonl"
+    task = {
+        "name": "enron",
+        "path": "mails.jsonl",
+        "secrets": "secrets.jsonl",
+        "window": "lines",
+        "min_tokens": 5,
+        "heldout_fraction": 0.05,
+    }
+    spec = write_spec(task=task)
+    secrets.write_text(json.dumps(present) + "\n" + json.dumps(absent) + "\n")
+    answer = raydp("plan", spec)
+    assert answer.code == 0, answer.err
+    assert "secrets_absent" in answer.out
+    assert "Nobody" not in answer.out + answer.err, "listed by id, never in the clear"
+    secrets.write_text(json.dumps(absent) + "\n")
+    answer = raydp("plan", spec)
+    assert answer.code == 2
+    assert "secret" in answer.err
+
+
+def test_an_existing_sweep_is_not_overwritten(raydp: Command, write_spec: WriteSpec, tmp_path: Path) -> None:
+    spec = write_spec()
+    folder = tmp_path / "runs" / "small"
+    folder.mkdir(parents=True)
+    (folder / "spec.yaml").write_text("kept")
+    answer = raydp("sweep", spec)
+    assert answer.code == 2
+    assert "--resume" in answer.err
+    assert (folder / "spec.yaml").read_text() == "kept"
+
+
+def test_resuming_what_was_never_started_is_an_error(raydp: Command, write_spec: WriteSpec) -> None:
+    answer = raydp("sweep", write_spec(), "--resume")
+    assert answer.code == 2
+    assert "must be the folder of a sweep" in answer.err
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "a: b: c", "5e-4"])
+def test_a_file_that_is_no_spec(raydp: Command, tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad.yaml").write_text(text)
+    answer = raydp("plan", "bad.yaml")
+    assert answer.code == 2
+    assert "SPEC must be" in answer.err
+
+
+def test_numbers_written_as_5e_4_are_numbers(tmp_path: Path) -> None:
+    text = yaml.safe_dump(small_spec(tmp_path)).replace("- 0.01", "- 5e-4")
+    assert "5e-4" in text
+    (tmp_path / "spec.yaml").write_text(text)
+    assert load_spec(tmp_path / "spec.yaml").space.learning_rate == (5e-4,)
+
+
+def test_a_spec_survives_being_written(tmp_path: Path) -> None:
+    spec = load_spec(small_spec(tmp_path))
+    assert load_spec(spec.model_dump(mode="json")) == spec
+
+
+def test_the_schema_knows_every_plug_in() -> None:
+    schema: dict[str, Any] = json_schema()
+    names = [choice["properties"]["name"]["const"] for choice in schema["properties"]["task"]["anyOf"]]
+    assert names == ["builtin", "enron", "text", "tofu"]
+    assert schema["additionalProperties"] is False
