@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
+from machine import describe
 
 from raydp.models import LoadedModel
 from raydp.scores.encoding import EncodedSecret
@@ -119,14 +117,10 @@ def compare(args: argparse.Namespace) -> dict[str, object]:
             times[name].append(seconds(run, args.device))
     medians = {name: statistics.median(values) for name, values in times.items()}
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "hardware": {"cpu": cpu_name(), "cpus": os.cpu_count(), "threads": args.threads, "device": args.device},
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        **describe("torch", "transformers"),
         "settings": {
+            "threads": args.threads,
+            "device": args.device,
             "model": Path(args.model).name if args.model else "random weights, SmolLM2-135M shape",
             "dtype": args.dtype,
             "prompts": args.prompts,
@@ -140,13 +134,6 @@ def compare(args: argparse.Namespace) -> dict[str, object]:
         "rounds_seconds": times,
         "ratio_to_sequential": {name: value / sequential for name, value in medians.items()},
     }
-
-
-def cpu_name() -> str:
-    """The processor's name where the system tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def main() -> None:

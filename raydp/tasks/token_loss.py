@@ -59,25 +59,32 @@ def _has_plain_frozen_head(causal: nn.Module) -> bool:
 class FrozenHeadLoss(torch.autograd.Function):
     """Cross-entropy of a frozen output layer, in chunks of tokens.
 
-    The gradient of token i's loss in its hidden state, (softmax(W h_i) - e_{y_i}) W, needs nothing from the backward
-    pass but a factor, so it is computed while the logits are at hand and the logits are never stored.
+    The gradient of token i's loss in its hidden state, Σ_v softmax(W h_i)_v W_v - W_{y_i}, needs nothing from the
+    backward pass but a factor, so it is computed while the logits are at hand and the logits are never stored.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Args: hidden [N, H] and weight [V, H] of one type, targets [N]. Returns: [N] fp32, nats."""
-        needs_gradient = ctx.needs_input_grad[0]
         nll = torch.empty(len(targets), device=hidden.device)
-        gradient = torch.empty_like(hidden) if needs_gradient else None
+        gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        logits = torch.empty(CHUNK_TOKENS, len(weight), dtype=weight.dtype, device=hidden.device)
+        scores = torch.empty(CHUNK_TOKENS, len(weight), device=hidden.device)
+        part = torch.zeros(CHUNK_TOKENS, hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
+        # Every chunk has the same shape, the last one with rows that are not used, and every buffer is used again:
+        # a new shape costs a kernel to be generated and kept, new memory its page faults.
         for start in range(0, len(targets), CHUNK_TOKENS):
-            part = slice(start, start + CHUNK_TOKENS)
-            log_p = torch.log_softmax((hidden[part] @ weight.T).float(), dim=1)
-            rows = torch.arange(len(log_p), device=hidden.device)
-            nll[part] = -log_p[rows, targets[part]]
+            target = targets[start : start + CHUNK_TOKENS, None]
+            used = len(target)
+            part[:used] = hidden[start : start + used]
+            scores.copy_(torch.mm(part, weight.T, out=logits))
+            largest = scores.amax(dim=1, keepdim=True)
+            target_score = (scores[:used].gather(1, target) - largest[:used])[:, 0]
+            total = scores.sub_(largest).exp_().sum(dim=1, keepdim=True)
+            nll[start : start + used] = total[:used, 0].log() - target_score
             if gradient is not None:
-                p = log_p.exp_()
-                p[rows, targets[part]] -= 1
-                gradient[part] = p.to(weight.dtype) @ weight
+                expected = torch.mm(logits.copy_(scores), weight).float() / total
+                gradient[start : start + used] = expected[:used] - weight[target[:, 0]]
         if gradient is not None:
             ctx.save_for_backward(gradient)
         return nll

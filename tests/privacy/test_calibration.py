@@ -132,7 +132,7 @@ def test_one_full_batch_step_is_the_analytic_gaussian(accountant: str) -> None:
     log_epsilon=st.floats(math.log(0.1), math.log(16.0)),
     accountant=st.sampled_from(["pld", "rdp"]),
 )
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 def test_guarantee_and_tightness_hold_over_the_range(
     n: int, log_rate: float, log_steps: float, log_epsilon: float, accountant: str
 ) -> None:

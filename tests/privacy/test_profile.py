@@ -68,7 +68,7 @@ def test_no_noise_has_no_mu_and_an_infinite_profile() -> None:
         (PoissonGaussian(sample_rate=0.01, noise_multiplier=2.0, num_steps=10**6), "not known down to delta 1e-10"),
         (PoissonGaussian(sample_rate=0.5, noise_multiplier=0.01, num_steps=1), "limited to 4,000,000 cells"),
         (PoissonGaussian(sample_rate=1e-11, noise_multiplier=1.0, num_steps=1), "epsilon is 0 at delta 1e-10"),
-        (PoissonGaussian(sample_rate=0.9, noise_multiplier=7.5, num_steps=10_000), "rounding hides"),
+        (PoissonGaussian(sample_rate=0.9, noise_multiplier=33.0, num_steps=100_000), "rounding hides"),
     ],
 )
 def test_mu_is_refused_with_a_reason_where_domination_cannot_be_shown(event: PoissonGaussian, reason: str) -> None:

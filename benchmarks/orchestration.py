@@ -1,0 +1,129 @@
+"""What a trial costs beyond its own training and scoring: a sweep against the plain loop of the same trials.
+
+    python benchmarks/orchestration.py --output orchestration.json
+
+The loop trains and scores the trials one after another in one process, on one thread. The sweep does the same through
+Ray Tune and one Ray Train worker, commits every result, logs it to MLflow and registers the model. Sweeps of two sizes,
+in turn with the loop, give a line: its slope is the cost of a trial, its intercept the start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from machine import describe
+from rich.console import Console
+
+from raydp import models
+from raydp.spec import SweepSpec, load_spec
+from raydp.sweep.plan import build_task, make_plan
+from raydp.sweep.trial import TrialRunner
+from raydp.training.comm import LocalComm
+from raydp.training.stream import TEST_KEY
+
+
+def spec_for(folder: Path, num_trials: int) -> SweepSpec:
+    """`num_trials` short trials of the built-in task, one at a time."""
+    return load_spec(
+        {
+            "name": f"trials-{num_trials}",
+            "task": {"name": "builtin"},
+            "model": {
+                "name": "tiny",
+                "adapter": {"r": 8, "alpha": 8, "target_modules": ["q_proj", "v_proj", "gate_proj", "down_proj"]},
+            },
+            "method": {"name": "dp_adam", "max_grad_norm": 0.1},
+            "privacy": {"target_epsilon": 8, "accountant": "rdp", "noise_key": "test"},
+            "space": {"batch_size": [64], "num_steps": [10], "learning_rate": [0.01]},
+            "seeds": list(range(num_trials)),
+            "scores": [{"name": "vmr_exact"}],
+            "select": {"score": "vmr_exact", "min_utility_gain": 0},
+            "cluster": {"max_concurrent_trials": 1},
+            "storage": str(folder / "runs"),
+            "tracking": {"uri": f"sqlite:///{folder}/mlflow.db", "experiment": "bench", "registered_model": "bench"},
+        }
+    )
+
+
+def loop_seconds(folder: Path, num_trials: int) -> float:
+    """Seconds of the plain loop, after model and data are loaded."""
+    spec = spec_for(folder, num_trials)
+    task, weight_hash = build_task(spec)
+    plan = make_plan(spec, task.facts(), weight_hash)
+    torch.set_num_threads(1)
+    runner = TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), TEST_KEY)
+    started = time.perf_counter()
+    for trial in plan.trials:
+        runner.run(trial, folder / trial.run_id, "attempt-1")
+    return time.perf_counter() - started
+
+
+def sweep_seconds(folder: Path, num_trials: int) -> float:
+    """Seconds of the whole sweep, from a fresh process to its report."""
+    from raydp.sweep.driver import run_sweep
+
+    started = time.perf_counter()
+    result = run_sweep(spec_for(folder, num_trials), resume=False, console=Console(stderr=True, quiet=True))
+    assert result.counts["finished"] == num_trials
+    return time.perf_counter() - started
+
+
+def in_a_fresh_process(kind: str, num_trials: int) -> float:
+    """One measurement in a process and a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, "--measure", kind, "--trials", str(num_trials), "--folder", folder]
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+        answer = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+        return float(answer.stdout.splitlines()[-1])
+
+
+def measure(small: int, large: int, repeats: int) -> dict[str, Any]:
+    """Loop, small sweep, large sweep, in turn; medians over the repeats."""
+    loops, smalls, larges = [], [], []
+    for _ in range(repeats):
+        loops.append(in_a_fresh_process("loop", large) / large)
+        smalls.append(in_a_fresh_process("sweep", small))
+        larges.append(in_a_fresh_process("sweep", large))
+    slopes = [(b - a) / (large - small) for a, b in zip(smalls, larges, strict=True)]
+    starts = [a - small * s for a, s in zip(smalls, slopes, strict=True)]
+    overheads = [slope - loop for slope, loop in zip(slopes, loops, strict=True)]
+    return {
+        "loop_seconds_per_trial": statistics.median(loops),
+        "sweep_seconds_per_trial": statistics.median(slopes),
+        "overhead_seconds_per_trial": statistics.median(overheads),
+        "start_and_end_seconds": statistics.median(starts),
+        "all": {"loop_per_trial": loops, f"sweep_{small}": smalls, f"sweep_{large}": larges},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", type=int, nargs=2, default=(2, 12), help="trials of the two sweeps")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=Path("orchestration.json"))
+    parser.add_argument("--measure", choices=["loop", "sweep"], help=argparse.SUPPRESS)
+    parser.add_argument("--trials", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        seconds = {"loop": loop_seconds, "sweep": sweep_seconds}[options.measure](options.folder, options.trials)
+        print(seconds)
+        return
+    document = describe("ray", "torch", "mlflow", "transformers", "peft")
+    document |= {"sizes": options.sizes, "repeats": options.repeats, **measure(*options.sizes, options.repeats)}
+    options.output.write_text(json.dumps(document, indent=1) + "\n")
+    print(json.dumps(document, indent=1))
+
+
+if __name__ == "__main__":
+    main()
