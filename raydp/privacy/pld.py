@@ -19,7 +19,7 @@ class PLDAccountant(Accountant):
 
     Both directions of adjacency are composed and the larger ε is returned. dp_accounting composes by a double
     precision FFT, whose noise makes the plain library optimistic at small δ (by 1e-11 in δ at T = 100,000). Here ε is
-    taken at δ - error, error = (32 groups + 4 T) 2^-53: more than twice the largest deficit seen against an extended
+    taken at δ - error, error = (128 groups + 4 T) 2^-53: more than twice the largest deficit seen against an extended
     precision FFT over q 1e-6..1, T 1..1e5.
 
     Where one step's loss has a standard deviation s (about q/σ), the grid adds up to interval²/6 to s²: below 0.1 % in
@@ -98,4 +98,4 @@ class PLDAccountant(Accountant):
 
 def rounding_error(events: Sequence[PoissonGaussian]) -> float:
     """Allowance, in δ, for rounding in a double precision FFT composition (see PLDAccountant)."""
-    return float((32 * len(events) + 4 * sum(event.num_steps for event in events)) * 2.0**-53)
+    return float((128 * len(events) + 4 * sum(event.num_steps for event in events)) * 2.0**-53)

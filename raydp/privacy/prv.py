@@ -13,10 +13,10 @@ from raydp.privacy.events import PoissonGaussian, PrivacyTarget
 class PRVAccountant(Accountant):
     """Privacy random variables: the library's upper estimate of ε.
 
-    eps_error is 0.01, or 1 % of ε where ε is below 1; delta_error is δ/1000, as in the library's own
-    find_noise_multiplier. The upper estimate lies eps_error above the central one, so σ comes out larger than with
-    'pld': by 0.02 to 0.3 % at ε >= 1, about 1 % below. The library bounds the direction in which a record is removed;
-    'pld' takes the worse of both.
+    eps_error is 0.01, or 1 % of ε where ε is below 1, or up to 0.05 where the library fails at 0.01; delta_error is
+    δ/1000, as in the library's own find_noise_multiplier. The upper estimate lies eps_error above the central one, so
+    σ comes out larger than with 'pld': by 0.02 to 0.3 % at ε >= 1, about 1 % below. The library bounds the direction
+    in which a record is removed; 'pld' takes the worse of both.
 
     Source: Gopi, Lee and Wutschitz 2021 (Theorem 5.5, Remark 5.6).
     """
@@ -40,8 +40,19 @@ class PRVAccountant(Accountant):
 
     def _bound(self, events: Sequence[PoissonGaussian], delta: float) -> float:
         """Upper estimate at one δ, the second time with an error in proportion where ε is small."""
-        upper = self._upper(events, delta, self.eps_error)
+        upper = self._first_upper(events, delta)
         return upper if upper >= 1 else self._upper(events, delta, self.eps_error * upper)
+
+    def _first_upper(self, events: Sequence[PoissonGaussian], delta: float) -> float:
+        """Upper estimate with eps_error, or the next coarser one where the library fails: it refuses some runs with few
+        steps at small errors ("Discrete mean differs from continuous mean"). A coarser estimate is a larger ε, so it
+        never promises more privacy."""
+        for eps_error in (self.eps_error, 2 * self.eps_error):
+            try:
+                return self._upper(events, delta, eps_error)
+            except AccountantError:
+                continue
+        return self._upper(events, delta, 5 * self.eps_error)
 
     def _upper(self, events: Sequence[PoissonGaussian], delta: float, eps_error: float) -> float:
         """The library's upper estimate; its errors become an AccountantError that says what was asked."""

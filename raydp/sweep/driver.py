@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import threading
@@ -137,7 +136,9 @@ def _train(
         )
         base = queue.submit.remote(BASE_RUN) if folder.result(BASE_RUN) is None else None
         slots = [_start_slot(k, spec.cluster, queue, shared, folder, len(trials)) for k in range(num_slots)]
-        threading.Thread(target=_abandon_without_slots, args=(slots, queue), daemon=True).start()
+        over = threading.Event()
+        watch = threading.Thread(target=_abandon_without_slots, args=(slots, queue, over), daemon=True)
+        watch.start()
     costs = {t.run_id: t.batch_size * t.num_steps for t in left}
     try:
         with SweepProgress(
@@ -152,6 +153,8 @@ def _train(
     except KeyboardInterrupt:
         return True
     finally:
+        over.set()
+        watch.join()
         ray.shutdown()
     return False
 
@@ -235,13 +238,15 @@ def _run_tune(run_ids: list[str], queue: Any, recorder: Recorder, folder: SweepF
             recorder.commit(run_id)
 
 
-def _abandon_without_slots(slots: list[Any], queue: Any) -> None:
+def _abandon_without_slots(slots: list[Any], queue: Any, over: threading.Event) -> None:
     """When the last slot has ended, whatever still waits would wait for ever: it fails with the slots' reasons."""
-    reasons = []
-    for slot in slots:
-        try:
-            ray.get(slot)
-        except ray.exceptions.RayError as error:
-            reasons.append(str(error).strip().splitlines()[-1])
-    with contextlib.suppress(ray.exceptions.RayError):  # the sweep is over and the queue is gone
+    left, reasons = list(slots), []
+    while left and not over.is_set():
+        ended, left = ray.wait(left, num_returns=1, timeout=1.0)
+        for slot in ended:
+            try:
+                ray.get(slot)
+            except ray.exceptions.RayError as error:
+                reasons.append(str(error).strip().splitlines()[-1])
+    if not left:
         ray.get(queue.abandon.remote("; ".join(reasons) or "no worker group is left"))

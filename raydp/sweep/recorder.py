@@ -52,11 +52,12 @@ class Recorder:
         self._queue, self._base, self._progress = queue, base, progress
 
     def base(self) -> dict[str, Any] | None:
-        """The untrained model's utility and scores; waits for them."""
+        """The untrained model's utility and scores; waits for them. None where they could not be measured."""
         if self._base is not None:
             self.folder.commit(BASE_RUN, ray.get(self._base))
             self._base = None
-        return self.folder.result(BASE_RUN)
+        result = self.folder.result(BASE_RUN)
+        return result if result is not None and result["status"] == "finished" else None
 
     def commit(self, run_id: str) -> None:
         """Commit a run's outcome and track it."""

@@ -171,3 +171,11 @@ def test_import_is_light() -> None:
     code = "import sys, raydp.privacy; print(sorted({'torch', 'numpy', 'scipy', 'opacus', 'ray'} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_prv_falls_back_to_a_coarser_error_of_its_own() -> None:
+    """prv_accountant refuses this run at eps_error 0.01 and 0.02. At 0.05 its two bounds are 2 · 0.05 apart, with the
+    tight ε between them."""
+    event = PoissonGaussian(sample_rate=0.1048, noise_multiplier=0.543, num_steps=10)
+    bound, tight = (accountant().epsilon(event, 1.88e-4) for accountant in (PRVAccountant, PLDAccountant))
+    assert tight <= bound <= tight + 2 * 0.05
