@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,7 +47,8 @@ def sweep(
         table = chosen.plan()
         print_json(table.to_dict("records")) if json else show_plan(table)
         return
-    result = chosen.run(resume=resume)
+    with redirect_stdout(sys.stderr):  # Ray prints messages of its own
+        result = chosen.run(resume=resume)
     if json:
         print_json(result.document())
     else:

@@ -134,12 +134,12 @@ def check(spec: ModelSpec) -> tuple[PreTrainedTokenizerBase, str]:
         tokenizer = AutoTokenizer.from_pretrained(folder)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
-            model.name_or_path = model.config._name_or_path = Path(spec.name).name
-            hollow = PretrainedModel(name=spec.name, model=model, tokenizer=tokenizer, weight_hash="")
-            if spec.adapter.type == "lora":
-                attach_adapter(hollow, spec.adapter)
-    except (OSError, KeyError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"model.name must be a causal language model, got {spec.name!r}: {error}") from error
+    if spec.adapter.type == "lora":
+        hollow = PretrainedModel(name=spec.name, model=model, tokenizer=tokenizer, weight_hash="")
+        with torch.device("meta"):
+            attach_adapter(hollow, spec.adapter)
     return tokenizer, weight_hash(folder)
 
 
@@ -216,7 +216,7 @@ def attach_adapter(base: PretrainedModel, adapter: AdapterSpec) -> nn.Module:
     if adapter.type == "none":
         for parameter in base.model.parameters():
             parameter.data = parameter.data.to(torch.float32, copy=True)  # own, writable fp32 master weights
-        return base.model
+        return base.model.requires_grad_(True)
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(
@@ -228,6 +228,8 @@ def attach_adapter(base: PretrainedModel, adapter: AdapterSpec) -> nn.Module:
         task_type="CAUSAL_LM",
         base_model_name_or_path=Path(base.name).name,
     )
+    # peft records this name: the spec's, never a path of this machine.
+    base.model.name_or_path = base.model.config._name_or_path = config.base_model_name_or_path
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")

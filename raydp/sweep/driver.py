@@ -170,6 +170,9 @@ def _start_ray(cluster: ClusterSpec) -> None:
     }
     for name, value in quiet.items():
         os.environ.setdefault(name, value)
+    # Ray prints warnings of its own processes whatever log_to_driver says, one of them about every sweep: a slot's
+    # helpers are more processes than CPUs.
+    ray._private.worker._worker_logs_enabled = False
     local = cluster.address == "local"
     ray.init(
         address=None if local else cluster.address,

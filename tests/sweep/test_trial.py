@@ -1,0 +1,77 @@
+"""One trial without Ray: every method, adapter and full fine-tuning, from the same start each time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from raydp import models
+from raydp.spec import load_spec
+from raydp.sweep.plan import build_task, make_plan
+from raydp.sweep.trial import TrialRunner
+from raydp.training.comm import LocalComm
+from raydp.training.stream import TEST_KEY
+from tests.conftest import small_spec
+
+FULL = {"name": "tiny", "adapter": {"type": "none"}}
+LORA = {"name": "tiny", "adapter": {"r": 2, "alpha": 4}}
+SPACE = {"points": [[32, 4, 0.01]]}
+
+
+def runner(folder: Path, **changes: Any):
+    spec = load_spec(small_spec(folder, **changes))
+    task, weight_hash = build_task(spec)
+    plan = make_plan(spec, task.facts(), weight_hash)
+    return TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), TEST_KEY), plan
+
+
+@pytest.mark.parametrize("model", [LORA, FULL], ids=["lora", "full"])
+@pytest.mark.parametrize(
+    "method",
+    [{"name": "dp_adam"}, {"name": "dp_sgd", "momentum": 0.5}, {"name": "nonprivate"}],
+    ids=["dp_adam", "dp_sgd", "nonprivate"],
+)
+def test_it_trains_scores_and_saves_and_starts_afresh_each_time(
+    tmp_path: Path, method: dict[str, Any], model: dict[str, Any]
+) -> None:
+    trial_runner, plan = runner(tmp_path, method=method, model=model, space=SPACE)
+    (trial,) = plan.trials
+    base = trial_runner.measure_base(0)["utility_loss"]
+    first = trial_runner.run(trial, tmp_path / "a", "attempt-1")
+    again = trial_runner.run(trial, tmp_path / "b", "attempt-1")
+    assert first["utility_loss"] == again["utility_loss"] != base
+    assert trial_runner.measure_base(0)["utility_loss"] == pytest.approx(base, abs=1e-7)
+    assert [step["step"] for step in first["history"]] == [0, 1, 2, 3]
+    assert set(first["scores"]) == {"vmr_exact"}
+    weights = [load_file(next((tmp_path / k / "attempt-1" / "model").glob("*.safetensors"))) for k in "ab"]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_a_run_without_noise_has_an_infinite_epsilon(tmp_path: Path) -> None:
+    _, plan = runner(tmp_path, method={"name": "nonprivate"}, space=SPACE)
+    (record,) = plan.privacy.values()
+    assert record["epsilon"] == "inf"
+    assert record["certified"] is False
+    assert plan.rows()[0]["noise_multiplier"] == 0
+
+
+def test_the_identity_is_what_defines_the_result(tmp_path: Path) -> None:
+    def run_ids(**changes: Any) -> set[str]:
+        return {t.run_id for t in runner(tmp_path, space=SPACE, **changes)[1].trials}
+
+    same = run_ids()
+    assert run_ids(cluster={"max_concurrent_trials": 1, "microbatch_size": 3}, name="other") == same
+    different = [
+        run_ids(method={"name": "dp_adam", "max_grad_norm": 0.2}),
+        run_ids(method={"name": "dp_sgd", "max_grad_norm": 0.1}),
+        run_ids(seeds=[1]),
+        run_ids(model={"name": "tiny", "adapter": {"r": 3, "alpha": 4}}),
+        run_ids(task={"name": "builtin", "num_examples": 2000, "num_heldout": 50, "data_seed": 1}),
+        run_ids(privacy={"target_epsilon": 4, "accountant": "rdp", "noise_key": "test"}),
+    ]
+    assert len(set.union(same, *different)) == 1 + len(different)

@@ -1,0 +1,156 @@
+"""The command line is a contract: exit codes, one JSON document on stdout, the names of its fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import heuristic_accuracy, load_points, select
+from raydp.privacy import PLDAccountant, PoissonGaussian
+from tests.conftest import Answer
+
+Command = Callable[..., Answer]
+
+
+@pytest.fixture
+def points(tmp_path: Path) -> Path:
+    """A grid of 8 configurations × 2 seeds whose score grows with every hyperparameter."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for b, t, lr, seed in product([64, 128], [10, 20], [0.001, 0.002], [0, 1]):
+        size = np.log(b) + np.log(t) + np.log(lr)
+        noise = rng.normal(0, 0.001)
+        rows.append([b, t, lr, seed, 3 - 0.1 * size + noise, 0.5 + 0.05 * size + noise])
+    path = tmp_path / "points.csv"
+    columns = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
+    pd.DataFrame(rows, columns=columns).to_csv(path, index=False)
+    return path
+
+
+RUN = ["--n", 3600, "--batch-size", 256, "--num-steps", 16, "--epsilon", 8, "--delta", 1e-4]
+
+
+def test_calibrate_answers_with_a_noise_multiplier_that_keeps_the_promise(raydp: Command) -> None:
+    answer = raydp("calibrate", *RUN, "--accountant", "pld", "--json").json()
+    assert set(answer) == {"noise_multiplier", "epsilon", "delta", "sample_rate", "accountant"}
+    assert answer["accountant"] == "pld"
+    event = PoissonGaussian(sample_rate=256 / 3600, noise_multiplier=answer["noise_multiplier"], num_steps=16)
+    assert PLDAccountant().epsilon(event, 1e-4) <= 8
+
+
+def test_calibrate_a_file_answers_with_a_list_in_its_order(raydp: Command, tmp_path: Path) -> None:
+    file = tmp_path / "runs.csv"
+    file.write_text("n,batch_size,num_steps,epsilon,delta\n3600,256,16,8,1e-4\n3600,256,16,2,1e-4\n")
+    easy, hard = raydp("calibrate", "--from", file, "--accountant", "rdp", "--json").json()
+    assert hard["noise_multiplier"] > easy["noise_multiplier"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--n", 3600], "--batch-size"),
+        ([*RUN[:2], "--batch-size", 4000, *RUN[4:]], "batch_size must be > 0 and <= num_examples 3600"),
+        ([*RUN[:6], "--epsilon", -1, *RUN[8:]], "epsilon must be > 0"),
+        ([*RUN[:8], "--delta", 1], "delta must be"),
+        ([*RUN, "--accountant", "plt"], "Did you mean 'pld'?"),
+        (["--from", "absent.csv"], "--from must be an existing CSV file"),
+    ],
+)
+def test_calibrate_says_what_to_change(raydp: Command, arguments: list[object], message: str) -> None:
+    answer = raydp("calibrate", *arguments)
+    assert answer.code == 2
+    assert message in " ".join(answer.err.split())
+
+
+def test_profile_falls_with_delta_and_explains_a_missing_mu(raydp: Command) -> None:
+    run = ["--n", 3600, "--batch-size", 256, "--num-steps", 16, "--noise-multiplier", 1.0]
+    answer = raydp("profile", *run, "--deltas", "1e-3,1e-6", "--accountant", "rdp", "--json").json()
+    assert answer["deltas"] == [1e-3, 1e-6]
+    assert answer["epsilons"][0] < answer["epsilons"][1]
+    assert answer["accountant"] == "rdp"
+    assert (answer["gdp_mu"] is None) == bool(answer["gdp_mu_reason"])
+    assert raydp("profile", *run, "--deltas", "1e-3;1e-6").code == 2
+
+
+def test_select_prints_the_selection_of_analysis(raydp: Command, points: Path) -> None:
+    answer = raydp("select", points, "--max-loss", 3.2, "--json").json()
+    expected = select(load_points(points), max_loss=3.2)
+    chosen = ("batch_size", "num_steps", "learning_rate")
+    assert {name: answer[name] for name in chosen} == asdict(expected.configuration)
+    assert answer["rule"] == "procedure"
+    assert [step["name"] for step in answer["steps"]][-1] == "worst utility"
+    best = raydp("select", points, "--rule", "best-utility", "--json").json()
+    means = load_points(points).groupby(list(chosen))["utility_loss"].mean()
+    assert best["utility_loss"] == pytest.approx(means.min(), abs=1e-12)
+
+
+def test_an_unfiltered_full_grid_is_warned_about(raydp: Command, points: Path) -> None:
+    answer = raydp("select", points)
+    assert answer.code == 0
+    assert "warning" in answer.out
+    assert "(b=64, T=10, η=0.001)" in answer.out, "the corner"
+
+
+def test_a_threshold_below_every_point_is_an_error(raydp: Command, points: Path) -> None:
+    answer = raydp("select", points, "--max-loss", 0.1)
+    assert answer.code == 2
+    assert "max_loss" in answer.err
+
+
+@pytest.mark.parametrize("command", ["heuristics", "risk", "regression", "variance"])
+def test_analyses_are_strict_json(raydp: Command, points: Path, command: str) -> None:
+    answer = raydp("analyze", command, points, "--json")
+    assert answer.code == 0, answer.err
+    document = answer.json()
+    if command == "heuristics":
+        assert document == heuristic_accuracy(load_points(points))
+        assert document["individual"]["accuracy"] == 1
+    if command == "risk":
+        assert document["layout"] == "mean"
+        assert set(document["rules"]) == {"procedure", "best-utility", "worst-utility", "oracle"}
+    if command == "regression":
+        assert document["individual"]["terms"]["log_batch_size"]["coef"] == pytest.approx(0.05, abs=0.005)
+
+
+def test_the_report_is_one_file(raydp: Command, points: Path, tmp_path: Path) -> None:
+    assert raydp("report", points, "-o", tmp_path / "report.html").code == 0
+    assert (tmp_path / "report.html").stat().st_size > 100_000
+
+
+def test_spaces_are_listed_and_shown(raydp: Command) -> None:
+    listed = {row["name"]: row["points"] for row in raydp("spaces", "list", "--json").json()}
+    assert (listed["tofu-1"], listed["tofu-2"], listed["tofu-4"]) == (60, 60, 75)
+    shown = raydp("spaces", "show", "tofu-4", "--json").json()
+    assert len(shown["configurations"]) == 75
+    assert "tofu-1" in raydp("spaces", "show", "tofu").err
+
+
+@pytest.mark.parametrize("arguments", [["select", "absent.csv"], ["status", "absent"], ["points", "absent"]])
+def test_what_does_not_exist_is_bad_input(raydp: Command, arguments: list[str]) -> None:
+    answer = raydp(*arguments)
+    assert answer.code == 2
+    assert "absent" in answer.err
+
+
+def test_plan_lists_every_configuration_with_its_noise(raydp: Command, write_spec: Callable[..., Path]) -> None:
+    rows = raydp("plan", write_spec(), "--json").json()
+    assert [(r["batch_size"], r["num_steps"]) for r in rows] == [(32, 3), (32, 6)]
+    for row in rows:
+        assert row["sample_rate"] == 32 / 2000
+        assert row["compute"] == row["batch_size"] * row["num_steps"]
+        assert row["epsilon"] <= 8
+        assert row["delta"] == 2000**-1.1
+
+
+def test_a_named_space_leaves_out_what_does_not_fit_and_says_why(
+    raydp: Command, write_spec: Callable[..., Path]
+) -> None:
+    answer = raydp("plan", write_spec(space={"name": "tofu-1"}))
+    assert answer.code == 0
+    assert "batch_size 2048 exceeds num_examples 2000" in answer.out

@@ -1,0 +1,122 @@
+"""Base models and adapters: shared without a copy, reset between trials, switched off for the base model."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+
+from raydp import models
+from raydp.spec import AdapterSpec, ModelSpec
+
+ADAPTER = AdapterSpec(r=4, alpha=8, target_modules=("q_proj", "down_proj"))
+IDS = torch.tensor([[5, 6, 7, 8]])
+
+
+@pytest.fixture
+def base() -> models.PretrainedModel:
+    return models.load_base(ModelSpec(name="tiny"))
+
+
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(IDS).logits
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_taken_apart_and_put_together_it_is_the_same_model_on_the_same_memory(dtype: str) -> None:
+    base = models.load_base(ModelSpec(name="tiny", dtype=dtype))
+    before = logits(base.model)
+    shared = models.disassemble(base)
+    assert not list(shared.skeleton.model.parameters()), "the skeleton is empty"
+    arrays = {key: array for key, ownership, _, array in shared.arrays if ownership == "own"}
+    for array in arrays.values():
+        array.flags.writeable = False
+    again = models.assemble(shared)
+    assert torch.equal(logits(again.model), before)
+    weight = again.model.get_input_embeddings().weight
+    assert weight is again.model.get_output_embeddings().weight, "tied weights stay tied"
+    assert weight.data_ptr() in {array.ctypes.data for array in arrays.values()}, "no copy"
+
+
+def test_a_shared_model_takes_an_adapter_and_trains(base: models.PretrainedModel) -> None:
+    shared = models.disassemble(base)
+    for _, _, _, array in shared.arrays:
+        array.flags.writeable = False
+    model = models.attach_adapter(models.assemble(shared), ADAPTER)
+    parameters = models.trainable_parameters(model, ADAPTER)
+    models.initialise(parameters, ADAPTER, {}, seed=1)
+    model(IDS, labels=IDS).loss.backward()
+    assert all(p.grad is not None for p in parameters.values())
+
+
+def test_the_start_is_pefts_and_decided_by_the_seed(base: models.PretrainedModel) -> None:
+    model = models.attach_adapter(base, ADAPTER)
+    parameters = models.trainable_parameters(model, ADAPTER)
+    assert len(parameters) == 2 * 2 * 2
+    assert {p.dtype for p in parameters.values()} == {torch.float32}
+    starts = []
+    for seed in (0, 1, 0):
+        models.initialise(parameters, ADAPTER, {}, seed)
+        starts.append({name: p.detach().clone() for name, p in parameters.items()})
+    a = {name for name in parameters if "lora_A" in name}
+    assert all(torch.equal(starts[0][name], starts[2][name]) for name in parameters)
+    assert all(not torch.equal(starts[0][name], starts[1][name]) for name in a)
+    for name in a:  # Kaiming uniform with a = sqrt(5): uniform on ± 1/sqrt(fan_in)
+        bound = 1 / math.sqrt(parameters[name].shape[1])
+        assert bound * 0.9 < starts[0][name].abs().max() <= bound
+    assert all((starts[0][name] == 0).all() for name in parameters if "lora_B" in name)
+
+
+@pytest.mark.parametrize("adapter", [ADAPTER, AdapterSpec(type="none")], ids=["lora", "full"])
+def test_the_base_model_can_be_had_back_for_a_moment(base: models.PretrainedModel, adapter: AdapterSpec) -> None:
+    untrained = logits(base.model)
+    model = models.attach_adapter(base, adapter)
+    parameters = models.trainable_parameters(model, adapter)
+    weights = {n: p.detach().clone() for n, p in parameters.items()} if adapter.type == "none" else {}
+    with torch.no_grad():
+        for parameter in parameters.values():
+            parameter += 0.1
+    trained = logits(model)
+    loaded = models.LoadedModel(model=model, tokenizer=base.tokenizer, base_weights=weights)
+    with loaded.base() as untrained_model:
+        torch.testing.assert_close(logits(untrained_model.model), untrained)
+    assert torch.equal(logits(model), trained)
+    assert not torch.allclose(trained, untrained)
+
+
+def test_a_saved_adapter_is_pefts_own_and_names_no_path(base: models.PretrainedModel, tmp_path: Path) -> None:
+    model = models.attach_adapter(base, ADAPTER)
+    parameters = models.trainable_parameters(model, ADAPTER)
+    with torch.no_grad():
+        for parameter in parameters.values():
+            parameter.fill_(0.02)
+    models.save_trained(model, base.tokenizer, tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == "tiny"
+    fresh = PeftModel.from_pretrained(models.load_base(ModelSpec(name="tiny")).model, tmp_path)
+    torch.testing.assert_close(logits(fresh), logits(model), rtol=0, atol=0)
+
+
+def test_a_model_can_be_checked_without_its_weights(tmp_path: Path) -> None:
+    tokenizer, weight_hash = models.check(ModelSpec(name="tiny"))
+    assert weight_hash == models.load_base(ModelSpec(name="tiny")).weight_hash
+    assert len(tokenizer) == 768
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with pytest.raises(ValueError, match=r"model\.name must"):
+        models.check(ModelSpec(name=str(tmp_path)))
+
+
+def test_skipping_layers_starts_in_the_middle(base: models.PretrainedModel) -> None:
+    backbone, layers = models.decoder_layers(base.model)
+    entered = []
+    handle = layers[1].register_forward_pre_hook(lambda module, args: entered.append(args[0]))
+    whole = logits(base.model)
+    handle.remove()
+    with models.skipping_layers(base.model, 1), torch.inference_mode():
+        assert torch.equal(base.model(inputs_embeds=entered[0], use_cache=False).logits, whole)
+    assert backbone.layers is layers
