@@ -15,7 +15,7 @@ from rich.console import Console
 
 from raydp import models
 from raydp.spec import ClusterSpec, SweepSpec
-from raydp.sweep.finish import finish
+from raydp.sweep.finish import NOT_FINISHED, finish
 from raydp.sweep.folder import SweepFolder
 from raydp.sweep.plan import SweepPlan, build_task, make_plan, plan_document
 from raydp.sweep.points import counts
@@ -86,9 +86,8 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console) -> SweepResult
     if left or folder.result(BASE_RUN) is None:
         interrupted = _train(spec, folder, task, trials, left, recorder, console)
     recorder.track_missing(trials)
-    return SweepResult(
-        folder=folder.path, counts=counts(folder), interrupted=interrupted, **asdict(finish(spec, folder, recorder))
-    )
+    ending = NOT_FINISHED if interrupted else finish(spec, folder, recorder)
+    return SweepResult(folder=folder.path, counts=counts(folder), interrupted=interrupted, **asdict(ending))
 
 
 def _planned(folder: SweepFolder, plan: SweepPlan) -> list[TrialPlan]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from analysis import load_points, select, write_report
@@ -24,6 +26,10 @@ class Finish:
     report: Path | None
 
 
+NOT_FINISHED = Finish(selected=None, best_utility=None, reason="interrupted before the end", report=None)
+"""Of a sweep that was stopped: what is selected from a part could be another configuration than from the whole."""
+
+
 def finish(spec: SweepSpec, folder: SweepFolder, recorder: Recorder) -> Finish:
     """Write the tables, select, set the aliases `privacy-preferred` and `best-utility`, write the report."""
     path = write_tables(folder)
@@ -32,22 +38,44 @@ def finish(spec: SweepSpec, folder: SweepFolder, recorder: Recorder) -> Finish:
         recorder.tracker.finish_sweep({"counts": counts(folder), "reason": reason}, None)
         return Finish(selected=None, best_utility=None, reason=reason, report=None)
     points = load_points(path)
-    selections = {
-        rule: select(points, rule=rule, max_loss=spec.select.max_loss, min_utility_gain=spec.select.min_utility_gain)
-        for rule in dict.fromkeys([spec.select.rule, "best-utility"])
-    }
-    selected, best = selections[spec.select.rule], selections["best-utility"]
+    chosen = spec.select
+    try:
+        selections = {
+            rule: select(points, rule=rule, max_loss=chosen.max_loss, min_utility_gain=chosen.min_utility_gain)
+            for rule in dict.fromkeys([chosen.rule, "best-utility"])
+        }
+    except ValueError as error:  # such as no configuration below the threshold: the runs stand all the same
+        recorder.tracker.finish_sweep({"counts": counts(folder), "reason": str(error)}, None)
+        return Finish(selected=None, best_utility=None, reason=str(error), report=None)
+    selected, best = selections[chosen.rule], selections["best-utility"]
     for alias, selection in (("privacy-preferred", selected), ("best-utility", best)):
         version = str(selection.model_uri).rsplit("/", 1)[-1]
         set_alias(spec.tracking.registered_model, alias, version, tracking_uri=spec.tracking.uri)
     report = folder.path / "report.html"
-    write_report(points, list(selections.values()), report, title=spec.name)
+    base = recorder.base()
+    write_report(
+        points,
+        list(selections.values()),
+        report,
+        title=spec.name,
+        base_score=base["scores"][chosen.score]["value"] if base else None,
+        notes=_notes(recorder.plan),
+    )
     summary = {"counts": counts(folder), "selected": selected.to_dict(), "best_utility": best.to_dict()}
     folder.write_json("summary.json", summary)
-    published = folder.path / "published"
-    published.mkdir(exist_ok=True)
-    for name in ("points.csv", "report.html", "secrets.parquet"):
-        (published / name).unlink(missing_ok=True)
-        (published / name).hardlink_to(folder.path / name)
-    recorder.tracker.finish_sweep(summary, published)
+    with TemporaryDirectory() as published:
+        for name in ("points.csv", "report.html", "secrets.parquet"):
+            shutil.copy(folder.path / name, published)
+        recorder.tracker.finish_sweep(summary, Path(published))
     return Finish(selected=selected.to_dict(), best_utility=best.to_dict(), reason=None, report=report)
+
+
+def _notes(plan: dict[str, Any]) -> list[str]:
+    """What the guarantee says, for the report's end."""
+    record = next(iter(plan["privacy"].values()))
+    promise = (
+        f"Each model: ε at most {record['target_epsilon'] or 'inf'} at δ = {record['delta']:.3g} for one "
+        f"{record['unit']} added or removed, by accountant {record['accountant']} ({record['accountant_version']})."
+    )
+    certified = [f"Not certified: {reason}." for reason in record["not_certified_because"]]
+    return [promise, *certified, *(f"Not covered: {item}." for item in record["not_covered"])]

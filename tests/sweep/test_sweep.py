@@ -133,7 +133,9 @@ def kill(name: str) -> Callable[[subprocess.Popen[str]], None]:
 
 
 @pytest.mark.parametrize(
-    "victim", ["ray::RayTrainWorker", "ray::ImplicitFunc", "driver"], ids=["a worker", "a trial", "the driver"]
+    "victim",
+    ["ray::RayTrainWorker", "ray::ImplicitFunc", "driver", "ctrl-c"],
+    ids=["a worker", "a trial", "the driver", "Ctrl-C"],
 )
 def test_after_a_kill_the_table_is_that_of_an_undisturbed_sweep(done: Done, tmp_path: Path, victim: str) -> None:
     spec = spec_of(tmp_path)
@@ -142,9 +144,13 @@ def test_after_a_kill_the_table_is_that_of_an_undisturbed_sweep(done: Done, tmp_
     folder = Path(spec["storage"]) / "small"
     wait_until(lambda: len(list(folder.glob("trials/*/checkpoints/step-*"))) > 0 and results(folder), driver)
     finished = {p: p.stat().st_mtime_ns for p in results(folder)}
-    if victim == "driver":
-        os.kill(driver.pid, signal.SIGKILL)
-        driver.communicate(timeout=60)
+    if victim in ("driver", "ctrl-c"):
+        os.kill(driver.pid, signal.SIGKILL if victim == "driver" else signal.SIGINT)
+        out, err = driver.communicate(timeout=FINISH_SECONDS)
+        if victim == "ctrl-c":
+            assert driver.returncode == 1, err
+            assert json.loads(out)["interrupted"] is True
+            assert "Traceback" not in err
         driver = start_raydp(tmp_path, "sweep", "spec.yaml", "--resume", "--json")
     else:
         kill(victim)(driver)
