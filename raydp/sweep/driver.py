@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import threading
@@ -85,7 +86,8 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console) -> SweepResult
     interrupted = False
     if left or folder.result(BASE_RUN) is None:
         interrupted = _train(spec, folder, task, trials, left, recorder, console)
-    recorder.track_missing(trials)
+    if not interrupted:
+        recorder.track_missing(trials)
     ending = NOT_FINISHED if interrupted else finish(spec, folder, recorder)
     return SweepResult(folder=folder.path, counts=counts(folder), interrupted=interrupted, **asdict(ending))
 
@@ -177,7 +179,7 @@ def _start_ray(cluster: ClusterSpec) -> None:
         address=None if local else cluster.address,
         include_dashboard=False if local else None,
         log_to_driver=False,
-        logging_level="ERROR",
+        logging_level=logging.ERROR,
         runtime_env={"env_vars": quiet},
     )
 
