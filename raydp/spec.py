@@ -257,7 +257,8 @@ def load_spec(source: str | Path | Mapping[str, Any]) -> SweepSpec:
         if not isinstance(data, dict):
             raise ValueError(f"SPEC must be a mapping of sections, got {type(data).__name__}. See `raydp schema`.")
     problems: list[str] = []
-    for key, kind in (("task", "tasks"), ("method", "methods")):
+    kinds: dict[str, registries.Kind] = {"task": "tasks", "method": "methods"}
+    for key, kind in kinds.items():
         if key in data:
             data[key] = _plugin(kind, key, data[key], problems)
     if isinstance(data.get("scores"), list | tuple):
