@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -47,6 +48,7 @@ def sweep(
         table = chosen.plan()
         print_json(table.to_dict("records")) if json else show_plan(table)
         return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: stop, to be resumed
     with redirect_stdout(sys.stderr):  # Ray prints messages of its own
         result = chosen.run(resume=resume)
     if json:

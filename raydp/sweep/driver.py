@@ -210,10 +210,9 @@ def _start_slot(k: int, cluster: ClusterSpec, queue: Any, shared: Any, folder: S
             "CPU": cluster.cpus_per_worker,
             **({"GPU": cluster.gpus_per_worker} if cluster.gpus_per_worker else {}),
         },
-        "folder": folder.path.resolve(),
     }
     max_failures = (1 + cluster.max_retries) * (num_trials + 1)
-    return Slot.remote().run.remote(k, queue, [shared], scaling, max_failures)
+    return Slot.remote().run.remote(k, queue, [shared], scaling, folder.path.resolve() / "ray", max_failures)
 
 
 def _run_tune(run_ids: list[str], queue: Any, recorder: Recorder, folder: SweepFolder, num_slots: int) -> None:

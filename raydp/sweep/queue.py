@@ -46,6 +46,7 @@ class TrialQueue:
         self._items: dict[str, _Item] = {}
         self._waiting: deque[str] = deque()
         self._idle_starts: dict[int, int] = {}
+        self._placement_groups: dict[int, Any] = {}
         self._abandoned: str | None = None
         self._changed = asyncio.Condition()
 
@@ -63,12 +64,18 @@ class TrialQueue:
                 await self._changed.wait()
             return item.outcome
 
-    async def register(self, slot: int) -> bool:
-        """A slot's workers have started. False when they keep dying before they lease anything: the slot gives up."""
+    async def register(self, slot: int, placement_group: Any = None) -> bool:
+        """A slot's workers have started, in this placement group. False when they keep dying before they lease
+        anything: the slot gives up."""
         async with self._changed:
+            self._placement_groups[slot] = placement_group
             self._expire(slot=slot, reason="the worker group died")
             self._idle_starts[slot] = self._idle_starts.get(slot, 0) + 1
             return self._idle_starts[slot] <= self._max_idle_starts
+
+    async def placement_group(self, slot: int) -> Any:
+        """Where a slot's workers last ran, None before they did."""
+        return self._placement_groups.get(slot)
 
     async def lease(self, slot: int) -> tuple[str, int] | None:
         """The next run and its fencing token; waits for one. None when all that will ever come is handed out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from raydp.tasks.base import Task
 from raydp.training.comm import Comm, DistributedComm, LocalComm
 from raydp.training.trial import TrialPlan
 
+MAX_CONTROLLERS = 4
 BASE_RUN = "base"
 """The queue's name for the measurement of the untrained base model."""
 
@@ -41,27 +43,44 @@ class Shared:
 
 @ray.remote(num_cpus=0, max_restarts=3, max_task_retries=3)
 class Slot:
-    """Keeps a worker group alive until the queue is empty."""
+    """Keeps a worker group alive until the queue is empty; starts another when Train's controller has died."""
 
-    def run(self, slot: int, queue: Any, shared: list[Any], scaling: dict[str, Any], max_failures: int) -> None:
+    def run(
+        self, slot: int, queue: Any, shared: list[Any], scaling: dict[str, Any], storage: Path, max_failures: int
+    ) -> None:
         """Start the worker group and wait for its end.
 
         Args:
             shared: a list with the reference to the Shared object, so that it is not fetched here.
         """
-        spec_folder: Path = scaling.pop("folder")
-        trainer = TorchTrainer(
-            train_loop,
-            train_loop_config={"slot": slot, "queue": queue, "shared": shared},
-            torch_config=TorchConfig(backend="nccl" if scaling["use_gpu"] else "gloo"),
-            scaling_config=ray.train.ScalingConfig(**scaling),
-            run_config=ray.train.RunConfig(
-                name=f"slot-{slot}",
-                storage_path=str(spec_folder / "ray"),
-                failure_config=ray.train.FailureConfig(max_failures=max_failures),
-            ),
-        )
-        trainer.fit()
+        for left in reversed(range(MAX_CONTROLLERS)):
+            _free_leftovers(slot, queue)
+            trainer = TorchTrainer(
+                train_loop,
+                train_loop_config={"slot": slot, "queue": queue, "shared": shared},
+                torch_config=TorchConfig(backend="nccl" if scaling["use_gpu"] else "gloo"),
+                scaling_config=ray.train.ScalingConfig(**scaling),
+                run_config=ray.train.RunConfig(
+                    name=f"slot-{slot}-{secrets.token_hex(4)}",
+                    storage_path=str(storage),
+                    failure_config=ray.train.FailureConfig(max_failures=max_failures),
+                ),
+            )
+            try:
+                trainer.fit()
+            except ray.exceptions.RayActorError:
+                if not left:
+                    raise
+            else:
+                return
+
+
+def _free_leftovers(slot: int, queue: Any) -> None:
+    """Give back what a slot or controller that was killed still holds: Train's own cleaner needs the state API, which
+    needs the dashboard, and the next worker group would wait for these devices for ever."""
+    leftover = ray.get(queue.placement_group.remote(slot))
+    if leftover is not None:
+        ray.util.remove_placement_group(leftover)
 
 
 def train_loop(config: dict[str, Any]) -> None:
@@ -70,7 +89,8 @@ def train_loop(config: dict[str, Any]) -> None:
     device = get_device()
     comm: Comm = DistributedComm(device) if context.get_world_size() > 1 else LocalComm(device)
     queue, slot = config["queue"], config["slot"]
-    if not comm.broadcast_object(ray.get(queue.register.remote(slot)) if comm.rank == 0 else None):
+    here = ray.util.get_current_placement_group()
+    if not comm.broadcast_object(ray.get(queue.register.remote(slot, here)) if comm.rank == 0 else None):
         return
     (reference,) = config["shared"]
     shared: Shared = ray.get(reference)

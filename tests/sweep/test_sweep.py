@@ -134,8 +134,8 @@ def kill(name: str) -> Callable[[subprocess.Popen[str]], None]:
 
 @pytest.mark.parametrize(
     "victim",
-    ["ray::RayTrainWorker", "ray::ImplicitFunc", "driver", "ctrl-c"],
-    ids=["a worker", "a trial", "the driver", "Ctrl-C"],
+    ["ray::RayTrainWorker", "ray::ImplicitFunc", "ray::Slot", "ray::TrainController", "driver", "ctrl-c"],
+    ids=["a worker", "a trial", "a slot", "a controller", "the driver", "Ctrl-C"],
 )
 def test_after_a_kill_the_table_is_that_of_an_undisturbed_sweep(done: Done, tmp_path: Path, victim: str) -> None:
     spec = spec_of(tmp_path)
