@@ -31,7 +31,7 @@ NOT_FINISHED = Finish(selected=None, best_utility=None, reason="interrupted befo
 
 
 def finish(spec: SweepSpec, folder: SweepFolder, recorder: Recorder) -> Finish:
-    """Write the tables, select, set the aliases `privacy-preferred` and `best-utility`, write the report."""
+    """Write the tables, select, set the aliases `best-utility` and, if private, `privacy-preferred`, and report."""
     path = write_tables(folder)
     if not counts(folder)["finished"]:
         reason = "no run has finished"
@@ -48,7 +48,10 @@ def finish(spec: SweepSpec, folder: SweepFolder, recorder: Recorder) -> Finish:
         recorder.tracker.finish_sweep({"counts": counts(folder), "reason": str(error)}, None)
         return Finish(selected=None, best_utility=None, reason=str(error), report=None)
     selected, best = selections[chosen.rule], selections["best-utility"]
-    for alias, selection in (("privacy-preferred", selected), ("best-utility", best)):
+    aliases = {"best-utility": best}
+    if all(record["epsilon"] != "inf" for record in recorder.plan["privacy"].values()):
+        aliases["privacy-preferred"] = selected  # never a model without a guarantee
+    for alias, selection in aliases.items():
         version = str(selection.model_uri).rsplit("/", 1)[-1]
         set_alias(spec.tracking.registered_model, alias, version, tracking_uri=spec.tracking.uri)
     report = folder.path / "report.html"
