@@ -134,8 +134,14 @@ def kill(name: str) -> Callable[[subprocess.Popen[str]], None]:
 
 @pytest.mark.parametrize(
     "victim",
-    ["ray::RayTrainWorker", "ray::ImplicitFunc", "ray::Slot", "ray::TrainController", "driver", "ctrl-c"],
-    ids=["a worker", "a trial", "a slot", "a controller", "the driver", "Ctrl-C"],
+    [
+        pytest.param("ray::RayTrainWorker", id="a worker"),
+        pytest.param("driver", id="the driver"),
+        pytest.param("ray::ImplicitFunc", id="a trial", marks=pytest.mark.slow),
+        pytest.param("ray::Slot", id="a slot", marks=pytest.mark.slow),
+        pytest.param("ray::TrainController", id="a controller", marks=pytest.mark.slow),
+        pytest.param("ctrl-c", id="Ctrl-C", marks=pytest.mark.slow),
+    ],
 )
 def test_after_a_kill_the_table_is_that_of_an_undisturbed_sweep(done: Done, tmp_path: Path, victim: str) -> None:
     spec = spec_of(tmp_path)
