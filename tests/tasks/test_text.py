@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import sys
 
+import datasets
 import pytest
 from pydantic import ValidationError
 
@@ -21,7 +22,6 @@ def rows_file(write_jsonl):
 
 @pytest.fixture
 def saved(tmp_path):
-    datasets = pytest.importorskip("datasets")
     train = datasets.Dataset.from_dict({"body": WITH_SECRET, "id": list(range(60))})
     parts = datasets.DatasetDict({"train": train, "validation": train.select(range(0, 60, 5))})
     parts.save_to_disk(tmp_path / "parts")
@@ -109,7 +109,6 @@ def test_what_a_data_set_does_not_have_is_an_error(saved, tokenizer, monkeypatch
 
 
 def test_a_folder_that_holds_no_data_set_is_an_error(tmp_path, tokenizer):
-    pytest.importorskip("datasets")
     with pytest.raises(ValueError, match=r"task\.path must be an existing file, a folder of datasets\.save_to_disk or"):
         TextTask(path=str(tmp_path)).build(tokenizer)
 
