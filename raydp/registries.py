@@ -6,10 +6,11 @@ entry point in the group `raydp.<kind>`, for example `[project.entry-points."ray
 
 from __future__ import annotations
 
-import difflib
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Literal
+
+from search_spaces.names import unknown_name as unknown_name
 
 Kind = Literal["tasks", "methods", "scores", "accountants"]
 
@@ -43,13 +44,6 @@ BUILTIN: dict[Kind, dict[str, str]] = {
 def names(kind: Kind) -> list[str]:
     """The known names of a kind, built in and installed by others, sorted."""
     return sorted({*BUILTIN[kind], *(e.name for e in entry_points(group=f"raydp.{kind}"))})
-
-
-def unknown_name(field: str, name: str, known: list[str]) -> str:
-    """The message for a misspelt name: the nearest known one, then all of them."""
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    return f"{field} {name!r} is unknown.{hint} Known: {', '.join(known)}."
 
 
 def resolve(kind: Kind, name: str, *, field: str | None = None) -> Any:

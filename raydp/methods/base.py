@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from raydp.training.stream import KeyedStream
+
 if TYPE_CHECKING:
     import torch
 
@@ -15,6 +17,12 @@ if TYPE_CHECKING:
     from raydp.training.checkpoint import CheckpointStore
     from raydp.training.comm import Comm
     from raydp.training.trial import Trained, Trainee, TrialPlan
+
+
+def poisson_batch(plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
+    """The examples of one step under Poisson sampling at b/n: a function of key, run and step alone."""
+    stream = KeyedStream(key=key, run_id=plan.run_id)
+    return np.flatnonzero(stream.poisson_mask(plan.num_examples, plan.batch_size, step=step))
 
 
 class Method(Protocol):

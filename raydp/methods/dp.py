@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
+from raydp.methods.base import poisson_batch
 from raydp.privacy import PoissonGaussian
 from raydp.spec import Section
 from raydp.tasks.base import Task
@@ -16,7 +17,6 @@ from raydp.training import loop
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.clipping import ClippedGradients
 from raydp.training.comm import Comm
-from raydp.training.stream import KeyedStream
 from raydp.training.trial import Trained, Trainee, TrialPlan
 
 
@@ -44,8 +44,7 @@ class DPSGD(Section):
         )
 
     def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
-        stream = KeyedStream(key=key, run_id=plan.run_id)
-        return np.flatnonzero(stream.poisson_mask(plan.num_examples, plan.batch_size, step=step))
+        return poisson_batch(plan, key, step)
 
     def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=plan.learning_rate, momentum=self.momentum)

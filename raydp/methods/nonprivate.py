@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from raydp.methods.base import poisson_batch
 from raydp.privacy import NonPrivate as NonPrivateEvent
 from raydp.spec import Section
 from raydp.tasks.base import Task
 from raydp.training import loop
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
-from raydp.training.stream import KeyedStream
 from raydp.training.trial import Trained, Trainee, TrialPlan
 
 
@@ -33,8 +33,7 @@ class NonPrivate(Section):
         return NonPrivateEvent()
 
     def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
-        stream = KeyedStream(key=key, run_id=plan.run_id)
-        return np.flatnonzero(stream.poisson_mask(plan.num_examples, plan.batch_size, step=step))
+        return poisson_batch(plan, key, step)
 
     def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
         kind = torch.optim.Adam if self.optimizer_name == "adam" else torch.optim.SGD

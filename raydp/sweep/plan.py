@@ -116,8 +116,7 @@ def make_plan(
             trials.append(trial)
             privacy[trial.run_id] = _record(spec, facts, trial, calibration, delta)
     order = {seed: position for position, seed in enumerate(spec.seeds)}
-    trials.sort(key=lambda t: (order[t.seed], -t.batch_size * t.num_steps, *_key(t)))
-    trials.sort(key=lambda t: -t.batch_size * t.num_steps)
+    trials.sort(key=lambda t: (-t.batch_size * t.num_steps, order[t.seed], *_key(t)))
     return SweepPlan(
         facts=facts,
         delta=delta,
