@@ -4,7 +4,8 @@
 
 The loop trains and scores the trials one after another in one process, on one thread. The sweep does the same through
 Ray Tune and one Ray Train worker, commits every result, logs it to MLflow and registers the model. Sweeps of two sizes,
-in turn with the loop, give a line: its slope is the cost of a trial, its intercept the start.
+in turn with the loop, give the cost of one more trial. The start lasts until the first trial begins; the end is what
+comes after the last result.
 """
 
 from __future__ import annotations
@@ -68,23 +69,29 @@ def loop_seconds(folder: Path, num_trials: int) -> float:
     return time.perf_counter() - started
 
 
-def sweep_seconds(folder: Path, num_trials: int) -> float:
-    """Seconds of the whole sweep, from a fresh process to its report."""
+def sweep_seconds(folder: Path, num_trials: int) -> dict[str, float]:
+    """Seconds of the whole sweep in a fresh process, and of its start and its end."""
     from raydp.sweep.driver import run_sweep
 
-    started = time.perf_counter()
+    clock, started = time.time(), time.perf_counter()
     result = run_sweep(spec_for(folder, num_trials), resume=False, console=Console(stderr=True, quiet=True))
+    total = time.perf_counter() - started
     assert result.counts["finished"] == num_trials
-    return time.perf_counter() - started
+    begun, committed = [], []
+    for path in result.folder.glob("trials/*/result.json"):
+        committed.append(path.stat().st_mtime)
+        outcome = json.loads(path.read_text())
+        begun += [committed[-1] - outcome["train_seconds"] - outcome["score_seconds"]] if "history" in outcome else []
+    return {"total": total, "start": min(begun) - clock, "end": clock + total - max(committed)}
 
 
-def in_a_fresh_process(kind: str, num_trials: int) -> float:
+def in_a_fresh_process(kind: str, num_trials: int) -> Any:
     """One measurement in a process and a folder of its own."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--measure", kind, "--trials", str(num_trials), "--folder", folder]
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
         answer = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-        return float(answer.stdout.splitlines()[-1])
+        return json.loads(answer.stdout.splitlines()[-1])
 
 
 def measure(small: int, large: int, repeats: int) -> dict[str, Any]:
@@ -94,14 +101,14 @@ def measure(small: int, large: int, repeats: int) -> dict[str, Any]:
         loops.append(in_a_fresh_process("loop", large) / large)
         smalls.append(in_a_fresh_process("sweep", small))
         larges.append(in_a_fresh_process("sweep", large))
-    slopes = [(b - a) / (large - small) for a, b in zip(smalls, larges, strict=True)]
-    starts = [a - small * s for a, s in zip(smalls, slopes, strict=True)]
+    slopes = [(b["total"] - a["total"]) / (large - small) for a, b in zip(smalls, larges, strict=True)]
     overheads = [slope - loop for slope, loop in zip(slopes, loops, strict=True)]
     return {
         "loop_seconds_per_trial": statistics.median(loops),
         "sweep_seconds_per_trial": statistics.median(slopes),
         "overhead_seconds_per_trial": statistics.median(overheads),
-        "start_and_end_seconds": statistics.median(starts),
+        "start_seconds": statistics.median(sweep["start"] for sweep in smalls + larges),
+        "end_seconds": statistics.median(sweep["end"] for sweep in smalls + larges),
         "all": {"loop_per_trial": loops, f"sweep_{small}": smalls, f"sweep_{large}": larges},
     }
 
@@ -117,7 +124,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.measure:
         seconds = {"loop": loop_seconds, "sweep": sweep_seconds}[options.measure](options.folder, options.trials)
-        print(seconds)
+        print(json.dumps(seconds))
         return
     document = describe("ray", "torch", "mlflow", "transformers", "peft")
     document |= {"sizes": options.sizes, "repeats": options.repeats, **measure(*options.sizes, options.repeats)}

@@ -77,6 +77,11 @@ class TrialQueue:
         """Where a slot's workers last ran, None before they did."""
         return self._placement_groups.get(slot)
 
+    async def has_work_for(self, slot: int) -> bool:
+        """Whether a new worker group of this slot would find anything to do, now or later."""
+        exhausted = not self._waiting and len(self._items) >= self._expected
+        return not exhausted and self._idle_starts.get(slot, 0) <= self._max_idle_starts
+
     async def lease(self, slot: int) -> tuple[str, int] | None:
         """The next run and its fencing token; waits for one. None when all that will ever come is handed out."""
         async with self._changed:

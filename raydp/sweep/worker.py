@@ -1,8 +1,7 @@
-"""A slot: one actor that runs one long-lived Ray Train worker group, which takes its trials from the queue."""
+"""What a worker of Ray Train does: it takes trials from the queue until nothing is left."""
 
 from __future__ import annotations
 
-import secrets
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import ray
 import ray.train
 import torch
-from ray.train.torch import TorchConfig, TorchTrainer, get_device
+from ray.train.torch import get_device
 
 from raydp import models
 from raydp.spec import SweepSpec
@@ -21,7 +20,6 @@ from raydp.tasks.base import Task
 from raydp.training.comm import Comm, DistributedComm, LocalComm
 from raydp.training.trial import TrialPlan
 
-MAX_CONTROLLERS = 4
 BASE_RUN = "base"
 """The queue's name for the measurement of the untrained base model."""
 
@@ -41,50 +39,13 @@ class Shared:
         return f"Shared({self.spec.name!r})"  # the key is never shown
 
 
-@ray.remote(num_cpus=0, max_restarts=3, max_task_retries=3)
-class Slot:
-    """Keeps a worker group alive until the queue is empty; starts another when Train's controller has died."""
-
-    def run(
-        self, slot: int, queue: Any, shared: list[Any], scaling: dict[str, Any], storage: Path, max_failures: int
-    ) -> None:
-        """Start the worker group and wait for its end.
-
-        Args:
-            shared: a list with the reference to the Shared object, so that it is not fetched here.
-        """
-        for left in reversed(range(MAX_CONTROLLERS)):
-            _free_leftovers(slot, queue)
-            trainer = TorchTrainer(
-                train_loop,
-                train_loop_config={"slot": slot, "queue": queue, "shared": shared},
-                torch_config=TorchConfig(backend="nccl" if scaling["use_gpu"] else "gloo"),
-                scaling_config=ray.train.ScalingConfig(**scaling),
-                run_config=ray.train.RunConfig(
-                    name=f"slot-{slot}-{secrets.token_hex(4)}",
-                    storage_path=str(storage),
-                    failure_config=ray.train.FailureConfig(max_failures=max_failures),
-                ),
-            )
-            try:
-                trainer.fit()
-            except ray.exceptions.RayActorError:
-                if not left:
-                    raise
-            else:
-                return
-
-
-def _free_leftovers(slot: int, queue: Any) -> None:
-    """Give back what a slot or controller that was killed still holds: Train's own cleaner needs the state API, which
-    needs the dashboard, and the next worker group would wait for these devices for ever."""
-    leftover = ray.get(queue.placement_group.remote(slot))
-    if leftover is not None:
-        ray.util.remove_placement_group(leftover)
-
-
 def train_loop(config: dict[str, Any]) -> None:
-    """What a worker does: lease, train, hand in, until there is nothing left."""
+    """What a worker does: lease, train, hand in, until there is nothing left or the group is due for replacement.
+
+    Args:
+        config: `slot`, its number; `queue`, the TrialQueue's actor; `shared`, a list with the reference to the Shared
+            object, so that only workers fetch it; `max_trials`, how many to run before the group is replaced.
+    """
     context = ray.train.get_context()
     device = get_device()
     comm: Comm = DistributedComm(device) if context.get_world_size() > 1 else LocalComm(device)
@@ -96,7 +57,7 @@ def train_loop(config: dict[str, Any]) -> None:
     shared: Shared = ray.get(reference)
     torch.set_num_threads(max(1, int(shared.spec.cluster.cpus_per_worker)))
     runner = TrialRunner(shared.spec, shared.task, models.assemble(shared.model), comm, shared.key)
-    while True:
+    for _ in range(config["max_trials"]):
         lease = comm.broadcast_object(ray.get(queue.lease.remote(slot)) if comm.rank == 0 else None)
         if lease is None:
             return

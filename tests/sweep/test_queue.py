@@ -91,9 +91,11 @@ def test_a_slot_goes_home_when_the_last_run_is_handed_out() -> None:
         idle = asyncio.create_task(queue.lease(1))
         await asyncio.sleep(0.05)
         assert not idle.done(), "one more run will come"
+        assert await queue.has_work_for(2)
         await submitted(queue, "b")
         assert await idle == ("b", 1)
         assert await queue.lease(2) is None
+        assert not await queue.has_work_for(2)
 
     run(scenario())
 
@@ -102,6 +104,7 @@ def test_workers_that_die_before_they_lease_anything_give_up() -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=2, max_retries=0, max_idle_starts=2)
         assert [await queue.register(0) for _ in range(3)] == [True, True, False]
+        assert not await queue.has_work_for(0)
         assert await queue.register(1), "another slot is not concerned"
         waiting = await submitted(queue, "a")
         await queue.abandon("no slot is left")

@@ -20,6 +20,7 @@ import yaml
 
 from raydp import Sweep, load_model, load_points, select
 from raydp.spec import load_spec
+from raydp.sweep import slots
 from raydp.sweep.folder import SweepFolder
 from raydp.tracking import find_models, load_tokenizer, show_model
 from tests.conftest import small_spec, start_raydp
@@ -138,7 +139,6 @@ def kill(name: str) -> Callable[[subprocess.Popen[str]], None]:
         pytest.param("ray::RayTrainWorker", id="a worker"),
         pytest.param("driver", id="the driver"),
         pytest.param("ray::ImplicitFunc", id="a trial", marks=pytest.mark.slow),
-        pytest.param("ray::Slot", id="a slot", marks=pytest.mark.slow),
         pytest.param("ray::TrainController", id="a controller", marks=pytest.mark.slow),
         pytest.param("ctrl-c", id="Ctrl-C", marks=pytest.mark.slow),
     ],
@@ -216,6 +216,16 @@ def test_a_failing_trial_is_recorded_with_its_reason_and_the_rest_go_on(tmp_path
     assert result.selected["learning_rate"] == 0.01
     assert runs_in(spec["tracking"]["uri"]) == {"parents": 1, "children": 2, "versions": 1}
     assert SweepFolder.open(result.folder).result(result.counts["failures"][0]["run_id"])["status"] == "failed"
+
+
+def test_a_worker_group_is_replaced_after_its_share_of_trials(
+    done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "TRIALS_PER_GROUP", 3)
+    sweep = Sweep({**spec_of(tmp_path), "cluster": {"max_concurrent_trials": 1}})
+    result = sweep.run()
+    assert len(list((result.folder / "ray").glob("slot-0-*"))) == 2, "the base model and four runs, three a group"
+    assert_same_points(sweep.points(), done.points)
 
 
 def test_two_workers_a_trial_give_the_same_points(done: Done, tmp_path: Path) -> None:

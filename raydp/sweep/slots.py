@@ -1,0 +1,163 @@
+"""The slots of a sweep: Ray, the queue and one long-lived Ray Train worker group a slot, which takes its trials from
+the queue. A slot is a thread of the driver that starts its worker group, waits for its end and starts the next."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.train
+from ray.train.torch import TorchConfig, TorchTrainer
+
+from raydp.spec import ClusterSpec
+from raydp.sweep.queue import TrialQueue
+from raydp.sweep.worker import Shared, train_loop
+
+MAX_CONTROLLER_DEATHS = 3
+"""How often Train's controller of a slot may die before the slot gives up."""
+
+TRIALS_PER_GROUP = 200
+"""A worker group is replaced by a fresh one after so many runs: memory that libraries keep does not add up."""
+
+CLOSE_SECONDS = 30.0
+"""How long the end of a sweep waits for its worker groups to go home."""
+
+
+def start_ray(cluster: ClusterSpec) -> None:
+    """Start Ray here, or join the cluster."""
+    quiet = {
+        "RAY_AIR_NEW_OUTPUT": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",  # sends nothing anywhere, and saves a process
+        "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # results go to the sweep's folder and to MLflow
+        "TUNE_DISABLE_SIGINT_HANDLER": "1",
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+        "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0" if cluster.address == "local" else "1",
+        "TUNE_WARN_THRESHOLD_S": "5",
+    }
+    for name, value in quiet.items():
+        os.environ.setdefault(name, value)
+    # Ray prints warnings of its own processes whatever log_to_driver says, one of them about every sweep: a slot's
+    # helpers are more processes than CPUs.
+    ray._private.worker._worker_logs_enabled = False
+    local = cluster.address == "local"
+    ray.init(
+        address=None if local else cluster.address,
+        include_dashboard=False if local else None,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        runtime_env=None if local else {"env_vars": quiet},  # here the processes inherit them, and start faster
+    )
+
+
+def fitting_slots(cluster: ClusterSpec) -> int:
+    """How many worker groups the cluster can hold at once, at most what the spec allows.
+
+    Raises:
+        ValueError: not even one fits.
+    """
+    total = ray.cluster_resources()
+    need = {"CPU": cluster.cpus_per_worker, "GPU": cluster.gpus_per_worker}
+    fit = min(int(total.get(k, 0) / v / cluster.workers_per_trial + 1e-9) for k, v in need.items() if v)
+    if fit < 1:
+        raise ValueError(
+            f"cluster.workers_per_trial {cluster.workers_per_trial} must fit the cluster with "
+            f"{cluster.cpus_per_worker:g} CPUs and {cluster.gpus_per_worker:g} GPUs a worker, got "
+            f"{total.get('CPU', 0):g} CPUs and {total.get('GPU', 0):g} GPUs in all. Ask for less."
+        )
+    return min(fit, cluster.max_concurrent_trials or fit)
+
+
+class Slots:
+    """Starts the slots of a sweep; ends them and Ray with the block.
+
+    Args:
+        expected: runs that will be put into the queue, the measurement of the base model among them.
+        storage: a folder for Ray Train's own state.
+    """
+
+    def __init__(self, shared: Shared, *, expected: int, storage: Path) -> None:
+        cluster = shared.spec.cluster
+        self.num_slots = min(fitting_slots(cluster), expected)
+        queue = ray.remote(TrialQueue).options(num_cpus=0)
+        self.queue: Any = queue.remote(expected=expected, max_retries=cluster.max_retries)
+        self._shared = ray.put(shared)
+        self._cluster = cluster
+        self._storage = storage
+        self._max_failures = (1 + cluster.max_retries) * (expected + 1)
+        self._reasons: list[str] = []
+        self._running = self.num_slots
+        self._lock = threading.Lock()
+        self._threads = [threading.Thread(target=self._keep, args=(k,), daemon=True) for k in range(self.num_slots)]
+
+    def __enter__(self) -> Slots:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        for thread in self._threads if kind is None else []:
+            thread.join(CLOSE_SECONDS)
+        ray.shutdown()  # ends what a thread still waits for, and with it the thread
+
+    def _keep(self, slot: int) -> None:
+        """Keep a slot's worker group alive until there is nothing left for it. When the last slot has ended, whatever
+        still waits would wait for ever: it fails with the slots' reasons."""
+        try:
+            self._run_groups(slot)
+        except Exception as error:  # noqa: BLE001 - whatever ends a slot, those who wait for it must hear of it
+            self._reasons.append(str(error).strip().splitlines()[-1])
+        with self._lock:
+            self._running -= 1
+            if not self._running:
+                ray.get(self.queue.abandon.remote("; ".join(self._reasons) or "no worker group is left"))
+
+    def _run_groups(self, slot: int) -> None:
+        deaths = 0
+        while ray.get(self.queue.has_work_for.remote(slot)):
+            self._free_leftovers(slot)
+            try:
+                self._trainer(slot).fit()
+            except ray.exceptions.RayActorError:  # Train's controller has died
+                deaths += 1
+                if deaths > MAX_CONTROLLER_DEATHS:
+                    raise
+
+    def _trainer(self, slot: int) -> TorchTrainer:
+        """A new worker group."""
+        cluster = self._cluster
+        resources = {"CPU": cluster.cpus_per_worker}
+        if cluster.gpus_per_worker:
+            resources["GPU"] = cluster.gpus_per_worker
+        return TorchTrainer(
+            train_loop,
+            train_loop_config={
+                "slot": slot,
+                "queue": self.queue,
+                "shared": [self._shared],
+                "max_trials": TRIALS_PER_GROUP,
+            },
+            torch_config=TorchConfig(backend="nccl" if cluster.gpus_per_worker else "gloo"),
+            scaling_config=ray.train.ScalingConfig(
+                num_workers=cluster.workers_per_trial,
+                use_gpu=cluster.gpus_per_worker > 0,
+                resources_per_worker=resources,
+            ),
+            run_config=ray.train.RunConfig(
+                name=f"slot-{slot}-{secrets.token_hex(4)}",
+                storage_path=str(self._storage),
+                failure_config=ray.train.FailureConfig(max_failures=self._max_failures),
+            ),
+        )
+
+    def _free_leftovers(self, slot: int) -> None:
+        """Give back what a controller that was killed still holds: Train's own cleaner needs the state API, which needs
+        the dashboard, and the next worker group would wait for these devices for ever."""
+        leftover = ray.get(self.queue.placement_group.remote(slot))
+        if leftover is not None:
+            ray.util.remove_placement_group(leftover)
