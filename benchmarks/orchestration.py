@@ -3,9 +3,8 @@
     python benchmarks/orchestration.py --output orchestration.json
 
 The loop trains and scores the trials one after another in one process, on one thread. The sweep does the same through
-Ray Tune and one Ray Train worker, commits every result, logs it to MLflow and registers the model. Sweeps of two sizes,
-in turn with the loop, give the cost of one more trial. The start lasts until the first trial begins; the end is what
-comes after the last result.
+Ray Tune and one Ray Train worker, commits every result, logs it to MLflow and registers the model. The start lasts
+until the first trial begins, the end follows the last result, and what is between is compared with the loop.
 """
 
 from __future__ import annotations
@@ -56,17 +55,18 @@ def spec_for(folder: Path, num_trials: int) -> SweepSpec:
     )
 
 
-def loop_seconds(folder: Path, num_trials: int) -> float:
-    """Seconds of the plain loop, after model and data are loaded."""
+def loop_seconds(folder: Path, num_trials: int) -> dict[str, float]:
+    """Seconds of the plain loop, and of its start: reading data and model."""
+    started = time.perf_counter()
     spec = spec_for(folder, num_trials)
     task, weight_hash = build_task(spec)
     plan = make_plan(spec, task.facts(), weight_hash)
     torch.set_num_threads(1)
     runner = TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), TEST_KEY)
-    started = time.perf_counter()
+    begun = time.perf_counter()
     for trial in plan.trials:
         runner.run(trial, folder / trial.run_id, "attempt-1")
-    return time.perf_counter() - started
+    return {"start": begun - started, "trials": time.perf_counter() - begun}
 
 
 def sweep_seconds(folder: Path, num_trials: int) -> dict[str, float]:
@@ -82,7 +82,8 @@ def sweep_seconds(folder: Path, num_trials: int) -> dict[str, float]:
         committed.append(path.stat().st_mtime)
         outcome = json.loads(path.read_text())
         begun += [committed[-1] - outcome["train_seconds"] - outcome["score_seconds"]] if "history" in outcome else []
-    return {"total": total, "start": min(begun) - clock, "end": clock + total - max(committed)}
+    start, end = min(begun) - clock, clock + total - max(committed)
+    return {"start": start, "trials": total - start - end, "end": end}
 
 
 def in_a_fresh_process(kind: str, num_trials: int) -> Any:
@@ -94,32 +95,29 @@ def in_a_fresh_process(kind: str, num_trials: int) -> Any:
         return json.loads(answer.stdout.splitlines()[-1])
 
 
-def measure(small: int, large: int, repeats: int) -> dict[str, Any]:
-    """Loop, small sweep, large sweep, in turn; medians over the repeats."""
-    loops, smalls, larges = [], [], []
+def measure(num_trials: int, repeats: int) -> dict[str, Any]:
+    """Loop and sweep in turn; medians over the repeats."""
+    loops, sweeps = [], []
     for _ in range(repeats):
-        loops.append(in_a_fresh_process("loop", large) / large)
-        smalls.append(in_a_fresh_process("sweep", small))
-        larges.append(in_a_fresh_process("sweep", large))
-    slopes = [(b["total"] - a["total"]) / (large - small) for a, b in zip(smalls, larges, strict=True)]
-    overheads = [slope - loop for slope, loop in zip(slopes, loops, strict=True)]
+        loops.append(in_a_fresh_process("loop", num_trials))
+        sweeps.append(in_a_fresh_process("sweep", num_trials))
+    pairs = list(zip(sweeps, loops, strict=True))
     return {
-        "loop_seconds_per_trial": statistics.median(loops),
-        "sweep_seconds_per_trial": statistics.median(slopes),
-        "overhead_seconds_per_trial": statistics.median(overheads),
-        "start_seconds": statistics.median(sweep["start"] for sweep in smalls + larges),
-        "end_seconds": statistics.median(sweep["end"] for sweep in smalls + larges),
-        "all": {"loop_per_trial": loops, f"sweep_{small}": smalls, f"sweep_{large}": larges},
+        "loop_seconds_per_trial": statistics.median(loop["trials"] for loop in loops) / num_trials,
+        "overhead_seconds_per_trial": statistics.median((a["trials"] - b["trials"]) / num_trials for a, b in pairs),
+        "start_seconds": statistics.median(sweep["start"] for sweep in sweeps),
+        "start_seconds_of_the_loop": statistics.median(loop["start"] for loop in loops),
+        "end_seconds": statistics.median(sweep["end"] for sweep in sweeps),
+        "all": {"loop": loops, "sweep": sweeps},
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", type=int, nargs=2, default=(2, 12), help="trials of the two sweeps")
+    parser.add_argument("--trials", type=int, default=24)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path, default=Path("orchestration.json"))
     parser.add_argument("--measure", choices=["loop", "sweep"], help=argparse.SUPPRESS)
-    parser.add_argument("--trials", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
@@ -127,7 +125,7 @@ def main() -> None:
         print(json.dumps(seconds))
         return
     document = describe("ray", "torch", "mlflow", "transformers", "peft")
-    document |= {"sizes": options.sizes, "repeats": options.repeats, **measure(*options.sizes, options.repeats)}
+    document |= {"trials": options.trials, **measure(options.trials, options.repeats)}
     options.output.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document, indent=1))
 

@@ -8,10 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from peft import PeftModel, PeftType
 from torch import nn
-
-SOFT_PROMPTS = (PeftType.PROMPT_TUNING, PeftType.P_TUNING)
 
 
 @contextmanager
@@ -33,11 +30,13 @@ def soft_prompt(model: nn.Module) -> torch.Tensor | None:
     Raises:
         ValueError: the adapter is a prefix of another kind, which lives in the cache and not in the input.
     """
+    from peft import PeftModel, PeftType  # takes longer to import than all that checks a spec
+
     if not isinstance(model, PeftModel) or not model.active_peft_config.is_prompt_learning:
         return None
     if not model.has_active_enabled_adapter:
         return None
-    if (kind := model.active_peft_config.peft_type) not in SOFT_PROMPTS:
+    if (kind := model.active_peft_config.peft_type) not in (PeftType.PROMPT_TUNING, PeftType.P_TUNING):
         raise ValueError(
             f"model.adapter.type must be lora or a soft prompt, got {kind.value}. Scores cannot decode it."
         )

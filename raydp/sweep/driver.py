@@ -113,25 +113,31 @@ def _train(
     left: list[TrialPlan],
     console: Console,
 ) -> Recorder | None:
-    """Run what is left; the tracking store is opened while the workers start. None when it was interrupted."""
+    """Run what is left; the workers start while the base model is loaded and the tracking store opened. None when it
+    was interrupted."""
     measure_base = folder.result(BASE_RUN) is None
     costs = {t.run_id: t.batch_size * t.num_steps for t in left}
-    with console.status("starting Ray and loading the base model"):
+    with console.status("starting Ray"):
         start_ray(spec.cluster)
-        shared = Shared(
-            spec=spec,
-            task=task,
-            model=models.disassemble(models.load_base(spec.model)),
-            trials={t.run_id: t for t in trials},
-            folder=folder.path.resolve(),
-            key=folder.key(),
-        )
     try:
-        with Slots(shared, expected=len(left) + measure_base, storage=folder.path.resolve() / "ray") as slots:
-            with console.status("opening the tracking store and starting the workers"):
-                recorder = Recorder.open(spec, folder, task.facts(), weight_hash)
+        with Slots(spec.cluster, expected=len(left) + measure_base, storage=folder.path.resolve() / "ray") as slots:
             queue = slots.queue
-            base = queue.submit.remote(BASE_RUN) if measure_base else None
+            with console.status("starting the workers, loading the base model, opening the tracking store"):
+                slots.share(
+                    Shared(
+                        spec=spec,
+                        task=task,
+                        model=models.disassemble(models.load_base(spec.model)),
+                        trials={t.run_id: t for t in trials},
+                        folder=folder.path.resolve(),
+                        key=folder.key(),
+                    )
+                )
+                recorder = Recorder.open(spec, folder, task.facts(), weight_hash)
+                base = queue.submit.remote(BASE_RUN) if measure_base else None
+                for trial in left[: slots.num_slots]:  # begun before Tune starts, whose trials then wait for them
+                    queue.submit.remote(trial.run_id)
+                ray.get(queue.first_lease.remote())
             with SweepProgress(
                 console, costs, len(trials) - len(left), poll=lambda: ray.get(queue.status.remote())
             ) as progress:
@@ -147,17 +153,20 @@ def _train(
 
 def _run_tune(run_ids: list[str], queue: Any, recorder: Recorder, folder: SweepFolder, num_slots: int) -> None:
     """One Tune trial per run, in the given order. A trial only waits for its run's result, so it holds no CPU: one that
-    did would deadlock a small machine against the workers. One more trial than slots keeps the next run at
-    hand. A trial that Tune gave up on is committed all the same."""
+    did would deadlock a small machine against the workers. One more trial than slots keeps the next run at hand. A
+    trial that Tune gave up on is committed all the same."""
+
+    num_actors = min(num_slots + 1, len(run_ids))
 
     def trial(config: dict[str, Any]) -> None:
+        ray.get(queue.gather.remote(ray.get_runtime_context().get_actor_id(), num_actors))
         outcome = ray.get(queue.submit.remote(config["run_id"]))
         tune.report({"run_id": config["run_id"], "status": outcome["status"]})
 
     tune.Tuner(
         tune.with_resources(trial, tune.PlacementGroupFactory([{"memory": 1e6}])),
         param_space={"run_id": tune.grid_search(run_ids)},
-        tune_config=tune.TuneConfig(max_concurrent_trials=num_slots + 1, reuse_actors=True),
+        tune_config=tune.TuneConfig(max_concurrent_trials=num_actors, reuse_actors=True),
         run_config=tune.RunConfig(
             name="tune",
             storage_path=str(folder.path.resolve() / "ray"),

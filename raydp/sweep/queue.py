@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 LEASE_SECONDS = 60.0
 """A lease without a heartbeat for this long is given to somebody else."""
+
+GATHER_SECONDS = 10.0
+"""How long the first of Tune's actors wait for the others."""
 
 
 @dataclass
@@ -47,6 +51,8 @@ class TrialQueue:
         self._waiting: deque[str] = deque()
         self._idle_starts: dict[int, int] = {}
         self._placement_groups: dict[int, Any] = {}
+        self._shared: list[Any] = []
+        self._actors: set[str] = set()
         self._abandoned: str | None = None
         self._changed = asyncio.Condition()
 
@@ -63,6 +69,28 @@ class TrialQueue:
             while item.outcome is None:
                 await self._changed.wait()
             return item.outcome
+
+    async def share(self, reference: list[Any]) -> None:
+        """Give the workers what they all need: a list with an object reference, so that only they fetch the object."""
+        async with self._changed:
+            self._shared = reference
+            self._changed.notify_all()
+
+    async def shared(self) -> list[Any]:
+        """What was shared; waits for it."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._shared)
+            return self._shared
+
+    async def gather(self, actor: str, num_actors: int) -> None:
+        """Wait until this many of Tune's actors have started. Tune reuses an actor that ends its trial early for the
+        next trial, and kills the one that is still starting for it: short runs would start an actor each for ever."""
+        async with self._changed:
+            self._actors.add(actor)
+            self._changed.notify_all()
+            with suppress(TimeoutError):
+                enough = self._changed.wait_for(lambda: len(self._actors) >= num_actors)
+                await asyncio.wait_for(enough, timeout=GATHER_SECONDS)
 
     async def register(self, slot: int, placement_group: Any = None) -> bool:
         """A slot's workers have started, in this placement group. False when they keep dying before they lease
@@ -92,6 +120,7 @@ class TrialQueue:
                     item.attempts, item.token, item.slot = item.attempts + 1, item.token + 1, slot
                     item.heartbeat, item.step = time.monotonic(), 0
                     self._idle_starts[slot] = 0
+                    self._changed.notify_all()
                     return item.run_id, item.token
                 if len(self._items) >= self._expected:
                     return None
@@ -99,6 +128,12 @@ class TrialQueue:
                     await asyncio.wait_for(self._changed.wait(), timeout=LEASE_SECONDS / 4)
                 except TimeoutError:
                     continue  # look for expired leases
+
+    async def first_lease(self) -> None:
+        """Wait until a slot's workers have taken a run, or no slot is left that could."""
+        async with self._changed:
+            while self._abandoned is None and not any(item.attempts for item in self._items.values()):
+                await self._changed.wait()
 
     async def heartbeat(self, run_id: str, token: int, step: int, num_steps: int) -> bool:
         """The holder is alive. False when the lease is somebody else's now: stop."""

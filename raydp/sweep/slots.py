@@ -81,12 +81,11 @@ class Slots:
         storage: a folder for Ray Train's own state.
     """
 
-    def __init__(self, shared: Shared, *, expected: int, storage: Path) -> None:
-        cluster = shared.spec.cluster
+    def __init__(self, cluster: ClusterSpec, *, expected: int, storage: Path) -> None:
         self.num_slots = min(fitting_slots(cluster), expected)
         queue = ray.remote(TrialQueue).options(num_cpus=0)
         self.queue: Any = queue.remote(expected=expected, max_retries=cluster.max_retries)
-        self._shared = ray.put(shared)
+        self._shared: Any = None
         self._cluster = cluster
         self._storage = storage
         self._max_failures = (1 + cluster.max_retries) * (expected + 1)
@@ -105,6 +104,11 @@ class Slots:
             thread.join(CLOSE_SECONDS)
         ray.shutdown()  # ends what a thread still waits for, and with it the thread
 
+    def share(self, shared: Shared) -> None:
+        """Put what every worker needs into the object store, once; they wait for it."""
+        self._shared = ray.put(shared)
+        self.queue.share.remote([self._shared])
+
     def _keep(self, slot: int) -> None:
         """Keep a slot's worker group alive until there is nothing left for it. When the last slot has ended, whatever
         still waits would wait for ever: it fails with the slots' reasons."""
@@ -119,14 +123,16 @@ class Slots:
 
     def _run_groups(self, slot: int) -> None:
         deaths = 0
-        while ray.get(self.queue.has_work_for.remote(slot)):
-            self._free_leftovers(slot)
+        while True:
             try:
                 self._trainer(slot).fit()
             except ray.exceptions.RayActorError:  # Train's controller has died
                 deaths += 1
                 if deaths > MAX_CONTROLLER_DEATHS:
                     raise
+            if not ray.get(self.queue.has_work_for.remote(slot)):
+                return
+            self._free_leftovers(slot)
 
     def _trainer(self, slot: int) -> TorchTrainer:
         """A new worker group."""
@@ -139,7 +145,6 @@ class Slots:
             train_loop_config={
                 "slot": slot,
                 "queue": self.queue,
-                "shared": [self._shared],
                 "max_trials": TRIALS_PER_GROUP,
             },
             torch_config=TorchConfig(backend="nccl" if cluster.gpus_per_worker else "gloo"),

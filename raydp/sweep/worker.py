@@ -43,8 +43,8 @@ def train_loop(config: dict[str, Any]) -> None:
     """What a worker does: lease, train, hand in, until there is nothing left or the group is due for replacement.
 
     Args:
-        config: `slot`, its number; `queue`, the TrialQueue's actor; `shared`, a list with the reference to the Shared
-            object, so that only workers fetch it; `max_trials`, how many to run before the group is replaced.
+        config: `slot`, its number; `queue`, the TrialQueue's actor; `max_trials`, how many to run before the group is
+            replaced.
     """
     context = ray.train.get_context()
     device = get_device()
@@ -53,7 +53,7 @@ def train_loop(config: dict[str, Any]) -> None:
     here = ray.util.get_current_placement_group()
     if not comm.broadcast_object(ray.get(queue.register.remote(slot, here)) if comm.rank == 0 else None):
         return
-    (reference,) = config["shared"]
+    (reference,) = ray.get(queue.shared.remote())
     shared: Shared = ray.get(reference)
     torch.set_num_threads(max(1, int(shared.spec.cluster.cpus_per_worker)))
     runner = TrialRunner(shared.spec, shared.task, models.assemble(shared.model), comm, shared.key)

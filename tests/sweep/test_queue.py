@@ -113,3 +113,18 @@ def test_workers_that_die_before_they_lease_anything_give_up() -> None:
         assert (await queue.submit("later")) == {"run_id": "later", **failed}
 
     run(scenario())
+
+
+def test_tunes_actors_wait_for_each_other_once_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        queue = TrialQueue(expected=3, max_retries=0)
+        first = asyncio.create_task(queue.gather("actor 1", 2))
+        await asyncio.sleep(0.05)
+        assert not first.done()
+        await queue.gather("actor 2", 2)
+        await first
+        await queue.gather("actor 1", 2)  # its next trial
+        monkeypatch.setattr(queue_module, "GATHER_SECONDS", 0.05)
+        await queue.gather("actor 1", 3)  # one never comes
+
+    run(scenario())
