@@ -1,4 +1,4 @@
-"""The sweep specification: one YAML file, checked before anything runs (DESIGN: the spec)."""
+"""The sweep specification: one YAML file, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import yaml
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     InstanceOf,
     PlainSerializer,
@@ -22,157 +21,15 @@ from pydantic import (
 )
 
 from raydp import registries
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-AtLeastOne = Annotated[int, Field(ge=1)]
-
-
-class Section(BaseModel):
-    """A part of the spec: unknown keys are errors, values do not change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class AdapterSpec(Section):
-    """What is trained: a LoRA adapter (peft) or, with type "none", every weight.
-
-    Attributes:
-        type: "lora" or "none" (full fine-tuning).
-        r: rank of the adapter.
-        alpha: scale of the adapter; the update is alpha / r times B A.
-        target_modules: names of the linear layers that get an adapter.
-        layers_to_transform: positions of the decoder layers that get one; all by default.
-    """
-
-    type: Literal["lora", "none"] = "lora"
-    r: Annotated[int, Field(ge=1)] = 8
-    alpha: Positive = 16.0
-    target_modules: tuple[str, ...] = ("q_proj", "v_proj")
-    layers_to_transform: tuple[Annotated[int, Field(ge=0)], ...] | None = None
-
-
-class ModelSpec(Section):
-    """The base model: `tiny`, `smollm2-135m-instruct-q4`, a local folder or a Hugging Face hub id."""
-
-    name: str
-    adapter: AdapterSpec = AdapterSpec()
-    dtype: Literal["float32", "bfloat16"] = "float32"
-
-    @model_validator(mode="after")
-    def _full_fine_tuning_is_fp32(self) -> ModelSpec:
-        if self.adapter.type == "none" and self.dtype != "float32":
-            raise ValueError("model.dtype must be float32 with adapter.type 'none', got 'bfloat16'. Use an adapter.")
-        return self
-
-
-class PrivacySpec(Section):
-    """The guarantee that every configuration is calibrated to.
-
-    Attributes:
-        target_epsilon: ε.
-        target_delta: δ; or
-        delta_exponent: δ = n^-delta_exponent (Hu et al. 2025, section 3.1: 1.1).
-        accountant: prv, pld or rdp.
-        unit: what is protected; one example.
-        noise_key: "secret" draws a key for the sweep; "test" fixes it, for tests and demonstrations, and the guarantee
-            is then not certified.
-    """
-
-    target_epsilon: Positive
-    target_delta: Annotated[float, Field(gt=0, lt=1)] | None = None
-    delta_exponent: Positive | None = None
-    accountant: str = "prv"
-    unit: Literal["example"] = "example"
-    noise_key: Literal["secret", "test"] = "secret"
-
-    @model_validator(mode="after")
-    def _one_delta(self) -> PrivacySpec:
-        if self.target_delta is not None and self.delta_exponent is not None:
-            raise ValueError("takes target_delta or delta_exponent, got both. Remove one.")
-        return self
-
-    @field_validator("accountant")
-    @classmethod
-    def _known_accountant(cls, name: str) -> str:
-        registries.resolve("accountants", name)
-        return name
-
-    def delta(self, num_examples: int) -> float:
-        """δ for n examples: the given one, or n^-delta_exponent (1.1 where neither is given)."""
-        if self.target_delta is not None:
-            return self.target_delta
-        return float(num_examples ** -(self.delta_exponent or 1.1))
-
-
-class SelectSpec(Section):
-    """How the configuration is chosen at the end."""
-
-    score: str
-    rule: str = "procedure"
-    min_utility_gain: Annotated[float, Field(ge=0, le=1)] | None = 0.9
-    max_loss: float | None = None
-
-
-class ClusterSpec(Section):
-    """Where it runs. Nothing here changes a result.
-
-    Attributes:
-        address: "local" starts Ray on this machine, "auto" or host:port joins a cluster.
-        workers_per_trial: Ray Train workers that share a trial.
-        max_concurrent_trials: worker groups that run side by side; as many as fit by default.
-        microbatch_size: examples in one backward pass; chosen from the lengths by default.
-        checkpoint_seconds: time between two checkpoints of a trial.
-        max_retries: how often a trial whose workers failed is tried again.
-        prefix_cache_gib: disk space for the hidden states below the first adapter; 0 computes them in every step.
-    """
-
-    address: str = "local"
-    workers_per_trial: Annotated[int, Field(ge=1)] = 1
-    gpus_per_worker: Annotated[float, Field(ge=0)] = 0
-    cpus_per_worker: Annotated[float, Field(gt=0)] = 1
-    max_concurrent_trials: Annotated[int, Field(ge=1)] | None = None
-    microbatch_size: Annotated[int, Field(ge=1)] | None = None
-    checkpoint_seconds: Annotated[float, Field(ge=0)] = 30.0
-    max_retries: Annotated[int, Field(ge=0)] = 1
-    prefix_cache_gib: Annotated[float, Field(ge=0)] = 8.0
-
-
-class TrackingSpec(Section):
-    """Where MLflow keeps runs and models. SQLite by default; any MLflow server by its URI."""
-
-    uri: str = "sqlite:///raydp.db"
-    experiment: str = "raydp"
-    registered_model: str = "raydp"
-
-
-class SpaceSpec(Section):
-    """The configurations: a named space, a list of points, or a grid of three lists."""
-
-    name: str | None = None
-    points: tuple[tuple[AtLeastOne, AtLeastOne, Positive], ...] | None = None
-    batch_size: tuple[AtLeastOne, ...] | None = None
-    num_steps: tuple[AtLeastOne, ...] | None = None
-    learning_rate: tuple[Positive, ...] | None = None
-
-    @field_validator("points", mode="before")
-    @classmethod
-    def _points_as_rows(cls, points: Any) -> Any:
-        """A point is [b, T, η] or a mapping with the three names."""
-        keys = ("batch_size", "num_steps", "learning_rate")
-        if not isinstance(points, list | tuple):
-            return points
-        return [tuple(p[k] for k in keys) if isinstance(p, dict) and set(p) == set(keys) else p for p in points]
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> SpaceSpec:
-        grid = (self.batch_size, self.num_steps, self.learning_rate)
-        kinds = [self.name is not None, self.points is not None, any(axis is not None for axis in grid)]
-        if sum(kinds) != 1 or (kinds[2] and any(axis is None for axis in grid)):
-            raise ValueError(
-                "must be {name: ...}, {points: [[b, T, η], ...]} or the three lists batch_size, num_steps and "
-                "learning_rate. Give exactly one of them."
-            )
-        return self
+from raydp.sections import (
+    ClusterSpec,
+    ModelSpec,
+    PrivacySpec,
+    Section,
+    SelectSpec,
+    SpaceSpec,
+    TrackingSpec,
+)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from peft import PeftModel
 
-from raydp import models
-from raydp.spec import AdapterSpec, ModelSpec
+from raydp import adapters, models, sharing
+from raydp.sections import AdapterSpec, ModelSpec
 
 ADAPTER = AdapterSpec(r=4, alpha=8, target_modules=("q_proj", "down_proj"))
 IDS = torch.tensor([[5, 6, 7, 8]])
@@ -31,12 +31,12 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
 def test_taken_apart_and_put_together_it_is_the_same_model_on_the_same_memory(dtype: str) -> None:
     base = models.load_base(ModelSpec(name="tiny", dtype=dtype))
     before = logits(base.model)
-    shared = models.disassemble(base)
+    shared = sharing.disassemble(base)
     assert not list(shared.skeleton.model.parameters()), "the skeleton is empty"
     arrays = {key: array for key, ownership, _, array in shared.arrays if ownership == "own"}
     for array in arrays.values():
         array.flags.writeable = False
-    again = models.assemble(shared)
+    again = sharing.assemble(shared)
     assert torch.equal(logits(again.model), before)
     weight = again.model.get_input_embeddings().weight
     assert weight is again.model.get_output_embeddings().weight, "tied weights stay tied"
@@ -44,24 +44,24 @@ def test_taken_apart_and_put_together_it_is_the_same_model_on_the_same_memory(dt
 
 
 def test_a_shared_model_takes_an_adapter_and_trains(base: models.PretrainedModel) -> None:
-    shared = models.disassemble(base)
+    shared = sharing.disassemble(base)
     for _, _, _, array in shared.arrays:
         array.flags.writeable = False
-    model = models.attach_adapter(models.assemble(shared), ADAPTER)
-    parameters = models.trainable_parameters(model, ADAPTER)
-    models.initialise(parameters, ADAPTER, {}, seed=1)
+    model = adapters.attach_adapter(sharing.assemble(shared), ADAPTER)
+    parameters = adapters.trainable_parameters(model, ADAPTER)
+    adapters.initialise(parameters, ADAPTER, {}, seed=1)
     model(IDS, labels=IDS).loss.backward()
     assert all(p.grad is not None for p in parameters.values())
 
 
 def test_the_start_is_pefts_and_decided_by_the_seed(base: models.PretrainedModel) -> None:
-    model = models.attach_adapter(base, ADAPTER)
-    parameters = models.trainable_parameters(model, ADAPTER)
+    model = adapters.attach_adapter(base, ADAPTER)
+    parameters = adapters.trainable_parameters(model, ADAPTER)
     assert len(parameters) == 2 * 2 * 2
     assert {p.dtype for p in parameters.values()} == {torch.float32}
     starts = []
     for seed in (0, 1, 0):
-        models.initialise(parameters, ADAPTER, {}, seed)
+        adapters.initialise(parameters, ADAPTER, {}, seed)
         starts.append({name: p.detach().clone() for name, p in parameters.items()})
     a = {name for name in parameters if "lora_A" in name}
     assert all(torch.equal(starts[0][name], starts[2][name]) for name in parameters)
@@ -75,8 +75,8 @@ def test_the_start_is_pefts_and_decided_by_the_seed(base: models.PretrainedModel
 @pytest.mark.parametrize("adapter", [ADAPTER, AdapterSpec(type="none")], ids=["lora", "full"])
 def test_the_base_model_can_be_had_back_for_a_moment(base: models.PretrainedModel, adapter: AdapterSpec) -> None:
     untrained = logits(base.model)
-    model = models.attach_adapter(base, adapter)
-    parameters = models.trainable_parameters(model, adapter)
+    model = adapters.attach_adapter(base, adapter)
+    parameters = adapters.trainable_parameters(model, adapter)
     weights = {n: p.detach().clone() for n, p in parameters.items()} if adapter.type == "none" else {}
     with torch.no_grad():
         for parameter in parameters.values():
@@ -90,12 +90,12 @@ def test_the_base_model_can_be_had_back_for_a_moment(base: models.PretrainedMode
 
 
 def test_a_saved_adapter_is_pefts_own_and_names_no_path(base: models.PretrainedModel, tmp_path: Path) -> None:
-    model = models.attach_adapter(base, ADAPTER)
-    parameters = models.trainable_parameters(model, ADAPTER)
+    model = adapters.attach_adapter(base, ADAPTER)
+    parameters = adapters.trainable_parameters(model, ADAPTER)
     with torch.no_grad():
         for parameter in parameters.values():
             parameter.fill_(0.02)
-    models.save_trained(model, base.tokenizer, tmp_path)
+    adapters.save_trained(model, base.tokenizer, tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == "tiny"
     fresh = PeftModel.from_pretrained(models.load_base(ModelSpec(name="tiny")).model, tmp_path)
@@ -112,11 +112,11 @@ def test_a_model_can_be_checked_without_its_weights(tmp_path: Path) -> None:
 
 
 def test_skipping_layers_starts_in_the_middle(base: models.PretrainedModel) -> None:
-    backbone, layers = models.decoder_layers(base.model)
+    backbone, layers = adapters.decoder_layers(base.model)
     entered = []
     handle = layers[1].register_forward_pre_hook(lambda module, args: entered.append(args[0]))
     whole = logits(base.model)
     handle.remove()
-    with models.skipping_layers(base.model, 1), torch.inference_mode():
+    with adapters.skipping_layers(base.model, 1), torch.inference_mode():
         assert torch.equal(base.model(inputs_embeds=entered[0], use_cache=False).logits, whole)
     assert backbone.layers is layers

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from raydp.methods.base import poisson_batch
 from raydp.privacy import PoissonGaussian
-from raydp.spec import Section
+from raydp.sections import Section
 from raydp.tasks.base import Task
 from raydp.training import loop
 from raydp.training.checkpoint import CheckpointStore

@@ -11,7 +11,7 @@ import ray
 from ray import tune
 from rich.console import Console
 
-from raydp import models
+from raydp import models, sharing
 from raydp.spec import SweepSpec
 from raydp.sweep.finish import NOT_FINISHED, finish
 from raydp.sweep.folder import SweepFolder
@@ -61,9 +61,11 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console) -> SweepResult
     Raises:
         ValueError: anything wrong with spec, model, data or folder; nothing was trained then.
     """
-    if not resume and (Path(spec.storage) / spec.name / "spec.yaml").exists():
-        SweepFolder.create(spec)  # raises
-    folder = SweepFolder.resume(spec) if resume else None
+    folder = None
+    if resume:
+        folder = SweepFolder.resume(spec)
+    else:
+        SweepFolder.require_new(spec)
     with console.status("reading data and checking the model"):
         task, weight_hash = build_task(spec)
     with console.status("calibrating the noise") as status:
@@ -127,7 +129,7 @@ def _train(
                     Shared(
                         spec=spec,
                         task=task,
-                        model=models.disassemble(models.load_base(spec.model)),
+                        model=sharing.disassemble(models.load_base(spec.model)),
                         trials={t.run_id: t for t in trials},
                         folder=folder.path.resolve(),
                         key=folder.key(),

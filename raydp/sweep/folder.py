@@ -29,18 +29,27 @@ class SweepFolder:
     path: Path
 
     @classmethod
-    def create(cls, spec: SweepSpec) -> SweepFolder:
-        """A new sweep's folder.
+    def require_new(cls, spec: SweepSpec) -> None:
+        """Check that the sweep does not exist yet.
 
         Raises:
-            ValueError: there is one already.
+            ValueError: it does.
         """
-        folder = cls(path=Path(spec.storage) / spec.name)
-        if (folder.path / "spec.yaml").exists():
+        if (Path(spec.storage) / spec.name / "spec.yaml").exists():
             raise ValueError(
                 f"name must be new in storage {spec.storage!r}, got {spec.name!r}, which exists. Add --resume to go on "
                 "with it, or choose another name."
             )
+
+    @classmethod
+    def create(cls, spec: SweepSpec) -> SweepFolder:
+        """A new sweep's folder, with a key of its own.
+
+        Raises:
+            ValueError: there is one already.
+        """
+        cls.require_new(spec)
+        folder = cls(path=Path(spec.storage) / spec.name)
         (folder.path / "trials").mkdir(parents=True, exist_ok=True)
         folder._make_key(spec)
         text = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

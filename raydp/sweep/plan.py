@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 from raydp import models
 from raydp.cache import cache_dir
 from raydp.privacy import Calibration, CalibrationRequest, PrivacyTarget, calibrate_many, privacy_record
-from raydp.spec import SpaceSpec, SweepSpec
+from raydp.sections import SpaceSpec
+from raydp.spec import SweepSpec
 from raydp.tasks.base import Task, TaskFacts
 from raydp.training.trial import TrialPlan
 from search_spaces import Configuration, Rejected, exact, grid, load_space
@@ -41,10 +43,9 @@ class SweepPlan:
 
     def rows(self) -> list[dict[str, Any]]:
         """The table of `raydp plan`, one row per configuration: n, q, σ, ε, δ, C, U and the cost in target tokens."""
-        first: dict[tuple[int, int, float], TrialPlan] = {}
-        for trial in self.trials:
-            first.setdefault((trial.num_steps, trial.batch_size, trial.learning_rate), trial)
-        return [self._row(first[key], seeds=sum(_key(t) == key for t in self.trials)) for key in sorted(first)]
+        repetitions = Counter(map(_key, self.trials))
+        one_each = {_key(trial): trial for trial in reversed(self.trials)}
+        return [self._row(one_each[key], seeds=repetitions[key]) for key in sorted(one_each)]
 
     def _row(self, trial: TrialPlan, *, seeds: int) -> dict[str, Any]:
         record = self.privacy[trial.run_id]

@@ -14,7 +14,7 @@ import ray
 import ray.train
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from raydp.spec import ClusterSpec
+from raydp.sections import ClusterSpec
 from raydp.sweep.queue import TrialQueue
 from raydp.sweep.worker import Shared, train_loop
 

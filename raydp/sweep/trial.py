@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from raydp import models
+from raydp import adapters, models
 from raydp.cache import cache_dir
 from raydp.scores.base import Measurement
 from raydp.spec import SweepSpec
@@ -36,8 +36,8 @@ class TrialRunner:
         self._spec = spec
         self._key = key
         adapter = spec.model.adapter
-        model = models.attach_adapter(pretrained, adapter).to(comm.device)
-        self._parameters = models.trainable_parameters(model, adapter)
+        model = adapters.attach_adapter(pretrained, adapter).to(comm.device)
+        self._parameters = adapters.trainable_parameters(model, adapter)
         full = adapter.type == "none"
         base = {name: p.detach().clone() for name, p in self._parameters.items()} if full else {}
         self._loaded = models.LoadedModel(model=model, tokenizer=pretrained.tokenizer, base_weights=base)
@@ -64,7 +64,7 @@ class TrialRunner:
         Returns:
             The result to commit (rank 0), or {} on the other ranks.
         """
-        models.initialise(self._parameters, self._spec.model.adapter, self._loaded.base_weights, plan.seed)
+        adapters.initialise(self._parameters, self._spec.model.adapter, self._loaded.base_weights, plan.seed)
         trainee = Trainee(
             model=self._loaded.model,
             parameters=self._parameters,
@@ -78,7 +78,7 @@ class TrialRunner:
             return {}
         started = time.perf_counter()
         measured = self._measure(plan.seed)
-        models.save_trained(self._loaded.model, self._loaded.tokenizer, folder / attempt / "model")
+        adapters.save_trained(self._loaded.model, self._loaded.tokenizer, folder / attempt / "model")
         return {
             "run_id": plan.run_id,
             "status": "finished",

@@ -12,7 +12,7 @@ import ray.train
 import torch
 from ray.train.torch import get_device
 
-from raydp import models
+from raydp import sharing
 from raydp.spec import SweepSpec
 from raydp.sweep.queue import LEASE_SECONDS
 from raydp.sweep.trial import TrialRunner
@@ -30,7 +30,7 @@ class Shared:
 
     spec: SweepSpec
     task: Task
-    model: models.SharedModel
+    model: sharing.SharedModel
     trials: dict[str, TrialPlan]
     folder: Path
     key: bytes
@@ -56,7 +56,7 @@ def train_loop(config: dict[str, Any]) -> None:
     (reference,) = ray.get(queue.shared.remote())
     shared: Shared = ray.get(reference)
     torch.set_num_threads(max(1, int(shared.spec.cluster.cpus_per_worker)))
-    runner = TrialRunner(shared.spec, shared.task, models.assemble(shared.model), comm, shared.key)
+    runner = TrialRunner(shared.spec, shared.task, sharing.assemble(shared.model), comm, shared.key)
     for _ in range(config["max_trials"]):
         lease = comm.broadcast_object(ray.get(queue.lease.remote(slot)) if comm.rank == 0 else None)
         if lease is None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from raydp.models import causal_model, skipping_layers
+from raydp.adapters import causal_model, skipping_layers
 from raydp.tasks.base import Batch
 
 IGNORE = -100

@@ -78,7 +78,7 @@ def _adapted(folder: Path, recorded: dict[str, str], base: str | None, dtype: st
     from peft import PeftModel
 
     from raydp.models import load_base
-    from raydp.spec import ModelSpec
+    from raydp.sections import ModelSpec
 
     if not (folder / ADAPTER_WEIGHTS).is_file():  # peft would take a pickle instead
         raise ValueError(

@@ -23,7 +23,7 @@ import transformers
 from numpy.typing import NDArray
 from torch import nn
 
-from raydp.models import causal_model, decoder_layers
+from raydp.adapters import causal_model, decoder_layers
 from raydp.tasks.language import HiddenStates, LanguageModelingTask, TokenizedExamples, batches_by_length
 
 BUILD_TOKENS = 2048

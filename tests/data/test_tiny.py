@@ -11,7 +11,8 @@ from safetensors import safe_open
 from raydp.data.make_tiny import RECORD, TINY, Recipe, corpus_hash, main, make, train_tokenizer
 from raydp.models import load_base
 from raydp.scores.encoding import encode
-from raydp.spec import ModelSpec, load_spec
+from raydp.sections import ModelSpec
+from raydp.spec import load_spec
 from raydp.tasks.builtin import BuiltinTask
 from raydp.tasks.mails import GENRES, Fact, Person, first_line, public_directory
 

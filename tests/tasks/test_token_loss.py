@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from raydp import models
-from raydp.spec import AdapterSpec, ModelSpec
+from raydp import adapters, models
+from raydp.sections import AdapterSpec, ModelSpec
 from raydp.tasks.base import Batch
 from raydp.tasks.token_loss import CHUNK_TOKENS, IGNORE, FrozenHeadLoss, token_nll
 
@@ -63,7 +63,7 @@ def test_the_two_ways_through_a_model_agree_and_only_targets_count() -> None:
 
 
 def test_padding_does_not_change_a_loss() -> None:
-    model = models.attach_adapter(models.load_base(ModelSpec(name="tiny")), AdapterSpec())
+    model = adapters.attach_adapter(models.load_base(ModelSpec(name="tiny")), AdapterSpec())
     ids = torch.randint(3, 768, (1, 6), generator=torch.Generator().manual_seed(1))
     padded = torch.cat([ids, torch.zeros(1, 5, dtype=torch.long)], dim=1)
     labels = torch.cat([ids, torch.full((1, 5), IGNORE)], dim=1)

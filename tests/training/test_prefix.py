@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raydp.spec import AdapterSpec
+from raydp.sections import AdapterSpec
 from raydp.training.comm import LocalComm
 from raydp.training.prefix import first_trained_layer, with_frozen_prefix
 from tests.training import toys

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from raydp import models
+from raydp import adapters, models
 from raydp.methods.dp import DPAdam
-from raydp.spec import AdapterSpec
+from raydp.sections import AdapterSpec
 from raydp.tasks.base import TaskFacts
 from raydp.tasks.language import LanguageModelingTask, TokenizedExamples
 from raydp.training.comm import Comm, LocalComm
@@ -52,9 +52,9 @@ def pretrained() -> models.PretrainedModel:
 def trainee(adapter: AdapterSpec = ADAPTER, **options: object) -> Trainee:
     """The model with its adapter at its start."""
     base = pretrained()
-    model = models.attach_adapter(base, adapter)
-    parameters = models.trainable_parameters(model, adapter)
-    models.initialise(parameters, adapter, {n: p.detach().clone() for n, p in parameters.items()}, seed=0)
+    model = adapters.attach_adapter(base, adapter)
+    parameters = adapters.trainable_parameters(model, adapter)
+    adapters.initialise(parameters, adapter, {n: p.detach().clone() for n, p in parameters.items()}, seed=0)
     return Trainee(model=model, parameters=parameters, **options)
 
 

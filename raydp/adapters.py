@@ -1,0 +1,116 @@
+"""What is trained on a base model: attached, found, reset between trials, saved."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from raydp.sections import AdapterSpec
+
+if TYPE_CHECKING:
+    from raydp.models import PretrainedModel
+
+
+def attach_adapter(base: PretrainedModel, adapter: AdapterSpec) -> nn.Module:
+    """Add the adapter to the base model, in place; its weights are fp32 whatever the base's type.
+
+    Returns:
+        The peft model, or the base model itself where every weight is trained.
+
+    Raises:
+        ValueError: the adapter does not fit the model's layers.
+    """
+    if adapter.type == "none":
+        for parameter in base.model.parameters():
+            parameter.data = parameter.data.to(torch.float32, copy=True)  # own, writable fp32 master weights
+        return base.model.requires_grad_(True)
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=adapter.r,
+        lora_alpha=adapter.alpha,
+        target_modules=list(adapter.target_modules),
+        layers_to_transform=list(adapter.layers_to_transform) if adapter.layers_to_transform is not None else None,
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=Path(base.name).name,
+    )
+    # peft records this name: the spec's, never a path of this machine.
+    base.model.name_or_path = base.model.config._name_or_path = config.base_model_name_or_path
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
+            return get_peft_model(base.model, config).eval()
+    except ValueError as error:
+        raise ValueError(f"model.adapter must fit the layers of {base.name!r}: {error}") from error
+
+
+def trainable_parameters(model: nn.Module, adapter: AdapterSpec) -> dict[str, nn.Parameter]:
+    """What is trained, by name, sorted; a tied weight once."""
+    named = model.named_parameters()  # each tensor once
+    return {n: p for n, p in sorted(named) if adapter.type == "none" or ".lora_A." in n or ".lora_B." in n}
+
+
+def causal_model(model: nn.Module) -> nn.Module:
+    """The transformers model inside a peft model, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def decoder_layers(model: nn.Module) -> tuple[nn.Module, nn.ModuleList] | None:
+    """The backbone of a causal language model and its decoder layers, or None where they are not in one list."""
+    causal = causal_model(model)
+    backbone = getattr(causal, causal.base_model_prefix, None)
+    layers = getattr(backbone, "layers", None)
+    return (backbone, layers) if isinstance(layers, nn.ModuleList) else None
+
+
+@contextmanager
+def skipping_layers(model: nn.Module, count: int) -> Iterator[None]:
+    """Leave out the first decoder layers for the time of the block: `inputs_embeds` are then the hidden states that
+    enter layer `count`."""
+    found = decoder_layers(model)
+    assert found is not None
+    backbone, layers = found
+    try:
+        backbone.layers = layers[count:]
+        yield
+    finally:
+        backbone.layers = layers
+
+
+def initialise(
+    parameters: dict[str, nn.Parameter], adapter: AdapterSpec, base: dict[str, torch.Tensor], seed: int
+) -> None:
+    """Set the trained parameters to their start: LoRA's A as peft does (Kaiming uniform, from the seed) and B zero;
+    for full fine-tuning the base's values."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            if adapter.type == "none":
+                parameter.copy_(base[name])
+            elif ".lora_A." in name:
+                bound = math.sqrt(3) * math.sqrt(2 / (1 + 5)) / math.sqrt(parameter.shape[1])
+                start = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator)
+                parameter.copy_(start)
+            else:
+                parameter.zero_()
+
+
+def save_trained(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write what was trained: peft's adapter_config.json and adapter_model.safetensors, or the whole model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*Could not find a config file.*")
+        model.save_pretrained(folder, **({"save_embedding_layers": False} if hasattr(model, "peft_config") else {}))
+    if hasattr(model, "peft_config"):
+        (folder / "README.md").unlink(missing_ok=True)  # peft's empty model card
+    else:
+        tokenizer.save_pretrained(folder)
