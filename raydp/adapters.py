@@ -48,9 +48,23 @@ def attach_adapter(base: PretrainedModel, adapter: AdapterSpec) -> nn.Module:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
-            return get_peft_model(base.model, config).eval()
+            model = get_peft_model(base.model, config).eval()
     except ValueError as error:
         raise ValueError(f"model.adapter must fit the layers of {base.name!r}: {error}") from error
+    _check_targets(model, adapter, base.name)
+    return model
+
+
+def _check_targets(model: nn.Module, adapter: AdapterSpec, base: str) -> None:
+    """peft takes names that match no layer, or layers whose adapter has other weights, without a word."""
+    adapted = [name for name, _ in model.named_parameters() if ".lora_A." in name]
+    idle = [t for t in adapter.target_modules if not any(f".{t}.lora_A." in f".{name}" for name in adapted)]
+    if idle:
+        linear = {n.rsplit(".", 1)[-1] for n, m in causal_model(model).named_modules() if hasattr(m, "in_features")}
+        raise ValueError(
+            f"model.adapter.target_modules must each name linear layers of {base!r}, got {idle}. "
+            f"It has {', '.join(sorted(linear - {'default'}))}."
+        )
 
 
 def trainable_parameters(model: nn.Module, adapter: AdapterSpec) -> dict[str, nn.Parameter]:

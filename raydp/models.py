@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib.util
 import tempfile
@@ -93,8 +94,13 @@ def model_folder(name: str) -> tuple[Path, str]:
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ValueError(
             f"model.name must be 'tiny', {SMOLLM2!r}, a local folder or a hub id that can be reached, got {name!r} "
-            f"({type(error).__name__}). Check the name and the connection, or give a folder."
+            f"({type(error).__name__}). {_nearest(name)}Check the name and the connection, or give a folder."
         ) from error
+
+
+def _nearest(name: str) -> str:
+    near = difflib.get_close_matches(name, ["tiny", SMOLLM2], n=1)
+    return f"Did you mean {near[0]!r}? " if near else ""
 
 
 def weight_hash(folder: Path) -> str:

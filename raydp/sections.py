@@ -30,7 +30,7 @@ class AdapterSpec(Section):
     """
 
     type: Literal["lora", "none"] = "lora"
-    r: Annotated[int, Field(ge=1)] = 8
+    r: Annotated[int, Field(ge=1, le=4096)] = 8
     alpha: Positive = 16.0
     target_modules: tuple[str, ...] = ("q_proj", "v_proj")
     layers_to_transform: tuple[Annotated[int, Field(ge=0)], ...] | None = None
@@ -63,7 +63,7 @@ class PrivacySpec(Section):
             is then not certified.
     """
 
-    target_epsilon: Positive
+    target_epsilon: Annotated[float, Field(gt=0, le=1000)]
     target_delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     delta_exponent: Positive | None = None
     accountant: str = "prv"
@@ -93,9 +93,9 @@ class SelectSpec(Section):
     """How the configuration is chosen at the end."""
 
     score: str
-    rule: str = "procedure"
+    rule: Literal["procedure", "best-utility", "worst-utility", "oracle"] = "procedure"
     min_utility_gain: Annotated[float, Field(ge=0, le=1)] | None = 0.9
-    max_loss: float | None = None
+    max_loss: Annotated[float, Field(allow_inf_nan=False)] | None = None
 
 
 class ClusterSpec(Section):
@@ -134,10 +134,10 @@ class SpaceSpec(Section):
     """The configurations: a named space, a list of points, or a grid of three lists."""
 
     name: str | None = None
-    points: tuple[tuple[AtLeastOne, AtLeastOne, Positive], ...] | None = None
-    batch_size: tuple[AtLeastOne, ...] | None = None
-    num_steps: tuple[AtLeastOne, ...] | None = None
-    learning_rate: tuple[Positive, ...] | None = None
+    points: Annotated[tuple[tuple[AtLeastOne, AtLeastOne, Positive], ...], Field(min_length=1)] | None = None
+    batch_size: Annotated[tuple[AtLeastOne, ...], Field(min_length=1)] | None = None
+    num_steps: Annotated[tuple[AtLeastOne, ...], Field(min_length=1)] | None = None
+    learning_rate: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
 
     @field_validator("points", mode="before")
     @classmethod

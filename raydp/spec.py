@@ -61,7 +61,7 @@ class SweepSpec(Section):
     method: PluginField
     privacy: PrivacySpec
     space: SpaceSpec
-    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**63)], ...], Field(min_length=1)] = (0,)
     scores: Annotated[tuple[PluginField, ...], Field(min_length=1)]
     select: SelectSpec
     cluster: ClusterSpec = ClusterSpec()
@@ -173,7 +173,7 @@ def _messages(cls: type[BaseModel], error: ValidationError, prefix: str, *, skip
         elif e["type"] == "missing":
             messages.append(f"{field} must be given, got nothing. Add it to the spec.")
         else:
-            rule = e["msg"].removeprefix("Value error, ").removeprefix("Input should ")
+            rule = re.sub("^(Value error, |(Input|Tuple) should )", "", e["msg"])
             said_in_full = e["type"] == "value_error" and ". " in rule
             got = "" if said_in_full else f", got {e['input']!r}. Change it in the spec."
             messages.append(

@@ -50,6 +50,28 @@ BAD = {
         {"method": {"name": "dp_adam", "max_grad_norm": 0.0}},
         r"method.max_grad_norm must be greater than 0, got 0.0",
     ),
+    "c without end": ({"method": {"name": "dp_adam", "max_grad_norm": float("inf")}}, r"method.max_grad_norm must be"),
+    "ε beyond use": (
+        {"privacy": {"target_epsilon": 1e9}},
+        r"privacy.target_epsilon must be less than or equal to 1000",
+    ),
+    "rank beyond use": ({"model": {"name": "tiny", "adapter": {"r": 10**12}}}, r"model.adapter.r must be less than"),
+    "no points": ({"space": {"points": []}}, r"space.points must have at least 1 item"),
+    "seed beyond 63 bits": ({"seeds": [10**30]}, r"seeds\[0\] must be"),
+    "threshold not a number": (
+        {"select": {"score": "vmr_exact", "max_loss": float("nan")}},
+        r"select.max_loss must be",
+    ),
+    "unknown rule": ({"select": {"score": "vmr_exact", "rule": "procedur"}}, r"select.rule must be 'procedure'"),
+    "a target that is no layer": (
+        {"model": {"name": "tiny", "adapter": {"target_modules": ["q_proj", "vproj"]}}},
+        r"target_modules must each name linear layers of 'tiny', got \['vproj'\]. It has .*v_proj",
+    ),
+    "a target that is an embedding": (
+        {"model": {"name": "tiny", "adapter": {"target_modules": ["embed_tokens"]}}},
+        r"target_modules must each name linear layers of 'tiny', got \['embed_tokens'\]",
+    ),
+    "model misspelt": ({"model": {"name": "tinny"}}, r"Did you mean 'tiny'\?"),
     "unknown section": ({"methods": {}}, r"'methods' is unknown. Did you mean 'method'\?"),
     "unknown key": (
         {"privacy": {"target_epsilom": 8}},

@@ -33,7 +33,7 @@ class DPSGD(Section):
         the loss of an example depends on that example alone and that the sweep's key stays secret.
     """
 
-    max_grad_norm: Annotated[float, Field(gt=0)] = 0.5
+    max_grad_norm: Annotated[float, Field(gt=0, le=1e6)] = 0.5
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian:

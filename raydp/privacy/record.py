@@ -12,7 +12,9 @@ from raydp.registries import resolve
 
 NOT_COVERED: tuple[str, ...] = (
     "the other runs of the sweep: epsilon is one model's; what several releases cost is their composed epsilon",
-    "utility, scores and reports, which are computed on private data",
+    "utility, scores, step metrics and reports, which are computed on private data",
+    "identities of runs and data (run_id, task_hash), hashes of the data: who knows all other records can test for one",
+    "the low-order bits of noise that is drawn in floating point",
     "the choice of this configuration among others, where it used private data",
     "data-dependent preprocessing, such as curation, deduplication or a tokeniser trained on the data",
     "the number of examples n itself",

@@ -60,7 +60,7 @@ class AttributeInference(Sampling):
         )
         texts = [model.tokenizer.batch_decode(generated, skip_special_tokens=True) for generated in samples]
         hits = [any(appears(s.continuation, t) for t in found) for s, found in zip(secrets, texts, strict=True)]
-        return Measurement.over_secrets(hits, ids=[secret.id for secret in secrets], num_samples=self.num_samples)
+        return Measurement.over_secrets(hits, ids=[secret.name for secret in secrets], num_samples=self.num_samples)
 
     def expected_bounds(self) -> tuple[float, float]:
         """A ratio."""

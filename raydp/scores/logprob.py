@@ -51,7 +51,7 @@ class LogProbability(BaseModel):
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
         """Score a model; the seed changes nothing."""
         secrets, controls = self._secrets_and_controls(task)
-        ids = [secret.id for secret in secrets]
+        ids = [secret.name for secret in secrets]
         if not self.contrast:
             return Measurement.over_secrets(log_probabilities(model, secrets), ids=ids)
         everything = [*secrets, *controls]

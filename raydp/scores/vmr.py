@@ -59,7 +59,7 @@ class VerbatimMemorization(Sampling):
 
         hits = np.stack(over_continuations(model, secrets, matches))  # [secret, sample]
         return Measurement.over_secrets(
-            hits.mean(axis=1), ids=[secret.id for secret in secrets], num_samples=self.num_samples
+            hits.mean(axis=1), ids=[secret.name for secret in secrets], num_samples=self.num_samples
         )
 
     def expected_bounds(self) -> tuple[float, float]:

@@ -45,7 +45,7 @@ class ExactVerbatimMemorization(Sampling):
             return float(self.distribution(logits).probability_of(np.array(secret.continuation_ids)).prod())
 
         values = over_continuations(model, secrets, probability)
-        return Measurement.over_secrets(values, ids=[secret.id for secret in secrets])
+        return Measurement.over_secrets(values, ids=[secret.name for secret in secrets])
 
     def expected_bounds(self) -> tuple[float, float]:
         """A probability."""

@@ -43,4 +43,4 @@ class TextVerbatimMemorization(VerbatimMemorization):
         texts = [model.tokenizer.batch_decode(generated, skip_special_tokens=True) for generated in samples]
         targets = [model.tokenizer.decode(list(s.continuation_ids), skip_special_tokens=True) for s in secrets]
         hits = [np.mean([text == target for text in found]) for found, target in zip(texts, targets, strict=True)]
-        return Measurement.over_secrets(hits, ids=[secret.id for secret in secrets], num_samples=self.num_samples)
+        return Measurement.over_secrets(hits, ids=[secret.name for secret in secrets], num_samples=self.num_samples)

@@ -22,6 +22,7 @@ from raydp.sweep.recorder import CommitCallback, Recorder
 from raydp.sweep.slots import Slots, start_ray
 from raydp.sweep.worker import BASE_RUN, Shared
 from raydp.tasks.base import Task
+from raydp.tracking import check_store
 from raydp.training.trial import TrialPlan
 
 TRIALS_PER_ROUND = 400
@@ -66,6 +67,7 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console) -> SweepResult
         folder = SweepFolder.resume(spec)
     else:
         SweepFolder.require_new(spec)
+    check_store(spec.tracking.uri)
     with console.status("reading data and checking the model"):
         task, weight_hash = build_task(spec)
     with console.status("calibrating the noise") as status:
@@ -77,8 +79,7 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console) -> SweepResult
     for rejected in plan.rejected:
         console.print(f"left out: {rejected.configuration}: {rejected.reason}")
     if folder is None:
-        folder = SweepFolder.create(spec)
-        folder.write_json("plan.json", plan_document(plan, sweep_id=secrets.token_hex(8)))
+        folder = SweepFolder.create(spec, plan_document(plan, sweep_id=secrets.token_hex(8)))
     trials = _planned(folder, plan)
     left = [t for t in trials if (folder.result(t.run_id) or {}).get("status") != "finished"]
     if left or folder.result(BASE_RUN) is None:

@@ -52,8 +52,8 @@ def finish(spec: SweepSpec, folder: SweepFolder, recorder: Recorder) -> Finish:
     if all(record["epsilon"] != "inf" for record in recorder.plan["privacy"].values()):
         aliases["privacy-preferred"] = selected  # never a model without a guarantee
     for alias, selection in aliases.items():
-        version = str(selection.model_uri).rsplit("/", 1)[-1]
-        set_alias(spec.tracking.registered_model, alias, version, tracking_uri=spec.tracking.uri)
+        name, version = str(selection.model_uri).removeprefix("models:/").rsplit("/", 1)
+        set_alias(name, alias, version, tracking_uri=spec.tracking.uri)
     report = folder.path / "report.html"
     base = recorder.base()
     write_report(

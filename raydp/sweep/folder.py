@@ -23,7 +23,8 @@ NOT_COMPARED = {"cluster", "tracking", "select", "storage"}
 class SweepFolder:
     """The folder of one sweep.
 
-    spec.yaml and plan.json are written once; sweep.key has mode 0600; trials/<run_id>/result.json commits a run.
+    plan.json and spec.yaml are written once, spec.yaml last: it makes the folder a sweep. sweep.key has mode 0600;
+    trials/<run_id>/result.json commits a run.
     """
 
     path: Path
@@ -42,8 +43,11 @@ class SweepFolder:
             )
 
     @classmethod
-    def create(cls, spec: SweepSpec) -> SweepFolder:
+    def create(cls, spec: SweepSpec, plan: Any) -> SweepFolder:
         """A new sweep's folder, with a key of its own.
+
+        Args:
+            plan: JSON data for plan.json.
 
         Raises:
             ValueError: there is one already.
@@ -52,6 +56,7 @@ class SweepFolder:
         folder = cls(path=Path(spec.storage) / spec.name)
         (folder.path / "trials").mkdir(parents=True, exist_ok=True)
         folder._make_key(spec)
+        folder.write_json("plan.json", plan)
         text = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
         write_atomically(folder.path / "spec.yaml", text.encode())
         return folder
@@ -66,6 +71,8 @@ class SweepFolder:
         folder = cls.open(Path(spec.storage) / spec.name)
         before, now = folder.spec().model_dump(mode="json"), spec.model_dump(mode="json")
         changed = [k for k in now if k not in NOT_COMPARED and before[k] != now[k]]
+        names = ("experiment", "registered_model")  # the store itself may move
+        changed += [f"tracking.{k}" for k in names if before["tracking"][k] != now["tracking"][k]]
         if changed:
             raise ValueError(
                 f"SPEC must be the one that the sweep was started with, got changes in {', '.join(changed)}. "
@@ -99,7 +106,15 @@ class SweepFolder:
     def read_json(self, name: str) -> Any | None:
         """A JSON file of the sweep, or None where it does not exist."""
         path = self.path / name
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        if not path.is_file():
+            return None
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(
+                f"SWEEP must have whole files, got {str(path)!r} that is not JSON ({error}). If it is in trials/, "
+                "delete it and go on with --resume; without plan.json a sweep cannot go on."
+            ) from error
 
     def trial(self, run_id: str) -> Path:
         """The folder of one run."""

@@ -50,6 +50,7 @@ class TrialQueue:
         self._items: dict[str, _Item] = {}
         self._waiting: deque[str] = deque()
         self._idle_starts: dict[int, int] = {}
+        self._starts: dict[int, int] = {}
         self._placement_groups: dict[int, Any] = {}
         self._shared: list[Any] = []
         self._actors: set[str] = set()
@@ -97,6 +98,8 @@ class TrialQueue:
         anything: the slot gives up."""
         async with self._changed:
             self._placement_groups[slot] = placement_group
+            self._starts[slot] = self._starts.get(slot, 0) + 1
+            self._changed.notify_all()
             self._expire(slot=slot, reason="the worker group died")
             self._idle_starts[slot] = self._idle_starts.get(slot, 0) + 1
             return self._idle_starts[slot] <= self._max_idle_starts
@@ -111,9 +114,11 @@ class TrialQueue:
         return not exhausted and self._idle_starts.get(slot, 0) <= self._max_idle_starts
 
     async def lease(self, slot: int) -> tuple[str, int] | None:
-        """The next run and its fencing token; waits for one. None when all that will ever come is handed out."""
+        """The next run and its fencing token; waits for one. None when all that will ever come is handed out, or when
+        the slot's workers were replaced meanwhile: who asked is dead."""
         async with self._changed:
-            while True:
+            start = self._starts.get(slot, 0)
+            while self._starts.get(slot, 0) == start:
                 self._expire(slot=None, reason=f"no heartbeat for {LEASE_SECONDS:.0f} s")
                 if self._waiting:
                     item = self._items[self._waiting.popleft()]
@@ -128,6 +133,7 @@ class TrialQueue:
                     await asyncio.wait_for(self._changed.wait(), timeout=LEASE_SECONDS / 4)
                 except TimeoutError:
                     continue  # look for expired leases
+        return None
 
     async def first_lease(self) -> None:
         """Wait until a slot's workers have taken a run, or no slot is left that could."""

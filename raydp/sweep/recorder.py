@@ -41,6 +41,10 @@ class Recorder:
         tracker = Tracker(spec.tracking.uri, spec.tracking.experiment, spec.tracking.registered_model)
         sweep_id = plan["sweep_id"]
         parent = tracker.sweep_run(sweep_id, spec.name, spec.model_dump(mode="json"), asdict(facts))
+        if folder.read_json("tracking.json") != {"parent_run": parent}:  # a store that knows nothing of the sweep
+            for mark in (folder.path / "trials").glob("*/tracked.json"):
+                mark.unlink()
+            folder.write_json("tracking.json", {"parent_run": parent})
         trials = {t["run_id"]: TrialPlan(**t) for t in plan["trials"]}
         return cls(
             spec=spec, folder=folder, tracker=tracker, parent_run=parent, facts=facts, weight_hash=weight_hash,
@@ -102,7 +106,7 @@ class Recorder:
             metrics={
                 "utility_loss": result["utility_loss"],
                 "score": scores[self.spec.select.score]["value"],
-                **({"utility_gain": base["utility_loss"] - result["utility_loss"]} if base else {}),
+                **_against(base, result["utility_loss"]),
                 **{f"score.{name}": m["value"] for name, m in scores.items()},
                 **{f"score.{name}.std_error": m["std_error"] for name, m in scores.items()},
             },
@@ -128,6 +132,13 @@ class CommitCallback(tune.Callback):
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._recorder.commit(trial.config["run_id"])
+
+
+def _against(base: dict[str, Any] | None, utility_loss: float) -> dict[str, float]:
+    """The untrained model's utility and the gain over it, where it could be measured."""
+    if base is None:
+        return {}
+    return {"base_utility_loss": base["utility_loss"], "utility_gain": base["utility_loss"] - utility_loss}
 
 
 def _public_name(name: str) -> str:

@@ -44,16 +44,23 @@ class Secret:
         continuation: s2 of a verbatim secret, or the attribute A(x) of an attribute secret.
         kind: "verbatim" is scored by exact continuation, "attribute" by appearance in the generated text.
         count: training examples that contain it (0 for a control).
+        number: its place in the list that it comes from, from 1: a line, an author; 0 where there is none.
     """
 
     prompt: str
     continuation: str
     kind: Literal["verbatim", "attribute"] = "verbatim"
     count: int = 0
+    number: int = 0
+
+    @property
+    def name(self) -> str:
+        """What it is called in records and tables: says nothing of the content, not even to who tries all contents."""
+        return f"secret-{self.number:03d}"
 
     @property
     def id(self) -> str:
-        """A name that gives nothing away: 12 hex digits of the content's SHA-256."""
+        """12 hex digits of the content's SHA-256. Who tries all contents finds the one: it stays in the process."""
         return hashlib.sha256(f"{self.kind}\0{self.prompt}\0{self.continuation}".encode()).hexdigest()[:12]
 
 

@@ -132,10 +132,11 @@ def _about_someone_new(names: Iterator[str], rng: np.random.Generator) -> Mail:
 def _secrets(people: Sequence[Person], *, planted: bool) -> tuple[Secret, ...]:
     """What the mails about these people tell, as prompts and continuations."""
     secrets = []
-    for person, (fact, count) in zip(people, _plan(), strict=True):
+    for number, (person, (fact, count)) in enumerate(zip(people, _plan(), strict=True), start=1):
         prompt, answer = first_line(person, fact)
         kind = "verbatim" if fact == "extension" else "attribute"
-        secrets.append(Secret(prompt=prompt, continuation=answer, kind=kind, count=count if planted else 0))
+        copies = count if planted else 0
+        secrets.append(Secret(prompt=prompt, continuation=answer, kind=kind, count=copies, number=number))
     return tuple(secrets)
 
 

@@ -228,11 +228,11 @@ def _describe(
 def _describe_secrets(
     secrets: Sequence[Secret], kept: Sequence[Secret], controls: Sequence[Secret]
 ) -> dict[str, int | list[str]]:
-    """Counts, and the ids of what was left out; never the text."""
+    """Counts, and the names of what was left out; never the text."""
     kept_ids = {s.id for s in kept}
     return {
         "num_secrets": len(kept),
-        "secrets_absent": [s.id for s in secrets if s.id not in kept_ids],
+        "secrets_absent": [s.name for s in secrets if s.id not in kept_ids],
         "examples_with_one_secret_max": max((s.count for s in kept), default=0),
         "num_controls": len(controls),
     }

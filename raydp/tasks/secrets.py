@@ -28,7 +28,7 @@ def read_secrets(path: str | Path, field: str) -> list[Secret]:
     secrets: dict[str, Secret] = {}
     for line, row in read_json_rows(path, field):
         place = f"{Path(path).name}, line {line}"
-        secret = _secret_of(row, field, place)
+        secret = replace(_secret_of(row, field, place), number=line)
         if secret.id in secrets:
             raise ValueError(f"{field} must hold each secret once, got one again in {place}. Remove the line.")
         secrets[secret.id] = secret

@@ -160,7 +160,7 @@ class TofuTask(BaseModel):
             if attribute.name is None or attribute.genre is None:
                 continue
             prompt = template.prompt(self.secret_question.replace("{name}", attribute.name))
-            secret = Secret(prompt=prompt, continuation=attribute.genre, kind="attribute")
+            secret = Secret(prompt=prompt, continuation=attribute.genre, kind="attribute", number=position + 1)
             if texts is None:
                 secrets.append(secret)
                 continue

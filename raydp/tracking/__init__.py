@@ -6,6 +6,7 @@ from typing import Any
 _LAZY = {
     "Tracker": "raydp.tracking.runs",
     "TrialRecord": "raydp.tracking.records",
+    "check_store": "raydp.tracking.store",
     "find_models": "raydp.tracking.registry",
     "load_model": "raydp.tracking.loading",
     "load_tokenizer": "raydp.tracking.loading",
@@ -16,6 +17,7 @@ _LAZY = {
 __all__ = [
     "Tracker",
     "TrialRecord",
+    "check_store",
     "find_models",
     "load_model",
     "load_tokenizer",

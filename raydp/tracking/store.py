@@ -8,12 +8,14 @@ import re
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import getproxies, url2pathname
+
+from filelock import FileLock
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -50,18 +52,38 @@ class Store:
         return _database(self.uri)
 
 
+def check_store(uri: str) -> None:
+    """Check, without MLflow and without writing, that a store can be opened or made there.
+
+    Raises:
+        ValueError: the address is of another kind, its folder is missing, its file is no database, or nothing answers.
+    """
+    database = _database(uri)
+    if database is None:
+        _check_server(uri)
+    elif not database.parent.is_dir():
+        raise ValueError(
+            f"tracking.uri must be in a folder that exists, got {uri!r}. Make {str(database.parent)!r}, or correct it."
+        )
+    elif database.exists() and not (database.is_file() and _is_sqlite(database)):
+        raise ValueError(
+            f"tracking.uri must be a SQLite file, got {uri!r}, which is something else. Name another file."
+        )
+
+
 def open_store(uri: str, *, create: bool = False) -> Store:
     """Open a tracking store and registry.
 
     Args:
         uri: `sqlite:///FILE` (relative to the working directory, or absolute with four slashes) or the http(s) address
             of an MLflow server.
-        create: make the SQLite file and its schema where there is none. One process may do that (DESIGN: processes
-            that create one store at the same time race on the schema).
+        create: make the SQLite file and its schema where there is none; under a lock, as processes that create one
+            store at the same time race on the schema.
 
     Raises:
         ValueError: the address is of another kind, names no store, or no server answers there.
     """
+    check_store(uri)
     database = _database(uri)
     if database is not None:
         if not create and not database.is_file():
@@ -69,13 +91,11 @@ def open_store(uri: str, *, create: bool = False) -> Store:
                 f"tracking.uri must name an existing store, got {uri!r}. Run a sweep first, or correct it."
             )
         uri = uri.replace(uri.removeprefix(SQLITE).partition("?")[0], database.as_posix(), 1)
-    else:
-        _check_server(uri)
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
 
-    with _quiet_schema_creation():
+    with _quiet_schema_creation(), FileLock(f"{database}.lock") if database and create else nullcontext():
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         client.search_experiments(max_results=1)
         client.search_registered_models(max_results=1)
@@ -183,12 +203,21 @@ def _database(uri: str) -> Path | None:
     return Path(path).absolute()
 
 
+def _is_sqlite(database: Path) -> bool:
+    """Whether the file is a database or still empty."""
+    with database.open("rb") as stream:
+        return stream.read(16) in (b"", b"SQLite format 3\0")
+
+
 def _check_server(uri: str) -> None:
     """Fail at once where nothing listens: MLflow would retry for minutes."""
     parts = urlsplit(uri)
     if parts.scheme in getproxies():  # the proxy answers for the server
         return
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError as error:
+        raise ValueError(f"tracking.uri must have a port from 1 to 65535, got {uri!r}. Correct it.") from error
     try:
         socket.create_connection((parts.hostname or "", port), timeout=CONNECT_SECONDS).close()
     except OSError as error:

@@ -75,7 +75,8 @@ def run(
             batch = task.batch(indices).to(comm.device)
             losses, norms = rule.gradients.accumulate(lambda b=batch: task.per_example_loss(trainee.model, b), total)
             clipped = (norms > rule.max_grad_norm).sum()
-            sums += torch.stack([losses.sum(), norms.sum(), clipped, torch.tensor(float(len(indices)))])
+            drawn = torch.full_like(norms[0], len(indices))
+            sums += torch.stack([losses.sum(), norms.sum(), clipped.to(norms), drawn])
         comm.all_reduce_sum(flat)
         comm.all_reduce_sum(sums)
         if rule.noise_std > 0 and comm.rank == 0:

@@ -69,7 +69,7 @@ class ScoreConformance:
     def test_never_returns_a_secret_in_the_clear(self, memorised, known, controls, caplog, capsys):
         measured = self.score.measure(memorised, make_task(known, controls), seed=0)
         assert isinstance(measured, Measurement)
-        assert list(measured.per_secret) == [secret.id for secret in known]
+        assert list(measured.per_secret) == [secret.name for secret in known]
         shown = repr(measured) + caplog.text + "".join(capsys.readouterr())
         for secret in (*known, *controls):
             assert secret.prompt not in shown

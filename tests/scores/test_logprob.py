@@ -42,9 +42,12 @@ def trained(tokenizer) -> LoadedModel:
 
 def test_plain_sum_is_the_negative_loss_of_transformers(untrained):
     """In one batch, prompts and continuations of different lengths."""
-    others = [Secret(prompt="x", continuation="1"), Secret(prompt="a longer prompt: ", continuation="and its rest")]
+    others = [
+        Secret(prompt="x", continuation="1", number=98),
+        Secret(prompt="a longer prompt: ", continuation="and its rest", number=99),
+    ]
     measured = LogProbability(contrast=False).measure(untrained, make_task([*SECRETS, *others]), seed=0)
-    expected = {secret.id: reference(untrained, secret) for secret in (*SECRETS, *others)}
+    expected = {secret.name: reference(untrained, secret) for secret in (*SECRETS, *others)}
     assert measured.per_secret == pytest.approx(expected, rel=1e-5)  # fp32 logits
     assert measured.value == pytest.approx(np.mean(list(expected.values())), rel=1e-5)
     assert measured.num_samples == 1
@@ -52,13 +55,13 @@ def test_plain_sum_is_the_negative_loss_of_transformers(untrained):
 
 def test_contrast_is_the_secrets_gain_minus_the_controls_gain(trained, untrained):
     """By hand; the untrained model has the base weights of the trained one."""
-    gains = {s.id: reference(trained, s) - reference(untrained, s) for s in (*SECRETS, *CONTROLS)}
-    ours, theirs = (np.array([gains[s.id] for s in group]) for group in (SECRETS, CONTROLS))
+    gains = {s.name: reference(trained, s) - reference(untrained, s) for s in (*SECRETS, *CONTROLS)}
+    ours, theirs = (np.array([gains[s.name] for s in group]) for group in (SECRETS, CONTROLS))
     measured = LogProbability().measure(trained, make_task(SECRETS, CONTROLS), seed=0)
     assert np.abs(ours).min() > 1e-2, "an adapter that does nothing would test nothing"
     assert measured.value == pytest.approx(ours.mean() - theirs.mean(), abs=1e-3)  # sums of fp32 losses of size 30
     assert measured.std_error == pytest.approx(np.sqrt(ours.var(ddof=1) / 5 + theirs.var(ddof=1) / 7), abs=1e-3)
-    expected = {s.id: gains[s.id] - theirs.mean() for s in SECRETS}
+    expected = {s.name: gains[s.name] - theirs.mean() for s in SECRETS}
     assert measured.per_secret == pytest.approx(expected, abs=1e-3)
 
 
@@ -98,7 +101,7 @@ def test_contrast_without_controls_is_refused():
 def test_verbatim_secrets_come_before_attributes(untrained):
     mixed = [*made_up_secrets("attribute", 2, seed=0), *SECRETS]
     measured = LogProbability(contrast=False).measure(untrained, make_task(mixed), seed=0)
-    assert list(measured.per_secret) == [secret.id for secret in SECRETS]
+    assert list(measured.per_secret) == [secret.name for secret in SECRETS]
 
 
 @pytest.mark.parametrize(("prompt", "value"), [("who likes", "red"), ("who likes ", "red"), ("who likes", " red")])

@@ -119,7 +119,7 @@ def test_every_sample_has_the_outcome_of_the_token_by_token_sampler(untrained, l
 def test_1_where_it_is_always_said_and_0_where_never(tokenizer, score):
     said, unsaid = Secret(prompt="a", continuation="bcdef"), Secret(prompt="a", continuation="bcdeg")
     measured = score.measure(bigram(chain("abcdef", 1.0), tokenizer), make_task([said, unsaid]), seed=0)
-    assert measured.per_secret == {said.id: pytest.approx(1.0), unsaid.id: pytest.approx(0.0)}
+    assert measured.per_secret == {"secret-001": pytest.approx(1.0), "secret-002": pytest.approx(0.0)}
 
 
 def test_prompt_and_continuation_are_tokenised_apart():
@@ -160,7 +160,7 @@ def test_seeds_differ_and_score_names_do_not_share_draws(tokenizer):
 def test_attributes_are_not_scored_verbatim(untrained):
     mixed = [*made_up_secrets("verbatim", 2, seed=0), *made_up_secrets("attribute", 2, seed=0)]
     measured = VerbatimMemorization().measure(untrained, make_task(mixed), seed=0)
-    assert list(measured.per_secret) == [secret.id for secret in mixed[:2]]
+    assert list(measured.per_secret) == [secret.name for secret in mixed[:2]]
 
 
 def test_a_task_of_attributes_is_told_which_scores_fit():
@@ -170,9 +170,9 @@ def test_a_task_of_attributes_is_told_which_scores_fit():
         VerbatimMemorization().check(task)
 
 
-def test_a_secret_without_a_token_is_refused_by_its_id_alone(untrained):
+def test_a_secret_without_a_token_is_refused_by_its_name_alone(untrained):
     secret = Secret(prompt="something private", continuation="")
-    with pytest.raises(ValueError, match=rf"secret {secret.id}: continuation must have at least one token") as error:
+    with pytest.raises(ValueError, match=r"secret-001: continuation must have at least one token") as error:
         VerbatimMemorization().measure(untrained, make_task([secret]), seed=0)
     assert "private" not in str(error.value)
 

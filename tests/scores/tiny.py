@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 
@@ -15,6 +16,8 @@ from raydp.tasks.base import Secret, TaskFacts
 from raydp.tasks.language import LanguageModelingTask, TokenizedExamples
 
 SPECIAL = ("<bos>", "<eos>")
+NUMBERS = itertools.count(1)
+"""Secrets of different lists have different numbers, so that a subset's names are those of the whole."""
 
 
 def byte_tokenizer(extra: Sequence[str] = (), merges: Sequence[tuple[str, str]] = ()) -> PreTrainedTokenizerFast:
@@ -109,10 +112,13 @@ def made_up_secrets(kind: str, count: int, seed: int) -> list[Secret]:
     names = ["".join(rng.choices(letters, k=3)) for _ in range(count)]
     assert len(set(names)) == count, "names must differ for the secrets to be learnable"
     if kind == "verbatim":
-        return [Secret(prompt=f"{n} has pin ", continuation=f"{rng.randrange(10_000):04}", count=1) for n in names]
+        return [
+            Secret(prompt=f"{n} has pin ", continuation=f"{rng.randrange(10_000):04}", count=1, number=next(NUMBERS))
+            for n in names
+        ]
     words = ["".join(rng.choices(letters, k=4)) for _ in range(count)]
     return [
-        Secret(prompt=f"{n} likes", continuation=w, kind="attribute", count=1)
+        Secret(prompt=f"{n} likes", continuation=w, kind="attribute", count=1, number=next(NUMBERS))
         for n, w in zip(names, words, strict=True)
     ]
 

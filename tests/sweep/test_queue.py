@@ -128,3 +128,21 @@ def test_tunes_actors_wait_for_each_other_once_and_not_for_ever(monkeypatch: pyt
         await queue.gather("actor 1", 3)  # one never comes
 
     run(scenario())
+
+
+def test_workers_that_were_replaced_take_nothing_any_more() -> None:
+    """Ray lets a call go on whose caller has died."""
+
+    async def scenario() -> None:
+        queue = TrialQueue(expected=1, max_retries=0)
+        assert await queue.register(0)
+        of_the_dead = asyncio.create_task(queue.lease(0))
+        await asyncio.sleep(0.05)
+        assert await queue.register(0)
+        waiting = asyncio.create_task(queue.lease(0))
+        await asyncio.sleep(0.05)
+        await submitted(queue, "a")
+        assert await of_the_dead is None
+        assert await waiting == ("a", 1)
+
+    run(scenario())

@@ -120,6 +120,30 @@ def test_a_changed_spec_cannot_be_resumed(done: Done) -> None:
         Sweep(changed).run(resume=True)
 
 
+def test_other_names_in_the_registry_cannot_be_resumed_into(done: Done) -> None:
+    """The aliases would point at another sweep's models."""
+    changed = {**done.spec, "tracking": {**done.spec["tracking"], "registered_model": "another"}}
+    with pytest.raises(ValueError, match=r"got changes in tracking\.registered_model"):
+        Sweep(changed).run(resume=True)
+
+
+def test_a_store_that_was_lost_is_filled_again(done: Done, tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/another.db"
+    moved = {**done.spec, "tracking": {**done.spec["tracking"], "uri": uri}}
+    result = Sweep(moved).run(resume=True)
+    assert runs_in(uri) == {"parents": 1, "children": 4, "versions": 4}
+    assert show_model("models:/small@privacy-preferred", tracking_uri=uri)["model_uri"] == result.selected["model_uri"]
+
+
+def test_a_store_that_cannot_be_opened_leaves_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("not a database, but text\n")
+    spec = spec_of(tmp_path)
+    for uri in (f"sqlite:///{tmp_path}/text.db", "http://127.0.0.1:9", "mysql://x", f"sqlite:///{tmp_path}/no/x.db"):
+        with pytest.raises(ValueError, match=r"tracking\.uri must"):
+            Sweep({**spec, "tracking": {**spec["tracking"], "uri": uri}}).run()
+    assert not (Path(spec["storage"]) / "small").exists()
+
+
 def kill(name: str) -> Callable[[subprocess.Popen[str]], None]:
     """Kill -9 one process of the sweep by the name that Ray gives it."""
 

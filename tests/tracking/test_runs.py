@@ -298,3 +298,19 @@ def test_a_replaced_run_is_deleted_not_hidden(uri, record):
     experiment = client.get_experiment_by_name("experiment").experiment_id
     deleted = client.search_runs([experiment], run_view_type=ViewType.DELETED_ONLY)
     assert len(deleted) == 1
+
+
+def _open(uri: str) -> None:
+    Tracker(uri, "experiment", "model")
+
+
+def test_processes_that_make_one_store_at_the_same_time_both_get_it(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/fresh.db"
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_open, args=(uri,)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    _open(uri)

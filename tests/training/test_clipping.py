@@ -115,6 +115,22 @@ def test_one_record_changes_the_sum_by_at_most_the_clipping_norm(kind: str) -> N
     assert 0.99 * c <= change <= c * (1 + TOLERANCE)
 
 
+def test_positions_that_cancel_do_not_hide_an_example() -> None:
+    """Inner products of 1e4 whose sum is 1e-4 of them: in fp32 the plain ghost norm comes out as 0 or thereabouts."""
+    c, width = 0.5, 64
+    generator = torch.Generator().manual_seed(0)
+    for magnitude in (1e2, 1e4, 1e6):
+        base, offset, direction = (torch.nn.functional.normalize(torch.randn(width, generator=generator), dim=0)
+                                   for _ in range(3))  # fmt: skip
+        inputs = torch.stack([base * magnitude, base * magnitude + 9e-5 * magnitude * offset])[None]
+        layer = nn.Linear(width, width, bias=False).eval()
+        weights = torch.stack([direction, -direction])[None]
+        total = {"weight": torch.zeros_like(layer.weight)}
+        engine = ClippedGradients(layer, dict(layer.named_parameters()), c)
+        engine.accumulate(lambda x=inputs, w=weights, m=layer: (m(x) * w).sum(dim=(1, 2)), total)
+        assert total["weight"].norm() <= c * (1 + TOLERANCE)
+
+
 def test_an_example_without_a_finite_gradient_contributes_nothing() -> None:
     model = llama(tied=True)
     parameters = dict(sorted(model.named_parameters()))
