@@ -78,9 +78,16 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console) -> SweepResult
         console.print(f"warning: {warning}")
     for rejected in plan.rejected:
         console.print(f"left out: {rejected.configuration}: {rejected.reason}")
-    if folder is None:
-        folder = SweepFolder.create(spec, plan_document(plan, sweep_id=secrets.token_hex(8)))
-    trials = _planned(folder, plan)
+    with SweepFolder.running(spec):
+        if folder is None:
+            folder = SweepFolder.create(spec, plan_document(plan, sweep_id=secrets.token_hex(8)))
+        return _run(spec, folder, task, weight_hash, _planned(folder, plan), console)
+
+
+def _run(
+    spec: SweepSpec, folder: SweepFolder, task: Task, weight_hash: str, trials: list[TrialPlan], console: Console
+) -> SweepResult:
+    """Train what has no result yet, track what is not tracked, and select."""
     left = [t for t in trials if (folder.result(t.run_id) or {}).get("status") != "finished"]
     if left or folder.result(BASE_RUN) is None:
         recorder = _train(spec, folder, task, weight_hash, trials, left, console)

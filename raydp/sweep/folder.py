@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 
 from raydp.spec import SweepSpec, load_spec
 from raydp.training.checkpoint import write_atomically
@@ -41,6 +44,29 @@ class SweepFolder:
                 f"name must be new in storage {spec.storage!r}, got {spec.name!r}, which exists. Add --resume to go on "
                 "with it, or choose another name."
             )
+
+    @classmethod
+    @contextmanager
+    def running(cls, spec: SweepSpec) -> Iterator[None]:
+        """Keep other drivers out of the sweep's folder for the time of the block; a kill lets them in again.
+
+        Raises:
+            ValueError: another driver runs the sweep.
+        """
+        path = Path(spec.storage) / spec.name
+        path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path / "driver.lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise ValueError(
+                f"name must be of a sweep that is not running, got {spec.name!r} in storage {spec.storage!r}, which "
+                "another process runs. Wait for its end, or stop it first."
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
 
     @classmethod
     def create(cls, spec: SweepSpec, plan: Any) -> SweepFolder:

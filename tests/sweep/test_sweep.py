@@ -127,6 +127,14 @@ def test_other_names_in_the_registry_cannot_be_resumed_into(done: Done) -> None:
         Sweep(changed).run(resume=True)
 
 
+def test_a_sweep_that_is_running_cannot_be_run_beside_it(done: Done) -> None:
+    with (
+        SweepFolder.running(load_spec(done.spec)),
+        pytest.raises(ValueError, match=r"which another process runs\. Wait for its end"),
+    ):
+        done.sweep.run(resume=True)
+
+
 def test_a_store_that_was_lost_is_filled_again(done: Done, tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/another.db"
     moved = {**done.spec, "tracking": {**done.spec["tracking"], "uri": uri}}
