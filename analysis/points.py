@@ -57,9 +57,11 @@ def save_points(points: pd.DataFrame, path: str | Path) -> None:
     """Write a points table so that `load_points` reads the same values.
 
     Raises:
-        ValueError: the extension is neither .csv nor .parquet.
+        ValueError: the extension is neither .csv nor .parquet, or there is no such folder.
     """
     path = Path(path)
+    if not path.parent.is_dir():  # pandas would raise a plain OSError
+        raise ValueError(f"points must go into an existing folder, got {str(path)!r}. Create it, or correct the path.")
     if path.suffix == ".parquet":
         points.to_parquet(path, index=False)
     elif path.suffix == ".csv":

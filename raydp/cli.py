@@ -10,9 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
+from raydp.cli_errors import InterruptibleGroup, complain, explain
 from raydp.cli_lookup import Json, models_app, spaces_app
 
 app = typer.Typer(
+    cls=InterruptibleGroup,
     help="Sweeps under one differential-privacy guarantee, scored for what the models leak.",
     no_args_is_help=True,
     add_completion=False,
@@ -244,14 +246,13 @@ def schema() -> None:
 
 
 def main() -> None:
-    """Run the command; mistakes of the user's exit with 2 and say what to change."""
+    """Run the command; mistakes of the user's exit with 2 and say what to change, failures with 1 and their reason."""
     try:
         app()
-    except ValueError as error:
-        from raydp.output import stderr
-
-        stderr.print(f"error: {error}", style="red", markup=False)
-        sys.exit(2)
+    except (ValueError, OSError) as error:
+        message, code = explain(error)
+        complain(message)
+        sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -154,3 +154,62 @@ def test_a_named_space_leaves_out_what_does_not_fit_and_says_why(
     answer = raydp("plan", write_spec(space={"name": "tofu-1"}))
     assert answer.code == 0
     assert "batch_size 2048 exceeds num_examples 2000" in answer.out
+
+
+PATH_ERRORS = {
+    FileNotFoundError: "Create its folder",
+    NotADirectoryError: "no part before the last is a file",
+    IsADirectoryError: "Give a file's path",
+    PermissionError: "Change its permissions",
+    FileExistsError: "Move away what is there",
+}
+
+
+@pytest.mark.parametrize("kind", PATH_ERRORS)
+def test_a_path_that_cannot_be_used_is_bad_input(
+    raydp: Command, monkeypatch: pytest.MonkeyPatch, kind: type[OSError]
+) -> None:
+    fail_with(monkeypatch, kind(1, "the system's words", "some/path"))
+    answer = raydp("schema")
+    assert answer.code == 2
+    assert answer.err.startswith("error: path must ")
+    assert "got 'some/path' (the system's words)" in answer.err
+    assert PATH_ERRORS[kind] in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_another_failure_of_the_system_is_exit_code_1(raydp: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_with(monkeypatch, OSError(28, "No space left on device"))
+    answer = raydp("schema")
+    assert (answer.code, answer.err) == (1, "error: [Errno 28] No space left on device\n")
+
+
+def test_ctrl_c_is_one_line_and_exit_code_1(raydp: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_with(monkeypatch, KeyboardInterrupt())
+    answer = raydp("schema")
+    assert (answer.code, answer.err) == (1, "interrupted\n")
+
+
+def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Make `raydp schema` fail."""
+
+    def failing() -> None:
+        raise error
+
+    monkeypatch.setattr("raydp.spec.json_schema", failing)
+
+
+@pytest.mark.parametrize(("output", "remedy"), [("absent/x.html", "Create its folder"), (".", "Give a file's path")])
+def test_a_report_that_cannot_be_written_there(raydp: Command, points: Path, output: str, remedy: str) -> None:
+    answer = raydp("report", points, "-o", output)
+    assert answer.code == 2
+    assert remedy in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_a_storage_that_is_a_file(raydp: Command, write_spec: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    answer = raydp("sweep", write_spec(storage="taken"))
+    assert answer.code == 2
+    assert "'taken" in answer.err
+    assert "is a file" in answer.err
