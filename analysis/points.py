@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.point_files import read_table
 from search_spaces.configuration import Configuration
 from search_spaces.configuration import exact as exact
 
@@ -42,15 +43,7 @@ def load_points(path: str | Path) -> pd.DataFrame:
         raise ValueError(f"points must be a .csv or .parquet file, got {str(path)!r}. Convert it, or rename it.")
     if not path.is_file():
         raise ValueError(f"points must be an existing file, got {str(path)!r}. Check the path.")
-    if path.suffix == ".parquet":
-        return check_points(pd.read_parquet(path))
-    try:
-        # utf-8-sig: spreadsheets put a byte order mark first. Text stays text here: pandas' own parser does not promise
-        # the nearest double, `float` does.
-        table = pd.read_csv(path, encoding="utf-8-sig", skipinitialspace=True, dtype=dict.fromkeys(_REALS, str))
-    except pd.errors.EmptyDataError:
-        raise ValueError(f"points must have a header and rows, got an empty file {str(path)!r}.") from None
-    return check_points(table)
+    return check_points(read_table(path, as_text=_REALS))  # pandas' parser does not promise the nearest double
 
 
 def save_points(points: pd.DataFrame, path: str | Path) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from raydp.cache import cache_dir
 from raydp.output import stderr
 from raydp.privacy import Calibration, CalibrationRequest, PoissonGaussian, PrivacyTarget, calibrate_many, profile
+from raydp.tasks.reading import read_csv_rows
 
 COLUMNS = ("n", "batch_size", "num_steps", "epsilon", "delta")
 
@@ -26,7 +26,7 @@ def calibrate_one(values: Mapping[str, Any], accountant: str) -> dict[str, Any]:
         raise ValueError(
             f"calibrate must be given {', '.join(missing)}, got nothing. Add them, or use --from FILE.csv."
         )
-    return _solved([values], accountant)[0]
+    return _solved([_request(values)], accountant)[0]
 
 
 def calibrate_file(path: Path, accountant: str, *, given: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -40,13 +40,32 @@ def calibrate_file(path: Path, accountant: str, *, given: Mapping[str, Any]) -> 
         raise ValueError(f"--from must be given alone, got {', '.join(also)} too. Put the values into the file.")
     if not path.is_file():
         raise ValueError(f"--from must be an existing CSV file, got {str(path)!r}. Check the path.")
-    table = pd.read_csv(path)
-    missing = [c for c in COLUMNS if c not in table]
+    rows = [{str(k).strip(): v for k, v in row.items()} for _, row in read_csv_rows(path, "--from")]
+    if not rows:
+        raise ValueError(f"--from must have a header and at least one row, got none in {path.name}. Add them.")
+    missing = [c for c in COLUMNS if c not in rows[0]]
     if missing:
         raise ValueError(
             f"--from must have the columns {', '.join(COLUMNS)}, got none of {', '.join(missing)}. Add them."
         )
-    return _solved(table.to_dict("records"), accountant)
+    requests = []
+    for position, row in enumerate(rows, start=1):
+        try:
+            requests.append(_request({name: _number(name, row[name]) for name in COLUMNS}))
+        except ValueError as error:
+            raise ValueError(f"row {position}: {error}") from error
+    return _solved(requests, accountant)
+
+
+def _number(name: str, cell: str) -> float:
+    """The number in a cell; infinity and nan are none."""
+    try:
+        number = float(cell)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be a number, got {cell!r}. Write a finite number into the cell.")
+    return number
 
 
 def profile_of(
@@ -67,13 +86,7 @@ def profile_of(
     return profile(event, values, accountant)
 
 
-def _solved(rows: list[Mapping[str, Any]], accountant: str) -> list[dict[str, Any]]:
-    requests = []
-    for position, row in enumerate(rows):
-        try:
-            requests.append(_request(row))
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"row {position + 1}: {error}" if len(rows) > 1 else str(error)) from error
+def _solved(requests: list[CalibrationRequest], accountant: str) -> list[dict[str, Any]]:
     with stderr.status("calibrating") as status:
         solved = calibrate_many(
             requests,

@@ -68,6 +68,33 @@ def test_calibrate_says_what_to_change(raydp: Command, arguments: list[object], 
     assert message in " ".join(answer.err.split())
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"3600,256,16,8,inf\n", "row 2: delta must be a number, got 'inf'. Write a finite number"),
+        (b"3600,,16,8,1e-4\n", "row 2: batch_size must be a number, got ''. Write a finite number"),
+        (b"all,256,16,8,1e-4\n", "row 2: n must be a number, got 'all'. Write a finite number"),
+        (b"3600,256,1.5,8,1e-4\n", "row 2: num_steps must be a whole number, got 1.5. Round it"),
+        (b'3600,256,16,8,"1e-4\n', "--from must be valid CSV"),
+        (b"3600,256,16,8,1e-4,7\n", "as many values in a row as the header"),
+        (b"3600,256,16,8,\xff\n", "--from must be UTF-8 text, got other bytes in runs.csv. Convert the file"),
+    ],
+)
+def test_calibrate_names_the_row_and_the_column(raydp: Command, tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "runs.csv").write_bytes(b"n,batch_size,num_steps,epsilon,delta\n3600,256,16,8,1e-4\n" + content)
+    answer = raydp("calibrate", "--from", "runs.csv")
+    assert answer.code == 2
+    assert message in " ".join(answer.err.split())
+
+
+@pytest.mark.parametrize("content", ["", "n,batch_size,num_steps,epsilon,delta\n"])
+def test_calibrate_without_rows(raydp: Command, tmp_path: Path, content: str) -> None:
+    (tmp_path / "runs.csv").write_text(content)
+    answer = raydp("calibrate", "--from", "runs.csv")
+    assert answer.code == 2
+    assert "--from must have a header and at least one row, got none in runs.csv. Add them." in answer.err
+
+
 def test_profile_falls_with_delta_and_explains_a_missing_mu(raydp: Command) -> None:
     run = ["--n", 3600, "--batch-size", 256, "--num-steps", 16, "--noise-multiplier", 1.0]
     answer = raydp("profile", *run, "--deltas", "1e-3,1e-6", "--accountant", "rdp", "--json").json()

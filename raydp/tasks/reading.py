@@ -10,12 +10,13 @@ import gzip
 import io
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 MAX_CSV_FIELD_BYTES = 1 << 26
+MAX_COLUMNS_SHOWN = 20
 _CSV_LIMIT = threading.Lock()
 
 
@@ -58,19 +59,54 @@ def read_json_rows(path: str | Path, field: str) -> Iterator[tuple[int, dict[str
         yield from _json_rows(file, path.name, field)
 
 
-def read_column(path: str | Path, column: str, field: str) -> list[str]:
-    """One column of a file as strings. Raises ValueError as `read_rows`, and for a row without that column."""
-    texts = []
-    for line, row in read_rows(path, field):
+def read_csv_rows(path: str | Path, field: str) -> list[tuple[int, dict[str, Any]]]:
+    """Rows of a CSV file, whatever its name, with their line numbers. Raises ValueError as `read_rows`."""
+    path = existing_file(path, field)
+    with _open_text(path, field) as file:
+        return _csv_rows(file, path.name, field)
+
+
+def read_column(path: str | Path, column: str, field: str, *, column_field: str | None = None) -> list[str]:
+    """One column of a file as strings.
+
+    Args:
+        column_field: where the column's name was written, for the message if no row has it.
+
+    Raises:
+        ValueError: as `read_rows`, no row has that column, or one does not; lists the columns that there are.
+    """
+    texts: list[str] = []
+    rows = read_rows(path, field)
+    for line, row in rows:
+        if column_field is not None and not texts and column not in row:
+            _require_column(column, row, rows, column_field)
         texts.append(string_of(row, column, field, f"{Path(path).name}, line {line}"))
     return texts
+
+
+def _require_column(
+    column: str, first: dict[str, Any], others: Iterator[tuple[int, dict[str, Any]]], field: str
+) -> None:
+    """Raise if neither the first row nor another has the column; the names of columns are not private, values are."""
+    known = dict.fromkeys(first)
+    for _, row in others:
+        known |= dict.fromkeys(row)
+        if column in known:
+            return
+    raise ValueError(f"{field} must be one of {_listed(known)}, got {column!r}. Choose one.")
+
+
+def _listed(columns: Iterable[str]) -> str:
+    """The names of columns, the first of many."""
+    names = list(columns)
+    return ", ".join(names[:MAX_COLUMNS_SHOWN]) + (", ..." if len(names) > MAX_COLUMNS_SHOWN else "")
 
 
 def string_of(row: dict[str, Any], column: str, field: str, place: str) -> str:
     """row[column], which must be a string."""
     value = row.get(column)
     if not isinstance(value, str):
-        got = "no such column" if column not in row else type(value).__name__
+        got = f"only the columns {_listed(row)}" if column not in row else type(value).__name__
         raise ValueError(f"{field} must have a string {column!r} in every row, got {got} in {place}. Correct the row.")
     return value
 

@@ -69,6 +69,33 @@ def test_tables_that_are_none_are_refused(tmp_path):
         save_points(pd.DataFrame(), tmp_path / "points.json")
 
 
+ROW = b"4,2,1e-3,0,1,1\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (ROW + b"4,2,1e-3,1,1,\xff\n", r"points must be UTF-8 text, got other bytes in '.*'\. Save it as UTF-8"),
+        (ROW + b'4,2,1e-3,1,1,"1\n', r"points must be valid CSV, got .* in line 3 of '.*'\. Correct the quotes"),
+        (b"9," + ROW, r"points must have at most 6 cells in a row.* got 7 in line 2 of .*\. Remove some"),
+        (ROW + b"4,2,1e-3,1,1,1,5\n", r"points must have at most 6 cells in a row.* got 7 in line 3 of .*\. Remove"),
+    ],
+)
+def test_files_that_are_no_tables_are_refused(tmp_path, content, message):
+    path = tmp_path / "points.csv"
+    path.write_bytes(f"{HEADER}\n".encode() + content)
+    with pytest.raises(ValueError, match=message):
+        load_points(path)
+
+
+def test_a_parquet_file_that_is_none_and_a_folder_that_is_not_there(tmp_path):
+    (tmp_path / "points.parquet").write_text("no")
+    with pytest.raises(ValueError, match=r"points must be a Parquet file, got .*\. Write it again"):
+        load_points(tmp_path / "points.parquet")
+    with pytest.raises(ValueError, match=r"points must go into an existing folder, got .*\. Create it"):
+        save_points(pd.DataFrame(), tmp_path / "absent" / "points.csv")
+
+
 def test_only_finished_rows_are_used_and_the_others_are_counted(tmp_path):
     points = load(
         tmp_path,

@@ -1,0 +1,60 @@
+"""Files of points as they are: whether they can be read and have the form of a table, before anything is checked."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+
+def read_table(path: Path, *, as_text: Iterable[str]) -> pd.DataFrame:
+    """Read a .parquet file, or any other as CSV.
+
+    Args:
+        as_text: columns of a CSV file that stay text.
+
+    Raises:
+        ValueError: the file is empty, not UTF-8 or not well formed; names the line.
+    """
+    return _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path, as_text)
+
+
+def _read_parquet(path: Path) -> pd.DataFrame:
+    """A Parquet file."""
+    try:
+        return pd.read_parquet(path)
+    except ValueError as error:  # pyarrow's errors about a file's content
+        raise ValueError(f"points must be a Parquet file, got {str(path)!r}: {error}. Write it again.") from error
+
+
+def _read_csv(path: Path, as_text: Iterable[str]) -> pd.DataFrame:
+    """A CSV file whose form is right; pandas by itself would shift or drop the values of rows that are too long."""
+    encoding = "utf-8-sig"  # spreadsheets put a byte order mark first
+    try:
+        with path.open(encoding=encoding, newline="") as file:
+            _check_form(csv.reader(file, skipinitialspace=True, strict=True), str(path))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"points must be UTF-8 text, got other bytes in {str(path)!r}. Save it as UTF-8.") from error
+    return pd.read_csv(path, encoding=encoding, skipinitialspace=True, dtype=dict.fromkeys(as_text, str))
+
+
+def _check_form(reader: Any, name: str) -> None:
+    """Raise ValueError for an empty file, a quote that is not closed, or a row with more cells than the header."""
+    header: list[str] = []
+    try:
+        for row in reader:
+            header = header or row
+            if len(row) > len(header):
+                raise ValueError(
+                    f"points must have at most {len(header)} cells in a row, as the header, got {len(row)} in line "
+                    f"{reader.line_num} of {name!r}. Remove some, or quote cells that hold commas."
+                )
+    except csv.Error as error:
+        raise ValueError(
+            f"points must be valid CSV, got {error} in line {reader.line_num} of {name!r}. Correct the quotes there."
+        ) from error
+    if not header:
+        raise ValueError(f"points must have a header and rows, got an empty file {name!r}. Write it again.")
