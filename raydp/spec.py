@@ -87,6 +87,11 @@ class SweepSpec(Section):
         names = [score.name for score in self.scores]
         if len(set(names)) < len(names):
             raise ValueError(f"scores must be distinct, got {names}. Remove the repeated ones.")
+        if self.select.score not in names and self.select.score in registries.names("scores"):
+            raise ValueError(
+                f"select.score {self.select.score!r} is not measured in this sweep. Add it to scores, or choose one "
+                f"of: {', '.join(names)}."
+            )
         if self.select.score not in names:
             raise ValueError(registries.unknown_name("select.score", self.select.score, names))
         return self
@@ -109,6 +114,10 @@ def load_spec(source: str | Path | Mapping[str, Any]) -> SweepSpec:
             raise ValueError(f"SPEC must be an existing YAML file, got {str(source)!r}. Check the path.")
         try:
             data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"SPEC must be UTF-8 text, got other bytes in {str(source)!r}. Save it as UTF-8."
+            ) from error
         except yaml.YAMLError as error:
             raise ValueError(f"SPEC must be valid YAML, got {str(source)!r}: {error}") from error
         if not isinstance(data, dict):

@@ -90,7 +90,18 @@ BAD = {
     "unknown space": ({"space": {"name": "tofu1"}}, r"space.name 'tofu1' is unknown. Did you mean 'tofu-1'\?"),
     "space of two kinds": ({"space": {"name": "tofu-1", **SPACE}}, r"space must be \{name"),
     "repeated point": ({"space": {"points": [[8, 3, 1e-3], [8, 3, 0.001]]}}, r"must not repeat a configuration"),
-    "selected score not measured": ({"select": {"score": "vmr"}}, r"select.score 'vmr' is unknown.*vmr_exact"),
+    "selected score not measured": (
+        {"select": {"score": "vmr"}},
+        r"select.score 'vmr' is not measured in this sweep. Add it to scores, or choose one of: vmr_exact",
+    ),
+    "selected score unknown": (
+        {"select": {"score": "vmr_exakt"}},
+        r"select.score 'vmr_exakt' is unknown. Did you mean 'vmr_exact'\?",
+    ),
+    "column that no row has": (
+        {"task": {"name": "text", "path": "qa.jsonl", "column": "body"}},
+        r"task.column must be one of question, answer, got 'body'. Choose one.",
+    ),
     "repeated seeds": ({"seeds": [0, 0]}, r"seeds must be distinct"),
     "missing file": (
         {"task": {"name": "enron", "path": "no.jsonl", "secrets": "no.jsonl"}},
@@ -195,6 +206,12 @@ def test_a_file_that_is_no_spec(raydp: Command, tmp_path: Path, text: str) -> No
     answer = raydp("plan", "bad.yaml")
     assert answer.code == 2
     assert "SPEC must be" in answer.err
+
+
+def test_a_spec_that_is_not_utf_8(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_bytes(b"name: caf\xe9\n")
+    with pytest.raises(ValueError, match=r"SPEC must be UTF-8 text, got other bytes in .*\. Save it as UTF-8"):
+        load_spec(tmp_path / "bad.yaml")
 
 
 def test_numbers_written_as_5e_4_are_numbers(tmp_path: Path) -> None:

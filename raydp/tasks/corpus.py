@@ -175,10 +175,10 @@ def _present(secrets: Sequence[Secret], window: WindowKind) -> list[Secret]:
     """The secrets that occur in a training example."""
     kept = [s for s in secrets if s.count]
     if secrets and not kept:
+        remedy = "Raise" if window == "lines" else "Set task.window to lines, raise"
         raise ValueError(
             f"task.secrets must hold a secret that occurs whole in a training example, got none of {len(secrets)} with "
-            f"window {window}. Set task.window to lines, raise task.max_length, or take secrets from this data, with "
-            "their white space."
+            f"window {window}. {remedy} task.max_length, or take secrets from this data, with their white space."
         )
     return kept
 

@@ -85,7 +85,7 @@ def _read(path: str, column: str, split: str | None, field: str, split_field: st
     if not Path(path).is_dir() and (Path(path).is_file() or path.endswith(FILE_SUFFIXES)):
         if split is not None:
             raise ValueError(f"{split_field} must go with a data set, got {split!r} with the file {path!r}. Remove it.")
-        return read_column(path, column, field)
+        return read_column(path, column, field, column_field="task.column")
     data = _dataset(path, split, field, split_field)
     if column not in data.column_names:
         raise ValueError(f"task.column must be one of {', '.join(data.column_names)}, got {column!r}. Choose one.")

@@ -152,9 +152,16 @@ def test_notes_are_strict_json_and_give_no_secret_away(make, tokenizer):
     assert not any(part in notes for part in ("Mira", "Otto", "Fenwick", "555", "never"))
 
 
-def test_no_secret_in_training_is_an_error_that_says_what_to_do(make, tokenizer):
-    with pytest.raises(ValueError, match=r"task\.secrets must hold a secret that occurs.*got none of 1.*task\.window"):
-        make(mails(), SECRETS[2:]).build(tokenizer)
+@pytest.mark.parametrize(
+    ("window", "remedy"),
+    [
+        ("tail", r"Set task\.window to lines, raise task\.max_length, or"),
+        ("lines", r"\. Raise task\.max_length, or"),
+    ],
+)
+def test_no_secret_in_training_is_an_error_that_says_what_to_do(make, tokenizer, window, remedy):
+    with pytest.raises(ValueError, match=rf"task\.secrets must hold a secret that occurs.*got none of 1.*{remedy}"):
+        make(mails(), SECRETS[2:], window=window).build(tokenizer)
 
 
 def test_nothing_left_is_an_error(make, tokenizer):

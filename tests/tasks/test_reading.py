@@ -49,7 +49,7 @@ def test_the_limit_of_the_csv_module_is_restored(tmp_path):
         ),
         ("a.jsonl", b'{"content": "ok"}\n\n["private"]\n', r"got list in a\.jsonl, line 3"),
         ("a.jsonl", b'{"content": 7, "x": "private"}\n', r"string 'content'.*got int in a\.jsonl, line 1"),
-        ("a.jsonl", b'{"contents": "private"}\n', r"string 'content'.*no such column in a\.jsonl, line 1"),
+        ("a.jsonl", b'{"contents": "private"}\n', r"string 'content'.*only the columns contents in a\.jsonl, line 1"),
         ("a.csv", b"id,content\n1,private,3\n", r"as many values.*a\.csv, line 2"),
         ("a.csv", b"id,content\n1\n", r"as many values.*a\.csv, line 2"),
         ("a.csv", b'id,content\n1,"private', r"valid CSV, got unexpected end of data in a\.csv"),
@@ -69,3 +69,29 @@ def test_a_malformed_file_is_named_with_its_line_and_without_its_text(tmp_path, 
 def test_a_missing_file_is_an_error_of_its_field(tmp_path):
     with pytest.raises(ValueError, match=r"task\.secrets must be an existing file, got '.*nowhere\.jsonl'"):
         read_column(tmp_path / "nowhere.jsonl", "content", "task.secrets")
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        ({"body": "private"}, r"task\.column must be one of body, id, got 'content'\. Choose one\."),
+        ({"body": "private", "content": "ok"}, r"task\.path must have a string 'content' .* line 2\. Correct the row"),
+    ],
+)
+def test_a_column_that_no_row_has_is_a_mistake_in_the_spec_and_else_in_the_row(write_jsonl, first, message):
+    path = write_jsonl("a.jsonl", [first, {"id": "private"}])
+    with pytest.raises(ValueError, match=message) as caught:
+        read_column(path, "content", "task.path", column_field="task.column")
+    assert "private" not in str(caught.value)
+
+
+def test_a_first_row_without_the_column_is_named_where_others_have_it(write_jsonl):
+    path = write_jsonl("a.jsonl", [{"id": "x"}, {"content": "y"}])
+    with pytest.raises(ValueError, match=r"got only the columns id in a\.jsonl, line 1"):
+        read_column(path, "content", "task.path", column_field="task.column")
+
+
+def test_of_very_many_columns_the_first_are_listed(write_jsonl):
+    path = write_jsonl("a.jsonl", [{f"column-{k}": "x" for k in range(1000)}])
+    with pytest.raises(ValueError, match=r"column-19, \.\.\., got 'content'"):
+        read_column(path, "content", "task.path", column_field="task.column")
