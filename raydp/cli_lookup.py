@@ -46,6 +46,7 @@ def models_find(
         return
     shown = [
         "model_uri",
+        "sweep",
         "batch_size",
         "num_steps",
         "learning_rate",
@@ -53,9 +54,13 @@ def models_find(
         "epsilon",
         "utility_loss",
         "score",
-        "aliases",
     ]
-    print_table("models", found[[c for c in shown if c in found]].to_dict("records"))
+    if found["sweep"].isna().all():
+        shown.remove("sweep")
+    rows = found[shown].to_dict("records")
+    for row, aliases in zip(rows, found["aliases"], strict=True):
+        row["aliases"] = ", ".join(aliases)
+    print_table("models", rows)
 
 
 @models_app.command("show")

@@ -227,3 +227,22 @@ def test_a_promotion_without_sense_changes_nothing(tracker, record, alias, reaso
         promote_model("models:/demo/1", alias, reason, tracking_uri=tracker.store.uri)
     shown = show_model("models:/demo/1", tracking_uri=tracker.store.uri)
     assert (shown["promotions"], shown["aliases"]) == ([], ())
+
+
+def test_the_table_for_people_has_the_sweep_and_its_aliases_as_text(tracker, record, monkeypatch, capsys):
+    from raydp import cli
+
+    uri = tracker.log_trial(record())
+    tracker.log_trial(record("run-1", seed=1))
+    name, version = uri.removeprefix("models:/").split("/")
+    for alias in ("best-utility", "privacy-preferred"):
+        set_alias(name, alias, version, tracking_uri=tracker.store.uri)
+    monkeypatch.setattr("sys.argv", ["raydp", "models", "find", "--uri", tracker.store.uri])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert not stop.value.code
+    _, header, first, second = capsys.readouterr().out.splitlines()
+    assert header.split()[:2] == ["model_uri", "sweep"]
+    assert first.split()[:2] == [uri, "demo"]
+    assert first.rstrip().endswith("best-utility, privacy-preferred")
+    assert not {"(", "'"} & set(first + second)
