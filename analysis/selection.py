@@ -106,6 +106,7 @@ def select(
     Source: Hu et al. 2025, Algorithm 1 and §4.3.
     """
     steps = rule_steps(rule)
+    constraints = {"max_loss": max_loss, "min_utility_gain": min_utility_gain}
     points = require_hyperparameters(points)
     means = configuration_means(points)
     threshold = loss_threshold(
@@ -119,13 +120,20 @@ def select(
         text = f"keep a mean utility loss of at most {threshold.max():.6g}"
         record.append(_step("utility threshold", text, listed, pool, kept))
         pool = kept
-    warnings = _warnings(points, means, rule, pool)
+    passed = pool
     layout = Layout.of(means)
     for step in steps:
         kept = step.keep(layout, pool)
         record.append(_step(step.name, step.text, listed, pool, kept))
         pool = kept
-    return _selection(means.iloc[int(pool.argmax())], rule, record, threshold, warnings)
+    selected = int(pool.argmax())
+    constraint = next((f"{k} {v:g}" for k, v in constraints.items() if v is not None), None)
+    warnings = [
+        *_left_out(points),
+        *_corner(means, rule, passed, constraint),
+        *_unsettled(means, passed, selected),
+    ]
+    return _selection(means.iloc[selected], rule, record, threshold, tuple(warnings))
 
 
 def _selection(
@@ -155,20 +163,42 @@ def _step(
     return SelectionStep(name=name, rule=text, survivors=tuple(listed[after]), dropped=tuple(listed[before & ~after]))
 
 
-def _warnings(points: pd.DataFrame, means: pd.DataFrame, rule: str, pool: NDArray[np.bool_]) -> tuple[str, ...]:
-    """What makes a selection say less than it seems to."""
-    found = []
+def _left_out(points: pd.DataFrame) -> list[str]:
+    """A warning if runs are missing."""
     others = other_rows(points)
-    if others:
-        counts = ", ".join(f"{count} {status}" for status, count in sorted(others.items()))
-        found.append(f"The table has rows that are not finished and were left out: {counts}.")
+    if not others:
+        return []
+    counts = ", ".join(f"{count} {status}" for status, count in sorted(others.items()))
+    return [f"The table has rows that are not finished and were left out: {counts}."]
+
+
+def _corner(means: pd.DataFrame, rule: str, passed: NDArray[np.bool_], constraint: str | None) -> list[str]:
+    """A warning if the procedure cannot but end at the corner of a grid."""
     values = [means[name].nunique() for name in HYPERPARAMETERS]
-    if rule == "procedure" and pool.all() and 1 < len(means) == int(np.prod(values)):
-        found.append(
-            "On a full grid without a utility threshold that excludes something, the procedure always selects the "
-            "smallest b, T and η, whatever their utility. Set max_loss or min_utility_gain."
-        )
-    return tuple(found)
+    if rule != "procedure" or not passed.all() or not 1 < len(means) == int(np.prod(values)):
+        return []
+    always = "the procedure always selects the smallest b, T and η, whatever their utility"
+    if constraint is None:
+        return [f"On a full grid without a utility threshold, {always}. Set max_loss or min_utility_gain."]
+    remedy = "Lower it" if constraint.startswith("max_loss") else "Raise it"
+    return [f"{constraint} excluded nothing: on a full grid {always}. {remedy} to exclude something."]
+
+
+def _unsettled(means: pd.DataFrame, passed: NDArray[np.bool_], selected: int) -> list[str]:
+    """A warning if the selected and the best-utility configuration differ in score by less than the standard error of
+    that difference over seeds, sqrt(s1²/n1 + s2²/n2)."""
+    best = int(np.where(passed, means["utility_loss"].to_numpy(), np.inf).argmin())
+    pair = means.iloc[[selected, best]]
+    if best == selected or (pair["num_seeds"] < 2).any():
+        return []
+    difference = abs(float(pair["score"].iloc[0] - pair["score"].iloc[1]))
+    error = float(np.sqrt((pair["score_std"] ** 2 / pair["num_seeds"]).sum()))
+    if difference >= error:
+        return []
+    return [
+        f"The seeds do not settle the choice: the score differs from the best-utility configuration's by "
+        f"{difference:.2g}, less than the standard error of that difference, {error:.2g}. Add seeds."
+    ]
 
 
 def _as_dict(configuration: Configuration) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pandas as pd
 import pytest
@@ -124,16 +125,65 @@ def test_bad_requests_say_what_would_do(arguments, message):
         select(full_grid(loss=lambda c: 3 - c.compute * c.learning_rate / 2), **arguments)
 
 
-def test_a_full_grid_without_a_threshold_ends_at_the_corner_and_warns():
-    selection = select(full_grid())
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({}, "On a full grid without a utility threshold, .* Set max_loss or min_utility_gain."),
+        ({"max_loss": 9.0}, "max_loss 9 excluded nothing: on a full grid .* Lower it to exclude something."),
+        (
+            {"min_utility_gain": 0.0, "base_utility_loss": 3.0},
+            "min_utility_gain 0 excluded nothing: on a full grid .* Raise it to exclude something.",
+        ),
+    ],
+)
+def test_a_full_grid_of_which_nothing_is_excluded_ends_at_the_corner_and_warns(arguments, text):
+    selection = select(full_grid(), **arguments)
     assert selection.configuration == grid([2], [1], [0.1])[0]
-    assert any("full grid" in warning for warning in selection.warnings)
+    (warning,) = selection.warnings
+    assert re.fullmatch(text, warning)
+
+
+def test_no_warning_where_the_procedure_has_a_choice():
     assert not select(full_grid(), max_loss=2.3).warnings, "a threshold that excludes something"
-    assert any("full grid" in w for w in select(full_grid(), max_loss=9.0).warnings), (
-        "a threshold that excludes nothing"
-    )
+    assert not select(full_grid(), min_utility_gain=0.5, base_utility_loss=3.0).warnings
     assert not select(full_grid(), rule="best-utility").warnings
     assert not select(full_grid()[1:]).warnings, "not a full grid"
+
+
+def of_two(selected, best):
+    """Two configurations that pass, with their scores by seed; the procedure selects the first, the second is better,
+    and a third has a loss that no threshold lets pass."""
+    scores = {1: selected, 2: best, 8: [0.5, 0.5]}
+    losses = {1: 2.0, 2: 1.5, 8: 9.0}
+    rows = [(b, 1, 0.1, seed, losses[b], score) for b, of in scores.items() for seed, score in enumerate(of)]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("selected", "best", "warns"),
+    [
+        ([0.1, 0.3], [0.2, 0.2999], True),  # 0.05 apart; the error is sqrt(0.1² + 0.05²) = 0.11
+        ([0.1, 0.3], [0.3, 0.3999], False),  # 0.15 apart
+        ([0.1, 0.3], [0.3099], False),  # one seed says nothing of its spread
+        ([0.1], [0.1, 0.3], False),
+        ([0.1, 0.11, 0.12], [0.12, 0.13, 0.14], False),  # 0.02 apart, 0.0082
+        ([0.2, 0.2], [0.2, 0.2], False),  # equal without a spread: nothing to settle
+    ],
+)
+def test_a_choice_within_the_noise_of_the_seeds_is_warned_about(selected, best, warns):
+    selection = select(of_two(selected, best), max_loss=2.5)
+    assert selection.configuration.batch_size == 1
+    assert ["seeds do not settle" in warning for warning in selection.warnings] == [True] * warns
+
+
+def test_the_warning_about_seeds_says_by_how_much_and_the_remedy():
+    (warning,) = select(of_two([0.1, 0.3], [0.2, 0.2999]), max_loss=2.5).warnings
+    assert "by 0.05, less than the standard error of that difference, 0.11. Add seeds." in warning
+
+
+def test_the_best_utility_configuration_itself_needs_no_other():
+    assert not select(of_two([0.1, 0.3], [0.2, 0.29]), rule="best-utility").warnings
+    assert not select(of_two([0.1, 0.3], [0.2, 0.29]), max_loss=1.6).warnings, "only one passes"
 
 
 def test_the_document_is_the_contract():
