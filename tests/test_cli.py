@@ -117,6 +117,28 @@ def test_select_prints_the_selection_of_analysis(raydp: Command, points: Path) -
     assert best["utility_loss"] == pytest.approx(means.min(), abs=1e-12)
 
 
+def test_the_points_of_a_sweep_are_selected_from_as_the_sweep_does(
+    raydp: Command, points: Path, write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    table = pd.read_csv(points).assign(base_utility_loss=4.0)
+    table.to_csv(points, index=False)
+    alone = raydp("select", points, "--json").json()
+    chosen = {"score": "vmr_exact", "rule": "best-utility", "max_loss": 3.3}
+    assert write_spec(select=chosen).parent == points.parent
+    beside = raydp("select", points, "--json").json()
+    assert (alone["rule"], alone["max_loss"]) == ("procedure", None)
+    assert (beside["rule"], beside["max_loss"]) == ("best-utility", 3.3)
+    assert beside == select(load_points(points), rule="best-utility", max_loss=3.3).to_dict()
+    other = points.rename(tmp_path / "other.csv")
+    assert raydp("select", other, "--json").json()["rule"] == "procedure", "not the sweep's own table"
+
+
+def test_the_package_lists_what_it_offers() -> None:
+    import raydp
+
+    assert dir(raydp) == raydp.__all__
+
+
 def test_an_unfiltered_full_grid_is_warned_about(raydp: Command, points: Path) -> None:
     answer = raydp("select", points)
     assert answer.code == 0

@@ -13,7 +13,7 @@ from analysis import select as select_from
 from raydp.output import stderr
 from raydp.spec import SweepSpec, load_spec
 from raydp.sweep.folder import SweepFolder
-from raydp.sweep.points import counts, points_table, write_tables
+from raydp.sweep.points import POINTS_FILE, counts, points_table, write_tables
 
 if TYPE_CHECKING:
     from raydp.sweep.driver import SweepResult
@@ -98,15 +98,21 @@ def points_of(source: str | Path, storage: str = "raydp_runs") -> tuple[pd.DataF
     """The points of a file, a sweep's folder, or a sweep by its name under storage.
 
     Returns:
-        The table, and the sweep's own selection options ({} for a file).
+        The table, and the sweep's own selection options, also for the points.csv in its folder ({} for another file).
     """
     path = Path(source)
     if path.is_file() or path.suffix in {".csv", ".parquet"}:
-        return load_points(path), {}
+        of_a_sweep = path.name == POINTS_FILE and (path.parent / "spec.yaml").is_file()
+        return load_points(path), _options(SweepFolder.open(path.parent)) if of_a_sweep else {}
     folder = sweep_folder(source, storage)
+    return load_points(write_tables(folder)), _options(folder)
+
+
+def _options(folder: SweepFolder) -> dict[str, Any]:
+    """How a sweep selects."""
     chosen = folder.spec().select
-    defaults = {"rule": chosen.rule, "max_loss": chosen.max_loss, "min_utility_gain": chosen.min_utility_gain}
-    return load_points(write_tables(folder)), {k: v for k, v in defaults.items() if v is not None}
+    options = {"rule": chosen.rule, "max_loss": chosen.max_loss, "min_utility_gain": chosen.min_utility_gain}
+    return {k: v for k, v in options.items() if v is not None}
 
 
 def sweep_folder(source: str | Path, storage: str = "raydp_runs") -> SweepFolder:

@@ -13,6 +13,8 @@ from raydp.spec import SweepSpec
 from raydp.sweep.folder import SweepFolder
 from raydp.sweep.points import counts, write_tables
 from raydp.sweep.recorder import Recorder
+from raydp.sweep.show import data_notes
+from raydp.tasks.base import TaskFacts
 from raydp.tracking import set_alias
 
 
@@ -74,11 +76,12 @@ def finish(spec: SweepSpec, folder: SweepFolder, recorder: Recorder) -> Finish:
 
 
 def _notes(plan: dict[str, Any]) -> list[str]:
-    """What the guarantee says, for the report's end."""
+    """What the guarantee says and what was made of the data, for the report's end."""
     record = next(iter(plan["privacy"].values()))
     promise = (
         f"Each model: ε at most {record['target_epsilon'] or 'inf'} at δ = {record['delta']:.3g} for one "
         f"{record['unit']} added or removed, by accountant {record['accountant']} ({record['accountant_version']})."
     )
     certified = [f"Not certified: {reason}." for reason in record["not_certified_because"]]
-    return [promise, *certified, *(f"Not covered: {item}." for item in record["not_covered"])]
+    covered = [f"Not covered: {item}." for item in record["not_covered"]]
+    return [promise, *certified, *covered, *data_notes(TaskFacts(**plan["facts"]))]

@@ -9,6 +9,8 @@ import pandas as pd
 
 from raydp.sweep.folder import SweepFolder
 
+POINTS_FILE = "points.csv"
+
 
 def points_table(folder: SweepFolder) -> pd.DataFrame:
     """One row per (configuration, seed) of the plan, in its order; runs without a result are `pending`."""
@@ -40,9 +42,9 @@ def secrets_table(folder: SweepFolder) -> pd.DataFrame:
 
 def write_tables(folder: SweepFolder) -> Path:
     """Write points.csv and secrets.parquet into the sweep's folder."""
-    points_table(folder).to_csv(folder.path / "points.csv", index=False)
+    points_table(folder).to_csv(folder.path / POINTS_FILE, index=False)
     secrets_table(folder).to_parquet(folder.path / "secrets.parquet", index=False)
-    return folder.path / "points.csv"
+    return folder.path / POINTS_FILE
 
 
 def counts(folder: SweepFolder) -> dict[str, Any]:

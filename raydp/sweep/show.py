@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -9,8 +13,10 @@ import pandas as pd
 from raydp.output import print_table, stdout
 
 if TYPE_CHECKING:
+    from raydp.spec import SweepSpec
     from raydp.sweep.api import Sweep
     from raydp.sweep.driver import SweepResult
+    from raydp.tasks.base import TaskFacts
 
 SETTINGS = ("batch_size", "num_steps", "learning_rate")
 SYMBOLS = {
@@ -26,14 +32,14 @@ SYMBOLS = {
     "updates": "U",
 }
 """The papers' symbols, for tables that people read."""
+NAMED = 3
+"""Configurations that a line names; `--json` has them all."""
 
 
 def show_plan(table: pd.DataFrame) -> None:
     """The plan as a table, with warnings and what was left out."""
-    facts = table.attrs["facts"]
-    stdout.print(f"{facts.num_examples} examples; the unit of privacy is: {facts.privacy_unit}", markup=False)
-    for name, value in facts.notes.items():
-        stdout.print(f"  {name}: {value}", markup=False)
+    for note in data_notes(table.attrs["facts"]):
+        stdout.print(note, markup=False)
     for warning in table.attrs["warnings"]:
         stdout.print(f"warning: {warning}", markup=False)
     print_table("plan", table.rename(columns=SYMBOLS).to_dict("records"))
@@ -41,15 +47,27 @@ def show_plan(table: pd.DataFrame) -> None:
         stdout.print(f"left out: {reason}", markup=False)
 
 
+def data_notes(facts: TaskFacts) -> list[str]:
+    """What was made of the data before anything is trained: sizes, what was left out, what to know of the unit."""
+    notes = [f"{facts.num_examples} examples; the unit of privacy is: {facts.privacy_unit}"]
+    for name, value in facts.notes.items():
+        if name == "caveats":
+            notes += [f"caveat: {sentence}" for sentence in value]
+        elif isinstance(value, list | tuple):
+            notes.append(f"{name}: {', '.join(map(str, value)) or 'none'}")
+        else:
+            notes.append(f"{name}: {value}")
+    return notes
+
+
 def show_selection(selection: dict[str, Any]) -> None:
     """What was selected and what each step kept."""
     for warning in selection["warnings"]:
         stdout.print(f"warning: {warning}", markup=False)
     for step in selection["steps"]:
-        kept = ", ".join(_name(c) for c in step["survivors"][:6]) + (", ..." if len(step["survivors"]) > 6 else "")
-        stdout.print(
-            f"{step['name']}: {len(step['survivors'])} left, {len(step['dropped'])} dropped: {kept}", markup=False
-        )
+        left = step["survivors"]
+        names = ", ".join(_name(c) for c in left[:NAMED]) + (", ..." if len(left) > NAMED else "")
+        stdout.print(f"{step['name']}: {len(step['dropped'])} dropped, {len(left)} left: {names}", markup=False)
     stdout.print(f"selected by {selection['rule']}: {_summary(selection)}", style="bold", markup=False)
 
 
@@ -67,17 +85,41 @@ def show_result(sweep: Sweep, result: SweepResult) -> None:
     _show_configurations(sweep, result)
     show_selection(result.selected)
     stdout.print(f"best utility instead: {_summary(result.best_utility)}", markup=False)
-    tracking = sweep.spec.tracking
     stdout.print(f"report: {result.report}", markup=False)
     stdout.print("look it up and load it:", style="bold")
-    stdout.print(
-        f"  raydp models find --uri {tracking.uri} --registered-model {tracking.registered_model}", markup=False
+    for command in lookup_commands(sweep.spec):
+        stdout.print(f"  {command}", markup=False)
+
+
+def lookup_commands(spec: SweepSpec) -> list[str]:
+    """Shell commands that list the sweep's models and load the selected one, or of a non-private sweep, which selects
+    none to prefer, the best one."""
+    tracking = spec.tracking
+    alias = "privacy-preferred" if spec.method.params.max_grad_norm is not None else "best-utility"
+    load = (
+        f"import raydp; m = raydp.load_model('models:/{tracking.registered_model}@{alias}', "
+        f"tracking_uri='{tracking.uri}'); print(m)"
     )
-    stdout.print(
-        f"  python -c \"import raydp; m = raydp.load_model('models:/{tracking.registered_model}@privacy-preferred', "
-        f"tracking_uri='{tracking.uri}'); print(m)\"",
-        markup=False,
-    )
+    return [
+        f"{_program('raydp')} models find --uri {tracking.uri} --registered-model {tracking.registered_model}",
+        f'{_program("python")} -c "{load}"',
+    ]
+
+
+def _program(name: str) -> str:
+    """How to call a program of this environment from here: by its name where the shell finds it, else by its path."""
+    own = shutil.which(name, path=str(Path(sys.executable).parent))
+    if own is None:
+        return f"{_from_here(Path(sys.executable))}{' -m raydp.cli' if name == 'raydp' else ''}"
+    found = shutil.which(name)
+    on_path = found is not None and Path(found).absolute() == Path(own).absolute()
+    return name if on_path else _from_here(Path(own))
+
+
+def _from_here(path: Path) -> str:
+    """A path for the shell, relative where it is inside the current folder."""
+    path, here = path.absolute(), Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
 def _show_configurations(sweep: Sweep, result: SweepResult) -> None:

@@ -1,0 +1,128 @@
+"""What people read of a sweep: notes about the data, the steps of a selection, commands that work as printed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from raydp.privacy import PoissonGaussian, privacy_record
+from raydp.spec import load_spec
+from raydp.sweep.finish import _notes
+from raydp.sweep.show import data_notes, lookup_commands, show_selection
+from raydp.tasks.base import TaskFacts
+from tests.conftest import Answer, small_spec
+
+FACTS = TaskFacts(
+    num_examples=90,
+    num_units=90,
+    privacy_unit="row",
+    content_hash="c0ffee",
+    num_tokens=900,
+    notes={
+        "duplicates_removed": 3,
+        "secrets_absent": ["0a1b", "2c3d"],
+        "authors_unresolved": [],
+        "caveats": ["n is not covered.", "A mail has two."],
+    },
+)
+NOTES = [
+    "90 examples; the unit of privacy is: row",
+    "duplicates_removed: 3",
+    "secrets_absent: 0a1b, 2c3d",
+    "authors_unresolved: none",
+    "caveat: n is not covered.",
+    "caveat: A mail has two.",
+]
+
+
+def test_notes_about_the_data_are_sentences_and_lists_without_brackets() -> None:
+    assert data_notes(FACTS) == NOTES
+
+
+def test_the_report_ends_with_the_notes_about_the_data() -> None:
+    record = privacy_record(
+        event=PoissonGaussian(sample_rate=0.1, noise_multiplier=1.0, num_steps=5),
+        epsilon=7.9, delta=1e-3, target_epsilon=8, accountant="rdp", accountant_version="x", unit="row",
+        max_grad_norm=0.1, noise_key="secret",
+    )  # fmt: skip
+    notes = _notes({"privacy": {"run": record}, "facts": asdict(FACTS)})
+    assert notes[0].startswith("Each model: ε at most 8")
+    assert notes[-len(NOTES) :] == NOTES
+
+
+def test_plan_prints_the_notes_about_the_data(raydp: Callable[..., Answer], write_spec: Callable[..., Path]) -> None:
+    out = raydp("plan", write_spec()).out
+    assert out.startswith("2000 examples; the unit of privacy is: mail\n")
+    assert "synthetic: all names, facts and sentences are made up" in out.splitlines()
+
+
+def test_a_step_names_what_it_left_and_not_what_it_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    points = [{"batch_size": b, "num_steps": 5, "learning_rate": 0.01} for b in range(1, 7)]
+    steps = [
+        {"name": "updates", "survivors": points[:5], "dropped": points[5:]},
+        {"name": "compute", "survivors": points[:1], "dropped": points[1:5]},
+    ]
+    chosen = {**points[0], "utility_loss": 1.0, "score": 0.5, "rule": "procedure", "warnings": [], "steps": steps}
+    show_selection(chosen)
+    assert capsys.readouterr().out.splitlines() == [
+        "updates: 1 dropped, 5 left: (b=1, T=5, η=0.01), (b=2, T=5, η=0.01), (b=3, T=5, η=0.01), ...",
+        "compute: 4 dropped, 1 left: (b=1, T=5, η=0.01)",
+        "selected by procedure: (b=1, T=5, η=0.01) utility_loss 1.0000, score 0.5",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "alias"),
+    [({"name": "dp_adam", "max_grad_norm": 0.1}, "privacy-preferred"), ({"name": "nonprivate"}, "best-utility")],
+)
+def test_the_command_loads_an_alias_that_the_sweep_sets(tmp_path: Path, method: dict[str, object], alias: str) -> None:
+    _, load = lookup_commands(load_spec(small_spec(tmp_path, method=method)))
+    assert f"models:/small@{alias}'" in load
+
+
+def programs(tmp_path: Path) -> list[str]:
+    return [command.split()[0] for command in lookup_commands(load_spec(small_spec(tmp_path)))]
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The running environment's programs, in .venv/bin."""
+    folder = tmp_path / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    for name in ("raydp", "python"):
+        (folder / name).write_text("#!/bin/sh\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    return folder
+
+
+def test_commands_are_names_in_an_active_environment_and_paths_elsewhere(
+    tmp_path: Path, environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(environment))
+    assert programs(tmp_path) == ["raydp", "python"]
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.chdir(tmp_path)
+    assert programs(tmp_path) == [".venv/bin/raydp", ".venv/bin/python"]
+    monkeypatch.chdir("/")
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")  # another environment's python
+    assert programs(tmp_path) == [str(environment / "raydp").removeprefix("/"), str(environment / "python")[1:]]
+
+
+def test_without_the_script_the_module_is_called(
+    tmp_path: Path, environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (environment / "raydp").unlink()
+    monkeypatch.setenv("PATH", "/nowhere")
+    find, _ = lookup_commands(load_spec(small_spec(tmp_path)))
+    assert find.startswith(f"{environment / 'python'} -m raydp.cli models find ")
+
+
+def test_a_printed_program_is_one_that_the_shell_finds(tmp_path: Path) -> None:
+    for program in programs(tmp_path):
+        assert subprocess.run(["sh", "-c", f"command -v {program}"], capture_output=True).returncode == 0
