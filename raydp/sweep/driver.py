@@ -19,6 +19,7 @@ from raydp.sweep.plan import SweepPlan, build_task, make_plan, plan_document
 from raydp.sweep.points import counts
 from raydp.sweep.progress import SweepProgress
 from raydp.sweep.recorder import CommitCallback, Recorder
+from raydp.sweep.show import data_notes
 from raydp.sweep.slots import Slots, start_ray
 from raydp.sweep.worker import BASE_RUN, Shared
 from raydp.tasks.base import Task
@@ -74,10 +75,12 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console) -> SweepResult
         plan = make_plan(
             spec, task.facts(), weight_hash, progress=lambda k, n: status.update(f"calibrating the noise {k}/{n}")
         )
+    for note in data_notes(plan.facts):
+        console.print(note, markup=False)
     for warning in plan.warnings:
-        console.print(f"warning: {warning}")
+        console.print(f"warning: {warning}", markup=False)
     for rejected in plan.rejected:
-        console.print(f"left out: {rejected.configuration}: {rejected.reason}")
+        console.print(f"left out: {rejected.configuration}: {rejected.reason}", markup=False)
     with SweepFolder.running(spec):
         if folder is None:
             folder = SweepFolder.create(spec, plan_document(plan, sweep_id=secrets.token_hex(8)))

@@ -39,6 +39,8 @@ class SweepFolder:
         Raises:
             ValueError: it does.
         """
+        if Path(spec.storage).exists() and not Path(spec.storage).is_dir():
+            raise ValueError(f"storage must be a folder, got {spec.storage!r}, which is a file. Name another one.")
         if (Path(spec.storage) / spec.name / "spec.yaml").exists():
             raise ValueError(
                 f"name must be new in storage {spec.storage!r}, got {spec.name!r}, which exists. Add --resume to go on "
