@@ -54,6 +54,10 @@ class PLDAccountant(Accountant):
         bounds: NDArray[np.float64] = np.minimum(np.maximum(values, 0.0) * (1 + 1e-9) + rounding_error(events), 1.0)
         return bounds
 
+    def smallest_delta(self, event: PoissonGaussian) -> float:
+        """A δ that is far enough above the rounding error of the event's composition for ε to be known."""
+        return 4 * rounding_error([event])
+
     def _bounds(self, events: Sequence[PoissonGaussian], deltas: Sequence[float]) -> list[float]:
         error = rounding_error(events)
         if min(deltas, default=1.0) <= 2 * error:

@@ -31,12 +31,12 @@ class RDPAccountant(Accountant):
     name = "rdp"
     distribution = "opacus"
 
-    def _bounds(self, events: Sequence[PoissonGaussian], deltas: Sequence[float]) -> list[float]:
+    def divergence(self, events: Sequence[PoissonGaussian]) -> Callable[[float], float]:
+        """order > 1 -> upper bound on the Rényi divergence of the events together; inf where it overflows."""
         from opacus.accountants.analysis.rdp import compute_rdp
 
         @cache
-        def divergence(order: float) -> float:
-            """Composed Rényi divergence at an order; inf where it overflows."""
+        def composed(order: float) -> float:
             total = 0.0
             for event in events:
                 step = float(
@@ -47,6 +47,10 @@ class RDPAccountant(Accountant):
                 total += event.num_steps * (step if step >= 0 else math.inf)
             return total
 
+        return composed
+
+    def _bounds(self, events: Sequence[PoissonGaussian], deltas: Sequence[float]) -> list[float]:
+        divergence = self.divergence(events)
         bounds = [self._bound(divergence, delta) for delta in deltas]
         if math.inf in bounds:
             raise AccountantError(
