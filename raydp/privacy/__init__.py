@@ -1,8 +1,11 @@
 """The only room that computes an ε: events, accountants, calibration, profiles and privacy records. No torch."""
 
 from raydp.privacy.accountants import Accountant, AccountantError, PLDAccountant, PRVAccountant, RDPAccountant
+from raydp.privacy.attack import AttackBounds, attack_bounds
 from raydp.privacy.calibration import Calibration, CalibrationRequest, calibrate, calibrate_many
+from raydp.privacy.card import card_markdown
 from raydp.privacy.events import Event, NonPrivate, PoissonGaussian, PrivacyTarget
+from raydp.privacy.guarantee import composed, guarantee
 from raydp.privacy.profile import profile
 from raydp.privacy.record import composed_epsilon, privacy_record
 from raydp.privacy.search import CalibrationError
@@ -10,6 +13,7 @@ from raydp.privacy.search import CalibrationError
 __all__ = [
     "Accountant",
     "AccountantError",
+    "AttackBounds",
     "Calibration",
     "CalibrationError",
     "CalibrationRequest",
@@ -20,9 +24,13 @@ __all__ = [
     "PoissonGaussian",
     "PrivacyTarget",
     "RDPAccountant",
+    "attack_bounds",
     "calibrate",
     "calibrate_many",
+    "card_markdown",
+    "composed",
     "composed_epsilon",
+    "guarantee",
     "privacy_record",
     "profile",
 ]

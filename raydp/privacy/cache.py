@@ -1,4 +1,4 @@
-"""A folder of solved calibrations, one JSON file each."""
+"""A folder of solved problems, one JSON file each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 
-class CalibrationCache:
+class SolutionCache:
     """Maps a problem (a flat dict of what matters) to its solution, on disk.
 
     Writes are atomic (temporary file, fsync, rename), so concurrent writers and kills leave whole files. An entry that
@@ -20,7 +20,7 @@ class CalibrationCache:
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
 
-    def load(self, problem: dict[str, Any]) -> dict[str, float] | None:
+    def load(self, problem: dict[str, Any]) -> dict[str, Any] | None:
         """The solution of a problem, None if it is not there in whole."""
         try:
             text = self._path(problem).read_text(encoding="utf-8")
@@ -34,12 +34,12 @@ class CalibrationCache:
             return None
         return solution if isinstance(solution, dict) else None
 
-    def save(self, problem: dict[str, Any], solution: dict[str, float]) -> None:
+    def save(self, problem: dict[str, Any], solution: dict[str, Any]) -> None:
         """Store a solution."""
         self.folder.mkdir(parents=True, exist_ok=True)
         content: dict[str, Any] = {"problem": problem, "solution": solution}
         content["sha256"] = _digest(content)
-        handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".calibration-", suffix=".tmp")
+        handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".solution-", suffix=".tmp")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as stream:
                 json.dump(content, stream, indent=1, sort_keys=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raydp.privacy.accountants import Accountant, AccountantError, PLDAccountant
-from raydp.privacy.cache import CalibrationCache
+from raydp.privacy.cache import SolutionCache
 from raydp.privacy.events import PoissonGaussian, PrivacyTarget
 from raydp.privacy.gdp import gaussian_mu
 from raydp.privacy.search import CalibrationError, Point, smallest_noise
@@ -137,7 +137,7 @@ def calibrate_many(
     if max_workers is not None and max_workers < 1:
         raise ValueError(f"max_workers must be >= 1, got {max_workers}. Leave it out for one per CPU.")
     accountant: Accountant = resolve("accountants", accountant_name, field="accountant")()
-    store = None if cache_dir is None else CalibrationCache(cache_dir)
+    store = None if cache_dir is None else SolutionCache(cache_dir)
     keys = [_key(request) for request in requests]
     distinct = dict(zip(keys, requests, strict=True))
     solved: dict[tuple[float, ...], Calibration] = {}

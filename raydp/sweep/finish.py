@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from analysis import load_points, select, write_report
+from raydp.output import strict
 from raydp.spec import SweepSpec
 from raydp.sweep.folder import SweepFolder
 from raydp.sweep.points import counts, write_tables
@@ -35,6 +37,7 @@ NOT_FINISHED = Finish(selected=None, best_utility=None, reason="interrupted befo
 def finish(spec: SweepSpec, folder: SweepFolder, recorder: Recorder) -> Finish:
     """Write the tables, select, set the aliases `best-utility` and, if private, `privacy-preferred`, and report."""
     path = write_tables(folder)
+    together = recorder.release()
     if not counts(folder)["finished"]:
         reason = "no run has finished"
         recorder.tracker.finish_sweep({"counts": counts(folder), "reason": reason}, None)
@@ -64,9 +67,14 @@ def finish(spec: SweepSpec, folder: SweepFolder, recorder: Recorder) -> Finish:
         report,
         title=spec.name,
         base_score=base["scores"][chosen.score]["value"] if base else None,
-        notes=_notes(recorder.plan),
+        notes=[*_notes(recorder.plan), *_together(together)],
     )
-    summary = {"counts": counts(folder), "selected": selected.to_dict(), "best_utility": best.to_dict()}
+    summary = {
+        "counts": counts(folder),
+        "selected": selected.to_dict(),
+        "best_utility": best.to_dict(),
+        "released_together": strict(together),
+    }
     folder.write_json("summary.json", summary)
     with TemporaryDirectory() as published:
         for name in ("points.csv", "report.html", "secrets.parquet"):
@@ -85,3 +93,15 @@ def _notes(plan: dict[str, Any]) -> list[str]:
     certified = [f"Not certified: {reason}." for reason in record["not_certified_because"]]
     covered = [f"Not covered: {item}." for item in record["not_covered"]]
     return [promise, *certified, *covered, *data_notes(TaskFacts(**plan["facts"]))]
+
+
+def _together(together: dict[str, Any] | None) -> list[str]:
+    """What all models that the sweep registered cost together."""
+    if together is None or together["epsilon"] == math.inf:
+        return []
+    if together["epsilon"] is None:
+        return [f"What all {together['models']} registered models cost together is not known: {together['reason']}"]
+    return [
+        f"All {together['models']} registered models together: ε at most {together['epsilon']:.4g} at "
+        f"δ = {together['delta']:.3g}, by accountant {together['accountant']}. That is the guarantee if all are used."
+    ]

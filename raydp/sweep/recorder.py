@@ -9,6 +9,9 @@ from typing import Any
 import ray
 from ray import tune
 
+from raydp.cache import cache_dir
+from raydp.output import strict
+from raydp.privacy import card_markdown, composed, guarantee
 from raydp.spec import SweepSpec
 from raydp.sweep.folder import SweepFolder
 from raydp.sweep.progress import SweepProgress
@@ -90,12 +93,42 @@ class Recorder:
             uri = None
         self.folder.write_json(mark, {"status": result["status"], "model_uri": uri})
 
+    def release(self) -> dict[str, Any] | None:
+        """What all registered models cost together; written to the folder and onto every card. None without models."""
+        released = [t for t in self._trials.values() if self._model_uri(t) is not None]
+        if not released:
+            return None
+        method, accountant = self.spec.method.params, self.spec.privacy.accountant
+        events = [method.event(t, t.noise_multiplier) for t in released]
+        together = {
+            "models": len(released),
+            "run_ids": [t.run_id for t in released],
+            **composed(events, self.plan["delta"], accountant),
+        }
+        self.folder.write_json("released.json", strict(together))
+        for trial in released:
+            result = self.folder.result(trial.run_id)
+            assert result is not None
+            privacy = {**self._privacy(trial, result), "released_together": strict(together)}
+            self.tracker.update_privacy(str(self._model_uri(trial)), privacy, card_markdown(privacy))
+        return together
+
+    def _model_uri(self, trial: TrialPlan) -> str | None:
+        mark = self.folder.read_json(f"trials/{trial.run_id}/tracked.json")
+        return mark["model_uri"] if mark is not None else None
+
+    def _privacy(self, trial: TrialPlan, result: dict[str, Any]) -> dict[str, Any]:
+        """The run's privacy record, with all that its guarantee says and the steps that were executed."""
+        event = self.spec.method.params.event(trial, trial.noise_multiplier)
+        said = guarantee(event, self.spec.privacy.accountant, cache_dir=cache_dir() / "guarantee")
+        return {**self.plan["privacy"][trial.run_id], "guarantee": strict(said), "ledger": result["ledger"]}
+
     def _params(self, trial: TrialPlan) -> dict[str, Any]:
         return {"batch_size": trial.batch_size, "num_steps": trial.num_steps, "learning_rate": trial.learning_rate,
                 "seed": trial.seed}  # fmt: skip
 
     def _record(self, trial: TrialPlan, result: dict[str, Any]) -> TrialRecord:
-        base = self.base()
+        base, privacy = self.base(), self._privacy(trial, result)
         scores = result["scores"]
         method = self.spec.method.params.model_dump(mode="json")
         return TrialRecord(
@@ -110,7 +143,8 @@ class Recorder:
                 **{f"score.{name}": m["value"] for name, m in scores.items()},
                 **{f"score.{name}.std_error": m["std_error"] for name, m in scores.items()},
             },
-            privacy=self.plan["privacy"][trial.run_id],
+            privacy=privacy,
+            card=card_markdown(privacy),
             base={
                 "name": _public_name(self.spec.model.name),
                 "weight_hash": self.weight_hash,

@@ -19,6 +19,7 @@ from raydp.tasks.base import Task
 from raydp.tasks.language import LanguageModelingTask
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
+from raydp.training.ledger import Ledger
 from raydp.training.prefix import with_frozen_prefix
 from raydp.training.trial import Trainee, TrialPlan
 
@@ -65,12 +66,14 @@ class TrialRunner:
             The result to commit (rank 0), or {} on the other ranks.
         """
         adapters.initialise(self._parameters, self._spec.model.adapter, self._loaded.base_weights, plan.seed)
+        ledger = Ledger(folder / "ledger.txt")
         trainee = Trainee(
             model=self._loaded.model,
             parameters=self._parameters,
             microbatch_size=self._spec.cluster.microbatch_size,
             checkpoint_seconds=self._spec.cluster.checkpoint_seconds,
             progress=progress,
+            ledger=ledger,
         )
         store = CheckpointStore(folder=folder / "checkpoints", run_id=plan.run_id)
         trained = self._spec.method.params.train(plan, trainee, self._task, self.comm, self._key, store)
@@ -85,6 +88,7 @@ class TrialRunner:
             "attempt": attempt,
             **measured,
             "history": trained.history,
+            "ledger": ledger.summary(),
             "resumed_from": trained.resumed_from,
             "train_seconds": trained.seconds,
             "score_seconds": time.perf_counter() - started,

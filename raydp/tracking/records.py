@@ -32,6 +32,7 @@ class TrialRecord:
         metrics: values of the trained model: utility_loss, utility_gain, score.<name>, score.<name>.std_error, ...;
             an undefined one (None, NaN, infinite) is named in a tag instead.
         privacy: the privacy record; epsilon is infinite for a non-private model, never 0.
+        card: the privacy record as Markdown; kept beside the model where there is one.
         base: the base model's name as the spec wrote it, its weight_hash, and its dtype.
         model_dir: folder written by save_pretrained: an adapter in PEFT's layout, or a full model.
         seconds: time that the trial took.
@@ -52,6 +53,7 @@ class TrialRecord:
     model_dir: Path
     seconds: float
     step_metrics: Sequence[Mapping[str, Any]] = field(default=())
+    card: str = ""
     status: Literal["finished", "stopped"] = "finished"
 
     def __post_init__(self) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raydp.tracking.model_folder import write_privacy
 from raydp.tracking.portable import portable, to_json
 from raydp.tracking.records import TrialRecord, as_params, clean_key, flatten
-from raydp.tracking.store import Store, open_experiment, open_store
+from raydp.tracking.store import MODEL_ID_TAG, Store, open_experiment, open_store
 from raydp.tracking.trials import TrialWriter
 
 if TYPE_CHECKING:
@@ -104,6 +106,18 @@ class Tracker:
             params: configuration, seed and other parameters, flat.
         """
         self._open_sweep().write_failure(run_id, reason, params or {})
+
+    def update_privacy(self, model_uri: str, privacy: Mapping[str, Any], card: str) -> None:
+        """Replace the privacy record and card of a tracked model, as when it is known what was released with it.
+
+        Args:
+            model_uri: what log_trial returned.
+        """
+        name, version = model_uri.removeprefix("models:/").rsplit("/", 1)
+        model_id = self._client.get_model_version(name, version).tags[MODEL_ID_TAG]
+        with tempfile.TemporaryDirectory(prefix="raydp-") as scratch:
+            write_privacy(Path(scratch), privacy, card)
+            self._client.log_model_artifacts(model_id, scratch)
 
     def finish_sweep(self, summary: Mapping[str, Any], artifacts: Path | None = None) -> None:
         """End the parent run.

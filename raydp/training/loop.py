@@ -80,6 +80,8 @@ def run(
         comm.all_reduce_sum(flat)
         comm.all_reduce_sum(sums)
         if rule.noise_std > 0 and comm.rank == 0:
+            if trainee.ledger is not None:
+                trainee.ledger.record(step)
             _add_noise(total, stream, step, rule.noise_std)
         flat /= plan.batch_size
         comm.broadcast(flat)

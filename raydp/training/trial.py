@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from raydp.training.ledger import Ledger
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrialPlan:
@@ -38,6 +40,7 @@ class Trainee:
         microbatch_size: examples in one backward pass; None lets the lengths decide. Cannot change the result.
         checkpoint_seconds: time between checkpoints.
         progress: called with (steps done, steps in all) after each step.
+        ledger: is told of every noisy step before it is used.
     """
 
     model: nn.Module
@@ -45,6 +48,7 @@ class Trainee:
     microbatch_size: int | None = None
     checkpoint_seconds: float = 30.0
     progress: Callable[[int, int], None] | None = None
+    ledger: Ledger | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import pytest
 
 from raydp.privacy import CalibrationRequest, PLDAccountant, PrivacyTarget, RDPAccountant, calibrate
 from raydp.privacy import calibration as module
-from raydp.privacy.cache import CalibrationCache
+from raydp.privacy.cache import SolutionCache
 
 REQUEST = CalibrationRequest(
     num_examples=10_000, batch_size=100, num_steps=20, target=PrivacyTarget(epsilon=4.0, delta=1e-5)
@@ -76,7 +76,7 @@ def test_a_damaged_entry_is_computed_again_and_replaced(tmp_path: Path, solves: 
 
 
 def test_an_entry_of_another_problem_under_this_name_is_not_used(tmp_path: Path) -> None:
-    cache = CalibrationCache(tmp_path)
+    cache = SolutionCache(tmp_path)
     cache.save({"q": 0.1}, {"noise_multiplier": 1.0})
     (path,) = tmp_path.glob("*.json")
     path.rename(cache._path({"q": 0.2}))
@@ -84,7 +84,7 @@ def test_an_entry_of_another_problem_under_this_name_is_not_used(tmp_path: Path)
 
 
 def test_many_writers_leave_one_whole_entry_and_no_rubbish(tmp_path: Path) -> None:
-    cache = CalibrationCache(tmp_path)
+    cache = SolutionCache(tmp_path)
     solution = {"noise_multiplier": 1.25, "epsilon": 3.999}
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: cache.save({"q": 0.1}, solution), range(64)))

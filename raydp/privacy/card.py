@@ -1,0 +1,111 @@
+"""The privacy card of a model: what its record says, as a page for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def card_markdown(record: Mapping[str, Any]) -> str:
+    """A run's privacy record as Markdown.
+
+    Args:
+        record: of `privacy_record`, with "ledger" and "released_together" where they are known.
+    """
+    certified = "certified" if record["certified"] else "not certified"
+    lines = [
+        "# Privacy card",
+        "",
+        f"**{_guarantee_sentence(record)}** This guarantee is {certified}.",
+        *[f"- Not certified: {reason}." for reason in record["not_certified_because"]],
+        "",
+        "| | |",
+        "| --- | --- |",
+        *[f"| {name} | {value} |" for name, value in _facts(record)],
+        "",
+        *_profile(record["guarantee"]),
+        *_attack(record["guarantee"]["attack"]),
+        "## Not covered",
+        "",
+        *[f"- {item}" for item in record["not_covered"]],
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _guarantee_sentence(record: Mapping[str, Any]) -> str:
+    if record["epsilon"] == "inf":
+        return "Trained without a privacy guarantee: ε is infinite."
+    return (
+        f"This model is ({record['epsilon']:.4g}, {record['delta']:.3g})-differentially private for one "
+        f"{record['unit']} added or removed."
+    )
+
+
+def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The rows of the card's table."""
+    rows = [
+        ("adjacency", record["adjacency"]),
+        ("privacy unit", record["unit"]),
+        ("sampler", record["sampler"]),
+        ("accountant", f"{record['accountant']} ({record['accountant_version']})"),
+        ("noise multiplier σ", _figure(record["noise_multiplier"])),
+        ("sampling rate q", _figure(record["sample_rate"])),
+        ("steps T", _figure(record["num_steps"])),
+        ("clipping norm c", _figure(record["max_grad_norm"])),
+        ("divisor", record["divisor"]),
+        ("randomness", record["seed_policy"]),
+        ("tuning", record["tuning"]),
+    ]
+    if ledger := record.get("ledger"):
+        rows.append(
+            ("noisy steps executed", f"{ledger['executions']} for {ledger['noisy_steps']} steps; {ledger['note']}")
+        )
+    if together := record.get("released_together"):
+        rows.append(
+            (
+                "released with it",
+                f"{together['models']} models of one sweep: ({_figure(together['epsilon'])}, "
+                f"{together['delta']:.3g}) for all of them together"
+                + (f" ({together['reason']})" if together.get("reason") else ""),
+            )
+        )
+    return rows
+
+
+def _profile(guarantee: Mapping[str, Any]) -> list[str]:
+    rows = [f"| {row['delta']:.0e} | {_figure(row['epsilon'])} |" for row in guarantee["profile"]]
+    mu = guarantee["gdp_mu"]
+    gaussian = (
+        f"The whole profile lies below that of a Gaussian mechanism with μ = {mu:.4g} (δ ≥ 1e-10)."
+        if mu is not None
+        else f"No single μ stands for the whole profile: {guarantee['gdp_mu_reason']}."
+    )
+    return ["## ε at other δ", "", "| δ | ε |", "| --- | --- |", *rows, "", gaussian, ""]
+
+
+def _attack(attack: Mapping[str, Any]) -> list[str]:
+    if "reason" in attack:
+        return ["## What an attacker can reach", "", f"Not known: {attack['reason']}", ""]
+    rows = [f"| {row['false_positive_rate']:g} | {row['bound']:.4g} |" for row in attack["true_positive_rates"]]
+    return [
+        "## What an attacker can reach",
+        "",
+        "Whoever wants to know whether one record was in the training data, knows all others and sees every step:",
+        "",
+        "| false positive rate | true positive rate at most |",
+        "| --- | --- |",
+        *rows,
+        "",
+        f"The advantage (true minus false positive rate) is at most {attack['advantage']:.4g}.",
+        "",
+    ]
+
+
+def _figure(value: float | str | None) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, str):
+        return "∞" if value == "inf" else value
+    return "∞" if math.isinf(value) else f"{value:.6g}"

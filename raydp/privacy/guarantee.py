@@ -1,0 +1,99 @@
+"""All that a run's guarantee says: ε at several δ, one μ where there is one, and what an attacker can reach."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from raydp.privacy.accountants import Accountant, AccountantError
+from raydp.privacy.attack import attack_bounds
+from raydp.privacy.cache import SolutionCache
+from raydp.privacy.events import Event, NonPrivate
+from raydp.privacy.profile import dominating_mu
+from raydp.privacy.record import composed_epsilon
+from raydp.registries import resolve
+
+DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
+# Part of the cache's key: raise it whenever a change here can change a figure.
+_ALGORITHM_VERSION = 1
+
+
+def guarantee(event: Event, accountant_name: str, *, cache_dir: Path | str | None = None) -> dict[str, Any]:
+    """The guarantee of one run, as data.
+
+    Args:
+        event: what the run releases.
+        accountant_name: registry name, for the epsilons; μ and the attacker's bounds always come from 'pld', the only
+            one with a curve.
+        cache_dir: folder of guarantees computed before; None to always compute.
+
+    Returns:
+        "accountant"; "profile": a list of {"delta", "epsilon"} or, where the accountant has no answer, {"delta",
+        "epsilon": None, "reason"}; "gdp_mu" and "gdp_mu_reason"; "attack": see `attack_summary`. Infinity is a float.
+    """
+    accountant: Accountant = resolve("accountants", accountant_name, field="accountant")()
+    if isinstance(event, NonPrivate) or cache_dir is None:
+        return _computed(event, accountant)
+    problem = {
+        "guarantee": _ALGORITHM_VERSION,
+        "accountant_version": accountant.version,
+        "accountant": accountant.name,
+        "sample_rate": event.sample_rate,
+        "noise_multiplier": event.noise_multiplier,
+        "num_steps": event.num_steps,
+        "deltas": list(DELTAS),
+    }
+    cache = SolutionCache(cache_dir)
+    found = cache.load(problem)
+    if found is None:
+        found = _computed(event, accountant)
+        cache.save(problem, found)
+    return found
+
+
+def composed(events: Sequence[Event], delta: float, accountant_name: str) -> dict[str, Any]:
+    """What several releases cost together: "epsilon", "delta", "accountant"; epsilon None with a "reason" where the
+    accountant has no answer. The conditions of `composed_epsilon` apply."""
+    answer: dict[str, Any] = {"epsilon": None, "delta": delta, "accountant": accountant_name}
+    try:
+        return {**answer, "epsilon": composed_epsilon(events, delta, accountant_name)}
+    except AccountantError as error:
+        return {**answer, "reason": str(error)}
+
+
+def attack_summary(event: Event) -> dict[str, Any]:
+    """The bounds of `attack_bounds` as data: "accountant", "advantage", "true_positive_rates": a list of
+    {"false_positive_rate", "bound"}; or {"accountant", "reason"} where the accountant has no answer."""
+    try:
+        bounds = attack_bounds(event)
+    except AccountantError as error:
+        return {"accountant": "pld", "reason": str(error)}
+    pairs = zip(bounds.false_positive_rates, bounds.true_positive_rates, strict=True)
+    return {
+        "accountant": "pld",
+        "advantage": bounds.advantage,
+        "true_positive_rates": [{"false_positive_rate": rate, "bound": power} for rate, power in pairs],
+    }
+
+
+def profile_rows(event: Event, deltas: Sequence[float], accountant: Accountant) -> list[dict[str, Any]]:
+    """ε at each δ, each with a reason where the accountant has no answer."""
+    rows: list[dict[str, Any]] = []
+    for delta in deltas:
+        try:
+            rows.append({"delta": delta, "epsilon": accountant.epsilon(event, delta)})
+        except AccountantError as error:
+            rows.append({"delta": delta, "epsilon": None, "reason": str(error)})
+    return rows
+
+
+def _computed(event: Event, accountant: Accountant) -> dict[str, Any]:
+    mu, reason = dominating_mu(event)
+    return {
+        "accountant": accountant.name,
+        "profile": profile_rows(event, DELTAS, accountant),
+        "gdp_mu": mu,
+        "gdp_mu_reason": reason,
+        "attack": attack_summary(event),
+    }

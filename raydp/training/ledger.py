@@ -1,0 +1,35 @@
+"""A run's ledger: every noisy step that was executed, also by attempts that died."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+REPLAY_NOTE = "a replayed step draws the same noise, and only one execution of it enters the model"
+
+
+class Ledger:
+    """Appends one line a noisy step, before its update is applied; a kill loses no line that an update followed.
+
+    Args:
+        path: the run's ledger; attempts append to the same file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def record(self, step: int) -> None:
+        """A noisy gradient of this step is about to be used."""
+        with self._path.open("a", encoding="ascii") as stream:
+            stream.write(f"{step}\n")
+
+    def summary(self) -> dict[str, Any]:
+        """ "executions" of noisy steps, distinct "noisy_steps", "replays", and what a replay is."""
+        steps = self._path.read_text(encoding="ascii").split() if self._path.exists() else []
+        return {
+            "noisy_steps": len(set(steps)),
+            "executions": len(steps),
+            "replays": len(steps) - len(set(steps)),
+            "note": REPLAY_NOTE,
+        }

@@ -1,0 +1,79 @@
+"""The guarantee as data, its cache, and the card that people read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from raydp.privacy import NonPrivate, PLDAccountant, PoissonGaussian, card_markdown, composed, guarantee, privacy_record
+from raydp.privacy import guarantee as guarantee_fn
+from raydp.privacy.guarantee import DELTAS, profile_rows
+
+EVENT = PoissonGaussian(sample_rate=0.05, noise_multiplier=0.9, num_steps=50)
+
+
+def record(event: PoissonGaussian | NonPrivate, epsilon: float) -> dict[str, object]:
+    made = privacy_record(
+        event=event,
+        epsilon=epsilon,
+        delta=1e-5,
+        target_epsilon=None,
+        accountant="pld",
+        accountant_version="dp-accounting 0.6.0",
+        unit="mail",
+        max_grad_norm=0.1,
+        noise_key="secret",
+    )
+    ledger = {"noisy_steps": 50, "executions": 53, "replays": 3, "note": "a replay draws the same noise"}
+    together = {"models": 4, "epsilon": 20.5, "delta": 1e-5, "accountant": "pld"}
+    return {**made, "guarantee": guarantee(event, "pld"), "ledger": ledger, "released_together": together}
+
+
+def test_it_says_what_the_accountant_says(tmp_path: Path) -> None:
+    said = guarantee(EVENT, "pld", cache_dir=tmp_path)
+    expected = PLDAccountant().epsilons(EVENT, DELTAS)
+    assert [row["epsilon"] for row in said["profile"]] == pytest.approx(expected, rel=1e-12)
+    assert said["gdp_mu"] > 0
+    assert 0 < said["attack"]["advantage"] < 1
+    assert json.loads(json.dumps(said)) == guarantee(EVENT, "pld", cache_dir=tmp_path), "the second is the stored one"
+
+
+def test_what_is_stored_belongs_to_one_event_and_one_accountant(tmp_path: Path) -> None:
+    guarantee(EVENT, "pld", cache_dir=tmp_path)
+    other = PoissonGaussian(sample_rate=0.05, noise_multiplier=0.91, num_steps=50)
+    assert guarantee_fn(other, "pld", cache_dir=tmp_path)["profile"] != guarantee(EVENT, "pld")["profile"]
+    assert guarantee_fn(EVENT, "rdp", cache_dir=tmp_path)["accountant"] == "rdp"
+
+
+def test_a_delta_out_of_reach_has_a_reason() -> None:
+    long = PoissonGaussian(sample_rate=1e-4, noise_multiplier=1.0, num_steps=100_000)
+    (row,) = profile_rows(long, [1e-13], PLDAccountant())
+    assert row["epsilon"] is None
+    assert "delta must be >" in row["reason"]
+
+
+def test_the_card_says_what_is_promised_and_what_is_not() -> None:
+    card = card_markdown(record(EVENT, 7.5))
+    assert "(7.5, 1e-05)-differentially private for one mail added or removed." in card
+    assert "This guarantee is certified." in card
+    assert "53 for 50 steps" in card
+    assert "4 models of one sweep: (20.5, 1e-05)" in card
+    assert "true positive rate at most" in card
+    assert "utility, scores and reports" in card
+
+
+def test_the_card_of_a_run_without_noise_promises_nothing() -> None:
+    card = card_markdown(record(NonPrivate(), float("inf")))
+    assert "Trained without a privacy guarantee: ε is infinite." in card
+    assert "not certified" in card
+    assert "| 0.001 | 1 |" in card
+
+
+def test_what_is_released_together_costs_more_than_one_and_says_why_it_is_not_known() -> None:
+    one, two = (composed([EVENT] * k, 1e-5, "pld")["epsilon"] for k in (1, 2))
+    assert one < two < 2 * one
+    unknown = composed([EVENT], 1e-16, "pld")
+    assert unknown["epsilon"] is None
+    assert "delta must be >" in unknown["reason"]
