@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from analysis.points import load_points as load_points
     from analysis.points import other_rows as other_rows
     from analysis.points import save_points as save_points
+    from analysis.profiles import write_profiles as write_profiles
     from analysis.regression import regress as regress
     from analysis.report import write_report as write_report
     from analysis.risk import privacy_risk as privacy_risk
@@ -40,6 +41,7 @@ _HOMES = {
     "score_variance": "variance",
     "select": "selection",
     "useful_points": "utility_filter",
+    "write_profiles": "profiles",
     "write_report": "report",
 }
 __all__ = list(_HOMES)

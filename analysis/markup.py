@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from html import escape
+from importlib.resources import files
+from string import Template
 from typing import Any
+
+from plotly.offline import get_plotlyjs
 
 Cell = str | int | float | None
 _TEXT = ' class="text"'
@@ -72,3 +76,24 @@ def _cell(value: Cell) -> str:
 
 def _text(value: Cell) -> str:
     return escape(value if isinstance(value, str) else number(value))
+
+
+def plot(label: str, caption: str) -> str:
+    """The place of a page's figure, described for those who do not see it."""
+    return (
+        f'<figure>\n<div id="plot" class="plot" role="img" aria-label="{escape(label)}"></div>\n'
+        f"<figcaption>{escape(caption)}</figcaption>\n</figure>"
+    )
+
+
+def page(title: str, body: Sequence[str], figure: Mapping[str, Any]) -> str:
+    """A whole page with one figure. It loads nothing from anywhere: plotly.js is inside, its policy forbids requests.
+
+    Args:
+        body: HTML; one part is `plot`.
+        figure: {"data", "layout"} of plotly.
+    """
+    template = Template(files("analysis").joinpath("template.html").read_text(encoding="utf-8"))
+    return template.substitute(
+        title=escape(title), body="\n".join(body), plotly=get_plotlyjs(), figure=script_json(figure)
+    )

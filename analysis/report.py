@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 
 import pandas as pd
-from plotly.offline import get_plotlyjs
 
 from analysis.figures import score_against_utility
-from analysis.markup import Cell, bullets, number, paragraph, script_json, section, table
+from analysis.markup import Cell, bullets, number, page, paragraph, plot, section, table
 from analysis.points import configuration_means, configurations, require_hyperparameters
 from analysis.report_tables import heuristics_table, regression_tables, risk_table, variance_table
 from analysis.selection import Selection, select
@@ -76,11 +73,7 @@ def write_report(
     if notes:
         body.append(section("Notes", bullets(notes)))
     figure = score_against_utility(means, marks, max_loss=headline.max_loss)
-    template = Template(files("analysis").joinpath("template.html").read_text(encoding="utf-8"))
-    page = template.substitute(
-        title=escape(title), body="\n".join(body), plotly=get_plotlyjs(), figure=script_json(figure)
-    )
-    Path(path).write_text(page, encoding="utf-8")
+    Path(path).write_text(page(title, body, figure), encoding="utf-8")
 
 
 def headline_sentence(selected: Selection, best: Selection) -> str:
@@ -155,10 +148,7 @@ def _plot(selected: Selection) -> str:
     caption = (
         f"One point per configuration; bars are one standard deviation over seeds. Lower left is better.{threshold}"
     )
-    return (
-        f'<figure>\n<div id="plot" class="plot" role="img" aria-label="{escape(label)}"></div>\n'
-        f"<figcaption>{caption}</figcaption>\n</figure>"
-    )
+    return plot(label, caption)
 
 
 def _rules_table(compared: dict[str, Selection]) -> str:

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from raydp.cache import cache_dir
 from raydp.output import stderr
-from raydp.privacy import Calibration, CalibrationRequest, PoissonGaussian, PrivacyTarget, calibrate_many, profile
+from raydp.privacy import (
+    AccountantError,
+    Calibration,
+    CalibrationError,
+    CalibrationRequest,
+    PLDAccountant,
+    PoissonGaussian,
+    PrivacyTarget,
+    PRVAccountant,
+    RDPAccountant,
+    attack_summary,
+    calibrate_many,
+    profile,
+    profile_rows,
+)
 from raydp.tasks.reading import read_csv_rows
 
 COLUMNS = ("n", "batch_size", "num_steps", "epsilon", "delta")
@@ -71,7 +86,10 @@ def _number(name: str, cell: str) -> float:
 def profile_of(
     n: int, batch_size: int, num_steps: int, noise_multiplier: float, deltas: str, accountant: str
 ) -> dict[str, Any]:
-    """ε at comma-separated values of δ.
+    """What one run guarantees: ε at comma-separated values of δ, by every accountant, μ, and an attacker's limits.
+
+    Returns:
+        What `raydp.privacy.profile` gives, with "curves": accountant -> rows of `profile_rows`, and "attack".
 
     Raises:
         ValueError: a value is out of range.
@@ -83,7 +101,28 @@ def profile_of(
     if not 1 <= batch_size <= n:
         raise ValueError(f"--batch-size must be >= 1 and <= n {n}, got {batch_size}. It is the expected batch size.")
     event = PoissonGaussian(sample_rate=batch_size / n, noise_multiplier=noise_multiplier, num_steps=num_steps)
-    return profile(event, values, accountant)
+    with stderr.status("composing"):
+        answer = profile(event, values, accountant)
+        others = [PRVAccountant(), PLDAccountant(), RDPAccountant()]
+        curves = {a.name: profile_rows(event, values, a) for a in others}
+        return {**answer, "curves": curves, "attack": attack_summary(event)}
+
+
+def write_profile(answer: Mapping[str, Any], path: Path, title: str) -> None:
+    """The profile as a page with a figure."""
+    from analysis import write_profiles
+
+    curves = {name: [(row["delta"], row["epsilon"]) for row in rows] for name, rows in answer["curves"].items()}
+    mu, attack = answer["gdp_mu"], answer["attack"]
+    notes = [
+        f"The whole profile lies below that of a Gaussian mechanism with μ = {mu:.4g} (δ >= 1e-10)."
+        if mu is not None
+        else f"No single μ stands for the whole profile: {answer['gdp_mu_reason']}.",
+    ]
+    rates = [(row["false_positive_rate"], row["bound"]) for row in attack.get("true_positive_rates", [])]
+    if rates:
+        notes.append(f"The advantage of an attacker is at most {attack['advantage']:.4g}.")
+    write_profiles(curves, path, title=title, attack=rates, notes=notes)
 
 
 def _solved(requests: list[CalibrationRequest], accountant: str) -> list[dict[str, Any]]:
@@ -94,7 +133,24 @@ def _solved(requests: list[CalibrationRequest], accountant: str) -> list[dict[st
             cache_dir=cache_dir() / "calibration",
             progress=lambda done, total: status.update(f"calibrating {done}/{total}"),
         )
-    return [_document(c) for c in solved]
+    gaps = _gaps_to_pld(requests, solved) if accountant == "prv" else [{}] * len(solved)
+    return [{**_document(c), **gap} for c, gap in zip(solved, gaps, strict=True)]
+
+
+def _gaps_to_pld(requests: list[CalibrationRequest], solved: list[Calibration]) -> list[dict[str, Any]]:
+    """How far prv's noise is above that of the tight accountant: σ / σ_pld - 1, None where pld has no answer."""
+    cache = cache_dir() / "calibration"
+    with suppress(AccountantError, CalibrationError):  # all at once, in parallel; below from the cache
+        calibrate_many(requests, "pld", cache_dir=cache)
+    gaps: list[dict[str, Any]] = []
+    for request, ours in zip(requests, solved, strict=True):
+        try:
+            (tight,) = calibrate_many([request], "pld", cache_dir=cache)
+        except (AccountantError, CalibrationError) as error:
+            gaps.append({"gap_to_pld": None, "gap_to_pld_reason": str(error)})
+        else:
+            gaps.append({"gap_to_pld": ours.noise_multiplier / tight.noise_multiplier - 1})
+    return gaps
 
 
 def _request(row: Mapping[str, Any]) -> CalibrationRequest:

@@ -145,20 +145,29 @@ def profile(
     num_steps: Annotated[int, typer.Option()],
     noise_multiplier: Annotated[float, typer.Option()],
     deltas: Annotated[str, typer.Option(help="Comma-separated, such as 1e-3,1e-6.")] = "1e-3,1e-4,1e-5,1e-6",
-    accountant: Annotated[str, typer.Option(help="prv, pld or rdp.")] = "prv",
+    accountant: Annotated[str, typer.Option(help="prv, pld or rdp: of `epsilons`.")] = "prv",
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="FILE.html: the profile as a figure.")] = None,
     json: Json = False,
 ) -> None:
-    """ε at several δ for one (n, b, T, σ)."""
-    from raydp.calibrate import profile_of
+    """ε at several δ for one (n, b, T, σ), and what an attacker can reach."""
+    from raydp.calibrate import profile_of, write_profile
     from raydp.output import print_json, print_table, stdout
 
     answer = profile_of(n, batch_size, num_steps, noise_multiplier, deltas, accountant)
+    if output is not None:
+        write_profile(answer, output, f"n = {n}, b = {batch_size}, T = {num_steps}, σ = {noise_multiplier:g}")
     if json:
         print_json(answer)
         return
-    rows = [{"delta": d, "epsilon": e} for d, e in zip(answer["deltas"], answer["epsilons"], strict=True)]
-    print_table(f"privacy profile ({answer['accountant']})", rows)
+    by_delta = zip(*answer["curves"].values(), strict=True)
+    rows = [
+        {"delta": r[0]["delta"], **{k: x["epsilon"] for k, x in zip(answer["curves"], r, strict=True)}}
+        for r in by_delta
+    ]
+    print_table("ε at each δ, by accountant", rows)
     stdout.print(f"gdp_mu: {answer['gdp_mu'] if answer['gdp_mu'] is not None else answer['gdp_mu_reason']}")
+    if rates := answer["attack"].get("true_positive_rates"):
+        print_table("an attacker's true positive rate at most", rates)
 
 
 @app.command()

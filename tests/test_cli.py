@@ -105,6 +105,27 @@ def test_profile_falls_with_delta_and_explains_a_missing_mu(raydp: Command) -> N
     assert raydp("profile", *run, "--deltas", "1e-3;1e-6").code == 2
 
 
+def test_profile_has_every_accountant_the_attackers_limits_and_a_figure(raydp: Command, tmp_path: Path) -> None:
+    run = ("--n", 3000, "--batch-size", 30, "--num-steps", 50, "--noise-multiplier", 0.8)
+    answer = raydp("profile", *run, "--deltas", "1e-3,1e-6", "-o", tmp_path / "profile.html", "--json").json()
+    curves = {name: [row["epsilon"] for row in rows] for name, rows in answer["curves"].items()}
+    assert set(curves) == {"prv", "pld", "rdp"}
+    assert curves["prv"] == answer["epsilons"]
+    assert all(tight <= loose for tight, loose in zip(curves["pld"], curves["rdp"], strict=True))
+    assert 0 < answer["attack"]["advantage"] < 1
+    page = (tmp_path / "profile.html").read_text()
+    assert "n = 3000, b = 30, T = 50" in page
+    assert "true positive rate at most" in page
+    human = raydp("profile", *run, "--deltas", "1e-3,1e-6").out
+    assert "by accountant" in human
+
+
+def test_prv_says_how_far_it_is_above_the_tight_accountant(raydp: Command) -> None:
+    run = ("--n", 3000, "--batch-size", 30, "--num-steps", 50, "--epsilon", 4, "--delta", 1e-5)
+    assert 0 <= raydp("calibrate", *run, "--json").json()["gap_to_pld"] < 0.01
+    assert "gap_to_pld" not in raydp("calibrate", *run, "--accountant", "pld", "--json").json()
+
+
 def test_select_prints_the_selection_of_analysis(raydp: Command, points: Path) -> None:
     answer = raydp("select", points, "--max-loss", 3.2, "--json").json()
     expected = select(load_points(points), max_loss=3.2)

@@ -5,7 +5,7 @@ from raydp.privacy.attack import AttackBounds, attack_bounds
 from raydp.privacy.calibration import Calibration, CalibrationRequest, calibrate, calibrate_many
 from raydp.privacy.card import card_markdown
 from raydp.privacy.events import Event, NonPrivate, PoissonGaussian, PrivacyTarget
-from raydp.privacy.guarantee import composed, guarantee
+from raydp.privacy.guarantee import attack_summary, composed, guarantee, profile_rows
 from raydp.privacy.profile import profile
 from raydp.privacy.record import composed_epsilon, privacy_record
 from raydp.privacy.search import CalibrationError
@@ -25,6 +25,7 @@ __all__ = [
     "PrivacyTarget",
     "RDPAccountant",
     "attack_bounds",
+    "attack_summary",
     "calibrate",
     "calibrate_many",
     "card_markdown",
@@ -33,4 +34,5 @@ __all__ = [
     "guarantee",
     "privacy_record",
     "profile",
+    "profile_rows",
 ]
