@@ -20,10 +20,12 @@ from raydp.privacy import (
     PrivacyTarget,
     PRVAccountant,
     RDPAccountant,
+    TruncatedNegativeBinomial,
     attack_summary,
     calibrate_many,
     profile,
     profile_rows,
+    tuned_epsilon,
 )
 from raydp.tasks.reading import read_csv_rows
 
@@ -84,12 +86,23 @@ def _number(name: str, cell: str) -> float:
 
 
 def profile_of(
-    n: int, batch_size: int, num_steps: int, noise_multiplier: float, deltas: str, accountant: str
+    n: int,
+    batch_size: int,
+    num_steps: int,
+    noise_multiplier: float,
+    deltas: str,
+    accountant: str,
+    expected_runs: float | None = None,
 ) -> dict[str, Any]:
     """What one run guarantees: ε at comma-separated values of δ, by every accountant, μ, and an attacker's limits.
 
+    Args:
+        expected_runs: also what the best of a random number of such runs guarantees, a geometric number with this mean,
+            where only that one is released and it is chosen on public data (see `raydp.privacy.tuned_epsilon`).
+
     Returns:
-        What `raydp.privacy.profile` gives, with "curves": accountant -> rows of `profile_rows`, and "attack".
+        What `raydp.privacy.profile` gives, with "curves": accountant -> rows of `profile_rows`, "attack", and, with
+        expected_runs, "best_of": {"expected_runs", "distribution", "accountant", "epsilons"}.
 
     Raises:
         ValueError: a value is out of range.
@@ -105,7 +118,16 @@ def profile_of(
         answer = profile(event, values, accountant)
         others = [PRVAccountant(), PLDAccountant(), RDPAccountant()]
         curves = {a.name: profile_rows(event, values, a) for a in others}
-        return {**answer, "curves": curves, "attack": attack_summary(event)}
+        answer |= {"curves": curves, "attack": attack_summary(event)}
+        if expected_runs is not None:
+            runs = TruncatedNegativeBinomial.with_mean(expected_runs, eta=1.0)
+            answer["best_of"] = {
+                "expected_runs": expected_runs,
+                "distribution": "geometric",
+                "accountant": "rdp",
+                "epsilons": [tuned_epsilon([event], runs, delta) for delta in values],
+            }
+        return answer
 
 
 def write_profile(answer: Mapping[str, Any], path: Path, title: str) -> None:

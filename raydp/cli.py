@@ -146,6 +146,9 @@ def profile(
     noise_multiplier: Annotated[float, typer.Option()],
     deltas: Annotated[str, typer.Option(help="Comma-separated, such as 1e-3,1e-6.")] = "1e-3,1e-4,1e-5,1e-6",
     accountant: Annotated[str, typer.Option(help="prv, pld or rdp: of `epsilons`.")] = "prv",
+    expected_runs: Annotated[
+        float | None, typer.Option(help="Also ε of releasing the best of a geometric number of such runs, by rdp.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="FILE.html: the profile as a figure.")] = None,
     json: Json = False,
 ) -> None:
@@ -153,7 +156,7 @@ def profile(
     from raydp.calibrate import profile_of, write_profile
     from raydp.output import print_json, print_table, stdout
 
-    answer = profile_of(n, batch_size, num_steps, noise_multiplier, deltas, accountant)
+    answer = profile_of(n, batch_size, num_steps, noise_multiplier, deltas, accountant, expected_runs)
     if output is not None:
         write_profile(answer, output, f"n = {n}, b = {batch_size}, T = {num_steps}, σ = {noise_multiplier:g}")
     if json:
@@ -164,6 +167,9 @@ def profile(
         {"delta": r[0]["delta"], **{k: x["epsilon"] for k, x in zip(answer["curves"], r, strict=True)}}
         for r in by_delta
     ]
+    if expected_runs is not None:
+        for row, epsilon in zip(rows, answer["best_of"]["epsilons"], strict=True):
+            row[f"best of about {expected_runs:g} (rdp)"] = epsilon
     print_table("ε at each δ, by accountant", rows)
     stdout.print(f"gdp_mu: {answer['gdp_mu'] if answer['gdp_mu'] is not None else answer['gdp_mu_reason']}")
     if rates := answer["attack"].get("true_positive_rates"):

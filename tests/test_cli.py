@@ -120,6 +120,13 @@ def test_profile_has_every_accountant_the_attackers_limits_and_a_figure(raydp: C
     assert "by accountant" in human
 
 
+def test_profile_tells_the_price_of_choosing(raydp: Command) -> None:
+    run = ("--n", 3000, "--batch-size", 30, "--num-steps", 50, "--noise-multiplier", 0.8, "--deltas", "1e-5")
+    answer = raydp("profile", *run, "--accountant", "rdp", "--expected-runs", 10, "--json").json()
+    assert answer["epsilons"][0] < answer["best_of"]["epsilons"][0] < 4 * answer["epsilons"][0]
+    assert raydp("profile", *run, "--expected-runs", 1).code == 2
+
+
 def test_prv_says_how_far_it_is_above_the_tight_accountant(raydp: Command) -> None:
     run = ("--n", 3000, "--batch-size", 30, "--num-steps", 50, "--epsilon", 4, "--delta", 1e-5)
     assert 0 <= raydp("calibrate", *run, "--json").json()["gap_to_pld"] < 0.01

@@ -9,6 +9,7 @@ from raydp.privacy.guarantee import attack_summary, composed, guarantee, profile
 from raydp.privacy.profile import profile
 from raydp.privacy.record import composed_epsilon, privacy_record
 from raydp.privacy.search import CalibrationError
+from raydp.privacy.tuning import PoissonRuns, TruncatedNegativeBinomial, tuned_epsilon
 
 __all__ = [
     "Accountant",
@@ -22,8 +23,10 @@ __all__ = [
     "PLDAccountant",
     "PRVAccountant",
     "PoissonGaussian",
+    "PoissonRuns",
     "PrivacyTarget",
     "RDPAccountant",
+    "TruncatedNegativeBinomial",
     "attack_bounds",
     "attack_summary",
     "calibrate",
@@ -35,4 +38,5 @@ __all__ = [
     "privacy_record",
     "profile",
     "profile_rows",
+    "tuned_epsilon",
 ]
