@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from raydp import Sweep, load_model, load_points, select
+from raydp.privacy import PoissonGaussian, RDPAccountant
 from raydp.spec import load_spec
 from raydp.sweep import slots
 from raydp.sweep.folder import SweepFolder
@@ -80,6 +81,35 @@ def test_the_selection_is_the_one_of_analysis_and_has_the_alias(done: Done) -> N
     assert privacy["certified"] is False, "the test key is public"
     assert (privacy["sampler"], privacy["adjacency"], privacy["unit"]) == ("poisson", "add-or-remove-one", "mail")
     assert privacy["epsilon"] <= privacy["target_epsilon"] == 8
+
+
+def test_every_model_carries_its_card_and_the_cost_of_all(done: Done) -> None:
+    """One accountant's own composition of the four events, not the sum of the four ε."""
+    together = json.loads((done.result.folder / "released.json").read_text())
+    assert sorted(together["run_ids"]) == sorted(done.points["run_id"])
+    plan = json.loads((done.result.folder / "plan.json").read_text())
+    events = [
+        PoissonGaussian(
+            sample_rate=t["batch_size"] / t["num_examples"],
+            noise_multiplier=t["noise_multiplier"],
+            num_steps=t["num_steps"],
+        )
+        for t in plan["trials"]
+    ]
+    expected = RDPAccountant().composed_epsilons(events, [plan["delta"]])[0]
+    assert together["epsilon"] == pytest.approx(expected)
+    assert done.points["epsilon"].max() < together["epsilon"] < done.points["epsilon"].sum()
+    for uri in done.points["model_uri"]:
+        privacy = show_model(uri, tracking_uri=done.uri)["privacy"]
+        assert privacy["released_together"]["epsilon"] == pytest.approx(expected)
+        assert privacy["ledger"]["executions"] == privacy["ledger"]["noisy_steps"] == privacy["num_steps"]
+        assert 0 < privacy["guarantee"]["attack"]["advantage"] < 1
+    cards = [path.read_text() for path in (done.result.folder.parent.parent / "mlruns").rglob("privacy.md")]
+    assert len(cards) == 4
+    assert all(
+        "4 models of one sweep" in card and "Not certified: noise comes from the public" in card for card in cards
+    )
+    assert "All 4 registered models together" in (done.result.folder / "report.html").read_text()
 
 
 def test_the_registered_model_loads_and_generates(done: Done) -> None:

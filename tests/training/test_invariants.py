@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import DistributedComm
+from raydp.training.ledger import Ledger
 from tests.training import toys
 
 # fp32 sums in another order differ by about 1e-7 relative; Adam's division by the root of the second moment can carry
@@ -72,7 +73,8 @@ def _killed_after(steps: int, folder: str) -> None:
         if done == steps:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    toy = toys.trainee(microbatch_size=toys.NUM_EXAMPLES, checkpoint_seconds=0.0, progress=kill)
+    ledger = Ledger(Path(folder) / "ledger.txt")
+    toy = toys.trainee(microbatch_size=toys.NUM_EXAMPLES, checkpoint_seconds=0.0, progress=kill, ledger=ledger)
     store = CheckpointStore(folder=Path(folder), run_id=toys.PLAN.run_id)
     toys.METHOD.train(toys.PLAN, toy, toys.task(), toys.LocalComm(), toys.KEY, store)
 
@@ -84,7 +86,8 @@ def test_killed_and_resumed_equals_uninterrupted(whole: dict[str, torch.Tensor],
     process.start()
     process.join(120)
     assert process.exitcode == -signal.SIGKILL
-    toy = toys.trainee(microbatch_size=toys.NUM_EXAMPLES)
+    ledger = Ledger(tmp_path / "ledger.txt")
+    toy = toys.trainee(microbatch_size=toys.NUM_EXAMPLES, ledger=ledger)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -95,4 +98,6 @@ def test_killed_and_resumed_equals_uninterrupted(whole: dict[str, torch.Tensor],
         torch.set_num_threads(threads)
     assert trained.resumed_from == steps - 1, "the kill came before the step's checkpoint"
     assert len(trained.history) == toys.PLAN.num_steps
+    executed = ledger.summary()
+    assert (executed["noisy_steps"], executed["executions"], executed["replays"]) == (6, 7, 1), "one step ran twice"
     assert toys.distance(reference, {n: p.detach() for n, p in toy.parameters.items()}) == 0
