@@ -61,7 +61,7 @@ def test_the_card_says_what_is_promised_and_what_is_not() -> None:
     assert "53 for 50 steps" in card
     assert "4 models of one sweep: (20.5, 1e-05)" in card
     assert "true positive rate at most" in card
-    assert "utility, scores and reports" in card
+    assert "utility, scores, step metrics and reports" in card
 
 
 def test_the_card_of_a_run_without_noise_promises_nothing() -> None:
