@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from raydp.methods.base import poisson_batch
 from raydp.privacy import PoissonGaussian
@@ -17,6 +17,7 @@ from raydp.training import loop
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.clipping import ClippedGradients
 from raydp.training.comm import Comm
+from raydp.training.thresholds import AdaptiveClipping, AutomaticClipping, Clipping, gradient_noise_multiplier
 from raydp.training.trial import Trained, Trainee, TrialPlan
 
 
@@ -24,19 +25,51 @@ class DPSGD(Section):
     """DP-SGD.
 
     Args:
-        max_grad_norm: clipping norm c > 0 of an example's gradient over all trained parameters (flat clipping).
+        max_grad_norm: clipping norm c > 0 of an example's gradient over all trained parameters; where it adapts, the
+            first step's.
+        clipping: "flat": gradients above c are scaled down to it. "automatic": every gradient is scaled by
+            c / (norm + 0.01) (Bu et al. 2023, AUTO-S); c then only scales the update. "adaptive": flat, and c follows a
+            quantile of the norms (Andrew et al. 2021, Algorithm 1).
+        clip_quantile: adaptive: the share of examples that stays unclipped.
+        clip_learning_rate: adaptive: rate of the geometric update of c.
+        count_noise_multiplier: adaptive: σ_b, standard deviation of the noise on the count of unclipped examples, in
+            examples; batch_size / 20 by default, as in the paper. Above σ / 2.
         momentum: of torch.optim.SGD.
 
     Guarantee:
         The sequence of all updates is the Poisson-subsampled Gaussian mechanism with sample rate b/n and noise
         multiplier σ, composed T times, for one example added or removed; see raydp.privacy for its (ε, δ). Assumes that
-        the loss of an example depends on that example alone and that the sweep's key stays secret.
+        the loss of an example depends on that example alone and that the sweep's key stays secret. So it is with every
+        clipping: automatic scaling leaves no gradient above c; the noisy count of adaptive clipping is part of the same
+        Gaussian mechanism, since the gradient's noise multiplier is raised to (σ^-2 - (2 σ_b)^-2)^(-1/2) (Andrew et al.
+        2021, Theorem 1).
     """
 
     max_grad_norm: Annotated[float, Field(gt=0, le=1e6)] = 0.5
+    clipping: Literal["flat", "automatic", "adaptive"] = "flat"
+    clip_quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    clip_learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.2
+    count_noise_multiplier: Annotated[float, Field(gt=0, le=1e9)] | None = None
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        for name in ("clip_quantile", "clip_learning_rate", "count_noise_multiplier"):
+            value = getattr(self, name)
+            if self.clipping != "adaptive" and value != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"method.{name} must be left out with clipping {self.clipping!r}, got {value}. "
+                    "Remove it, or use clipping 'adaptive'."
+                )
+        return self
+
     def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian:
+        """What the accountant accounts for the whole run: sums and, with adaptive clipping, counts.
+
+        Raises:
+            ValueError: the count of adaptive clipping has so little noise that it alone spends more.
+        """
+        self._gradient_noise_multiplier(plan, noise_multiplier)
         return PoissonGaussian(
             sample_rate=plan.batch_size / plan.num_examples,
             noise_multiplier=noise_multiplier,
@@ -53,14 +86,43 @@ class DPSGD(Section):
         self, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm, key: bytes, store: CheckpointStore | None
     ) -> Trained:
         assert plan.noise_multiplier > 0, "a private run has noise"
+        clipping = self._clipping(plan)
         rule = loop.StepRule(
             indices_fn=lambda step: self.batch_indices(plan, key, step),
-            gradients=ClippedGradients(trainee.model, trainee.parameters, self.max_grad_norm),
-            max_grad_norm=self.max_grad_norm,
-            noise_std=plan.noise_multiplier * self.max_grad_norm,
+            gradients=ClippedGradients(trainee.model, trainee.parameters, clipping),
+            clipping=clipping,
+            noise_multiplier=self._gradient_noise_multiplier(plan, plan.noise_multiplier),
             optimizer=self.optimizer(plan, list(trainee.parameters.values())),
         )
         return loop.run(plan, rule, trainee, task, comm, key, store)
+
+    def _clipping(self, plan: TrialPlan) -> Clipping:
+        """A new threshold at its start."""
+        if self.clipping == "adaptive":
+            return AdaptiveClipping(
+                self.max_grad_norm,
+                quantile=self.clip_quantile,
+                learning_rate=self.clip_learning_rate,
+                count_noise_std=self._count_noise_std(plan),
+                batch_size=plan.batch_size,
+            )
+        return AutomaticClipping(self.max_grad_norm) if self.clipping == "automatic" else Clipping(self.max_grad_norm)
+
+    def _count_noise_std(self, plan: TrialPlan) -> float:
+        return plan.batch_size / 20 if self.count_noise_multiplier is None else self.count_noise_multiplier
+
+    def _gradient_noise_multiplier(self, plan: TrialPlan, noise_multiplier: float) -> float:
+        """Noise std of the clipped sum over c such that the run is the accounted mechanism."""
+        if self.clipping != "adaptive":
+            return noise_multiplier
+        count_noise_std = self._count_noise_std(plan)
+        if 2 * count_noise_std <= noise_multiplier:
+            default = " (batch_size / 20)" if self.count_noise_multiplier is None else ""
+            raise ValueError(
+                f"method.count_noise_multiplier must be above noise_multiplier / 2 = {noise_multiplier / 2:.4g}, got "
+                f"{count_noise_std:g}{default}. Give a larger one, a larger batch_size or a larger epsilon."
+            )
+        return gradient_noise_multiplier(noise_multiplier, count_noise_std)
 
 
 class DPAdam(DPSGD):

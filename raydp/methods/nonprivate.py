@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -16,6 +17,7 @@ from raydp.tasks.base import Task
 from raydp.training import loop
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
+from raydp.training.thresholds import Clipping
 from raydp.training.trial import Trained, Trainee, TrialPlan
 
 
@@ -45,8 +47,8 @@ class NonPrivate(Section):
         rule = loop.StepRule(
             indices_fn=lambda step: self.batch_indices(plan, key, step),
             gradients=_PlainSum(trainee.parameters),
-            max_grad_norm=float("inf"),
-            noise_std=0.0,
+            clipping=Clipping(math.inf),
+            noise_multiplier=0.0,
             optimizer=self.optimizer(plan, list(trainee.parameters.values())),
         )
         return loop.run(plan, rule, trainee, task, comm, key, store)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from raydp.training.layers import Use, cross_term, unsupported, uses_of
+from raydp.training.thresholds import Clipping
 
 
 class ClippedGradients:
@@ -24,21 +25,21 @@ class ClippedGradients:
     Args:
         model: in eval mode (dropout would couple the guarantee to an unkeyed generator).
         parameters: name -> trained parameter; all others are left alone.
-        max_grad_norm: clipping norm c > 0.
+        clipping: what an example's gradient is scaled by, from its norm over all parameters.
 
     Guarantee:
-        Adding or removing one example changes the sum by at most max_grad_norm in the L2 norm over all parameters,
-        up to fp32 rounding, provided that the loss of an example depends on that example alone.
+        Adding or removing one example changes the sum by at most clipping.max_grad_norm in the L2 norm over all
+        parameters, up to fp32 rounding, provided that the loss of an example depends on that example alone.
 
     Raises:
         ValueError: a trained parameter belongs to a layer without a per-example rule; names the layer.
     """
 
-    def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter], max_grad_norm: float) -> None:
+    def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter], clipping: Clipping) -> None:
         assert not model.training, "per-example gradients need eval mode"
         self.model = model
         self.parameters = parameters
-        self.max_grad_norm = max_grad_norm
+        self.clipping = clipping
         by_id = {id(p): name for name, p in parameters.items()}
         self._modules: dict[nn.Module, dict[str, str]] = {}  # module -> its own weight name -> parameter name
         for path, module in model.named_modules():
@@ -68,7 +69,7 @@ class ClippedGradients:
                 torch.stack([_norm_squared(used, gradients[n]) for n, used in uses.items()]).sum(0).clamp(min=0).sqrt()
             )
             finite = torch.isfinite(norms)
-            factors = torch.where(finite, self.max_grad_norm / norms.clamp(min=self.max_grad_norm), 0.0)
+            factors = torch.where(finite, self.clipping.factors(norms), 0.0)
             for name, used in uses.items():
                 for use, gradient in zip(used, gradients[name], strict=True):
                     total[name] += _clipped_sum(use, gradient, factors, finite, total[name].shape)

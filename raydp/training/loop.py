@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from raydp.tasks.language import batches_by_length
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
 from raydp.training.stream import KeyedStream
+from raydp.training.thresholds import Clipping
 from raydp.training.trial import Trained, Trainee, TrialPlan
 
 MAX_TOKENS = 1024
@@ -35,15 +37,15 @@ class StepRule:
     Attributes:
         indices_fn: step -> the global batch, identical on every rank.
         gradients: how per-example gradients are summed.
-        max_grad_norm: clipping norm, for the share of clipped examples; inf without clipping.
-        noise_std: standard deviation of the noise on the sum, per coordinate.
+        clipping: owns the threshold c, which may move from step to step; inf where nothing is clipped.
+        noise_multiplier: standard deviation of the noise on the sum, per coordinate, over the step's c; 0 for none.
         optimizer: holds the trained parameters in the order of their sorted names.
     """
 
     indices_fn: Callable[[int], NDArray[np.int64]]
     gradients: GradientSum
-    max_grad_norm: float
-    noise_std: float
+    clipping: Clipping
+    noise_multiplier: float
     optimizer: torch.optim.Optimizer
 
 
@@ -70,29 +72,32 @@ def run(
     for step in range(first, plan.num_steps):
         flat.zero_()
         share = _share(rule.indices_fn(step), task.lengths(), comm)
-        sums = torch.zeros(4, dtype=torch.float64, device=comm.device)  # loss, norm, clipped, drawn
+        sums = torch.zeros(4, dtype=torch.float64, device=comm.device)  # loss, norm, unclipped, drawn
+        threshold = rule.clipping.max_grad_norm
         for indices in _microbatches(share, task.lengths(), trainee.microbatch_size):
             batch = task.batch(indices).to(comm.device)
             losses, norms = rule.gradients.accumulate(lambda b=batch: task.per_example_loss(trainee.model, b), total)
-            clipped = (norms > rule.max_grad_norm).sum()
+            unclipped = (norms <= threshold).sum()
             drawn = torch.full_like(norms[0], len(indices))
-            sums += torch.stack([losses.sum(), norms.sum(), clipped.to(norms), drawn])
+            sums += torch.stack([losses.sum(), norms.sum(), unclipped.to(norms), drawn])
         comm.all_reduce_sum(flat)
         comm.all_reduce_sum(sums)
-        if rule.noise_std > 0 and comm.rank == 0:
+        if rule.noise_multiplier > 0 and comm.rank == 0:
             if trainee.ledger is not None:
                 trainee.ledger.record(step)
-            _add_noise(total, stream, step, rule.noise_std)
+            _add_noise(total, stream, step, rule.noise_multiplier * threshold)
         flat /= plan.batch_size
         comm.broadcast(flat)
         rule.optimizer.step()
-        history.append(_record(step, sums))
+        history.append(_record(step, sums, threshold))
+        rule.clipping.update(*sums[2:].tolist(), stream, step)
         done = step + 1
         if trainee.progress is not None:
             trainee.progress(done, plan.num_steps)
         due = time.monotonic() - saved >= trainee.checkpoint_seconds and done < plan.num_steps
         if store is not None and comm.rank == 0 and due:
-            store.save(done, _state(trainee, rule), {"history": history})
+            state = {"history": history, "max_grad_norm": rule.clipping.max_grad_norm}
+            store.save(done, _state(trainee, rule), state)
             saved = time.monotonic()
     return Trained(history=history, resumed_from=first, seconds=time.perf_counter() - started)
 
@@ -136,10 +141,12 @@ def _add_noise(total: dict[str, torch.Tensor], stream: KeyedStream, step: int, s
         gradient += torch.from_numpy(noise).to(gradient).view(gradient.shape)
 
 
-def _record(step: int, sums: torch.Tensor) -> dict[str, float]:
-    loss, norm, clipped, drawn = sums.tolist()
-    mean = {"loss": loss, "gradient_norm": norm, "clipped": clipped}
-    return {"step": step, "drawn": drawn, **({k: v / drawn for k, v in mean.items()} if drawn else {})}
+def _record(step: int, sums: torch.Tensor, threshold: float) -> dict[str, float]:
+    loss, norm, unclipped, drawn = sums.tolist()
+    record = {"step": step, "drawn": drawn}
+    if drawn:
+        record |= {"loss": loss / drawn, "gradient_norm": norm / drawn, "clipped": 1 - unclipped / drawn}
+    return record | ({"max_grad_norm": threshold} if math.isfinite(threshold) else {})
 
 
 def _state(trainee: Trainee, rule: StepRule) -> dict[str, torch.Tensor]:
@@ -169,4 +176,5 @@ def _resume(
             _, index, name = key.split("/")
             saved["state"].setdefault(int(index), {})[name] = value
     rule.optimizer.load_state_dict(saved)
+    rule.clipping.max_grad_norm = state.get("max_grad_norm", rule.clipping.max_grad_norm)
     return step, state["history"]

@@ -17,7 +17,7 @@ class TrialPlan:
     Attributes:
         run_id: hash of what defines the run; names its noise, its folder and its record.
         num_examples: n. The sampling rate is batch_size / num_examples.
-        noise_multiplier: σ, noise std over max_grad_norm; 0 for a method without noise.
+        noise_multiplier: σ of the accounted mechanism, noise std over the sensitivity; 0 for a method without noise.
         seed: public label of the repetition: initialisation and score sampling.
     """
 
@@ -57,7 +57,8 @@ class Trained:
 
     Attributes:
         history: per step: step, loss (mean over the drawn examples, nats), drawn (examples), clipped (share),
-            gradient_norm (mean before clipping). Computed on private data; not covered by ε.
+            gradient_norm (mean before clipping), max_grad_norm (the step's threshold, where there is one). Computed on
+            private data; not covered by ε.
         resumed_from: steps that a checkpoint spared, 0 without one.
         seconds: wall-clock of this process's part.
     """

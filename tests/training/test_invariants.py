@@ -22,10 +22,16 @@ from tests.training import toys
 CUT_TOLERANCE = 1e-5
 
 
+@pytest.fixture(scope="module", params=toys.METHODS)
+def clipping(request: pytest.FixtureRequest) -> str:
+    """Every invariant holds with a threshold that stays, and with one that moves."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def whole() -> dict[str, torch.Tensor]:
+def whole(clipping: str) -> dict[str, torch.Tensor]:
     """One worker, the whole batch at once."""
-    return toys.train(microbatch_size=toys.NUM_EXAMPLES)
+    return toys.train(microbatch_size=toys.NUM_EXAMPLES, method=toys.METHODS[clipping])
 
 
 def test_training_moves_the_weights(whole: dict[str, torch.Tensor]) -> None:
@@ -33,28 +39,32 @@ def test_training_moves_the_weights(whole: dict[str, torch.Tensor]) -> None:
     assert toys.distance(whole, start) > 100 * CUT_TOLERANCE, "the tests below compare something that happens"
 
 
-def test_the_same_again_is_bitwise_the_same(whole: dict[str, torch.Tensor]) -> None:
-    assert toys.distance(whole, toys.train(microbatch_size=toys.NUM_EXAMPLES)) == 0
+def test_the_same_again_is_bitwise_the_same(whole: dict[str, torch.Tensor], clipping: str) -> None:
+    again = toys.train(microbatch_size=toys.NUM_EXAMPLES, method=toys.METHODS[clipping])
+    assert toys.distance(whole, again) == 0
 
 
 @pytest.mark.parametrize("size", [1, 8, None], ids=["1", "8", "by length"])
-def test_micro_batches_do_not_matter(whole: dict[str, torch.Tensor], size: int | None) -> None:
-    assert toys.distance(whole, toys.train(microbatch_size=size)) <= CUT_TOLERANCE
+def test_micro_batches_do_not_matter(whole: dict[str, torch.Tensor], clipping: str, size: int | None) -> None:
+    cut = toys.train(microbatch_size=size, method=toys.METHODS[clipping])
+    assert toys.distance(whole, cut) <= CUT_TOLERANCE
 
 
-def _rank(rank: int, world_size: int, rendezvous: str, out: str) -> None:
+def _rank(rank: int, world_size: int, rendezvous: str, out: str, clipping: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
-    weights = toys.train(comm=DistributedComm("cpu"))
+    weights = toys.train(comm=DistributedComm("cpu"), method=toys.METHODS[clipping])
     save_file(weights, f"{out}-{rank}")
     dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_the_number_of_workers_does_not_matter(whole: dict[str, torch.Tensor], tmp_path: Path, world_size: int) -> None:
+def test_the_number_of_workers_does_not_matter(
+    whole: dict[str, torch.Tensor], clipping: str, tmp_path: Path, world_size: int
+) -> None:
     """Also with steps that draw fewer examples than there are workers: some ranks have none."""
     context = multiprocessing.get_context("spawn")
-    arguments = (world_size, str(tmp_path / "rendezvous"), str(tmp_path / "weights"))
+    arguments = (world_size, str(tmp_path / "rendezvous"), str(tmp_path / "weights"), clipping)
     ranks = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(world_size)]
     for process in ranks:
         process.start()
@@ -66,7 +76,7 @@ def test_the_number_of_workers_does_not_matter(whole: dict[str, torch.Tensor], t
     assert all(toys.distance(results[0], other) == 0 for other in results[1:]), "ranks hold the same weights, bitwise"
 
 
-def _killed_after(steps: int, folder: str) -> None:
+def _killed_after(steps: int, folder: str, clipping: str) -> None:
     torch.set_num_threads(1)
 
     def kill(done: int, total: int) -> None:
@@ -76,13 +86,13 @@ def _killed_after(steps: int, folder: str) -> None:
     ledger = Ledger(Path(folder) / "ledger.txt")
     toy = toys.trainee(microbatch_size=toys.NUM_EXAMPLES, checkpoint_seconds=0.0, progress=kill, ledger=ledger)
     store = CheckpointStore(folder=Path(folder), run_id=toys.PLAN.run_id)
-    toys.METHOD.train(toys.PLAN, toy, toys.task(), toys.LocalComm(), toys.KEY, store)
+    toys.METHODS[clipping].train(toys.PLAN, toy, toys.task(), toys.LocalComm(), toys.KEY, store)
 
 
 @pytest.mark.parametrize("steps", [2, 5])
-def test_killed_and_resumed_equals_uninterrupted(whole: dict[str, torch.Tensor], tmp_path: Path, steps: int) -> None:
+def test_killed_and_resumed_equals_uninterrupted(clipping: str, tmp_path: Path, steps: int) -> None:
     """Same topology, so bitwise; the killed process leaves no generator state behind, only the checkpoint."""
-    process = multiprocessing.get_context("spawn").Process(target=_killed_after, args=(steps, str(tmp_path)))
+    process = multiprocessing.get_context("spawn").Process(target=_killed_after, args=(steps, str(tmp_path), clipping))
     process.start()
     process.join(120)
     assert process.exitcode == -signal.SIGKILL
@@ -91,13 +101,14 @@ def test_killed_and_resumed_equals_uninterrupted(whole: dict[str, torch.Tensor],
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        reference = toys.train(microbatch_size=toys.NUM_EXAMPLES)
+        reference = toys.train(microbatch_size=toys.NUM_EXAMPLES, method=toys.METHODS[clipping])
         store = CheckpointStore(folder=tmp_path, run_id=toys.PLAN.run_id)
-        trained = toys.METHOD.train(toys.PLAN, toy, toys.task(), toys.LocalComm(), toys.KEY, store)
+        trained = toys.METHODS[clipping].train(toys.PLAN, toy, toys.task(), toys.LocalComm(), toys.KEY, store)
     finally:
         torch.set_num_threads(threads)
     assert trained.resumed_from == steps - 1, "the kill came before the step's checkpoint"
     assert len(trained.history) == toys.PLAN.num_steps
     executed = ledger.summary()
     assert (executed["noisy_steps"], executed["executions"], executed["replays"]) == (6, 7, 1), "one step ran twice"
+    assert len({record["max_grad_norm"] for record in trained.history}) == (6 if clipping == "adaptive" else 1)
     assert toys.distance(reference, {n: p.detach() for n, p in toy.parameters.items()}) == 0

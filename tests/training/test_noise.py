@@ -13,6 +13,7 @@ from raydp.methods.dp import DPSGD
 from raydp.training.clipping import ClippedGradients
 from raydp.training.comm import LocalComm
 from raydp.training.stream import KeyedStream, new_key
+from raydp.training.thresholds import Clipping
 from tests.training import toys
 
 DRAWS = 200_000
@@ -52,7 +53,7 @@ def noise_of_a_step(noise_multiplier: float, c: float, *, run_id: str = "noise",
     before = {n: p.detach().clone() for n, p in toy.parameters.items()}
     total = {n: torch.zeros_like(p) for n, p in toy.parameters.items()}
     batch = task.batch(method.batch_indices(plan, toys.KEY, 0))
-    engine = ClippedGradients(toy.model, toy.parameters, c)
+    engine = ClippedGradients(toy.model, toy.parameters, Clipping(c))
     engine.accumulate(lambda: task.per_example_loss(toy.model, batch), total)
     method.train(plan, toy, task, LocalComm(), toys.KEY, None)
     changed = [(before[n] - toy.parameters[n].detach()) * batch_size - total[n] for n in before]

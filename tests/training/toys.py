@@ -16,6 +16,7 @@ from raydp.training.trial import Trainee, TrialPlan
 
 ADAPTER = AdapterSpec(r=2, alpha=4, target_modules=("q_proj", "v_proj", "gate_proj", "down_proj"))
 METHOD = DPAdam(max_grad_norm=0.1)
+METHODS = {"flat": METHOD, "adaptive": DPAdam(max_grad_norm=0.1, clipping="adaptive")}
 KEY = bytes(range(32))
 NUM_EXAMPLES = 40
 PLAN = TrialPlan(
@@ -61,7 +62,7 @@ def trainee(adapter: AdapterSpec = ADAPTER, **options: object) -> Trainee:
 def train(comm: Comm | None = None, microbatch_size: int | None = None, **options: object) -> dict[str, torch.Tensor]:
     """Train PLAN and return the trained weights."""
     toy = trainee(microbatch_size=microbatch_size)
-    METHOD.train(PLAN, toy, task(), comm or LocalComm(), KEY, options.get("store"))
+    options.get("method", METHOD).train(PLAN, toy, task(), comm or LocalComm(), KEY, options.get("store"))
     return {name: p.detach().clone() for name, p in toy.parameters.items()}
 
 
