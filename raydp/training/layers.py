@@ -64,12 +64,17 @@ class Use:
 
     def weighted_sum(self, weights: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """[*weight] Σ_i weights_i · (gradient of example i)."""
-        weighted = self.g * weights[:, None, None]
         if self.kind == "embedding":
+            weighted = self.g * weights[:, None, None]
             out = weighted.new_zeros(shape)
             return out.index_add_(0, self.x.reshape(-1), weighted.reshape(-1, weighted.shape[-1]))
-        x, flat = self.x.reshape(-1, self.x.shape[-1]).to(weighted.dtype), weighted.reshape(-1, weighted.shape[-1])
-        return flat.T @ x if self.kind == "linear" else x.T @ flat
+        x, g = self.x.to(self.g.dtype), self.g
+        if x.shape[-1] < g.shape[-1]:  # the narrower factor is scaled: less to read and write
+            x = x * weights[:, None, None]
+        else:
+            g = g * weights[:, None, None]
+        x, g = x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
+        return g.T @ x if self.kind == "linear" else x.T @ g
 
 
 def cross_term(embedding: Use, head: Use) -> torch.Tensor:
