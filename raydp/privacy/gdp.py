@@ -44,3 +44,19 @@ def gaussian_mu(target: PrivacyTarget) -> float:
         return float(np.log(max(delta, 1e-300)) - np.log(target.delta))
 
     return float(np.exp(brentq(excess, np.log(1e-9), np.log(1e6), xtol=1e-12)))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """The smallest ε >= 0 at which the Gaussian mechanism with sensitivity over noise std μ >= 0 satisfies δ."""
+    import numpy as np
+    from scipy.optimize import brentq
+
+    def excess(epsilon: float) -> float:
+        return float(gaussian_deltas(mu, np.array([epsilon]))[0]) - delta
+
+    if mu <= 0 or excess(0.0) <= 0:
+        return 0.0
+    high = mu * mu / 2 + 1.0
+    while excess(high) > 0:
+        high *= 2
+    return float(brentq(excess, 0.0, high, xtol=1e-12))
