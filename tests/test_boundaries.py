@@ -19,7 +19,9 @@ OWNERS = {
 }
 LIGHT = ["analysis", "search_spaces"]
 HEAVY = {"ray", "torch", "mlflow", "transformers", "peft", "opacus"}
-FLOW = ["spec", "privacy", "models", "tasks", "training", "methods", "scores", "tracking", "sweep", "cli"]
+FLOW = [
+    "spec", "privacy", "models", "tasks", "training", "methods", "selftest", "scores", "tracking", "sweep", "cli",
+]  # fmt: skip
 """Data flows from left to right; a room imports only from its left."""
 
 

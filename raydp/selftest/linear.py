@@ -1,0 +1,45 @@
+"""A linear task: the gradient of an example is a given matrix, whatever the weights are."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from raydp.tasks.base import Batch
+from raydp.training.trial import Trainee
+
+
+class LinearTask:
+    """Example i has the loss Σ_k targets_i · (W_k inputs_i) over the layers W_k, so the gradient targets_i inputs_iᵀ in
+    each of them. Only what training needs of raydp.tasks.base.Task.
+
+    Args:
+        inputs: [n, in] fp32.
+        targets: [n, out] fp32.
+    """
+
+    def __init__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        self._inputs = inputs
+        self._targets = targets
+        self._lengths = np.ones(len(inputs), np.int64)
+
+    def lengths(self) -> NDArray[np.int64]:
+        return self._lengths
+
+    def batch(self, indices: NDArray[np.int64]) -> Batch:
+        rows = torch.from_numpy(indices)[:, None]
+        return Batch(input_ids=rows, labels=rows)
+
+    def per_example_loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        rows = batch.input_ids[:, 0]
+        return sum((layer(self._inputs[rows]) * self._targets[rows]).sum(dim=1) for layer in model.children())
+
+
+def linear_trainee(in_features: int, out_features: int, num_layers: int) -> Trainee:
+    """Layers side by side, all weights 0."""
+    model = nn.Sequential(*(nn.Linear(in_features, out_features, bias=False) for _ in range(num_layers))).eval()
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    return Trainee(model=model, parameters=dict(sorted(model.named_parameters())))

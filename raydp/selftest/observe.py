@@ -1,0 +1,66 @@
+"""A method's updates, step by step, in units of the sum that the guarantee bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raydp.tasks.base import Task
+from raydp.training.comm import Comm
+from raydp.training.stream import TEST_KEY
+from raydp.training.trial import Trainee, TrialPlan
+
+LEARNING_RATE = 2.0**20
+"""An update is then so much larger than the weights that their rounding does not show; a power of two adds none."""
+NO_NOISE = 1e-30
+"""A noise multiplier whose noise vanishes in fp32; a private method refuses 0."""
+
+IndicesFn = Callable[[int], NDArray[np.int64]]
+
+
+def with_sgd(method: Any, indices_fn: IndicesFn | None = None) -> Any:
+    """The method with plain SGD, so that its update is the privatised gradient, and with batches given by step."""
+
+    class Observed(type(method)):  # type: ignore[misc]
+        def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+            return torch.optim.SGD(parameters, lr=plan.learning_rate)
+
+        def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
+            return super().batch_indices(plan, key, step) if indices_fn is None else indices_fn(step)
+
+    return Observed.model_validate(method.model_dump())
+
+
+def summed_updates(method: Any, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm) -> list[torch.Tensor]:
+    """Train, and put the weights back.
+
+    Returns:
+        Per step [number of trained weights] fp32, in the order of the parameters: the change of the weights times
+        b over the learning rate; for SGD that is the clipped sum with its noise.
+    """
+    start = _flat(trainee)
+    states = [start]
+    observed = replace(trainee, progress=lambda done, total: states.append(_flat(trainee)))
+    try:
+        method.train(plan, observed, task, comm, TEST_KEY, None)
+    finally:
+        _restore(trainee, start)
+    scale = plan.batch_size / plan.learning_rate
+    return [(before - after) * scale for before, after in pairwise(states)]
+
+
+def _flat(trainee: Trainee) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in trainee.parameters.values()])
+
+
+def _restore(trainee: Trainee, values: torch.Tensor) -> None:
+    sizes = [p.numel() for p in trainee.parameters.values()]
+    with torch.no_grad():
+        for parameter, value in zip(trainee.parameters.values(), values.split(sizes), strict=True):
+            parameter.copy_(value.view_as(parameter))

@@ -1,0 +1,63 @@
+"""A worker group of threads in one process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+
+from raydp.training.comm import Comm
+
+T = TypeVar("T")
+TIMEOUT_SECONDS = 60.0
+
+
+class ThreadComm:
+    """One rank of a group of threads (see raydp.training.comm.Comm)."""
+
+    def __init__(self, rank: int, barrier: threading.Barrier, slots: list[Any]) -> None:
+        self.rank = rank
+        self.world_size = len(slots)
+        self.device = torch.device("cpu")
+        self._barrier = barrier
+        self._slots = slots
+
+    def all_reduce_sum(self, tensor: torch.Tensor) -> None:
+        tensor.copy_(torch.stack(self._gathered(tensor.clone())).sum(dim=0))
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        tensor.copy_(self._gathered(tensor.clone())[0])
+
+    def broadcast_object(self, value: Any) -> Any:
+        return self._gathered(value)[0]
+
+    def _gathered(self, value: Any) -> list[Any]:
+        """Every rank's value."""
+        self._slots[self.rank] = value
+        self._barrier.wait(TIMEOUT_SECONDS)
+        values = list(self._slots)
+        self._barrier.wait(TIMEOUT_SECONDS)  # nobody writes the next value before everybody has read this one
+        return values
+
+
+def on_ranks(world_size: int, work: Callable[[Comm], T]) -> list[T]:
+    """Call `work` once a rank, at the same time; a rank that fails releases the others, and its error is raised."""
+    barrier = threading.Barrier(world_size)
+    slots: list[Any] = [None] * world_size
+
+    def run(rank: int) -> T:
+        try:
+            return work(ThreadComm(rank, barrier, slots))
+        except BaseException:
+            barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(world_size) as pool:
+        futures = [pool.submit(run, rank) for rank in range(world_size)]
+    errors = [e for e in (future.exception() for future in futures) if e is not None]
+    for error in sorted(errors, key=lambda e: isinstance(e, threading.BrokenBarrierError)):
+        raise error
+    return [future.result() for future in futures]

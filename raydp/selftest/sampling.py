@@ -1,0 +1,82 @@
+"""Whether the batches are what the accountant was told: each example independently, at the accounted rate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from raydp.selftest.base import Check, check
+from raydp.training.stream import TEST_KEY
+from raydp.training.trial import TrialPlan
+
+LEVEL = 1e-4
+"""Chance that right sampling fails a check; with the fixed test key it passes always or never."""
+NUM_EXAMPLES, BATCH_SIZE, NUM_STEPS = 100, 13, 10_000
+
+
+def sampling_checks(method: Any) -> list[Check]:
+    """The batches of a method in two runs, against Poisson sampling at the rate q of the event that it accounts for."""
+    n, steps = NUM_EXAMPLES, NUM_STEPS
+    plans = [_plan(f"selftest/sampling/{k}") for k in range(2)]
+    masks, other = (_masks(method, plan) for plan in plans)
+    q = method.event(plans[0], 1.0).sample_rate
+    sizes = masks.sum(axis=1)
+    overlaps = (masks[:-1] & masks[1:]).sum(axis=1)
+    # Neighbouring overlaps share a batch: their covariance counts twice (q³ - q⁴ for each example).
+    overlap_std = np.sqrt(n * (q**2 * (1 - q**2) + 2 * (q**3 - q**4)) / (steps - 1))
+    return [
+        _within("sampling rate", masks.mean(), q, np.sqrt(q * (1 - q) / (n * steps)), f"q is {q:g}, {steps} steps"),
+        _rates(masks.mean(axis=0), q),
+        _dispersion(sizes, q),
+        _within(
+            "overlap of two steps in a row", overlaps.mean(), n * q**2, overlap_std, "mean number of examples in both"
+        ),
+        _within(
+            "overlap of two runs", (masks & other).sum(axis=1).mean(), n * q**2,
+            np.sqrt(n * q**2 * (1 - q**2) / steps), "mean number of examples in the same step of both",
+        ),
+    ]  # fmt: skip
+
+
+def _plan(run_id: str) -> TrialPlan:
+    return TrialPlan(
+        run_id=run_id,
+        batch_size=BATCH_SIZE,
+        num_steps=NUM_STEPS,
+        learning_rate=1.0,
+        seed=0,
+        num_examples=NUM_EXAMPLES,
+        noise_multiplier=1.0,
+    )
+
+
+def _masks(method: Any, plan: TrialPlan) -> np.ndarray:
+    """[step, example] who is in the batch."""
+    masks = np.zeros((NUM_STEPS, NUM_EXAMPLES), np.bool_)
+    for step in range(NUM_STEPS):
+        masks[step, method.batch_indices(plan, TEST_KEY, step)] = True
+    return masks
+
+
+def _within(name: str, figure: float, expected: float, std: float, detail: str) -> Check:
+    reach = stats.norm.isf(LEVEL / 2) * std
+    return check(name, figure, expected - reach, expected + reach, detail)
+
+
+def _rates(rates: np.ndarray, q: float) -> Check:
+    """The rate of the example that is furthest from q, each tested at its share of the level."""
+    furthest = rates[np.abs(rates - q).argmax()]
+    share = LEVEL / len(rates)
+    low, high = (stats.binom.ppf([share / 2, 1 - share / 2], NUM_STEPS, q)) / NUM_STEPS
+    return check("sampling rate of each example", furthest, low, high, f"the furthest from q of {len(rates)} examples")
+
+
+def _dispersion(sizes: np.ndarray, q: float) -> Check:
+    """The spread of the batch sizes; its own spread from the binomial's fourth moment."""
+    variance = NUM_EXAMPLES * q * (1 - q)
+    fourth = 3 * variance**2 + variance * (1 - 6 * q * (1 - q))
+    std = np.sqrt((fourth - variance**2) / len(sizes)) / variance
+    ratio = np.square(sizes - NUM_EXAMPLES * q).mean() / variance
+    return _within("variance of the batch size", ratio, 1.0, std, "over n q (1 - q); 0 for batches of fixed size")

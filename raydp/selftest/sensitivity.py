@@ -1,0 +1,91 @@
+"""Whether one record moves the update by more than the guarantee allows."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raydp.selftest.base import Check, check
+from raydp.selftest.observe import LEARNING_RATE, NO_NOISE, summed_updates, with_sgd
+from raydp.selftest.subjects import Subject
+from raydp.training.comm import LocalComm
+from raydp.training.trial import TrialPlan
+
+
+def sensitivity_checks(subject: Subject) -> list[Check]:
+    """Three checks of one noise-free step of the method, whose expected batch size is not the drawn number.
+
+    1. The update times b equals the sum of autograd's own gradients of each example alone, clipped.
+    2. Leaving out any one example changes it by at most the clipping norm c.
+    3. Loss and gradient of an example are the same alone and in the batch.
+
+    The first fails for a divisor that depends on the draw, the third for a loss that is a mean over the batch's tokens
+    (then a record changes the others' gradients, which no clipping bounds).
+    """
+    c, indices = subject.method.max_grad_norm, subject.indices
+    expected, unclipped, apart = _clipped_autograd(subject)
+    full = _update(subject, indices)
+    error = _norm(full - expected) / _norm(expected)
+    changes = [_norm(full - _update(subject, np.delete(indices, i))) / c for i in range(len(indices))]
+    among = f"{len(indices)} examples, {unclipped} of them below c = {c:g}"
+    return [
+        check(
+            f"clipped sum ({subject.name})", error, 0, subject.tolerance,
+            f"relative error of b times the update against clipped autograd; {among}",
+        ),
+        check(
+            f"one record ({subject.name})", max(changes), 0, 1 + subject.tolerance,
+            f"largest change of b times the update when an example is left out, over c; {among}",
+        ),
+        check(
+            f"alone as in company ({subject.name})", apart, 0, subject.tolerance,
+            "largest relative difference of an example's loss or gradient between the batch and itself alone",
+        ),
+    ]  # fmt: skip
+
+
+def _update(subject: Subject, indices: NDArray[np.int64]) -> torch.Tensor:
+    """b times the update of one step without noise on the given examples."""
+    plan = TrialPlan(
+        run_id="selftest/sensitivity",
+        batch_size=len(subject.indices) + 2,  # neither the number drawn nor that number less one
+        num_steps=1,
+        learning_rate=LEARNING_RATE,
+        seed=0,
+        num_examples=len(subject.task.lengths()),
+        noise_multiplier=NO_NOISE,
+    )
+    method = with_sgd(subject.method, lambda step: indices)
+    return summed_updates(method, plan, subject.trainee, subject.task, LocalComm())[0]
+
+
+def _clipped_autograd(subject: Subject) -> tuple[torch.Tensor, int, float]:
+    """The clipped sum from one backward pass an example, how many are not clipped, and the largest relative difference
+    between an example alone and in the batch."""
+    c = subject.method.max_grad_norm
+    together = _losses(subject, subject.indices)
+    total, unclipped, apart = torch.zeros(()), 0, 0.0
+    for row in range(len(subject.indices)):
+        (alone,) = _losses(subject, subject.indices[row : row + 1])
+        own, own_together = _gradient(subject, alone), _gradient(subject, together[row])
+        norm = _norm(own)
+        difference = float((alone - together[row]).detach().abs() / alone.detach().abs())
+        apart = max(apart, difference, _norm(own - own_together) / norm)
+        unclipped += norm <= c
+        total = total + own * min(1.0, c / norm)
+    return total, unclipped, apart
+
+
+def _losses(subject: Subject, indices: NDArray[np.int64]) -> torch.Tensor:
+    return subject.task.per_example_loss(subject.trainee.model, subject.task.batch(indices))
+
+
+def _gradient(subject: Subject, loss: torch.Tensor) -> torch.Tensor:
+    parameters = list(subject.trainee.parameters.values())
+    grads = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
+    return torch.cat([g.flatten() for g in grads])
+
+
+def _norm(vector: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
