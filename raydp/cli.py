@@ -252,6 +252,18 @@ def report(
 
 
 @app.command()
+def selftest(
+    spec: Annotated[Path | None, typer.Argument(metavar="[SPEC]", help="Also checks its task, model, method.")] = None,
+    json: Json = False,
+) -> None:
+    """Check that training does what its ε assumes: sensitivity, noise, sampling and an audit."""
+    from raydp.selftest.show import selftest_command
+
+    if not selftest_command(spec, json=json):
+        raise typer.Exit(1)
+
+
+@app.command()
 def schema() -> None:
     """JSON Schema of the spec, for editors."""
     from raydp.output import print_json
