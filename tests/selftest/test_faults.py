@@ -1,0 +1,222 @@
+"""Each fault that would void the guarantee is caught by the check that is there for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+import torch
+
+from raydp.methods import dp
+from raydp.methods.dp import DPSGD, DPAdam
+from raydp.selftest import audit, observe
+from raydp.selftest.audit import audit_check, mu_lower_bound
+from raydp.selftest.base import Check
+from raydp.selftest.noise import noise_checks
+from raydp.selftest.sampling import sampling_checks
+from raydp.selftest.sensitivity import sensitivity_checks
+from raydp.selftest.subjects import toy_subjects
+from raydp.tasks.language import LanguageModelingTask
+from raydp.tasks.token_loss import IGNORE, token_nll
+from raydp.training import clipping, layers, loop
+from raydp.training.clipping import ClippedGradients
+from raydp.training.trial import TrialPlan
+from tests.selftest.faults import rewrite
+
+NOISE = "if rule.noise_std > 0 and comm.rank == 0:"
+ADD = "_add_noise(total, stream, step, rule.noise_std)"
+SUM = "comm.all_reduce_sum(flat)"
+
+
+def failed(checks: Iterable[Check]) -> set[str]:
+    """Names of the checks that fail, without what they ran on."""
+    return {c.name.split(" (")[0] for c in checks if not c.passed}
+
+
+def sensitivity_failures(only: str = "") -> set[str]:
+    return failed(c for s in toy_subjects() if only in s.name for c in sensitivity_checks(s))
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    return monkeypatch
+
+
+@pytest.mark.parametrize("method", [DPSGD(), DPSGD(momentum=0.9, max_grad_norm=2.0), DPAdam()], ids=str)
+def test_without_a_fault_nothing_fails(method: DPSGD) -> None:
+    assert not failed([*noise_checks(method), *sampling_checks(method)])
+
+
+def test_a_mean_over_the_tokens_of_the_batch(plant: pytest.MonkeyPatch) -> None:
+    def token_mean(self: LanguageModelingTask, model: torch.nn.Module, batch: object) -> torch.Tensor:
+        counts = (batch.labels[:, 1:] != IGNORE).sum()
+        return token_nll(model, batch).sum(dim=1) / counts * len(batch.labels)
+
+    plant.setattr(LanguageModelingTask, "per_example_loss", token_mean)
+    assert "alone as in company" in sensitivity_failures()
+
+
+def test_a_tied_weight_whose_two_uses_are_taken_as_two_weights(plant: pytest.MonkeyPatch) -> None:
+    """The norm lacks the cross term, so examples whose two gradients agree are clipped too little."""
+    plant.setattr(clipping, "cross_term", lambda embedding, head: torch.zeros(len(head.g)))
+    assert {"clipped sum", "one record"} <= sensitivity_failures("tied")
+
+
+def test_a_tied_weight_counted_twice(plant: pytest.MonkeyPatch) -> None:
+    """Clipping sees the right norm, the sum has the output layer's use twice."""
+    whole = layers.Use.weighted_sum
+
+    def twice(self: layers.Use, weights: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        return whole(self, weights, shape) * (2 if self.kind == "embedding" else 1)
+
+    plant.setattr(layers.Use, "weighted_sum", twice)
+    assert {"clipped sum", "one record"} <= sensitivity_failures("tied")
+
+
+def test_each_parameter_clipped_by_itself(plant: pytest.MonkeyPatch) -> None:
+    rewrite(
+        plant, ClippedGradients, "accumulate",
+        ("total[name] += _clipped_sum(use, gradient, factors, finite,",
+         "total[name] += _clipped_sum(use, gradient, (self.max_grad_norm / _norm_squared(used, gradients[name]).sqrt())"
+         ".clamp(max=1), finite,"),
+    )  # fmt: skip
+    assert {"clipped sum", "one record"} <= sensitivity_failures()
+
+
+def test_the_gradient_of_the_batch_clipped_instead_of_each_examples(plant: pytest.MonkeyPatch) -> None:
+    rewrite(plant, ClippedGradients, "accumulate", ("norms.clamp(min=", "norms.mean().expand_as(norms).clamp(min="))
+    assert {"clipped sum", "one record"} <= sensitivity_failures()
+
+
+@pytest.mark.parametrize("divisor", ["max(1.0, float(sums[3]))", "1.0", "(plan.batch_size * comm.world_size + 1)"])
+def test_a_divisor_that_is_not_the_expected_batch_size(plant: pytest.MonkeyPatch, divisor: str) -> None:
+    rewrite(plant, loop, "run", ("flat /= plan.batch_size", f"flat /= {divisor}"))
+    assert "clipped sum" in sensitivity_failures()
+
+
+@pytest.mark.parametrize(
+    ("changes", "caught"),
+    [
+        ([(ADD, f"{ADD}; {ADD}")], "noise variance"),
+        ([(ADD, "pass")], "noise variance"),
+        ([(ADD, ADD.replace("rule.noise_std", "rule.noise_std * 1.05"))], "noise variance"),
+        ([(ADD, f"{ADD} if float(sums[3]) else None")], "noise variance in each step and parameter"),
+        ([(ADD, ADD.replace("total,", "dict(list(total.items())[:1]),"))], "noise variance in each step and parameter"),
+        ([(ADD, ADD.replace("step,", "0,"))], "noise of two steps"),
+        ([("run_id=plan.run_id", 'run_id="the same"')], "noise of two runs"),
+        ([(ADD, ADD.replace("stream", "KeyedStream(key=bytes(31) + bytes([step]), run_id='')"))], "noise of two runs"),
+        # Before the sum over workers, from a stream each: variance 2 in two workers, right in one.
+        ([(SUM, ""), (NOISE, "if rule.noise_std > 0:"),
+          (ADD, f"_add_noise(total, KeyedStream(key=key, run_id=f'{{plan.run_id}}{{comm.rank}}'), step, "
+                f"rule.noise_std); {SUM}")], "noise variance, 2 workers"),
+        # After the sum, by each worker for itself, and not broadcast: the workers' models part.
+        ([(NOISE, "if rule.noise_std > 0:"), ("comm.broadcast(flat)", ""),
+          (ADD, ADD.replace("stream", "KeyedStream(key=key, run_id=f'{plan.run_id}{comm.rank}')"))],
+         "noise of 2 workers is the same"),
+        ([(NOISE, "if rule.noise_std > 0 and comm.rank == 1:")], "noise variance"),
+    ],
+    ids=["twice", "never", "5 % more", "not on an empty batch", "not on every parameter", "same in every step",
+         "same in every run", "from the step alone", "once per worker", "each worker its own", "not on the first"],
+)  # fmt: skip
+def test_wrong_noise(plant: pytest.MonkeyPatch, changes: list[tuple[str, str]], caught: str) -> None:
+    rewrite(plant, loop, "run", *changes)
+    found = failed(noise_checks(DPSGD()))
+    assert caught in found
+    if "2 workers" in caught:
+        assert "noise variance" not in found, "one worker alone cannot tell"
+
+
+def test_the_same_noise_on_every_parameter(plant: pytest.MonkeyPatch) -> None:
+    rewrite(plant, loop, "_add_noise", ("name=name", 'name=""'))
+    assert "noise of two parameters" in failed(noise_checks(DPSGD()))
+
+
+def epoch_batch(plan: TrialPlan, key: bytes, step: int) -> np.ndarray:
+    """Batches of a fixed size from a shuffled data set, as a data loader makes them."""
+    per_epoch = plan.num_examples // plan.batch_size
+    epoch, place = divmod(step, per_epoch)
+    order = np.random.default_rng([epoch, *plan.run_id.encode()]).permutation(plan.num_examples)
+    return order[place * plan.batch_size : (place + 1) * plan.batch_size]
+
+
+def fixed_size_batch(plan: TrialPlan, key: bytes, step: int) -> np.ndarray:
+    """A batch of fixed size, drawn afresh in every step."""
+    return np.random.default_rng([step, *plan.run_id.encode()]).choice(plan.num_examples, plan.batch_size, False)
+
+
+def denser_batch(plan: TrialPlan, key: bytes, step: int) -> np.ndarray:
+    """Poisson at a rate 4 % above the accounted one."""
+    drawn = np.random.default_rng([step, *plan.run_id.encode()]).random(plan.num_examples)
+    return np.flatnonzero(drawn < 1.04 * plan.batch_size / plan.num_examples)
+
+
+def favouring_batch(plan: TrialPlan, key: bytes, step: int) -> np.ndarray:
+    """Poisson, with one example in twice as often."""
+    rates = np.full(plan.num_examples, plan.batch_size / plan.num_examples)
+    rates[7] *= 2
+    return np.flatnonzero(np.random.default_rng([step, *plan.run_id.encode()]).random(plan.num_examples) < rates)
+
+
+@pytest.mark.parametrize(
+    ("batch", "caught"),
+    [
+        (epoch_batch, {"variance of the batch size", "overlap of two steps in a row"}),
+        (fixed_size_batch, {"variance of the batch size"}),
+        (denser_batch, {"sampling rate"}),
+        (favouring_batch, {"sampling rate of each example"}),
+    ],
+    ids=["shuffled epochs", "fixed size", "another rate", "one example favoured"],
+)
+def test_batches_that_are_not_poisson(plant: pytest.MonkeyPatch, batch: object, caught: set[str]) -> None:
+    plant.setattr(dp, "poisson_batch", batch)
+    assert caught <= failed(sampling_checks(DPSGD()))
+
+
+def test_runs_and_steps_that_share_their_batches(plant: pytest.MonkeyPatch) -> None:
+    poisson = dp.poisson_batch
+    plant.setattr(dp, "poisson_batch", lambda plan, key, step: poisson(_named(plan, "same"), key, step))
+    assert failed(sampling_checks(DPSGD())) == {"overlap of two runs"}
+    plant.setattr(dp, "poisson_batch", lambda plan, key, step: poisson(plan, key, step // 2))
+    assert "overlap of two steps in a row" in failed(sampling_checks(DPSGD()))
+
+
+def _named(plan: TrialPlan, run_id: str) -> TrialPlan:
+    return TrialPlan(**{**vars(plan), "run_id": run_id})
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "change"),
+    [
+        (DPSGD, "train", ("noise_std=plan.noise_multiplier", "noise_std=plan.noise_multiplier / 2")),
+        (ClippedGradients, "accumulate", ("self.max_grad_norm / norms.clamp(min=self.max_grad_norm)", "norms**0")),
+    ],
+    ids=["half of sigma", "no clipping"],
+)
+def test_the_audit_finds_more_than_is_stated(
+    plant: pytest.MonkeyPatch, owner: type, name: str, change: tuple[str, str]
+) -> None:
+    rewrite(plant, owner, name, change)
+    found = audit_check(300)
+    assert not found.passed
+    assert found.figure > 4
+
+
+def test_an_audit_that_finds_too_little_fails_as_well(plant: pytest.MonkeyPatch) -> None:
+    """As where the canary does not reach the model: then it would not notice anything."""
+    rewrite(plant, audit, "_statistic", ("3 * MAX_GRAD_NORM * canary", "0.0"))
+    assert audit_check(300).figure < 2.4
+
+
+@pytest.mark.parametrize(("errors", "mu"), [(0, 4.7), (250, 0.9), (500, 0.0), (1000, 0.0)])
+def test_the_bound_on_mu_lies_below_what_the_error_rates_say(errors: int, mu: float) -> None:
+    """For a Gaussian mechanism and the midpoint both rates are Φ(-μ/2); 250 of 1,000 is μ = 1.35."""
+    assert mu_lower_bound(errors, errors, 1000) == pytest.approx(mu, abs=0.2)
+
+
+def test_observing_leaves_the_weights_as_they_were() -> None:
+    (subject, *_) = toy_subjects()
+    before = {n: p.detach().clone() for n, p in subject.trainee.parameters.items()}
+    sensitivity_checks(subject)
+    assert all(torch.equal(before[n], p.detach()) for n, p in subject.trainee.parameters.items())
+    assert observe.NO_NOISE > 0
