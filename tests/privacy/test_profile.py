@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from raydp.privacy import NonPrivate, PLDAccountant, PoissonGaussian, profile
+from raydp.privacy import NonPrivate, PLDAccountant, PoissonGaussian, PrivacyTarget, gdp, profile
 from raydp.privacy.gdp import gaussian_deltas
 from raydp.privacy.profile import dominating_mu
 
@@ -89,3 +89,12 @@ def test_gaussian_curve_matches_its_inverse_computed_apart(mu: float) -> None:
     for delta in (1e-12, 1e-6, 1e-3):
         epsilon = np.array([gaussian_epsilon(mu, delta)])
         assert gaussian_deltas(mu, epsilon)[0] == pytest.approx(delta, rel=1e-3)  # brentq on a plain difference
+
+
+@pytest.mark.parametrize("mu", [0.05, 1.0, 6.0])
+def test_the_epsilon_of_a_gaussian_equals_one_computed_apart(mu: float) -> None:
+    for delta in (1e-6, 1e-3):
+        assert gdp.gaussian_epsilon(mu, delta) == pytest.approx(gaussian_epsilon(mu, delta), rel=1e-4)
+    assert gdp.gaussian_epsilon(mu, 0.999) == 0
+    assert gdp.gaussian_epsilon(0.0, 1e-6) == 0
+    assert gdp.gaussian_epsilon(gdp.gaussian_mu(PrivacyTarget(epsilon=4, delta=1e-5)), 1e-5) == pytest.approx(4)
