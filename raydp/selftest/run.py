@@ -10,7 +10,8 @@ from raydp.selftest.base import Check
 from raydp.selftest.noise import noise_checks
 from raydp.selftest.sampling import sampling_checks
 from raydp.selftest.sensitivity import sensitivity_checks
-from raydp.selftest.subjects import spec_subject, toy_subjects
+from raydp.selftest.spec_subject import spec_subject
+from raydp.selftest.subjects import toy_subjects
 from raydp.spec import SweepSpec
 
 

@@ -1,4 +1,4 @@
-"""What the sensitivity checks run on: small models of every supported kind, and a spec's own model and task."""
+"""What the sensitivity checks run on: small models of every supported kind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from raydp import adapters, models
 from raydp.methods.dp import DPSGD
 from raydp.sections import AdapterSpec
-from raydp.spec import SweepSpec
 from raydp.tasks.base import Task, TaskFacts
 from raydp.tasks.language import LanguageModelingTask, TokenizedExamples
 from raydp.training.trial import Trainee
@@ -59,7 +58,7 @@ def toy_subjects() -> list[Subject]:
     return [
         Subject(
             name=name,
-            trainee=_trainee(_pretrained(build), adapter),
+            trainee=start_trainee(_pretrained(build), adapter),
             task=_task(),
             method=DPSGD(max_grad_norm=c),
             indices=np.arange(NUM_EXAMPLES),
@@ -69,32 +68,7 @@ def toy_subjects() -> list[Subject]:
     ]
 
 
-def spec_subject(spec: SweepSpec) -> Subject:
-    """A spec's own task, model, adapter and method, on examples from its longest to its shortest.
-
-    Raises:
-        ValueError: the model or the data are not usable, or the method has no guarantee to check.
-    """
-    if spec.method.params.max_grad_norm is None:
-        raise ValueError(
-            f"method.name must be a private method, got {spec.method.name!r}. Without clipping and noise there is "
-            "nothing to check; run `raydp selftest` without SPEC."
-        )
-    pretrained = models.load_base(spec.model)
-    task: Task = spec.task.params.build(pretrained.tokenizer)
-    by_length = np.argsort(-task.lengths(), kind="stable")
-    chosen = np.unique(np.linspace(0, len(by_length) - 1, NUM_EXAMPLES).round().astype(np.int64))
-    return Subject(
-        name=f"{spec.name}: {spec.model.name}",
-        trainee=_trainee(pretrained, spec.model.adapter, spec.cluster.microbatch_size),
-        task=task,
-        method=spec.method.params,
-        indices=by_length[chosen],
-        tolerance=ROUNDING[getattr(torch, spec.model.dtype)],
-    )
-
-
-def _trainee(base: models.PretrainedModel, adapter: AdapterSpec, microbatch_size: int | None = None) -> Trainee:
+def start_trainee(base: models.PretrainedModel, adapter: AdapterSpec, microbatch_size: int | None = None) -> Trainee:
     """The model with its adapter; LoRA's B is moved away from 0, where A would have no gradient."""
     model = adapters.attach_adapter(base, adapter)
     parameters = adapters.trainable_parameters(model, adapter)

@@ -1,0 +1,62 @@
+"""A spec's own task, model, adapter and method, to run the sensitivity checks on."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raydp import models
+from raydp.selftest.subjects import NUM_EXAMPLES, ROUNDING, Subject, start_trainee
+from raydp.spec import SweepSpec
+from raydp.tasks.base import Task
+from raydp.tasks.language import LanguageModelingTask, TokenizedExamples
+from raydp.training.prefix import with_frozen_prefix
+from raydp.training.trial import Trainee
+
+
+def spec_subject(spec: SweepSpec) -> Subject:
+    """A spec's own, on examples from its longest to its shortest, and with the frozen prefix that its sweep would use.
+
+    Raises:
+        ValueError: the model or the data are not usable, or the method has no guarantee to check.
+    """
+    if spec.method.params.max_grad_norm is None:
+        raise ValueError(
+            f"method.name must be a private method, got {spec.method.name!r}. Without clipping and noise there is "
+            "nothing to check; run `raydp selftest` without SPEC."
+        )
+    pretrained = models.load_base(spec.model)
+    trainee = start_trainee(pretrained, spec.model.adapter, spec.cluster.microbatch_size)
+    task: Task = spec.task.params.build(pretrained.tokenizer)
+    by_length = np.argsort(-task.lengths(), kind="stable")
+    indices = by_length[np.unique(np.linspace(0, len(by_length) - 1, NUM_EXAMPLES).round().astype(np.int64))]
+    if isinstance(task, LanguageModelingTask) and spec.cluster.prefix_cache_gib:
+        task, indices = _prefixed(task, indices, trainee), np.arange(len(indices))
+    return Subject(
+        name=f"{spec.name}: {spec.model.name}",
+        trainee=trainee,
+        task=task,
+        method=spec.method.params,
+        indices=indices,
+        tolerance=ROUNDING[getattr(torch, spec.model.dtype)],
+    )
+
+
+def _prefixed(task: LanguageModelingTask, indices: NDArray[np.int64], trainee: Trainee) -> LanguageModelingTask:
+    """The chosen examples as a task of their own: the prefix of all of them would take minutes."""
+    train = task.train
+    few = TokenizedExamples.from_lists(
+        [train.token_ids[train.offsets[i] : train.offsets[i + 1]].tolist() for i in indices],
+        train.target_starts[indices].tolist(),
+    )
+    few_task = replace(task, train=few, heldout=few)
+    with tempfile.TemporaryDirectory() as folder:  # the mapped files outlive their names
+        return with_frozen_prefix(
+            few_task, trainee.model, trainee.parameters, weight_hash="", folder=Path(folder),
+            max_bytes=float("inf"), say=lambda sentence: None,
+        )  # fmt: skip

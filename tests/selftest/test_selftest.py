@@ -1,0 +1,68 @@
+"""The whole self-test passes, and the command says so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raydp.selftest.base import check
+from raydp.selftest.run import run_selftest
+from raydp.selftest.sensitivity import sensitivity_checks
+from raydp.selftest.spec_subject import spec_subject
+from raydp.spec import load_spec
+from tests.conftest import Answer
+
+Command = Callable[..., Answer]
+
+
+def test_the_command_passes_and_answers_with_every_check(raydp: Command) -> None:
+    answer = raydp("selftest", "--json")
+    document = answer.json()
+    assert answer.code == 0
+    assert document["passed"] is True
+    assert {"name", "passed", "figure", "bound", "detail"} == set(document["checks"][0])
+    names = " ".join(c["name"] for c in document["checks"])
+    for subject in ("clipped sum", "one record", "alone", "LoRA", "GPT-2", "noise", "2 workers", "sampling", "audit"):
+        assert subject in names
+
+
+def test_a_specs_own_task_model_and_method_are_checked(
+    write_spec: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raydp.selftest.run.audit_check", lambda: check("audit", 3.0, 2.4, 4.0, "not run"))
+    said: list[str] = []
+    checks = run_selftest(load_spec(write_spec()), said.append)
+    own = [c for c in checks if "small: tiny" in c.name]
+    assert len(own) == 3
+    assert all(c.passed for c in own)
+    assert all(c.passed for c in checks), "also the noise of a method that steps with Adam"
+    assert "sensitivity: small: tiny" in said
+
+
+def test_the_frozen_prefix_of_a_spec_is_checked_as_its_sweep_would_use_it(write_spec: Callable[..., Path]) -> None:
+    adapter = {"r": 2, "target_modules": ["q_proj"], "layers_to_transform": [1]}
+    spec = load_spec(write_spec(model={"name": "tiny", "adapter": adapter}))
+    subject = spec_subject(spec)
+    assert subject.task.batch(subject.indices).first_layer == 1
+    assert all(c.passed for c in sensitivity_checks(subject))
+
+
+def test_a_method_without_a_guarantee_is_bad_input(write_spec: Callable[..., Path], raydp: Command) -> None:
+    answer = raydp("selftest", write_spec(method={"name": "nonprivate"}))
+    assert answer.code == 2
+    assert "method.name must be a private method" in answer.err
+
+
+def test_a_fault_fails_the_command_and_is_named(raydp: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raydp.selftest.run.audit_check", lambda: check("audit", 5.0, 2.4, 4.0, "too much"))
+    answer = raydp("selftest")
+    assert answer.code == 1
+    assert "failed: audit: 5, must be 2.4 to 4 (too much)" in answer.out
+
+
+def test_what_is_not_a_number_does_not_pass() -> None:
+    assert not check("x", math.nan, 0, 1, "").passed
+    assert check("x", 1, 0, 1, "").passed
