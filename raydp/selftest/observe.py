@@ -37,6 +37,14 @@ def with_sgd(method: Any, indices_fn: IndicesFn | None = None) -> Any:
     return Observed.model_validate(method.model_dump())
 
 
+def with_fixed_threshold(method: Any) -> Any:
+    """The method; with flat clipping instead of adaptive, whose unit of noise moves from step to step."""
+    if getattr(method, "clipping", "flat") != "adaptive":
+        return method
+    values = {k: v for k, v in method.model_dump().items() if not k.startswith(("clip_", "count_"))}
+    return type(method).model_validate({**values, "clipping": "flat"})
+
+
 def summed_updates(method: Any, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm) -> list[torch.Tensor]:
     """Train, and put the weights back.
 

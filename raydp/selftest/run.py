@@ -8,6 +8,7 @@ from raydp.methods.dp import DPSGD
 from raydp.selftest.audit import audit_check
 from raydp.selftest.base import Check
 from raydp.selftest.noise import noise_checks
+from raydp.selftest.observe import with_fixed_threshold
 from raydp.selftest.sampling import sampling_checks
 from raydp.selftest.sensitivity import sensitivity_checks
 from raydp.selftest.spec_subject import spec_subject
@@ -37,7 +38,7 @@ def run_selftest(spec: SweepSpec | None, progress: Callable[[str], None] | None 
     for subject in subjects:
         say(f"sensitivity: {subject.name}")
         checks += sensitivity_checks(subject)
-    method = DPSGD() if spec is None else spec.method.params
+    method = DPSGD() if spec is None else with_fixed_threshold(spec.method.params)
     say("noise")
     checks += noise_checks(method)
     say("sampling")

@@ -10,6 +10,7 @@ from raydp.selftest.base import Check, check
 from raydp.selftest.observe import LEARNING_RATE, NO_NOISE, summed_updates, with_sgd
 from raydp.selftest.subjects import Subject
 from raydp.training.comm import LocalComm
+from raydp.training.thresholds import GAMMA
 from raydp.training.trial import TrialPlan
 
 
@@ -63,7 +64,7 @@ def _update(subject: Subject, indices: NDArray[np.int64]) -> torch.Tensor:
 def _clipped_autograd(subject: Subject) -> tuple[torch.Tensor, int, float]:
     """The clipped sum from one backward pass an example, how many are not clipped, and the largest relative difference
     between an example alone and in the batch."""
-    c = subject.method.max_grad_norm
+    c, automatic = subject.method.max_grad_norm, getattr(subject.method, "clipping", "flat") == "automatic"
     together = _losses(subject, subject.indices)
     total, unclipped, apart = torch.zeros(()), 0, 0.0
     for row in range(len(subject.indices)):
@@ -73,7 +74,7 @@ def _clipped_autograd(subject: Subject) -> tuple[torch.Tensor, int, float]:
         difference = float((alone - together[row]).detach().abs() / alone.detach().abs())
         apart = max(apart, difference, _norm(own - own_together) / norm)
         unclipped += norm <= c
-        total = total + own * min(1.0, c / norm)
+        total = total + own * (c / (norm + GAMMA) if automatic else min(1.0, c / norm))
     return total, unclipped, apart
 
 

@@ -21,11 +21,12 @@ from raydp.tasks.language import LanguageModelingTask
 from raydp.tasks.token_loss import IGNORE, token_nll
 from raydp.training import clipping, layers, loop
 from raydp.training.clipping import ClippedGradients
+from raydp.training.thresholds import Clipping
 from raydp.training.trial import TrialPlan
 from tests.selftest.faults import rewrite
 
-NOISE = "if rule.noise_std > 0 and comm.rank == 0:"
-ADD = "_add_noise(total, stream, step, rule.noise_std)"
+NOISE = "if rule.noise_multiplier > 0 and comm.rank == 0:"
+ADD = "_add_noise(total, stream, step, rule.noise_multiplier * threshold)"
 SUM = "comm.all_reduce_sum(flat)"
 
 
@@ -78,14 +79,14 @@ def test_each_parameter_clipped_by_itself(plant: pytest.MonkeyPatch) -> None:
     rewrite(
         plant, ClippedGradients, "accumulate",
         ("total[name] += _clipped_sum(use, gradient, factors, finite,",
-         "total[name] += _clipped_sum(use, gradient, (self.max_grad_norm / _norm_squared(used, gradients[name]).sqrt())"
-         ".clamp(max=1), finite,"),
+         "total[name] += _clipped_sum(use, gradient, "
+         "(self.clipping.max_grad_norm / _norm_squared(used, gradients[name]).sqrt()).clamp(max=1), finite,"),
     )  # fmt: skip
     assert {"clipped sum", "one record"} <= sensitivity_failures()
 
 
 def test_the_gradient_of_the_batch_clipped_instead_of_each_examples(plant: pytest.MonkeyPatch) -> None:
-    rewrite(plant, ClippedGradients, "accumulate", ("norms.clamp(min=", "norms.mean().expand_as(norms).clamp(min="))
+    rewrite(plant, Clipping, "factors", ("norms.clamp(min=", "norms.mean().expand_as(norms).clamp(min="))
     assert {"clipped sum", "one record"} <= sensitivity_failures()
 
 
@@ -100,21 +101,21 @@ def test_a_divisor_that_is_not_the_expected_batch_size(plant: pytest.MonkeyPatch
     [
         ([(ADD, f"{ADD}; {ADD}")], "noise variance"),
         ([(ADD, "pass")], "noise variance"),
-        ([(ADD, ADD.replace("rule.noise_std", "rule.noise_std * 1.05"))], "noise variance"),
+        ([(ADD, ADD.replace("threshold", "threshold * 1.05"))], "noise variance"),
         ([(ADD, f"{ADD} if float(sums[3]) else None")], "noise variance in each step and parameter"),
         ([(ADD, ADD.replace("total,", "dict(list(total.items())[:1]),"))], "noise variance in each step and parameter"),
         ([(ADD, ADD.replace("step,", "0,"))], "noise of two steps"),
         ([("run_id=plan.run_id", 'run_id="the same"')], "noise of two runs"),
         ([(ADD, ADD.replace("stream", "KeyedStream(key=bytes(31) + bytes([step]), run_id='')"))], "noise of two runs"),
         # Before the sum over workers, from a stream each: variance 2 in two workers, right in one.
-        ([(SUM, ""), (NOISE, "if rule.noise_std > 0:"),
+        ([(SUM, ""), (NOISE, "if rule.noise_multiplier > 0:"),
           (ADD, f"_add_noise(total, KeyedStream(key=key, run_id=f'{{plan.run_id}}{{comm.rank}}'), step, "
-                f"rule.noise_std); {SUM}")], "noise variance, 2 workers"),
+                f"rule.noise_multiplier * threshold); {SUM}")], "noise variance, 2 workers"),
         # After the sum, by each worker for itself, and not broadcast: the workers' models part.
-        ([(NOISE, "if rule.noise_std > 0:"), ("comm.broadcast(flat)", ""),
+        ([(NOISE, "if rule.noise_multiplier > 0:"), ("comm.broadcast(flat)", ""),
           (ADD, ADD.replace("stream", "KeyedStream(key=key, run_id=f'{plan.run_id}{comm.rank}')"))],
          "noise of 2 workers is the same"),
-        ([(NOISE, "if rule.noise_std > 0 and comm.rank == 1:")], "noise variance"),
+        ([(NOISE, "if rule.noise_multiplier > 0 and comm.rank == 1:")], "noise variance"),
     ],
     ids=["twice", "never", "5 % more", "not on an empty batch", "not on every parameter", "same in every step",
          "same in every run", "from the step alone", "once per worker", "each worker its own", "not on the first"],
@@ -188,8 +189,8 @@ def _named(plan: TrialPlan, run_id: str) -> TrialPlan:
 @pytest.mark.parametrize(
     ("owner", "name", "change"),
     [
-        (DPSGD, "train", ("noise_std=plan.noise_multiplier", "noise_std=plan.noise_multiplier / 2")),
-        (ClippedGradients, "accumulate", ("self.max_grad_norm / norms.clamp(min=self.max_grad_norm)", "norms**0")),
+        (DPSGD, "train", ("(plan, plan.noise_multiplier)", "(plan, plan.noise_multiplier / 2)")),
+        (Clipping, "factors", ("self.max_grad_norm / norms.clamp(min=self.max_grad_norm)", "norms**0")),
     ],
     ids=["half of sigma", "no clipping"],
 )

@@ -16,6 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from raydp.tasks.base import Batch
 from raydp.training.clipping import ClippedGradients
+from raydp.training.thresholds import Clipping
 from tests.training.test_clipping import TOLERANCE, batch_of, losses, reference, relative_error
 
 VOCABULARY = 53
@@ -95,7 +96,7 @@ def engine_sum(model: nn.Module, batch: Batch, c: float, parts: list[list[int]])
     """The engine's running sum over micro-batches."""
     parameters = trained(model)
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
-    engine = ClippedGradients(model, parameters, c)
+    engine = ClippedGradients(model, parameters, Clipping(c))
     for part in [rows_of(batch, rows) for rows in parts]:
         engine.accumulate(lambda part=part: losses(model, part), total)
     return total
@@ -170,7 +171,7 @@ def test_agrees_with_opacus(
 
     parameters = trained(model)
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
-    ClippedGradients(model, parameters, c).accumulate(lambda: loss(model), total)
+    ClippedGradients(model, parameters, Clipping(c)).accumulate(lambda: loss(model), total)
 
     wrapped = GradSampleModule(model.train(), loss_reduction="sum")  # it records in train mode only; nothing is random
     loss(wrapped).sum().backward()
