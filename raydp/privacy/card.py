@@ -54,6 +54,7 @@ def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("sampling rate q", _figure(record["sample_rate"])),
         ("steps T", _figure(record["num_steps"])),
         ("clipping norm c", _figure(record["max_grad_norm"])),
+        ("clipping", record["clipping"] or "–"),
         ("divisor", record["divisor"]),
         ("randomness", record["seed_policy"]),
         ("tuning", record["tuning"]),

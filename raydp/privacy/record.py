@@ -38,6 +38,7 @@ def privacy_record(
     unit: str,
     max_grad_norm: float | None,
     noise_key: Literal["secret", "test"],
+    clipping: str | None = None,
     caveats: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The privacy record of one run, ready for strict JSON (infinity is the string "inf").
@@ -52,6 +53,7 @@ def privacy_record(
         unit: the privacy unit, in words: "example", "e-mail", ...
         max_grad_norm: clipping norm c; None where nothing is clipped.
         noise_key: where masks and noise come from: the sweep's secret key or the public test key.
+        clipping: how gradients are scaled to max_grad_norm: "flat", "automatic", or "adaptive", which starts from it.
         caveats: further reasons why the guarantee does not hold as stated (a sampler that shuffles, a claim without
             proof); each makes the record uncertified.
 
@@ -83,6 +85,7 @@ def privacy_record(
         "delta": delta,
         "target_epsilon": None if target_epsilon is None else _json_number(target_epsilon),
         "max_grad_norm": max_grad_norm,
+        "clipping": clipping,
         "divisor": "expected batch size",
         "seed_policy": SEED_POLICY[noise_key if private else "none"],
         "certified": not reasons,

@@ -199,6 +199,7 @@ def _record(
         unit=facts.privacy_unit,
         max_grad_norm=spec.method.params.max_grad_norm,
         noise_key=spec.privacy.noise_key,
+        clipping=getattr(spec.method.params, "clipping", None),
     )
 
 

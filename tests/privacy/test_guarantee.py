@@ -25,6 +25,7 @@ def record(event: PoissonGaussian | NonPrivate, epsilon: float) -> dict[str, obj
         unit="mail",
         max_grad_norm=0.1,
         noise_key="secret",
+        clipping="automatic",
     )
     ledger = {"noisy_steps": 50, "executions": 53, "replays": 3, "note": "a replay draws the same noise"}
     together = {"models": 4, "epsilon": 20.5, "delta": 1e-5, "accountant": "pld"}
@@ -59,6 +60,7 @@ def test_the_card_says_what_is_promised_and_what_is_not() -> None:
     assert "(7.5, 1e-05)-differentially private for one mail added or removed." in card
     assert "This guarantee is certified." in card
     assert "53 for 50 steps" in card
+    assert "| clipping | automatic |" in card
     assert "4 models of one sweep: (20.5, 1e-05)" in card
     assert "true positive rate at most" in card
     assert "utility, scores, step metrics and reports" in card
