@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from raydp.methods.base import poisson_batch
 from raydp.privacy import PoissonGaussian
@@ -62,6 +62,14 @@ class DPSGD(Section):
                     "Remove it, or use clipping 'adaptive'."
                 )
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is not in use is not part of a run's identity: a new option leaves the runs of before as they are."""
+        values: dict[str, Any] = handler(self)
+        adaptive = ("clip_quantile", "clip_learning_rate", "count_noise_multiplier")
+        unused = () if self.clipping == "adaptive" else adaptive
+        return {k: v for k, v in values.items() if k not in unused and (k, v) != ("clipping", "flat")}
 
     def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian:
         """What the accountant accounts for the whole run: sums and, with adaptive clipping, counts.

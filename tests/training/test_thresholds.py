@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from raydp.methods.dp import DPSGD
+from raydp.methods.dp import DPSGD, DPAdam
 from raydp.spec import load_spec
 from raydp.sweep.plan import make_plan
 from raydp.training.clipping import ClippedGradients
@@ -134,3 +134,10 @@ def test_the_plan_of_a_sweep_finds_it(tmp_path: Path) -> None:
 def test_parameters_that_would_be_ignored_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^method.clip_quantile must be left out with clipping 'flat', got 0.3\."):
         load_spec(small_spec(tmp_path, method={"name": "dp_sgd", "clip_quantile": 0.3}))
+
+
+def test_options_that_are_not_in_use_are_not_part_of_a_runs_identity() -> None:
+    assert set(DPAdam().model_dump()) == {"max_grad_norm", "momentum", "betas", "eps"}
+    adaptive = DPAdam(clipping="adaptive", clip_quantile=0.7)
+    assert DPAdam.model_validate(adaptive.model_dump()) == adaptive
+    assert "clip_quantile" not in DPAdam(clipping="automatic").model_dump()
