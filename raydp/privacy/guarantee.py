@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,9 @@ def attack_summary(event: Event) -> dict[str, Any]:
 
 def profile_rows(event: Event, deltas: Sequence[float], accountant: Accountant) -> list[dict[str, Any]]:
     """ε at each δ, each with a reason where the accountant has no answer."""
+    with suppress(AccountantError):  # one composition for all; one by one only to tell which have no answer
+        epsilons = accountant.epsilons(event, deltas)
+        return [{"delta": delta, "epsilon": epsilon} for delta, epsilon in zip(deltas, epsilons, strict=True)]
     rows: list[dict[str, Any]] = []
     for delta in deltas:
         try:

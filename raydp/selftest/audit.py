@@ -13,9 +13,8 @@ from raydp.privacy.events import PrivacyTarget
 from raydp.privacy.gdp import gaussian_epsilon, gaussian_mu
 from raydp.selftest.base import Check, check
 from raydp.selftest.linear import LinearTask, linear_trainee
-from raydp.selftest.observe import LEARNING_RATE, summed_updates
+from raydp.selftest.observe import observed_plan, summed_updates
 from raydp.training.comm import LocalComm
-from raydp.training.trial import TrialPlan
 
 TARGET = PrivacyTarget(epsilon=4.0, delta=1e-5)
 CONFIDENCE = 0.999
@@ -66,12 +65,10 @@ def _statistic(run: int, sigma: float, canary: bool) -> float:
     Without the canary there is a record with gradient 0 in its place: the sum is the one without the record, and n and
     b, which are public, stay as they are.
     """
-    plan = TrialPlan(
-        run_id=f"selftest/audit/{canary}/{run}",
+    plan = observed_plan(
+        f"selftest/audit/{canary}/{run}",
         batch_size=NUM_EXAMPLES,
         num_steps=NUM_STEPS,
-        learning_rate=LEARNING_RATE,
-        seed=0,
         num_examples=NUM_EXAMPLES,
         noise_multiplier=sigma,
     )

@@ -12,10 +12,9 @@ from scipy import stats
 
 from raydp.selftest.base import Check, check
 from raydp.selftest.linear import LinearTask, linear_trainee
-from raydp.selftest.observe import LEARNING_RATE, NO_NOISE, summed_updates, with_sgd
+from raydp.selftest.observe import NO_NOISE, observed_plan, summed_updates, with_sgd
 from raydp.selftest.ranks import on_ranks
 from raydp.training.comm import Comm, LocalComm
-from raydp.training.trial import TrialPlan
 
 LEVEL = 1e-4
 """Chance that right noise fails a check; with the fixed test key it passes always or never."""
@@ -52,12 +51,10 @@ def _noise(method: Any, run_id: str, comm: Comm) -> NDArray[np.float64]:
     task = LinearTask(inputs, targets)
 
     def updates(noise_multiplier: float) -> torch.Tensor:
-        plan = TrialPlan(
-            run_id=run_id,
+        plan = observed_plan(
+            run_id,
             batch_size=BATCH_SIZE,
             num_steps=NUM_STEPS,
-            learning_rate=LEARNING_RATE,
-            seed=0,
             num_examples=NUM_EXAMPLES,
             noise_multiplier=noise_multiplier,
         )

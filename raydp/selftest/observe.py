@@ -21,6 +21,22 @@ LEARNING_RATE = 2.0**20
 NO_NOISE = 1e-30
 """A noise multiplier whose noise vanishes in fp32; a private method refuses 0."""
 
+
+def observed_plan(
+    run_id: str, *, batch_size: int, num_steps: int, num_examples: int, noise_multiplier: float
+) -> TrialPlan:
+    """A run whose updates are to be observed."""
+    return TrialPlan(
+        run_id=run_id,
+        batch_size=batch_size,
+        num_steps=num_steps,
+        learning_rate=LEARNING_RATE,
+        seed=0,
+        num_examples=num_examples,
+        noise_multiplier=noise_multiplier,
+    )
+
+
 IndicesFn = Callable[[int], NDArray[np.int64]]
 
 

@@ -51,7 +51,7 @@ def on_ranks(world_size: int, work: Callable[[Comm], T]) -> list[T]:
     def run(rank: int) -> T:
         try:
             return work(ThreadComm(rank, barrier, slots))
-        except BaseException:
+        except BaseException:  # whatever it is, raised again: the other ranks must not wait for this one
             barrier.abort()
             raise
 

@@ -7,11 +7,10 @@ import torch
 from numpy.typing import NDArray
 
 from raydp.selftest.base import Check, check
-from raydp.selftest.observe import LEARNING_RATE, NO_NOISE, summed_updates, with_sgd
+from raydp.selftest.observe import NO_NOISE, observed_plan, summed_updates, with_sgd
 from raydp.selftest.subjects import Subject
 from raydp.training.comm import LocalComm
 from raydp.training.thresholds import GAMMA
-from raydp.training.trial import TrialPlan
 
 
 def sensitivity_checks(subject: Subject) -> list[Check]:
@@ -48,12 +47,10 @@ def sensitivity_checks(subject: Subject) -> list[Check]:
 
 def _update(subject: Subject, indices: NDArray[np.int64]) -> torch.Tensor:
     """b times the update of one step without noise on the given examples."""
-    plan = TrialPlan(
-        run_id="selftest/sensitivity",
+    plan = observed_plan(
+        "selftest/sensitivity",
         batch_size=len(subject.indices) + 2,  # neither the number drawn nor that number less one
         num_steps=1,
-        learning_rate=LEARNING_RATE,
-        seed=0,
         num_examples=len(subject.task.lengths()),
         noise_multiplier=NO_NOISE,
     )
