@@ -58,7 +58,7 @@ class PrivacySpec(Section):
         target_delta: δ; or
         delta_exponent: δ = n^-delta_exponent (Hu et al. 2025, section 3.1: 1.1).
         accountant: prv, pld or rdp.
-        unit: what is protected; one example.
+        unit: what is protected: one example, or one user with all its examples. batch_size, n and δ count units.
         noise_key: "secret" draws a key for the sweep; "test" fixes it, for tests and demonstrations, and the guarantee
             is then not certified.
     """
@@ -67,7 +67,7 @@ class PrivacySpec(Section):
     target_delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     delta_exponent: Positive | None = None
     accountant: str = "prv"
-    unit: Literal["example"] = "example"
+    unit: Literal["example", "user"] = "example"
     noise_key: Literal["secret", "test"] = "secret"
 
     @model_validator(mode="after")
@@ -82,11 +82,11 @@ class PrivacySpec(Section):
         registries.resolve("accountants", name)
         return name
 
-    def delta(self, num_examples: int) -> float:
-        """δ for n examples: the given one, or n^-delta_exponent (1.1 where neither is given)."""
+    def delta(self, num_units: int) -> float:
+        """δ for n units: the given one, or n^-delta_exponent (1.1 where neither is given)."""
         if self.target_delta is not None:
             return self.target_delta
-        return float(num_examples ** -(self.delta_exponent or 1.1))
+        return float(num_units ** -(self.delta_exponent or 1.1))
 
 
 class SelectSpec(Section):

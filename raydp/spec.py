@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
 from pydantic import (
@@ -30,6 +30,11 @@ from raydp.sections import (
     SpaceSpec,
     TrackingSpec,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from raydp.tasks.base import Task
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,15 @@ class SweepSpec(Section):
         if self.select.score not in names:
             raise ValueError(registries.unknown_name("select.score", self.select.score, names))
         return self
+
+    def build_task(self, tokenizer: PreTrainedTokenizerBase) -> Task:
+        """The task with the unit of privacy that is asked for.
+
+        Raises:
+            ValueError: the data or the secrets are not usable, or the task does not know its users.
+        """
+        task: Task = self.task.params.build(tokenizer)
+        return task.by_user() if self.privacy.unit == "user" else task
 
 
 def load_spec(source: str | Path | Mapping[str, Any]) -> SweepSpec:

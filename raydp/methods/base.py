@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def poisson_batch(plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
-    """The examples of one step under Poisson sampling at b/n: a function of key, run and step alone."""
+    """The units (examples, or users) of one step under Poisson sampling at b/n; depends on key, run and step alone."""
     stream = KeyedStream(key=key, run_id=plan.run_id)
     return np.flatnonzero(stream.poisson_mask(plan.num_examples, plan.batch_size, step=step))
 
@@ -34,7 +34,7 @@ class Method(Protocol):
         """What the accountant accounts for the whole run."""
 
     def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
-        """The examples of one step, the same on every rank; any step can be asked for at any time."""
+        """The units (examples, or users) of one step, the same on every rank; any step can be asked for at any time."""
 
     def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
         """The rule that turns the privatised gradient into an update."""

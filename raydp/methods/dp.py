@@ -25,7 +25,7 @@ class DPSGD(Section):
     """DP-SGD.
 
     Args:
-        max_grad_norm: clipping norm c > 0 of an example's gradient over all trained parameters; where it adapts, the
+        max_grad_norm: clipping norm c > 0 of a unit's gradient over all trained parameters; where it adapts, the
             first step's.
         clipping: "flat": gradients above c are scaled down to it. "automatic": every gradient is scaled by
             c / (norm + 0.01) (Bu et al. 2023, AUTO-S); c then only scales the update. "adaptive": flat, and c follows a
@@ -38,11 +38,12 @@ class DPSGD(Section):
 
     Guarantee:
         The sequence of all updates is the Poisson-subsampled Gaussian mechanism with sample rate b/n and noise
-        multiplier σ, composed T times, for one example added or removed; see raydp.privacy for its (ε, δ). Assumes that
-        the loss of an example depends on that example alone and that the sweep's key stays secret. So it is with every
-        clipping: automatic scaling leaves no gradient above c; the noisy count of adaptive clipping is part of the same
-        Gaussian mechanism, since the gradient's noise multiplier is raised to (σ^-2 - (2 σ_b)^-2)^(-1/2) (Andrew et al.
-        2021, Theorem 1).
+        multiplier σ, composed T times, for one unit added or removed: an example, or a user with all its examples, the
+        sum of whose gradients is then what is clipped; see raydp.privacy for its (ε, δ). Assumes that the loss of an
+        example depends on that example alone and that the sweep's key stays secret. So it is with every clipping:
+        automatic scaling leaves no gradient above c; the noisy count of adaptive clipping is part of the same Gaussian
+        mechanism, since the gradient's noise multiplier is raised to (σ^-2 - (2 σ_b)^-2)^(-1/2) (Andrew et al. 2021,
+        Theorem 1).
     """
 
     max_grad_norm: Annotated[float, Field(gt=0, le=1e6)] = 0.5

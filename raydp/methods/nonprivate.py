@@ -60,9 +60,12 @@ class _PlainSum:
     def __init__(self, parameters: dict[str, torch.nn.Parameter]) -> None:
         self._parameters = parameters
 
-    def accumulate(self, loss_fn: Callable[[], torch.Tensor], total: dict[str, torch.Tensor]) -> torch.Tensor:
+    def accumulate(
+        self, loss_fn: Callable[[], torch.Tensor], total: dict[str, torch.Tensor], examples_per_unit: int = 1
+    ) -> torch.Tensor:
         losses = loss_fn()
         names = list(self._parameters)
         for name, g in zip(names, torch.autograd.grad(losses.sum(), [self._parameters[n] for n in names]), strict=True):
             total[name] += g
-        return torch.stack([losses.detach().float(), torch.zeros_like(losses, dtype=torch.float32)])
+        mean = losses.detach().float().view(-1, examples_per_unit).mean(dim=1)
+        return torch.stack([mean, torch.zeros_like(mean)])

@@ -28,6 +28,9 @@ class LinearTask:
     def lengths(self) -> NDArray[np.int64]:
         return self._lengths
 
+    def unit_sizes(self) -> None:
+        """Every example is a unit."""
+
     def batch(self, indices: NDArray[np.int64]) -> Batch:
         rows = torch.from_numpy(indices)[:, None]
         return Batch(input_ids=rows, labels=rows)

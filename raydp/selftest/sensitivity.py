@@ -10,15 +10,16 @@ from raydp.selftest.base import Check, check
 from raydp.selftest.observe import NO_NOISE, observed_plan, summed_updates, with_sgd
 from raydp.selftest.subjects import Subject
 from raydp.training.comm import LocalComm
+from raydp.training.microbatches import Units
 from raydp.training.thresholds import GAMMA
 
 
 def sensitivity_checks(subject: Subject) -> list[Check]:
     """Three checks of one noise-free step of the method, whose expected batch size is not the drawn number.
 
-    1. The update times b equals the sum of autograd's own gradients of each example alone, clipped.
-    2. Leaving out any one example changes it by at most the clipping norm c.
-    3. Loss and gradient of an example are the same alone and in the batch.
+    1. The update times b equals the sum of autograd's own gradients of each unit alone, clipped.
+    2. Leaving out any one unit (an example, or a user with all its examples) changes it by at most the clipping norm c.
+    3. Loss and gradient of a unit are the same alone and in the batch.
 
     The first fails for a divisor that depends on the draw, the third for a loss that is a mean over the batch's tokens
     (then a record changes the others' gradients, which no clipping bounds).
@@ -28,7 +29,7 @@ def sensitivity_checks(subject: Subject) -> list[Check]:
     full = _update(subject, indices)
     error = _norm(full - expected) / _norm(expected)
     changes = [_norm(full - _update(subject, np.delete(indices, i))) / c for i in range(len(indices))]
-    among = f"{len(indices)} examples, {unclipped} of them below c = {c:g}"
+    among = f"{len(indices)} units, {unclipped} of them below c = {c:g}"
     return [
         check(
             f"clipped sum ({subject.name})", error, 0, subject.tolerance,
@@ -36,22 +37,22 @@ def sensitivity_checks(subject: Subject) -> list[Check]:
         ),
         check(
             f"one record ({subject.name})", max(changes), 0, 1 + subject.tolerance,
-            f"largest change of b times the update when an example is left out, over c; {among}",
+            f"largest change of b times the update when a unit is left out, over c; {among}",
         ),
         check(
             f"alone as in company ({subject.name})", apart, 0, subject.tolerance,
-            "largest relative difference of an example's loss or gradient between the batch and itself alone",
+            "largest relative difference of a unit's loss or gradient between the batch and itself alone",
         ),
     ]  # fmt: skip
 
 
 def _update(subject: Subject, indices: NDArray[np.int64]) -> torch.Tensor:
-    """b times the update of one step without noise on the given examples."""
+    """b times the update of one step without noise on the given units."""
     plan = observed_plan(
         "selftest/sensitivity",
         batch_size=len(subject.indices) + 2,  # neither the number drawn nor that number less one
         num_steps=1,
-        num_examples=len(subject.task.lengths()),
+        num_examples=len(Units.of(subject.task)),
         noise_multiplier=NO_NOISE,
     )
     method = with_sgd(subject.method, lambda step: indices)
@@ -59,8 +60,8 @@ def _update(subject: Subject, indices: NDArray[np.int64]) -> torch.Tensor:
 
 
 def _clipped_autograd(subject: Subject) -> tuple[torch.Tensor, int, float]:
-    """The clipped sum from one backward pass an example, how many are not clipped, and the largest relative difference
-    between an example alone and in the batch."""
+    """The clipped sum from one backward pass a unit, how many are not clipped, and the largest relative difference
+    between a unit alone and in the batch."""
     c, automatic = subject.method.max_grad_norm, getattr(subject.method, "clipping", "flat") == "automatic"
     together = _losses(subject, subject.indices)
     total, unclipped, apart = torch.zeros(()), 0, 0.0
@@ -75,8 +76,12 @@ def _clipped_autograd(subject: Subject) -> tuple[torch.Tensor, int, float]:
     return total, unclipped, apart
 
 
-def _losses(subject: Subject, indices: NDArray[np.int64]) -> torch.Tensor:
-    return subject.task.per_example_loss(subject.trainee.model, subject.task.batch(indices))
+def _losses(subject: Subject, indices: NDArray[np.int64]) -> list[torch.Tensor]:
+    """The summed loss of each unit, all of them in one batch."""
+    units = Units.of(subject.task)
+    losses = subject.task.per_example_loss(subject.trainee.model, subject.task.batch(units.examples(indices)))
+    sizes = units.offsets[indices + 1] - units.offsets[indices]
+    return [part.sum() for part in losses.split(sizes.tolist())]
 
 
 def _gradient(subject: Subject, loss: torch.Tensor) -> torch.Tensor:

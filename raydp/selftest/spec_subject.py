@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 from raydp import models
 from raydp.selftest.subjects import NUM_EXAMPLES, ROUNDING, Subject, start_trainee
 from raydp.spec import SweepSpec
-from raydp.tasks.base import Task
-from raydp.tasks.language import LanguageModelingTask, TokenizedExamples
+from raydp.tasks.language import LanguageModelingTask
+from raydp.training.comm import LocalComm
+from raydp.training.microbatches import Units
 from raydp.training.prefix import with_frozen_prefix
 from raydp.training.trial import Trainee
 
 
 def spec_subject(spec: SweepSpec) -> Subject:
-    """A spec's own, on examples from its longest to its shortest, and with the frozen prefix that its sweep would use.
+    """A spec's own, on units from the longest to the shortest, and with the frozen prefix that its sweep would use.
 
     Raises:
         ValueError: the model or the data are not usable, or the method has no guarantee to check.
@@ -32,8 +33,9 @@ def spec_subject(spec: SweepSpec) -> Subject:
         )
     pretrained = models.load_base(spec.model)
     trainee = start_trainee(pretrained, spec.model.adapter, spec.cluster.microbatch_size)
-    task: Task = spec.task.params.build(pretrained.tokenizer)
-    by_length = np.argsort(-task.lengths(), kind="stable")
+    task = spec.build_task(pretrained.tokenizer)
+    units = Units.of(task)
+    by_length = units.share(np.arange(len(units)), LocalComm())
     indices = by_length[np.unique(np.linspace(0, len(by_length) - 1, NUM_EXAMPLES).round().astype(np.int64))]
     if isinstance(task, LanguageModelingTask) and spec.cluster.prefix_cache_gib:
         task, indices = _prefixed(task, indices, trainee), np.arange(len(indices))
@@ -48,13 +50,10 @@ def spec_subject(spec: SweepSpec) -> Subject:
 
 
 def _prefixed(task: LanguageModelingTask, indices: NDArray[np.int64], trainee: Trainee) -> LanguageModelingTask:
-    """The chosen examples as a task of their own: the prefix of all of them would take minutes."""
-    train = task.train
-    few = TokenizedExamples.from_lists(
-        [train.token_ids[train.offsets[i] : train.offsets[i + 1]].tolist() for i in indices],
-        train.target_starts[indices].tolist(),
-    )
-    few_task = replace(task, train=few, heldout=few)
+    """The chosen units as a task of their own: the prefix of all of them would take minutes."""
+    few = task.train.select(Units.of(task).examples(indices))
+    sizes = task.unit_sizes()
+    few_task = replace(task, train=few, heldout=few, sizes=None if sizes is None else sizes[indices])
     with tempfile.TemporaryDirectory() as folder:  # the mapped files outlive their names
         return with_frozen_prefix(
             few_task, trainee.model, trainee.parameters, weight_hash="", folder=Path(folder),

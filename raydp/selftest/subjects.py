@@ -17,6 +17,7 @@ from raydp.methods.dp import DPSGD
 from raydp.sections import AdapterSpec
 from raydp.tasks.base import Task, TaskFacts
 from raydp.tasks.language import LanguageModelingTask, TokenizedExamples
+from raydp.tasks.users import Users
 from raydp.training.trial import Trainee
 
 NUM_EXAMPLES = 6
@@ -35,7 +36,7 @@ class Subject:
 
     Attributes:
         method: clips at its max_grad_norm.
-        indices: the examples.
+        indices: the units.
         tolerance: relative error that rounding explains.
     """
 
@@ -48,23 +49,24 @@ class Subject:
 
 
 def toy_subjects() -> list[Subject]:
-    """Random models: tied embeddings trained in full, LoRA, and GPT-2 with Conv1D, LayerNorm and positions; each with a
-    clipping norm that some of its gradients exceed and some do not."""
-    kinds: dict[str, tuple[Callable[[], nn.Module], AdapterSpec, float]] = {
-        "Llama, tied, full": (_llama, FULL, 5.2),
-        "Llama, LoRA": (_llama, LORA, 2.3),
-        "GPT-2, tied, full": (_gpt2, FULL, 5.0),
+    """Random models: tied embeddings trained in full, LoRA, and GPT-2 with Conv1D, LayerNorm and positions, once more
+    with users of several examples; each with a clipping norm that some of its gradients exceed and some do not."""
+    kinds: dict[str, tuple[Callable[[], nn.Module], AdapterSpec, float, LanguageModelingTask]] = {
+        "Llama, tied, full": (_llama, FULL, 5.2, _task()),
+        "Llama, LoRA": (_llama, LORA, 2.3, _task()),
+        "GPT-2, tied, full": (_gpt2, FULL, 5.0, _task()),
+        "GPT-2, tied, full, users": (_gpt2, FULL, 8.0, _task().by_user()),
     }
     return [
         Subject(
             name=name,
             trainee=start_trainee(_pretrained(build), adapter),
-            task=_task(),
+            task=task,
             method=DPSGD(max_grad_norm=c),
-            indices=np.arange(NUM_EXAMPLES),
+            indices=np.arange(task.facts().num_units),
             tolerance=ROUNDING[torch.float32],
         )
-        for name, (build, adapter, c) in kinds.items()
+        for name, (build, adapter, c, task) in kinds.items()
     ]
 
 
@@ -133,4 +135,5 @@ def _task() -> LanguageModelingTask:
         content_hash="selftest",
         num_tokens=examples.num_targets(),
     )
-    return LanguageModelingTask(train=examples, heldout=examples, task_facts=facts)
+    users = Users.named([0, 1, 0, 2, 3, 0], "user")
+    return LanguageModelingTask(train=examples, heldout=examples, task_facts=facts, users=users)

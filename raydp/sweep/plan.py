@@ -62,7 +62,7 @@ class SweepPlan:
             "compute": compute,
             "updates": float(compute * exact(trial.learning_rate)),
             "seeds": seeds,
-            "cost_tokens": round(compute * self.facts.num_tokens / self.facts.num_examples) * seeds,
+            "cost_tokens": round(compute * self.facts.num_tokens / self.facts.num_units) * seeds,
         }
 
 
@@ -80,7 +80,7 @@ def build_task(spec: SweepSpec) -> tuple[Task, str]:
         ValueError: the model, the data or the secrets are not usable, or a score has nothing to measure.
     """
     tokenizer, weight_hash = models.check(spec.model)
-    task: Task = spec.task.params.build(tokenizer)
+    task = spec.build_task(tokenizer)
     for score in spec.scores:
         score.params.check(task)
     return task, weight_hash
@@ -98,7 +98,7 @@ def make_plan(
     Raises:
         ValueError: a configuration of the user's own list or grid does not fit the data, or none is left.
     """
-    configurations, rejected = _configurations(spec.space, facts.num_examples)
+    configurations, rejected = _configurations(spec.space, facts.num_units)
     delta = spec.privacy.delta(facts.num_units)
     private = spec.method.params.max_grad_norm is not None
     solved = _calibrations(spec, configurations, facts, delta, progress) if private else [None] * len(configurations)
@@ -111,7 +111,7 @@ def make_plan(
                 num_steps=configuration.num_steps,
                 learning_rate=configuration.learning_rate,
                 seed=seed,
-                num_examples=facts.num_examples,
+                num_examples=facts.num_units,
                 noise_multiplier=calibration.noise_multiplier if calibration else 0.0,
             )
             trials.append(trial)
@@ -176,9 +176,7 @@ def _calibrations(
 ) -> list[Calibration]:
     target = PrivacyTarget(epsilon=spec.privacy.target_epsilon, delta=delta)
     requests = [
-        CalibrationRequest(
-            num_examples=facts.num_examples, batch_size=c.batch_size, num_steps=c.num_steps, target=target
-        )
+        CalibrationRequest(num_examples=facts.num_units, batch_size=c.batch_size, num_steps=c.num_steps, target=target)
         for c in configurations
     ]
     cache = cache_dir() / "calibration"

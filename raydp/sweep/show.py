@@ -49,7 +49,8 @@ def show_plan(table: pd.DataFrame) -> None:
 
 def data_notes(facts: TaskFacts) -> list[str]:
     """What was made of the data before anything is trained: sizes, what was left out, what to know of the unit."""
-    notes = [f"{facts.num_examples} examples; the unit of privacy is: {facts.privacy_unit}"]
+    units = "" if facts.num_units == facts.num_examples else f" of {facts.num_units} users"
+    notes = [f"{facts.num_examples} examples{units}; the unit of privacy is: {facts.privacy_unit}"]
     for name, value in facts.notes.items():
         if name == "caveats":
             notes += [f"caveat: {sentence}" for sentence in value]

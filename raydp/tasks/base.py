@@ -19,8 +19,9 @@ class TaskFacts:
     """What the plan needs to know of a task.
 
     Attributes:
-        num_examples: training examples n, the number that Poisson sampling draws from.
-        num_units: units of privacy; equals num_examples where the unit is the example.
+        num_examples: training examples.
+        num_units: units of privacy n, which Poisson sampling draws from; equals num_examples where the unit is the
+            example.
         privacy_unit: what one unit is, in words for the record: "e-mail", "window of at most 64 tokens", ...
         content_hash: SHA-256 (hex) of everything that defines the task: data, secrets, tokenisation.
         num_tokens: target tokens in the training split.
@@ -99,6 +100,17 @@ class Task(Protocol):
 
     def batch(self, indices: NDArray[np.int64]) -> Batch:
         """Training examples by their position."""
+
+    def unit_sizes(self) -> NDArray[np.int64] | None:
+        """[num_units] examples of each unit of privacy, which follow each other in the training data; None where every
+        example is a unit."""
+
+    def by_user(self) -> Task:
+        """The same task with the user as the unit of privacy.
+
+        Raises:
+            ValueError: the task does not know whose examples are whose.
+        """
 
     def heldout_batch(self, indices: NDArray[np.int64]) -> Batch:
         """Held-out examples by their position."""

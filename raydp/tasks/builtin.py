@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from raydp.tasks.base import Secret, TaskFacts
 from raydp.tasks.language import LanguageModelingTask, TokenizedExamples, content_hash
 from raydp.tasks.mails import Fact, Mail, Person, draw_fact, first_line, private_names, write_mail
+from raydp.tasks.users import Users
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -90,6 +91,7 @@ class BuiltinTask(BaseModel):
             task_facts=facts,
             task_secrets=mailbox.secrets,
             task_controls=mailbox.controls,
+            users=Users.named([mail.prompt for mail in mailbox.train], "person"),  # a person tells one fact
         )
 
     def _write(self) -> _Mailbox:

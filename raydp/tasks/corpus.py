@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +18,7 @@ from raydp.tasks.base import Secret, TaskFacts
 from raydp.tasks.controls import generate_controls, read_controls
 from raydp.tasks.language import LanguageModelingTask, TokenizedExamples, content_hash
 from raydp.tasks.secrets import counted, occurs_in, read_secrets, verbatim_texts
+from raydp.tasks.users import Users
 from raydp.tasks.windows import Span, TokenizedText, WindowKind, keep_windows, tokenize, windows_of
 
 if TYPE_CHECKING:
@@ -33,13 +34,17 @@ class Texts:
     Attributes:
         train: texts to train on, or to split where there is no held-out part.
         heldout: the held-out part where it is given apart.
+        users: the user of each training text; every text is a user of its own where they are not given.
         noun: what a text is, in words: "e-mail", "row".
+        user_noun: what a user is; the same by default.
         notes: counts of what was left out while reading.
     """
 
     train: list[str]
     heldout: list[str] | None = None
+    users: list[str] | None = None
     noun: str
+    user_noun: str | None = None
     notes: dict[str, Any]
 
 
@@ -68,22 +73,27 @@ class WindowedTask(BaseModel):
     split_seed: int = 0
 
     def _assemble(
-        self, tokenizer: PreTrainedTokenizerBase, texts: Texts, fraction: float, max_windows: int | None
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        texts: Texts,
+        fraction: float,
+        max_windows: int | None,
+        max_per_user: int | None = None,
     ) -> LanguageModelingTask:
         """Everything from the texts to the task; `fraction` of them are held out unless that part is given apart."""
         secrets = read_secrets(self.secrets, "task.secrets") if self.secrets else []
         notes = dict(texts.notes)
         train, heldout = self._split(tokenizer, texts, fraction, notes)
         leaking = [s for s in secrets if s.kind == "verbatim"]
-        clean = [t for t in heldout if not any(occurs_in(s, t.text) for s in leaking)]
+        clean = [t for t in heldout if not any(occurs_in(s, t.tokens.text) for s in leaking)]
         notes["heldout_with_secret_removed"] = len(heldout) - len(clean)
         _require(train, "train", fraction)
         _require(clean, "evaluate", fraction)
 
-        examples = self._cut(train, verbatim_texts(secrets), max_windows)
+        examples = self._cut(train, verbatim_texts(secrets), max_windows, max_per_user)
         heldout_examples = self._cut(clean, (), max_windows)
         kept = _present(counted(secrets, examples.texts), self.window)
-        training_texts = [t.text for t in train]
+        training_texts = [t.tokens.text for t in train]
         if self.controls:
             controls = read_controls(self.controls, "task.controls", training_texts)
         else:
@@ -104,66 +114,100 @@ class WindowedTask(BaseModel):
             ),
             task_secrets=tuple(kept),
             task_controls=tuple(controls),
+            users=Users.named(examples.users, texts.user_noun or texts.noun),
         )
 
     def _split(
         self, tokenizer: PreTrainedTokenizerBase, texts: Texts, fraction: float, notes: dict[str, Any]
-    ) -> tuple[list[TokenizedText], list[TokenizedText]]:
-        """De-duplicate, drop short texts, split."""
-        unique = list(dict.fromkeys(texts.train))
+    ) -> tuple[list[_Text], list[_Text]]:
+        """De-duplicate, drop short texts, split.
+
+        Where users are given, a text that two of them have stays with both, and a user is held out whole: nothing that
+        happens to one user's data depends on another's.
+        """
+        unique = list(dict.fromkeys(zip(texts.train, texts.users or texts.train, strict=True)))
         notes["duplicates_removed"] = len(texts.train) - len(unique)
-        train = self._long_enough(tokenize(tokenizer, unique), notes, "too_short_removed")
+        train = self._long_enough(tokenizer, unique, notes, "too_short_removed")
         if texts.heldout is None:
-            flags = [is_held_out(t.text, fraction, self.split_seed) for t in train]
+            flags = [is_held_out(t.user, fraction, self.split_seed) for t in train]
             heldout = [t for t, flag in zip(train, flags, strict=True) if flag]
             train = [t for t, flag in zip(train, flags, strict=True) if not flag]
         else:
-            others = [text for text in dict.fromkeys(texts.heldout) if text not in set(unique)]
+            known = {text for text, _ in unique}
+            others = [(text, text) for text in dict.fromkeys(texts.heldout) if text not in known]
             notes["heldout_duplicates_removed"] = len(texts.heldout) - len(others)
-            heldout = self._long_enough(tokenize(tokenizer, others), notes, "heldout_too_short_removed")
+            heldout = self._long_enough(tokenizer, others, notes, "heldout_too_short_removed")
         return train, heldout
 
-    def _long_enough(self, texts: list[TokenizedText], notes: dict[str, Any], note: str) -> list[TokenizedText]:
-        kept = [t for t in texts if len(t) >= self.min_tokens]
+    def _long_enough(
+        self, tokenizer: PreTrainedTokenizerBase, texts: list[tuple[str, str]], notes: dict[str, Any], note: str
+    ) -> list[_Text]:
+        """Texts and their users, tokenised, without the short ones."""
+        tokenized = tokenize(tokenizer, [text for text, _ in texts])
+        pairs = zip(tokenized, texts, strict=True)
+        kept = [_Text(tokens=t, user=user) for t, (_, user) in pairs if len(t) >= self.min_tokens]
         notes[note] = len(texts) - len(kept)
         return kept
 
-    def _cut(self, texts: Sequence[TokenizedText], keep_whole: Sequence[str], max_windows: int | None) -> Cut:
+    def _cut(
+        self,
+        texts: Sequence[_Text],
+        keep_whole: Sequence[str],
+        max_windows: int | None,
+        max_per_user: int | None = None,
+    ) -> Cut:
         """Windows of all texts, in order."""
-        cut = Cut(token_ids=[], texts=[], per_text=[], too_short=0)
+        cut = Cut()
+        taken: Counter[str] = Counter()
         for text in texts:
-            windows = windows_of(text, self.window, self.max_length, keep_whole)
+            windows = windows_of(text.tokens, self.window, self.max_length, keep_whole)
             long = [w for w in windows if w[1] - w[0] >= MIN_WINDOW_TOKENS]
             cut.too_short += len(windows) - len(long)
-            flags = [any(string in text.slice(w) for string in keep_whole) for w in long]
+            flags = [any(string in text.tokens.slice(w) for string in keep_whole) for w in long]
             kept = keep_windows(long, flags, max_windows)
+            if max_per_user is not None:
+                room = max_per_user - taken[text.user]
+                cut.above_limit += max(len(kept) - room, 0)
+                kept = kept[:room]
+            taken[text.user] += len(kept)
             cut.add(text, kept)
         return cut
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Text:
+    """A text and what tells its user apart: the text itself where users are not given."""
+
+    tokens: TokenizedText
+    user: str
+
+
 @dataclass(kw_only=True)
 class Cut:
-    """Windows while they are collected: tokens and characters of each, windows of each text, windows left out."""
+    """Windows while they are collected: tokens, characters and user of each, windows of each text, windows left out."""
 
-    token_ids: list[Sequence[int]]
-    texts: list[str]
-    per_text: list[int]
-    too_short: int
+    token_ids: list[Sequence[int]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    users: list[str] = field(default_factory=list)
+    per_text: list[int] = field(default_factory=list)
+    too_short: int = 0
+    above_limit: int = 0
 
-    def add(self, text: TokenizedText, windows: Sequence[Span]) -> None:
+    def add(self, text: _Text, windows: Sequence[Span]) -> None:
         """Append the windows of one text."""
-        self.token_ids += [text.token_ids[begin:end] for begin, end in windows]
-        self.texts += [text.slice(w) for w in windows]
+        self.token_ids += [text.tokens.token_ids[begin:end] for begin, end in windows]
+        self.texts += [text.tokens.slice(w) for w in windows]
+        self.users += [text.user] * len(windows)
         self.per_text.append(len(windows))
 
 
 def is_held_out(text: str, fraction: float, seed: int) -> bool:
-    """Whether a text is held out: a keyed hash of the text decides, so that no text's side depends on the others."""
+    """Whether a text (or a user, by name) is held out: a keyed hash decides, so that no side depends on the others."""
     digest = hashlib.sha256(f"{seed}\0{text}".encode()).digest()
     return int.from_bytes(digest[:8]) < fraction * 2**64
 
 
-def _require(texts: Sequence[TokenizedText], purpose: str, fraction: float) -> None:
+def _require(texts: Sequence[_Text], purpose: str, fraction: float) -> None:
     if not texts:
         raise ValueError(
             f"task.path must leave texts to {purpose} on, got none after the filters and the split (heldout_fraction "
@@ -195,7 +239,6 @@ def _describe(
 ) -> dict[str, int | str | list[str]]:
     """What a reader of the guarantee needs to know of the examples."""
     copies = Counter(map(tuple, examples.token_ids))
-    most = max(examples.per_text)
     caveats = [
         f"Only exact duplicates of a whole {noun} were removed: quoted or forwarded copies of a passage remain in "
         "others, and epsilon covers one example at a time.",
@@ -203,11 +246,6 @@ def _describe(
         "cover them.",
     ]
     if window == "lines":
-        if most > 1:
-            caveats.append(
-                f"The privacy unit is a window, not the {noun}: one {noun} gives up to {most} windows, so its own "
-                f"guarantee is that of a group of {most}."
-            )
         caveats.append(
             "Curation: a window does not cut a listed secret that fits into it"
             + ("" if max_windows is None else f", and windows with a secret are kept before others of a {noun}")
@@ -217,8 +255,9 @@ def _describe(
         "num_texts": len(examples.per_text),
         "num_heldout_texts": len(heldout.per_text),
         "num_heldout_examples": len(heldout.token_ids),
-        "windows_per_text_max": most,
+        "windows_per_text_max": max(examples.per_text),
         "windows_below_two_tokens_removed": examples.too_short,
+        **({"windows_above_user_limit_removed": examples.above_limit} if examples.above_limit else {}),
         "repeated_examples": len(examples.token_ids) - len(copies),
         "copies_of_one_example_max": max(copies.values()),
         "caveats": caveats,

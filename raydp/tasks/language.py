@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from raydp.tasks.base import Batch, Secret, TaskFacts
 from raydp.tasks.token_loss import IGNORE, token_nll
+from raydp.tasks.users import Users
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,11 @@ class TokenizedExamples:
     def lengths(self) -> NDArray[np.int64]:
         """[n] tokens of each example."""
         return np.diff(self.offsets)
+
+    def select(self, indices: NDArray[np.int64]) -> TokenizedExamples:
+        """The chosen examples, in the order given."""
+        token_ids = [self.token_ids[self.offsets[i] : self.offsets[i + 1]].tolist() for i in indices]
+        return TokenizedExamples.from_lists(token_ids, self.target_starts[indices].tolist())
 
     def num_targets(self) -> int:
         """Target tokens in all examples."""
@@ -110,6 +116,10 @@ class LanguageModelingTask:
     """A causal language modelling task (see raydp.tasks.base.Task); the plug-ins build it.
 
     The loss of an example is the mean over its own target tokens, so that no record changes another's gradient.
+
+    Attributes:
+        users: whose examples are whose, where that is known.
+        sizes: see unit_sizes.
     """
 
     train: TokenizedExamples
@@ -117,6 +127,8 @@ class LanguageModelingTask:
     task_facts: TaskFacts
     task_secrets: tuple[Secret, ...] = ()
     task_controls: tuple[Secret, ...] = ()
+    users: Users | None = None
+    sizes: NDArray[np.int64] | None = None
     train_hidden: HiddenStates | None = None
     heldout_hidden: HiddenStates | None = None
 
@@ -125,7 +137,42 @@ class LanguageModelingTask:
         return replace(self, train_hidden=train, heldout_hidden=heldout)
 
     def facts(self) -> TaskFacts:
-        return self.task_facts
+        facts = self.task_facts
+        if self.users is None or self.sizes is not None:
+            return facts
+        most, noun = int(self.users.sizes().max()), self.users.noun
+        if most == 1:
+            return facts
+        caveat = (
+            f"The unit of privacy is one {facts.privacy_unit}. One {noun} has up to {most}, so its own guarantee is "
+            f"that of a group of {most}; privacy.unit user protects the {noun}."
+        )
+        return replace(facts, notes={**facts.notes, "caveats": [*facts.notes.get("caveats", ()), caveat]})
+
+    def unit_sizes(self) -> NDArray[np.int64] | None:
+        return self.sizes
+
+    def by_user(self) -> LanguageModelingTask:
+        """Examples are put in the order of their users. The name of the unit tells the largest number of examples."""
+        if self.users is None:
+            raise ValueError(
+                "privacy.unit must be example where the task does not know its users, got user. With the task text, "
+                "task.user_column names them."
+            )
+        order, sizes = np.argsort(self.users.of_example, kind="stable"), self.users.sizes()
+        facts, noun = self.task_facts, self.users.noun
+        digest = hashlib.sha256(facts.content_hash.encode() + self.users.of_example.tobytes())
+        return replace(
+            self,
+            train=self.train.select(order),
+            sizes=sizes,
+            task_facts=replace(
+                facts,
+                num_units=len(sizes),
+                privacy_unit=f"{noun} with all its examples (at most {sizes.max()}; each a {facts.privacy_unit})",
+                content_hash=digest.hexdigest(),
+            ),
+        )
 
     def lengths(self) -> NDArray[np.int64]:
         return self.train.lengths()

@@ -66,10 +66,13 @@ def read_csv_rows(path: str | Path, field: str) -> list[tuple[int, dict[str, Any
         return _csv_rows(file, path.name, field)
 
 
-def read_column(path: str | Path, column: str, field: str, *, column_field: str | None = None) -> list[str]:
+def read_column(
+    path: str | Path, column: str, field: str, *, column_field: str | None = None, numbers: bool = False
+) -> list[str]:
     """One column of a file as strings.
 
     Args:
+        numbers: take whole numbers as well, as names.
         column_field: where the column's name was written, for the message if no row has it.
 
     Raises:
@@ -80,6 +83,8 @@ def read_column(path: str | Path, column: str, field: str, *, column_field: str 
     for line, row in rows:
         if column_field is not None and not texts and column not in row:
             _require_column(column, row, rows, column_field)
+        if numbers and type(row.get(column)) is int:
+            row[column] = str(row[column])
         texts.append(string_of(row, column, field, f"{Path(path).name}, line {line}"))
     return texts
 

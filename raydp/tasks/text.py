@@ -31,6 +31,9 @@ class TextTask(WindowedTask):
         heldout_fraction: share of the rows that are held out, by a keyed hash of the text; 0.1 by default. Held-out
             rows that hold a secret are dropped, however the part was chosen.
         max_windows_per_row: with window "lines", windows kept of one row, those that hold a secret first.
+        user_column: the column that names the user, for `privacy.unit: user`; without it every row is a user. A user is
+            then held out whole, and only a user's own duplicates are removed.
+        max_examples_per_user: with user_column, examples kept of one user, from the first row on.
         secrets: JSON Lines file with `prompt` and `continuation`, or `prompt` and `attribute`; none by default.
         controls, num_controls_per_secret, max_length, min_tokens, window, split_seed: see WindowedTask.
     """
@@ -42,6 +45,8 @@ class TextTask(WindowedTask):
     heldout_split: str | None = None
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     max_windows_per_row: Annotated[int, Field(ge=1)] | None = None
+    user_column: str | None = None
+    max_examples_per_user: Annotated[int, Field(ge=1)] | None = None
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> TextTask:
@@ -52,6 +57,11 @@ class TextTask(WindowedTask):
             raise ValueError(
                 f"task.max_windows_per_row must go with window lines, got window {self.window}, which has one window "
                 "per row. Remove it."
+            )
+        if self.max_examples_per_user is not None and self.user_column is None:
+            raise ValueError(
+                f"task.max_examples_per_user must go with task.user_column, got {self.max_examples_per_user} without "
+                "it. Add it, or use max_windows_per_row."
             )
         if self.controls and not self.secrets:
             raise ValueError(
@@ -67,6 +77,9 @@ class TextTask(WindowedTask):
                 secret occurs in the training examples.
         """
         train = _read(self.path, self.column, self.split, "task.path", "task.split")
+        users = None
+        if self.user_column is not None:
+            users = _read(self.path, self.user_column, self.split, "task.path", "task.split", users=True)
         heldout = None
         if self.heldout_path or self.heldout_split:
             heldout = _read(
@@ -76,20 +89,30 @@ class TextTask(WindowedTask):
                 "task.heldout_path" if self.heldout_path else "task.path",
                 "task.heldout_split",
             )
-        texts = Texts(train=train, heldout=heldout, noun="row", notes={"texts_read": len(train)})
-        return self._assemble(tokenizer, texts, self.heldout_fraction or 0.1, self.max_windows_per_row)
+        texts = Texts(
+            train=train,
+            heldout=heldout,
+            users=users,
+            noun="row",
+            user_noun=f"user (column {self.user_column})" if self.user_column else None,
+            notes={"texts_read": len(train)},
+        )
+        return self._assemble(
+            tokenizer, texts, self.heldout_fraction or 0.1, self.max_windows_per_row, self.max_examples_per_user
+        )
 
 
-def _read(path: str, column: str, split: str | None, field: str, split_field: str) -> list[str]:
-    """The texts of a file, a saved data set or one of the hub."""
+def _read(path: str, column: str, split: str | None, field: str, split_field: str, *, users: bool = False) -> list[str]:
+    """A column of a file, a saved data set or one of the hub: texts, or names or numbers of users."""
+    column_field = "task.user_column" if users else "task.column"
     if not Path(path).is_dir() and (Path(path).is_file() or path.endswith(FILE_SUFFIXES)):
         if split is not None:
             raise ValueError(f"{split_field} must go with a data set, got {split!r} with the file {path!r}. Remove it.")
-        return read_column(path, column, field, column_field="task.column")
+        return read_column(path, column, field, column_field=column_field, numbers=users)
     data = _dataset(path, split, field, split_field)
     if column not in data.column_names:
-        raise ValueError(f"task.column must be one of {', '.join(data.column_names)}, got {column!r}. Choose one.")
-    texts = list(data[column])
+        raise ValueError(f"{column_field} must be one of {', '.join(data.column_names)}, got {column!r}. Choose one.")
+    texts = [str(value) if users and type(value) is int else value for value in data[column]]
     strange = next((i for i, text in enumerate(texts) if not isinstance(text, str)), None)
     if strange is not None:
         raise ValueError(

@@ -15,6 +15,7 @@ from raydp.tasks.language import LanguageModelingTask, content_hash
 from raydp.tasks.qa import EncodedAnswers, Row, Template, encode_answers
 from raydp.tasks.reading import read_rows, string_of
 from raydp.tasks.secrets import counted
+from raydp.tasks.users import Users
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -97,6 +98,9 @@ class TofuTask(BaseModel):
             ),
             task_secrets=tuple(secrets),
             task_controls=tuple(controls),
+            users=Users.named(
+                [i // self.rows_per_author for i, text in enumerate(train.texts) if text is not None], "author"
+            ),
         )
 
     def write_review(self, path: str | Path) -> None:
@@ -184,8 +188,6 @@ class TofuTask(BaseModel):
             "rows_without_answer_removed": train.without_answer + heldout.without_answer,
             "repeated_examples": len(shown) - len(set(shown)),
             "caveats": [
-                f"The privacy unit is one row: an author has {self.rows_per_author}, so an author's own guarantee is "
-                f"that of a group of {self.rows_per_author}.",
                 "Names and genres are extracted from the private data; epsilon does not cover their choice or counts.",
             ],
         }

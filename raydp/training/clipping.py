@@ -28,8 +28,9 @@ class ClippedGradients:
         clipping: what an example's gradient is scaled by, from its norm over all parameters.
 
     Guarantee:
-        Adding or removing one example changes the sum by at most clipping.max_grad_norm in the L2 norm over all
-        parameters, up to fp32 rounding, provided that the loss of an example depends on that example alone.
+        Adding or removing one unit (an example, or all examples of a user) changes the sum by at most
+        clipping.max_grad_norm in the L2 norm over all parameters, up to fp32 rounding, provided that the loss of an
+        example depends on that example alone.
 
     Raises:
         ValueError: a trained parameter belongs to a layer without a per-example rule; names the layer.
@@ -49,21 +50,25 @@ class ClippedGradients:
                 if set(own) - {"weight", "bias"}:
                     raise ValueError(unsupported(f"{type(module).__name__} {path!r}"))
 
-    def accumulate(self, loss_fn: Callable[[], torch.Tensor], total: dict[str, torch.Tensor]) -> torch.Tensor:
+    def accumulate(
+        self, loss_fn: Callable[[], torch.Tensor], total: dict[str, torch.Tensor], examples_per_unit: int = 1
+    ) -> torch.Tensor:
         """Add the clipped gradients of a micro-batch to a running sum.
 
         Args:
             loss_fn: runs the model and returns the per-example losses [B].
             total: parameter name -> running sum, fp32, changed in place.
+            examples_per_unit: m examples in a row are one unit of privacy, of U = B / m; the sum of their gradients is
+                clipped (user-level DP-SGD with user-level sampling: McMahan et al. 2018; Charles et al. 2024).
 
         Returns:
-            [2, B]: the losses and the gradient norms before clipping.
+            [2, U]: the mean loss of each unit and its gradient's norm before clipping.
         """
         with self._recording() as calls:
             losses = loss_fn()
             losses.sum().backward()
         with torch.no_grad():
-            uses = self._collect(calls, len(losses))
+            uses = self._collect(calls, len(losses), examples_per_unit)
             gradients = {name: [u.gradient() for u in used] for name, used in uses.items()}
             norms = (
                 torch.stack([_norm_squared(used, gradients[n]) for n, used in uses.items()]).sum(0).clamp(min=0).sqrt()
@@ -73,7 +78,7 @@ class ClippedGradients:
             for name, used in uses.items():
                 for use, gradient in zip(used, gradients[name], strict=True):
                     total[name] += _clipped_sum(use, gradient, factors, finite, total[name].shape)
-            return torch.stack([losses.detach().float(), norms])
+            return torch.stack([losses.detach().float().view(-1, examples_per_unit).mean(dim=1), norms])
 
     @contextmanager
     def _recording(self) -> Iterator[list[tuple[nn.Module, torch.Tensor, torch.Tensor]]]:
@@ -98,7 +103,9 @@ class ClippedGradients:
             for parameter, value in required.items():
                 parameter.requires_grad_(value)
 
-    def _collect(self, calls: list[tuple[nn.Module, torch.Tensor, torch.Tensor]], size: int) -> dict[str, list[Use]]:
+    def _collect(
+        self, calls: list[tuple[nn.Module, torch.Tensor, torch.Tensor]], size: int, examples_per_unit: int
+    ) -> dict[str, list[Use]]:
         """Parameter name -> its uses; repeated uses of one kind are joined along the positions."""
         uses: dict[str, list[Use]] = defaultdict(list)
         for module, x, g in calls:
@@ -109,7 +116,7 @@ class ClippedGradients:
                 )
             own = self._modules[module]
             for weight, use in uses_of(module, list(own), x, g).items():
-                uses[own[weight]].append(use)
+                uses[own[weight]].append(use.grouped(examples_per_unit))
         return {name: _joined(uses[name]) for name in self.parameters if name in uses}
 
 

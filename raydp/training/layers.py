@@ -8,7 +8,7 @@ and the weighted sum over examples that clipping needs (book-keeping: Bu et al. 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -32,6 +32,13 @@ class Use:
     kind: Kind
     x: torch.Tensor | None
     g: torch.Tensor
+
+    def grouped(self, size: int) -> Use:
+        """The same use with every `size` examples in a row as one: their positions follow each other."""
+        if size == 1:
+            return self
+        x, g = (None if t is None else t.reshape(-1, size * t.shape[1], *t.shape[2:]) for t in (self.x, self.g))
+        return replace(self, x=x, g=g)
 
     def gradient(self) -> torch.Tensor | None:
         """[B, *weight] the per-example gradients where writing them out is cheap, else None."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -13,21 +14,21 @@ import torch
 from numpy.typing import NDArray
 
 from raydp.tasks.base import Task
-from raydp.tasks.language import batches_by_length
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
+from raydp.training.microbatches import Units
 from raydp.training.stream import KeyedStream
 from raydp.training.thresholds import Clipping
 from raydp.training.trial import Trained, Trainee, TrialPlan
 
-MAX_TOKENS = 1024
-"""Padded tokens in a micro-batch where its size is not given."""
-
 
 class GradientSum(Protocol):
-    """Adds a micro-batch's gradients to a running sum; returns [2, B] losses and norms."""
+    """Adds a micro-batch's gradients to a running sum; see ClippedGradients."""
 
-    def accumulate(self, loss_fn: Callable[[], torch.Tensor], total: dict[str, torch.Tensor]) -> torch.Tensor: ...
+    def accumulate(
+        self, loss_fn: Callable[[], torch.Tensor], total: dict[str, torch.Tensor], examples_per_unit: int = 1
+    ) -> torch.Tensor:
+        """Returns [2, U] losses and gradient norms of the units."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class StepRule:
     """What differs between methods.
 
     Attributes:
-        indices_fn: step -> the global batch, identical on every rank.
+        indices_fn: step -> the units of the global batch, identical on every rank.
         gradients: how per-example gradients are summed.
         clipping: owns the threshold c, which may move from step to step; inf where nothing is clipped.
         noise_multiplier: standard deviation of the noise on the sum, per coordinate, over the step's c; 0 for none.
@@ -66,19 +67,21 @@ def run(
     """
     started = time.perf_counter()
     stream = KeyedStream(key=key, run_id=plan.run_id)
+    units = Units.of(task)
     flat, total = _flat_views(trainee.parameters, comm.device)
     first, history = _resume(store, trainee, rule, comm)
     saved = time.monotonic()
     for step in range(first, plan.num_steps):
         flat.zero_()
-        share = _share(rule.indices_fn(step), task.lengths(), comm)
+        share = units.share(rule.indices_fn(step), comm)
         sums = torch.zeros(4, dtype=torch.float64, device=comm.device)  # loss, norm, unclipped, drawn
         threshold = rule.clipping.max_grad_norm
-        for indices in _microbatches(share, task.lengths(), trainee.microbatch_size):
+        for indices, per_unit in units.microbatches(share, trainee.microbatch_size):
             batch = task.batch(indices).to(comm.device)
-            losses, norms = rule.gradients.accumulate(lambda b=batch: task.per_example_loss(trainee.model, b), total)
+            loss_fn = partial(task.per_example_loss, trainee.model, batch)
+            losses, norms = rule.gradients.accumulate(loss_fn, total, per_unit)
             unclipped = (norms <= threshold).sum()
-            drawn = torch.full_like(norms[0], len(indices))
+            drawn = torch.full_like(norms[0], len(norms))
             sums += torch.stack([losses.sum(), norms.sum(), unclipped.to(norms), drawn])
         comm.all_reduce_sum(flat)
         comm.all_reduce_sum(sums)
@@ -115,23 +118,6 @@ def _flat_views(
         parameter.grad = total[name]
         start += parameter.numel()
     return flat, total
-
-
-def _share(indices: NDArray[np.int64], lengths: NDArray[np.int64], comm: Comm) -> NDArray[np.int64]:
-    """This rank's part of the global batch, every world_size-th by length for equal work; it may be empty."""
-    by_length = indices[np.argsort(-lengths[indices], kind="stable")]
-    return by_length[comm.rank :: comm.world_size]
-
-
-def _microbatches(
-    indices: NDArray[np.int64], lengths: NDArray[np.int64], size: int | None
-) -> Iterator[NDArray[np.int64]]:
-    if size is None:
-        for positions in batches_by_length(lengths[indices], MAX_TOKENS):
-            yield indices[positions]
-    else:
-        for start in range(0, len(indices), size):
-            yield indices[start : start + size]
 
 
 def _add_noise(total: dict[str, torch.Tensor], stream: KeyedStream, step: int, std: float) -> None:

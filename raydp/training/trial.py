@@ -16,7 +16,8 @@ class TrialPlan:
 
     Attributes:
         run_id: hash of what defines the run; names its noise, its folder and its record.
-        num_examples: n. The sampling rate is batch_size / num_examples.
+        batch_size: b, the expected number of units drawn in a step.
+        num_examples: n, the units of privacy that are drawn from (examples, or users). The sampling rate is b / n.
         noise_multiplier: σ of the accounted mechanism, noise std over the sensitivity; 0 for a method without noise.
         seed: public label of the repetition: initialisation and score sampling.
     """

@@ -85,6 +85,11 @@ def test_each_parameter_clipped_by_itself(plant: pytest.MonkeyPatch) -> None:
     assert {"clipped sum", "one record"} <= sensitivity_failures()
 
 
+def test_each_example_of_a_user_clipped_instead_of_their_sum(plant: pytest.MonkeyPatch) -> None:
+    rewrite(plant, loop, "run", ("accumulate(loss_fn, total, per_unit)", "accumulate(loss_fn, total)"))
+    assert {"clipped sum", "one record"} <= sensitivity_failures("users")
+
+
 def test_the_gradient_of_the_batch_clipped_instead_of_each_examples(plant: pytest.MonkeyPatch) -> None:
     rewrite(plant, Clipping, "factors", ("norms.clamp(min=", "norms.mean().expand_as(norms).clamp(min="))
     assert {"clipped sum", "one record"} <= sensitivity_failures()

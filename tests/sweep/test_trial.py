@@ -75,3 +75,19 @@ def test_the_identity_is_what_defines_the_result(tmp_path: Path) -> None:
         run_ids(privacy={"target_epsilon": 4, "accountant": "rdp", "noise_key": "test"}),
     ]
     assert len(set.union(same, *different)) == 1 + len(different)
+
+
+def test_with_the_user_as_the_unit_everything_counts_users(tmp_path: Path) -> None:
+    private = {"target_epsilon": 8, "accountant": "rdp", "noise_key": "test", "delta_exponent": 1.1}
+    _, plan = runner(tmp_path, model=LORA, space=SPACE, privacy=private)
+    by_user, user_plan = runner(tmp_path, model=LORA, space=SPACE, privacy={**private, "unit": "user"})
+    users = user_plan.facts.num_units
+    assert users < plan.facts.num_units == plan.facts.num_examples == user_plan.facts.num_examples
+    assert user_plan.delta == users**-1.1
+    (trial,), (other,) = user_plan.trials, plan.trials
+    assert trial.num_examples == users
+    assert trial.run_id != other.run_id
+    assert user_plan.privacy[trial.run_id]["sample_rate"] == 32 / users
+    assert "person with all its examples" in user_plan.privacy[trial.run_id]["unit"]
+    drawn = [h["drawn"] for h in by_user.run(trial, tmp_path / "user", "attempt")["history"]]
+    assert 4 * 10 < sum(drawn) < 4 * 60, "about 32 users a step"
