@@ -241,7 +241,7 @@ def _describe(
     copies = Counter(map(tuple, examples.token_ids))
     caveats = [
         f"Only exact duplicates of a whole {noun} were removed: quoted or forwarded copies of a passage remain in "
-        "others, and epsilon covers one example at a time.",
+        "others, and epsilon covers one unit at a time.",
         "n, the split sizes, the counts and the choice of secrets are computed on the private data; epsilon does not "
         "cover them.",
     ]
