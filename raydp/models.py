@@ -155,7 +155,7 @@ def load_base(spec: ModelSpec) -> PretrainedModel:
     folder, note = model_folder(spec.name)
     try:
         with _no_progress_bar():
-            dtype = getattr(torch, spec.dtype)
+            dtype = getattr(torch, spec.weight_dtype)
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:

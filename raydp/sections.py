@@ -37,17 +37,28 @@ class AdapterSpec(Section):
 
 
 class ModelSpec(Section):
-    """The base model: `tiny`, `smollm2-135m-instruct-q4`, a local folder or a Hugging Face hub id."""
+    """The base model.
+
+    Attributes:
+        name: `tiny`, `smollm2-135m-instruct-q4`, a local folder or a Hugging Face hub id.
+        adapter: what is trained on it.
+        dtype: of the base weights under an adapter. In full fine-tuning the weights are float32 and the matrix products
+            of training are computed in this type (autocast).
+    """
 
     name: str
     adapter: AdapterSpec = AdapterSpec()
     dtype: Literal["float32", "bfloat16"] = "float32"
 
-    @model_validator(mode="after")
-    def _full_fine_tuning_is_fp32(self) -> ModelSpec:
-        if self.adapter.type == "none" and self.dtype != "float32":
-            raise ValueError("model.dtype must be float32 with adapter.type 'none', got 'bfloat16'. Use an adapter.")
-        return self
+    @property
+    def weight_dtype(self) -> Literal["float32", "bfloat16"]:
+        """The type of the base weights in memory."""
+        return "float32" if self.adapter.type == "none" else self.dtype
+
+    @property
+    def uses_autocast(self) -> bool:
+        """Whether training computes matrix products in another type than the weights'."""
+        return self.dtype != self.weight_dtype
 
 
 class PrivacySpec(Section):
@@ -105,7 +116,9 @@ class ClusterSpec(Section):
         address: "local" starts Ray on this machine, "auto" or host:port joins a cluster.
         workers_per_trial: Ray Train workers that share a trial.
         max_concurrent_trials: worker groups that run side by side; as many as fit by default.
-        microbatch_size: examples in one backward pass; chosen from the lengths by default.
+        microbatch_size: examples in one backward pass; by default chosen from their lengths, and halved where memory
+            does not suffice.
+        gradient_checkpointing: keep less of the forward pass for the backward pass and compute it again there.
         checkpoint_seconds: time between two checkpoints of a trial.
         max_retries: how often a trial whose workers failed is tried again.
         prefix_cache_gib: disk space for the hidden states below the first adapter; 0 computes them in every step.
@@ -117,6 +130,7 @@ class ClusterSpec(Section):
     cpus_per_worker: Annotated[float, Field(gt=0)] = 1
     max_concurrent_trials: Annotated[int, Field(ge=1)] | None = None
     microbatch_size: Annotated[int, Field(ge=1)] | None = None
+    gradient_checkpointing: bool = False
     checkpoint_seconds: Annotated[float, Field(ge=0)] = 30.0
     max_retries: Annotated[int, Field(ge=0)] = 1
     prefix_cache_gib: Annotated[float, Field(ge=0)] = 8.0

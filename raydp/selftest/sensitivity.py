@@ -10,6 +10,7 @@ from raydp.selftest.base import Check, check
 from raydp.selftest.observe import NO_NOISE, observed_plan, summed_updates, with_sgd
 from raydp.selftest.subjects import Subject
 from raydp.training.comm import LocalComm
+from raydp.training.loop import losses_of
 from raydp.training.microbatches import Units
 from raydp.training.thresholds import GAMMA
 
@@ -79,7 +80,7 @@ def _clipped_autograd(subject: Subject) -> tuple[torch.Tensor, int, float]:
 def _losses(subject: Subject, indices: NDArray[np.int64]) -> list[torch.Tensor]:
     """The summed loss of each unit, all of them in one batch."""
     units = Units.of(subject.task)
-    losses = subject.task.per_example_loss(subject.trainee.model, subject.task.batch(units.examples(indices)))
+    losses = losses_of(subject.trainee, subject.task, subject.task.batch(units.examples(indices)))
     sizes = units.offsets[indices + 1] - units.offsets[indices]
     return [part.sum() for part in losses.split(sizes.tolist())]
 

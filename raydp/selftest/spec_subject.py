@@ -32,7 +32,10 @@ def spec_subject(spec: SweepSpec) -> Subject:
             "nothing to check; run `raydp selftest` without SPEC."
         )
     pretrained = models.load_base(spec.model)
-    trainee = start_trainee(pretrained, spec.model.adapter, spec.cluster.microbatch_size)
+    trainee = replace(
+        start_trainee(pretrained, spec.model.adapter, spec.cluster.microbatch_size),
+        autocast=torch.bfloat16 if spec.model.uses_autocast else None,
+    )
     task = spec.build_task(pretrained.tokenizer)
     units = Units.of(task)
     by_length = units.share(np.arange(len(units)), LocalComm())

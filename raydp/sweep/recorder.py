@@ -148,7 +148,7 @@ class Recorder:
             base={
                 "name": _public_name(self.spec.model.name),
                 "weight_hash": self.weight_hash,
-                "dtype": self.spec.model.dtype,
+                "dtype": self.spec.model.weight_dtype,
             },
             model_dir=self.folder.trial(trial.run_id) / "model",
             seconds=result["train_seconds"] + result["score_seconds"],

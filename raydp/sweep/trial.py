@@ -20,6 +20,7 @@ from raydp.tasks.language import LanguageModelingTask
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
 from raydp.training.ledger import Ledger
+from raydp.training.memory import TokenBudget, recompute_layers
 from raydp.training.prefix import with_frozen_prefix
 from raydp.training.trial import Trainee, TrialPlan
 
@@ -42,6 +43,18 @@ class TrialRunner:
         full = adapter.type == "none"
         base = {name: p.detach().clone() for name, p in self._parameters.items()} if full else {}
         self._loaded = models.LoadedModel(model=model, tokenizer=pretrained.tokenizer, base_weights=base)
+        cluster = spec.cluster
+        if cluster.gradient_checkpointing:
+            recompute_layers(model)
+        self._budget = TokenBudget.remembered(
+            comm.device,
+            cache_dir() / "microbatch",
+            pretrained.weight_hash,
+            spec.model.model_dump(mode="json"),
+            cluster.gradient_checkpointing,
+            cluster.gpus_per_worker,
+        )
+        self._autocast = torch.bfloat16 if spec.model.uses_autocast else None
         self._task = task
         if isinstance(task, LanguageModelingTask):
             self._task = with_frozen_prefix(
@@ -71,6 +84,8 @@ class TrialRunner:
             model=self._loaded.model,
             parameters=self._parameters,
             microbatch_size=self._spec.cluster.microbatch_size,
+            budget=self._budget,
+            autocast=self._autocast,
             checkpoint_seconds=self._spec.cluster.checkpoint_seconds,
             progress=progress,
             ledger=ledger,

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raydp.tasks.base import Task
+from raydp.tasks.base import Batch, Task
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
+from raydp.training.memory import is_out_of_memory
 from raydp.training.microbatches import Units
 from raydp.training.stream import KeyedStream
 from raydp.training.thresholds import Clipping
@@ -72,17 +73,10 @@ def run(
     first, history = _resume(store, trainee, rule, comm)
     saved = time.monotonic()
     for step in range(first, plan.num_steps):
-        flat.zero_()
-        share = units.share(rule.indices_fn(step), comm)
-        sums = torch.zeros(4, dtype=torch.float64, device=comm.device)  # loss, norm, unclipped, drawn
         threshold = rule.clipping.max_grad_norm
-        for indices, per_unit in units.microbatches(share, trainee.microbatch_size):
-            batch = task.batch(indices).to(comm.device)
-            loss_fn = partial(task.per_example_loss, trainee.model, batch)
-            losses, norms = rule.gradients.accumulate(loss_fn, total, per_unit)
-            unclipped = (norms <= threshold).sum()
-            drawn = torch.full_like(norms[0], len(norms))
-            sums += torch.stack([losses.sum(), norms.sum(), unclipped.to(norms), drawn])
+        share = units.share(rule.indices_fn(step), comm)
+        while (sums := _accumulate(units, share, rule, trainee, task, total)) is None:
+            trainee.budget.halve()
         comm.all_reduce_sum(flat)
         comm.all_reduce_sum(sums)
         if rule.noise_multiplier > 0 and comm.rank == 0:
@@ -103,6 +97,63 @@ def run(
             store.save(done, _state(trainee, rule), state)
             saved = time.monotonic()
     return Trained(history=history, resumed_from=first, seconds=time.perf_counter() - started)
+
+
+def _accumulate(
+    units: Units,
+    share: NDArray[np.int64],
+    rule: StepRule,
+    trainee: Trainee,
+    task: Task,
+    total: dict[str, torch.Tensor],
+) -> torch.Tensor | None:
+    """Set `total` to the sum over this rank's units.
+
+    Returns:
+        [4] float64 sums of loss, norm, whether unclipped, and drawn units; None where smaller micro-batches may fit
+        into memory.
+
+    Raises:
+        RuntimeError: they do not fit, and cannot or must not be made smaller.
+    """
+    for gradient in total.values():
+        gradient.zero_()
+    device = next(iter(total.values())).device
+    sums = torch.zeros(4, dtype=torch.float64, device=device)
+    for indices, per_unit in units.microbatches(share, trainee.microbatch_size, trainee.budget.tokens):
+        batch = task.batch(indices).to(device)
+        try:
+            losses, norms = rule.gradients.accumulate(partial(losses_of, trainee, task, batch), total, per_unit)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if trainee.microbatch_size is None and len(indices) > per_unit:
+                return None
+            raise RuntimeError(_too_large(trainee, batch, per_unit)) from error
+        unclipped = (norms <= rule.clipping.max_grad_norm).sum()
+        drawn = torch.full_like(norms[0], len(norms))
+        sums += torch.stack([losses.sum(), norms.sum(), unclipped.to(norms), drawn])
+    return sums
+
+
+def losses_of(trainee: Trainee, task: Task, batch: Batch) -> torch.Tensor:
+    """[B] per-example losses, with the matrix products in the trainee's precision."""
+    device = batch.input_ids.device.type
+    with torch.autocast(device, dtype=trainee.autocast, enabled=trainee.autocast is not None):
+        return task.per_example_loss(trainee.model, batch)
+
+
+def _too_large(trainee: Trainee, batch: Batch, per_unit: int) -> str:
+    rows, width = batch.input_ids.shape
+    if trainee.microbatch_size is not None:
+        return (
+            f"cluster.microbatch_size must fit into memory, got {trainee.microbatch_size}, and {rows} examples of "
+            f"{width} tokens do not. Lower it, or leave it out."
+        )
+    return (
+        f"one unit of {per_unit} examples of {width} tokens does not fit into memory. Set "
+        "cluster.gradient_checkpointing, shorten the examples or let a user give fewer of them."
+    )
 
 
 def _flat_views(

@@ -12,9 +12,6 @@ from raydp.tasks.base import Task
 from raydp.tasks.language import batches_by_length
 from raydp.training.comm import Comm
 
-MAX_TOKENS = 1024
-"""Padded tokens in a micro-batch where its size is not given."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Units:
@@ -49,19 +46,22 @@ class Units:
         each = tokens[self.offsets[units + 1]] - tokens[self.offsets[units]]
         return units[np.argsort(-each, kind="stable")][comm.rank :: comm.world_size]
 
-    def microbatches(self, units: NDArray[np.int64], size: int | None) -> Iterator[tuple[NDArray[np.int64], int]]:
+    def microbatches(
+        self, units: NDArray[np.int64], size: int | None, max_tokens: int
+    ) -> Iterator[tuple[NDArray[np.int64], int]]:
         """Examples for one backward pass each, and how many of them in a row are one unit.
 
         Units with the same number of examples go together.
 
         Args:
             size: examples in a micro-batch, at least one unit's; None lets the lengths decide.
+            max_tokens: padded tokens in a micro-batch where the lengths decide.
         """
         sizes = self.offsets[units + 1] - self.offsets[units]
         for count in np.unique(sizes[sizes > 0]).tolist():
             examples = self.offsets[units[sizes == count]][:, None] + np.arange(count)
             if size is None:
-                parts = list(batches_by_length(self.lengths[examples].max(axis=1) * count, MAX_TOKENS))
+                parts = list(batches_by_length(self.lengths[examples].max(axis=1) * count, max_tokens))
             else:
                 step = max(1, size // count)
                 parts = [np.arange(i, min(i + step, len(examples))) for i in range(0, len(examples), step)]

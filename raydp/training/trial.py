@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import torch
 from torch import nn
 
 from raydp.training.ledger import Ledger
+from raydp.training.memory import TokenBudget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +40,9 @@ class Trainee:
     Attributes:
         model: in eval mode, on the comm's device.
         parameters: name -> trained parameter, at its start.
-        microbatch_size: examples in one backward pass; None lets the lengths decide. Cannot change the result.
+        microbatch_size: examples in one backward pass; None lets the budget decide. Cannot change the result.
+        budget: padded tokens of a micro-batch where its size is not given.
+        autocast: type that the matrix products of training are computed in; None for the weights' own.
         checkpoint_seconds: time between checkpoints.
         progress: called with (steps done, steps in all) after each step.
         ledger: is told of every noisy step before it is used.
@@ -47,6 +51,8 @@ class Trainee:
     model: nn.Module
     parameters: dict[str, nn.Parameter]
     microbatch_size: int | None = None
+    budget: TokenBudget = field(default_factory=TokenBudget)
+    autocast: torch.dtype | None = None
     checkpoint_seconds: float = 30.0
     progress: Callable[[int, int], None] | None = None
     ledger: Ledger | None = None

@@ -86,7 +86,7 @@ def test_each_parameter_clipped_by_itself(plant: pytest.MonkeyPatch) -> None:
 
 
 def test_each_example_of_a_user_clipped_instead_of_their_sum(plant: pytest.MonkeyPatch) -> None:
-    rewrite(plant, loop, "run", ("accumulate(loss_fn, total, per_unit)", "accumulate(loss_fn, total)"))
+    rewrite(plant, loop, "_accumulate", ("batch), total, per_unit)", "batch), total)"))
     assert {"clipped sum", "one record"} <= sensitivity_failures("users")
 
 

@@ -91,3 +91,17 @@ def test_with_the_user_as_the_unit_everything_counts_users(tmp_path: Path) -> No
     assert "person with all its examples" in user_plan.privacy[trial.run_id]["unit"]
     drawn = [h["drawn"] for h in by_user.run(trial, tmp_path / "user", "attempt")["history"]]
     assert 4 * 10 < sum(drawn) < 4 * 60, "about 32 users a step"
+
+
+@pytest.mark.parametrize("model", [LORA, {**FULL, "dtype": "bfloat16"}], ids=["lora", "full with autocast"])
+def test_computing_layers_again_changes_no_result(tmp_path: Path, model: dict[str, Any]) -> None:
+    results = []
+    for again in (False, True):
+        start, plan = runner(tmp_path, model=model, space=SPACE, cluster={"gradient_checkpointing": again})
+        result = start.run(plan.trials[0], tmp_path / f"{again}", "attempt")
+        saved = next((tmp_path / f"{again}").glob("attempt/model/*model.safetensors"))
+        results.append((result["utility_loss"], load_file(saved)))
+    (loss, weights), (loss_again, weights_again) = results
+    assert loss == loss_again
+    assert all(torch.equal(weights[name], weights_again[name]) for name in weights)
+    assert {w.dtype for w in weights.values()} == {torch.float32}

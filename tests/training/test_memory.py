@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import os
 import resource
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from raydp import adapters
+from raydp.sections import AdapterSpec
+from raydp.tasks.language import LanguageModelingTask, TokenizedExamples
+from raydp.training.clipping import ClippedGradients
 from raydp.training.comm import LocalComm
+from raydp.training.loop import losses_of
+from raydp.training.memory import TokenBudget, recompute_layers
+from raydp.training.thresholds import Clipping
+from raydp.training.trial import Trainee
 from tests.training import toys
 
 ALLOWANCE_MIB = 20
@@ -37,3 +52,127 @@ def peak_mib(batch_size: int) -> float:
 
 def test_a_logical_batch_of_8192_takes_no_more_than_one_of_256() -> None:
     assert peak_mib(8192) - peak_mib(256) < ALLOWANCE_MIB
+
+
+LARGE = LlamaConfig(vocab_size=64, hidden_size=64, intermediate_size=512, num_hidden_layers=6, num_attention_heads=2)
+WIDTH = 128
+MIB = 2**20
+
+
+def _large(checkpointing: bool = False, **options: object) -> tuple[Trainee, LanguageModelingTask]:
+    """A model whose activations are large and weights small, and 32 examples of 128 tokens."""
+    torch.manual_seed(0)
+    base = LlamaForCausalLM(LARGE).requires_grad_(False).eval()
+    adapter = AdapterSpec(r=2, target_modules=("q_proj", "v_proj"))
+    model = adapters.attach_adapter(replace(toys.pretrained(), model=base), adapter)
+    if checkpointing:
+        recompute_layers(model)
+    parameters = adapters.trainable_parameters(model, adapter)
+    adapters.initialise(parameters, adapter, {}, seed=0)
+    with torch.no_grad():
+        for parameter in parameters.values():
+            parameter.add_(0.02)
+    rows = np.random.default_rng(0).integers(1, 60, (32, WIDTH)).tolist()
+    examples = TokenizedExamples.from_lists(rows)
+    return Trainee(model=model, parameters=parameters, **options), replace(toys.task(), train=examples)
+
+
+def _step(trainee: Trainee, task: LanguageModelingTask) -> dict[str, torch.Tensor]:
+    plan = replace(toys.PLAN, batch_size=32, num_examples=32, num_steps=1)
+    toys.METHOD.train(plan, trainee, task, LocalComm(), toys.KEY, None)
+    return {name: p.detach().clone() for name, p in trainee.parameters.items()}
+
+
+def _limited(spare_mib: int, tokens: int, size: int | None, file: Path, answer: Connection) -> None:
+    """Take a step with an address space of so much more than the model needs."""
+    torch.set_num_threads(1)
+    trainee, task = _large(microbatch_size=size, budget=TokenBudget("cpu", file))
+    trainee.budget.tokens = tokens
+    task.per_example_loss(trainee.model, task.batch(np.arange(1))).sum().backward()  # kernels are made
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (used + spare_mib * MIB, resource.RLIM_INFINITY))
+    try:
+        weights = _step(trainee, task)
+    except RuntimeError as error:
+        answer.send(str(error))
+    else:
+        answer.send({name: w.numpy() for name, w in weights.items()})
+
+
+def with_memory(spare_mib: int, file: Path, tokens: int = 32 * WIDTH, size: int | None = None):
+    """What a process with so much memory answers: the weights after a step, or its error."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_limited, args=(spare_mib, tokens, size, file, there))
+    process.start()
+    assert here.poll(120)
+    result = here.recv()
+    process.join(30)
+    return result
+
+
+def test_micro_batches_are_halved_until_they_fit_and_the_size_is_remembered(tmp_path: Path) -> None:
+    file = tmp_path / "budget.json"
+    expected = _step(*_large())
+    found = with_memory(100, file)
+    assert isinstance(found, dict), found
+    for name, weight in expected.items():
+        torch.testing.assert_close(torch.from_numpy(found[name]), weight, rtol=0, atol=1e-5)  # as in test_invariants
+    remembered = json.loads(file.read_text())["tokens"]
+    assert remembered < 32 * WIDTH, "it did not fit at once"
+    assert TokenBudget("cpu", file).tokens == remembered
+
+
+def test_what_cannot_be_made_smaller_is_an_error_that_says_what_to_change(tmp_path: Path) -> None:
+    assert "cluster.microbatch_size must fit into memory, got 32" in with_memory(100, tmp_path / "a", size=32)
+    assert "one unit of 1 examples of 128 tokens does not fit" in with_memory(3, tmp_path / "b")
+    assert not (tmp_path / "a").exists()
+
+
+def test_another_error_is_not_taken_for_a_lack_of_memory() -> None:
+    trainee, task = _large()
+    broken = replace(task, train=TokenizedExamples.from_lists([[999_999, 2, 3]] * 32))
+    with pytest.raises(IndexError):
+        _step(trainee, broken)
+
+
+def test_computing_layers_again_changes_nothing_and_keeps_less() -> None:
+    kept = {}
+    sums = {}
+    for checkpointing in (False, True):
+        trainee, task = _large(checkpointing, microbatch_size=32)
+        sizes: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            losses = task.per_example_loss(trainee.model, task.batch(np.arange(32)))
+        kept[checkpointing] = sum(sizes.values())
+        del losses
+        sums[checkpointing] = _step(trainee, task)
+    assert toys.distance(sums[False], sums[True]) == 0
+    assert kept[True] < 0.35 * kept[False]
+
+
+def test_without_layers_to_compute_again_the_option_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"cluster.gradient_checkpointing must be false for Linear"):
+        recompute_layers(torch.nn.Linear(2, 2))
+
+
+def test_autocast_computes_the_same_clipped_sum_within_bf16() -> None:
+    sums = []
+    for autocast in (None, torch.bfloat16):
+        toy = replace(toys.trainee(AdapterSpec(type="none")), autocast=autocast)
+        total = {name: torch.zeros_like(p) for name, p in toy.parameters.items()}
+        engine, task = ClippedGradients(toy.model, toy.parameters, Clipping(0.1)), toys.task()
+        norms = engine.accumulate(partial(losses_of, toy, task, task.batch(np.arange(40))), total)[1]
+        assert (norms > 0.1).all()
+        sums.append(torch.cat([t.flatten() for t in total.values()]))
+    error = float((sums[1] - sums[0]).norm() / sums[0].norm())
+    assert 1e-5 < error < 2e-2, "bf16 has 8 bits: 2^-8 a product, averaged over many"
+    one = {name: torch.zeros_like(p) for name, p in toy.parameters.items()}
+    engine.accumulate(partial(losses_of, toy, task, task.batch(np.arange(1))), one)
+    length = float(torch.cat([t.flatten() for t in one.values()]).double().norm())
+    assert length == pytest.approx(0.1, rel=1e-5), "norm and sum are of the same rounded gradient"

@@ -75,7 +75,7 @@ def test_micro_batches_hold_every_drawn_user_once_and_whole(sizes, size, ranks, 
     for rank in range(ranks):
         comm = LocalComm()
         comm.rank, comm.world_size = rank, ranks
-        for examples, count in units.microbatches(units.share(drawn, comm), size):
+        for examples, count in units.microbatches(units.share(drawn, comm), size, 1024):
             assert size is None or len(examples) <= max(size, count)
             for own in examples.reshape(-1, count):
                 unit = int(np.searchsorted(units.offsets, own[0], side="right")) - 1
@@ -118,7 +118,7 @@ def test_one_user_moves_the_sum_by_at_most_c(task) -> None:
         toy = toys.trainee()
         total = {name: torch.zeros_like(p) for name, p in toy.parameters.items()}
         engine = ClippedGradients(toy.model, toy.parameters, Clipping(c))
-        for examples, per_unit in Units.of(task).microbatches(np.array(users), None):
+        for examples, per_unit in Units.of(task).microbatches(np.array(users), None, 1024):
             batch = task.batch(examples)
             norms = engine.accumulate(partial(task.per_example_loss, toy.model, batch), total, per_unit)[1]
             assert (norms > 10 * c).all()
