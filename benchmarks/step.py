@@ -19,199 +19,18 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from machine import describe
 from torch import nn
-from torch.func import functional_call, grad, vmap
+from ways import CASES, MAX_GRAD_NORM, TOKENS, WAYS, Bench
 
-from raydp import adapters, models
-from raydp.sections import AdapterSpec
-from raydp.tasks.base import Batch, TaskFacts
-from raydp.tasks.language import LanguageModelingTask, TokenizedExamples
-from raydp.training.clipping import ClippedGradients
-from raydp.training.prefix import with_frozen_prefix
 from raydp.training.stream import TEST_KEY, KeyedStream
-from raydp.training.thresholds import Clipping
-
-TOKENS = 64
-MAX_GRAD_NORM = 0.1
-CASES: dict[str, dict[str, Any]] = {
-    "lora": {"model": "smollm2", "microbatch": 8, "ways": ["plain", "raydp", "opacus"]},
-    "prefix": {"model": "smollm2", "microbatch": 8, "layers": range(24, 30), "ways": ["uncached", "cached"]},
-    "gpt2-256": {"model": 256, "microbatch": 32, "ways": ["plain", "raydp", "opacus", "opacus_ghost", "torch_func"]},
-    "gpt2-768": {"model": 768, "microbatch": 32, "ways": ["plain", "raydp", "opacus", "opacus_ghost", "torch_func"]},
-}
-"""The first way of a case is what the others are compared with."""
-
-Step = Callable[[], dict[str, torch.Tensor]]
-"""Runs one micro-batch and returns the running sum of gradients."""
-
-
-class Bench:
-    """Model, data and loss of a case, the same for every way."""
-
-    def __init__(self, case: dict[str, Any], dtype: torch.dtype) -> None:
-        torch.manual_seed(0)
-        if case["model"] == "smollm2":
-            config = transformers.LlamaConfig(
-                vocab_size=49_152, hidden_size=576, intermediate_size=1_536, num_hidden_layers=30,
-                num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True,
-            )  # fmt: skip
-            layers = tuple(case["layers"]) if "layers" in case else None
-            adapter = AdapterSpec(r=4, alpha=32, target_modules=("q_proj", "v_proj"), layers_to_transform=layers)
-        else:
-            width = case["model"]
-            config = transformers.GPT2Config(
-                vocab_size=4_096, n_positions=TOKENS, n_embd=width, n_layer=4, n_head=width // 64,
-                resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
-            )  # fmt: skip
-            adapter = AdapterSpec(type="none")
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).requires_grad_(False).eval()
-        base = models.PretrainedModel(name="random", model=model, tokenizer=None, weight_hash="random")
-        self.model = adapters.attach_adapter(base, adapter)
-        self.parameters = adapters.trainable_parameters(self.model, adapter)
-        if adapter.type == "lora":
-            for name, parameter in self.parameters.items():  # as if trained: both factors get gradients
-                if ".lora_B." in name:
-                    nn.init.normal_(parameter, std=0.02)
-        rng = np.random.default_rng(0)
-        size = case["microbatch"]
-        rows = [rng.integers(2, config.vocab_size, TOKENS).tolist() for _ in range(size)]
-        examples = TokenizedExamples.from_lists(rows)
-        facts = TaskFacts(
-            num_examples=size, num_units=size, privacy_unit="example", content_hash="x", num_tokens=size * TOKENS
-        )
-        self.task = LanguageModelingTask(train=examples, heldout=examples, task_facts=facts)
-        self.indices = np.arange(size)
-        self.total = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
-
-    def losses(self, batch: Batch | None = None) -> torch.Tensor:
-        """[B] per-example losses."""
-        return self.task.per_example_loss(self.model, batch or self.task.batch(self.indices))
-
-
-def plain(bench: Bench) -> Step:
-    """torch's own gradient of the summed loss."""
-    bench.total = {}
-
-    def step() -> dict[str, torch.Tensor]:
-        bench.losses().sum().backward()
-        return {name: p.grad for name, p in bench.parameters.items()}
-
-    return step
-
-
-def raydp(bench: Bench) -> Step:
-    """The engine of dp_sgd and dp_adam."""
-    engine = ClippedGradients(bench.model, bench.parameters, Clipping(MAX_GRAD_NORM))
-
-    def step() -> dict[str, torch.Tensor]:
-        engine.accumulate(bench.losses, bench.total)
-        return bench.total
-
-    return step
-
-
-def cached(bench: Bench) -> Step:
-    """The engine on hidden states from the disk."""
-    complaints: list[str] = []
-    with tempfile.TemporaryDirectory() as folder:  # what is mapped stays readable
-        bench.task = with_frozen_prefix(
-            bench.task, bench.model, bench.parameters,
-            weight_hash="x", folder=Path(folder), max_bytes=1e9, say=complaints.append,
-        )  # fmt: skip
-    assert not complaints, complaints
-    return raydp(bench)
-
-
-def opacus(bench: Bench) -> Step:
-    """Per-example gradients from Opacus' hooks, clipped and summed by its optimizer."""
-    from opacus.grad_sample import GradSampleModule
-    from opacus.optimizers import DPOptimizer
-
-    bench.total = {}
-    bench.model.train()  # the hooks sleep in eval mode; there is no dropout
-    GradSampleModule(bench.model, loss_reduction="sum", strict=False)
-    parameters = list(bench.parameters.values())
-    optimizer = DPOptimizer(
-        torch.optim.SGD(parameters, lr=0.1), noise_multiplier=1.0, max_grad_norm=MAX_GRAD_NORM,
-        expected_batch_size=1, loss_reduction="sum",
-    )  # fmt: skip
-
-    def step() -> dict[str, torch.Tensor]:
-        bench.losses().sum().backward()
-        optimizer.clip_and_accumulate()
-        for p in parameters:
-            p.grad_sample = p.grad = None
-        return {name: p.summed_grad for name, p in bench.parameters.items()}
-
-    return step
-
-
-def opacus_ghost(bench: Bench) -> Step:
-    """Opacus' ghost clipping: a backward pass for the norms, one for the clipped sum."""
-    from opacus.grad_sample import GradSampleModuleFastGradientClipping
-
-    bench.model.train()
-    module = GradSampleModuleFastGradientClipping(
-        bench.model, loss_reduction="sum", strict=False, max_grad_norm=MAX_GRAD_NORM, use_ghost_clipping=True
-    )
-
-    def step() -> dict[str, torch.Tensor]:
-        module.enable_hooks()
-        losses = bench.losses()
-        losses.sum().backward(retain_graph=True)
-        for p in bench.parameters.values():
-            p.grad = None
-        factors = module.get_clipping_coef()
-        module.disable_hooks()
-        (losses * factors).sum().backward()
-        for name, p in bench.parameters.items():
-            bench.total[name] += p.grad
-            p.grad = None
-        return bench.total
-
-    return step
-
-
-def torch_func(bench: Bench) -> Step:
-    """vmap over grad: all per-example gradients, then norms, then the weighted sum."""
-    buffers = dict(bench.model.named_buffers())
-    batch = bench.task.batch(bench.indices)
-
-    def loss(parameters: dict[str, torch.Tensor], ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        positions = torch.arange(ids.shape[0])[None]
-        inputs = {"input_ids": ids[None], "position_ids": positions, "use_cache": False}
-        logits = functional_call(bench.model, (parameters, buffers), (), inputs, tie_weights=True).logits[0, :-1]
-        return nn.functional.cross_entropy(logits, labels[1:])
-
-    per_example = vmap(grad(loss), in_dims=(None, 0, 0))
-
-    def step() -> dict[str, torch.Tensor]:
-        parameters = {name: p.detach() for name, p in bench.parameters.items()}
-        gradients = per_example(parameters, batch.input_ids, batch.labels)
-        norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
-        factors = (MAX_GRAD_NORM / norms).clamp(max=1)
-        for name, g in gradients.items():
-            bench.total[name] += torch.einsum("i,i...->...", factors, g)
-        return bench.total
-
-    return step
-
-
-WAYS: dict[str, Callable[[Bench], Step]] = {
-    "plain": plain, "raydp": raydp, "opacus": opacus, "opacus_ghost": opacus_ghost, "torch_func": torch_func,
-    "uncached": raydp, "cached": cached,
-}  # fmt: skip
 
 
 def resident(field: str) -> int:
@@ -229,14 +48,21 @@ def worker(case: str, way: str, args: argparse.Namespace) -> None:
         bench = Bench(CASES[case], getattr(torch, args.dtype))
         step = WAYS[way](bench)
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here, whatever building took
+        started = time.perf_counter()
         step()
+        first = time.perf_counter() - started
     except Exception as error:  # noqa: BLE001 - whatever a library cannot do is a result
         print(json.dumps({"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}), flush=True)
         return
     sums = step()
     peak = resident("VmHWM") - before
     norm = float(torch.stack([g.double().norm() for g in sums.values()]).norm()) / 2  # two equal micro-batches
-    answer = {"norm_of_sum": norm, "peak_bytes": peak, "trained": sum(p.numel() for p in bench.parameters.values())}
+    answer = {
+        "norm_of_sum": norm,
+        "peak_bytes": peak,
+        "first_seconds": first,
+        "trained": sum(p.numel() for p in bench.parameters.values()),
+    }
     del sums
     print(json.dumps(answer), flush=True)
     for line in sys.stdin:
