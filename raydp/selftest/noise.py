@@ -15,6 +15,7 @@ from raydp.selftest.linear import LinearTask, linear_trainee
 from raydp.selftest.observe import NO_NOISE, observed_plan, summed_updates, with_sgd
 from raydp.selftest.ranks import on_ranks
 from raydp.training.comm import Comm, LocalComm
+from raydp.training.lattice import NOISE_WIDENING
 
 LEVEL = 1e-4
 """Chance that right noise fails a check; with the fixed test key it passes always or never."""
@@ -25,7 +26,7 @@ RANKS = 2
 
 
 def noise_checks(method: Any) -> list[Check]:
-    """The noise of a method's updates, (update with noise - update without) · b / (σ c), in one worker and in two."""
+    """The noise of a method's updates, (update with noise - update without) · b, over its std, in one worker and two."""
     alone = np.stack([_noise(method, run_id, LocalComm()) for run_id in RUN_IDS])  # [run, step, layer, coordinate]
     shared = on_ranks(RANKS, lambda comm: _noise(method, RUN_IDS[0], comm))
     runs = np.concatenate(alone, axis=1)  # [step, run · layer, coordinate]
@@ -39,13 +40,13 @@ def noise_checks(method: Any) -> list[Check]:
         _variance(f"noise variance, {RANKS} workers", shared[0].ravel()),
         check(
             f"noise of {RANKS} workers is the same", np.abs(shared[0] - shared[1]).max(), 0, 0,
-            "largest difference between the workers' noise, in units of σ c",
+            "largest difference between the workers' noise, in units of its std",
         ),
     ]  # fmt: skip
 
 
 def _noise(method: Any, run_id: str, comm: Comm) -> NDArray[np.float64]:
-    """[step, layer, coordinate] the noise over σ c; a third of the steps draws no example."""
+    """[step, layer, coordinate] the noise over its std; a third of the steps draws no example."""
     generator = torch.Generator().manual_seed(0)
     inputs, targets = (torch.randn(NUM_EXAMPLES, WIDTH, generator=generator) for _ in range(2))
     task = LinearTask(inputs, targets)
@@ -61,13 +62,15 @@ def _noise(method: Any, run_id: str, comm: Comm) -> NDArray[np.float64]:
         trainee = linear_trainee(WIDTH, WIDTH, NUM_LAYERS)
         return torch.stack(summed_updates(with_sgd(method), plan, trainee, task, comm)).double()
 
-    noise = (updates(SIGMA) - updates(NO_NOISE)) / (SIGMA * method.max_grad_norm)
+    noise = (updates(SIGMA) - updates(NO_NOISE)) / (SIGMA * method.max_grad_norm * NOISE_WIDENING)
     return noise.view(NUM_STEPS, NUM_LAYERS, -1).numpy()
 
 
 def _variance(name: str, samples: NDArray[np.float64]) -> Check:
     low, high = stats.chi2.ppf([LEVEL / 2, 1 - LEVEL / 2], len(samples)) / len(samples)
-    return check(name, np.square(samples).mean(), low, high, f"over (σ c)², {len(samples)} draws, chi-square test")
+    return check(
+        name, np.square(samples).mean(), low, high, f"over what was planned, {len(samples)} draws, chi-square test"
+    )
 
 
 def _cells(name: str, cells: NDArray[np.float64]) -> Check:
@@ -81,7 +84,7 @@ def _cells(name: str, cells: NDArray[np.float64]) -> Check:
 
 def _mean(name: str, samples: NDArray[np.float64]) -> Check:
     bound = stats.norm.isf(LEVEL / 2) / np.sqrt(len(samples))
-    return check(name, samples.mean(), -bound, bound, f"over σ c, {len(samples)} draws")
+    return check(name, samples.mean(), -bound, bound, f"over the planned std, {len(samples)} draws")
 
 
 def _correlation(name: str, samples: list[NDArray[np.float64]]) -> Check:

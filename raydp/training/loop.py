@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from raydp.tasks.base import Batch, Task
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
+from raydp.training.lattice import NOISE_WIDENING, add_lattice_noise, lattice_step
 from raydp.training.memory import is_out_of_memory
 from raydp.training.microbatches import Units
 from raydp.training.stream import KeyedStream
@@ -40,7 +41,7 @@ class StepRule:
         indices_fn: step -> the units of the global batch, identical on every rank.
         gradients: how per-example gradients are summed.
         clipping: owns the threshold c, which may move from step to step; inf where nothing is clipped.
-        noise_multiplier: standard deviation of the noise on the sum, per coordinate, over the step's c; 0 for none.
+        noise_multiplier: standard deviation of the noise on the sum, per coordinate, over its sensitivity; 0 for none.
         optimizer: holds the trained parameters in the order of their sorted names.
     """
 
@@ -82,7 +83,7 @@ def run(
         if rule.noise_multiplier > 0 and comm.rank == 0:
             if trainee.ledger is not None:
                 trainee.ledger.record(step)
-            _add_noise(total, stream, step, rule.noise_multiplier * threshold)
+            _add_noise(total, stream, step, rule.noise_multiplier, threshold)
         flat /= plan.batch_size
         comm.broadcast(flat)
         rule.optimizer.step()
@@ -171,11 +172,15 @@ def _flat_views(
     return flat, total
 
 
-def _add_noise(total: dict[str, torch.Tensor], stream: KeyedStream, step: int, std: float) -> None:
-    """Add N(0, std²) to every coordinate of the sum, from the stream of its parameter's name."""
+def _add_noise(
+    total: dict[str, torch.Tensor], stream: KeyedStream, step: int, noise_multiplier: float, threshold: float
+) -> None:
+    """Add noise of std σ c to every coordinate of the sum, on a lattice, from the stream of its parameter's name."""
+    lattice = lattice_step(threshold, sum(gradient.numel() for gradient in total.values()))
+    std = noise_multiplier * threshold * NOISE_WIDENING
     for name, gradient in total.items():
-        noise = stream.normal(gradient.numel(), step=step, purpose="noise", name=name) * std
-        gradient += torch.from_numpy(noise).to(gradient).view(gradient.shape)
+        noise = stream.normal(gradient.numel(), step=step, purpose="noise", name=name)
+        add_lattice_noise(gradient, noise, std=std, step=lattice)
 
 
 def _record(step: int, sums: torch.Tensor, threshold: float) -> dict[str, float]:

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from raydp.training.lattice import noisy_count
 from raydp.training.stream import KeyedStream
 
 GAMMA = 0.01
@@ -70,10 +71,10 @@ class AdaptiveClipping(Clipping):
     def noisy_count(self, unclipped: float, drawn: float, stream: KeyedStream, step: int) -> float:
         """Σ_i (1[norm_i <= c] - 1/2) + noise over the drawn examples: one of them changes the sum by 1/2, not 1.
 
-        Every rank draws the same noise, so none has to be told.
+        Every rank draws the same noise, so none has to be told. Count and noise lie on a lattice.
         """
         noise = float(stream.normal(1, step=step, purpose="count")[0]) * self.count_noise_std
-        return unclipped - drawn / 2 + noise
+        return noisy_count(unclipped - drawn / 2, noise)
 
     def update(self, unclipped: float, drawn: float, stream: KeyedStream, step: int) -> None:
         share = self.noisy_count(unclipped, drawn, stream, step) / self.batch_size + 0.5

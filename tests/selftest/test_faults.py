@@ -26,7 +26,7 @@ from raydp.training.trial import TrialPlan
 from tests.selftest.faults import rewrite
 
 NOISE = "if rule.noise_multiplier > 0 and comm.rank == 0:"
-ADD = "_add_noise(total, stream, step, rule.noise_multiplier * threshold)"
+ADD = "_add_noise(total, stream, step, rule.noise_multiplier, threshold)"
 SUM = "comm.all_reduce_sum(flat)"
 
 
@@ -115,7 +115,7 @@ def test_a_divisor_that_is_not_the_expected_batch_size(plant: pytest.MonkeyPatch
         # Before the sum over workers, from a stream each: variance 2 in two workers, right in one.
         ([(SUM, ""), (NOISE, "if rule.noise_multiplier > 0:"),
           (ADD, f"_add_noise(total, KeyedStream(key=key, run_id=f'{{plan.run_id}}{{comm.rank}}'), step, "
-                f"rule.noise_multiplier * threshold); {SUM}")], "noise variance, 2 workers"),
+                f"rule.noise_multiplier, threshold); {SUM}")], "noise variance, 2 workers"),
         # After the sum, by each worker for itself, and not broadcast: the workers' models part.
         ([(NOISE, "if rule.noise_multiplier > 0:"), ("comm.broadcast(flat)", ""),
           (ADD, ADD.replace("stream", "KeyedStream(key=key, run_id=f'{plan.run_id}{comm.rank}')"))],

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from raydp.methods.dp import DPSGD
+from raydp.spec import load_spec
+from raydp.sweep.plan import make_plan
+from raydp.training import stream as streams
 from raydp.training.clipping import ClippedGradients
 from raydp.training.comm import LocalComm
+from raydp.training.lattice import NOISE_WIDENING
 from raydp.training.stream import KeyedStream, new_key
 from raydp.training.thresholds import Clipping
+from tests.conftest import small_spec
 from tests.training import toys
 
 DRAWS = 200_000
@@ -62,7 +71,7 @@ def noise_of_a_step(noise_multiplier: float, c: float, *, run_id: str = "noise",
 
 def test_a_step_adds_noise_of_std_sigma_times_c_to_the_sum() -> None:
     samples = np.concatenate([noise_of_a_step(3.0, 0.5, run_id=f"run {k}") for k in range(40)])
-    assert has_scale(samples, 1.5)
+    assert has_scale(samples, 1.5 * NOISE_WIDENING)
     assert not has_scale(samples, 1.5 * 1.1), "40 steps are enough to see 10 %"
 
 
@@ -70,7 +79,7 @@ def test_the_divisor_is_the_expected_batch_size() -> None:
     """The noise scales with 1/b for the b of the plan, whatever was drawn."""
     drawn = len(DPSGD().batch_indices(replace(toys.PLAN, run_id="noise"), toys.KEY, 0))
     assert drawn != 8, "this key draws another number than b, so the test can tell the two apart"
-    assert has_scale(noise_of_a_step(3.0, 0.5), 1.5)
+    assert has_scale(noise_of_a_step(3.0, 0.5), 1.5 * NOISE_WIDENING)
 
 
 def test_runs_steps_and_parameters_do_not_share_noise() -> None:
@@ -81,6 +90,69 @@ def test_runs_steps_and_parameters_do_not_share_noise() -> None:
     correlations = np.corrcoef(streams)[np.triu_indices(len(streams), k=1)]
     assert np.abs(correlations).max() < 5.5 / np.sqrt(20_000)  # 28 pairs at 5.5 standard errors: chance 1e-6
     np.testing.assert_array_equal(draw("a", 0, "w"), draw("a", 0, "w"))
+
+
+def test_no_two_runs_of_a_sweep_share_noise(tmp_path: Path) -> None:
+    """Every run that a sweep plans has streams of its own: across configurations, seeds, steps, purposes, parameters."""
+    space = {"batch_size": [8], "num_steps": [2, 3], "learning_rate": [1e-3, 2e-3]}
+    spec = load_spec(small_spec(tmp_path, space=space, seeds=[0, 1]))
+    trials = make_plan(spec, toys.task().facts(), "weights").trials
+    assert len(trials) == 8
+    purposes = [("noise", "w"), ("noise", "v"), ("count", ""), ("mask", "")]
+    words = [
+        KeyedStream(key=toys.KEY, run_id=trial.run_id).bits(64, step=step, purpose=purpose, name=name)
+        for trial, step, (purpose, name) in product(trials, range(3), purposes)
+    ]
+    assert len(np.unique(words)) == 8 * 3 * 4 * 64  # 64-bit words: two are equal by chance with 1e-12
+    one, two = (noise_of_a_step(3.0, 0.5, run_id=trial.run_id) for trial in trials[:2])
+    assert abs(np.corrcoef(one, two)[0, 1]) < 5 / np.sqrt(len(one))  # chance 6e-7; shared noise is at 1
+
+
+def test_the_stream_is_chacha20() -> None:
+    """RFC 8439, appendix A.1, test vectors 1 and 2: the key stream of the zero key at block counters 0 and 1."""
+    words = streams._words(bytes(32), 0, 16).tobytes()
+    assert words[:16].hex() == "76b8e0ada0f13d90405d6ae55386bd28"
+    assert words[64:80].hex() == "9f07e7be5551387a98ba977c732d080d"
+
+
+@given(st.integers(0, 200), st.integers(0, 90))
+def test_a_stream_can_be_read_from_any_position(start: int, count: int) -> None:
+    stream = KeyedStream(key=toys.KEY, run_id="access")
+    np.testing.assert_array_equal(
+        stream.bits(count, step=1, purpose="noise", start=start),
+        stream.bits(start + count, step=1, purpose="noise")[start:],
+    )
+
+
+@given(st.integers(0, 130), st.integers(0, 130), st.integers(0, 130))
+def test_a_part_of_the_noise_is_that_part(count: int, start: int, stop: int) -> None:
+    """So that a shard draws its own coordinates only; also across the pieces that normals are computed in."""
+    stream = KeyedStream(key=toys.KEY, run_id="access")
+    whole = stream.normal(count, step=1, purpose="noise")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streams, "CHUNK_PAIRS", 16)
+        part = stream.normal(count, step=1, purpose="noise", part=slice(start, stop))
+    np.testing.assert_array_equal(part, whole[start:stop])
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 101])
+def test_normals_are_box_and_mullers_of_the_streams_uniforms(count: int) -> None:
+    stream = KeyedStream(key=toys.KEY, run_id="normal")
+    half = (count + 1) // 2
+    u = stream.uniform(2 * half, step=0, purpose="noise")
+    radius, angle = np.sqrt(-2 * np.log(u[:half])), 2 * np.pi * u[half:]
+    expected = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+    # 8 units in the last place of the largest radius, 8.7: roundings of the angle (6.3) and of each function.
+    np.testing.assert_allclose(stream.normal(count, step=0, purpose="noise"), expected, rtol=0, atol=8 * 2**-49)
+
+
+def test_the_largest_uniform_is_one_and_its_normal_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words of all ones and of all zeros, the ends of the range."""
+    for word, uniform in [(2**64 - 1, 1.0), (0, 2.0**-54)]:
+        monkeypatch.setattr(streams, "_words", lambda subkey, start, count, w=word: np.full(count, w, np.uint64))
+        stream = KeyedStream(key=toys.KEY, run_id="ends")
+        assert stream.uniform(1, step=0, purpose="noise")[0] == uniform
+        assert np.abs(stream.normal(4, step=0, purpose="noise")).max() <= 8.66
 
 
 def test_labels_cannot_be_confused() -> None:

@@ -15,6 +15,7 @@ from raydp.spec import load_spec
 from raydp.sweep.plan import make_plan
 from raydp.training.clipping import ClippedGradients
 from raydp.training.comm import LocalComm
+from raydp.training.lattice import NOISE_WIDENING
 from raydp.training.stream import KeyedStream
 from raydp.training.thresholds import AdaptiveClipping, AutomaticClipping, Clipping, gradient_noise_multiplier
 from tests.conftest import small_spec
@@ -101,7 +102,7 @@ def test_a_run_adds_both_noises_at_their_scales() -> None:
     expected = gradient_noise_multiplier(sigma, count_noise_std)
     assert expected > 1.3 * sigma, "far enough from σ to tell the two apart"
     assert len({c[1] for c in thresholds}) == runs, "the threshold moved, each time elsewhere"
-    assert has_scale(np.concatenate(gradients), expected)
+    assert has_scale(np.concatenate(gradients), expected * NOISE_WIDENING)
     assert not has_scale(np.concatenate(gradients), sigma)
     assert has_scale(np.array(counts), count_noise_std)
     assert not has_scale(np.array(counts), 2 * count_noise_std)
