@@ -30,6 +30,7 @@ from machine import describe
 from torch import nn
 from ways import CASES, MAX_GRAD_NORM, TOKENS, WAYS, Bench
 
+from raydp.training.lattice import add_lattice_noise, lattice_step
 from raydp.training.stream import TEST_KEY, KeyedStream
 
 
@@ -75,9 +76,10 @@ def worker(case: str, way: str, args: argparse.Namespace) -> None:
 def noise(parameters: dict[str, nn.Parameter]) -> None:
     """What the training loop draws and adds once a step."""
     stream = KeyedStream(key=TEST_KEY, run_id="benchmark")
+    lattice = lattice_step(MAX_GRAD_NORM, sum(p.numel() for p in parameters.values()))
     for name, p in parameters.items():
         drawn = stream.normal(p.numel(), step=0, purpose="noise", name=name)
-        torch.zeros_like(p).add_(torch.from_numpy(drawn).to(p).view(p.shape))
+        add_lattice_noise(torch.zeros_like(p), drawn, std=MAX_GRAD_NORM, step=lattice)
 
 
 class Worker:

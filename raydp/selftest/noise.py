@@ -26,7 +26,7 @@ RANKS = 2
 
 
 def noise_checks(method: Any) -> list[Check]:
-    """The noise of a method's updates, (update with noise - update without) · b, over its std, in one worker and two."""
+    """The noise of a method's updates, (update with noise - update without) · b, over its std, in 1 and 2 workers."""
     alone = np.stack([_noise(method, run_id, LocalComm()) for run_id in RUN_IDS])  # [run, step, layer, coordinate]
     shared = on_ranks(RANKS, lambda comm: _noise(method, RUN_IDS[0], comm))
     runs = np.concatenate(alone, axis=1)  # [step, run · layer, coordinate]
@@ -68,9 +68,7 @@ def _noise(method: Any, run_id: str, comm: Comm) -> NDArray[np.float64]:
 
 def _variance(name: str, samples: NDArray[np.float64]) -> Check:
     low, high = stats.chi2.ppf([LEVEL / 2, 1 - LEVEL / 2], len(samples)) / len(samples)
-    return check(
-        name, np.square(samples).mean(), low, high, f"over what was planned, {len(samples)} draws, chi-square test"
-    )
+    return check(name, np.square(samples).mean(), low, high, f"over its plan, {len(samples)} draws, chi-square test")
 
 
 def _cells(name: str, cells: NDArray[np.float64]) -> Check:

@@ -31,6 +31,9 @@ NOISE_WIDENING = 1 + 2.0**-12
 COUNT_STEP = 2.0**-20
 """Lattice of a count of halves: rounding costs a count nothing, as it lies on the lattice."""
 
+CACHED = 1 << 16
+"""Coordinates that are added at a time on a CPU: what fits its cache, six times as fast as all at once."""
+
 
 def lattice_step(max_grad_norm: float, num_coordinates: int) -> float:
     """Δ, the largest power of two with Δ sqrt(d) <= c LATTICE_SHARE.
@@ -39,7 +42,8 @@ def lattice_step(max_grad_norm: float, num_coordinates: int) -> float:
         max_grad_norm: c, a public number.
         num_coordinates: d of the whole sum that is released: all trained coordinates, over all parameters and shards.
     """
-    assert max_grad_norm > 0 and num_coordinates > 0
+    assert max_grad_norm > 0
+    assert num_coordinates > 0
     mantissa, exponent = math.frexp(max_grad_norm * LATTICE_SHARE / math.sqrt(num_coordinates))
     assert 0.5 <= mantissa < 1, "c is finite"
     return math.ldexp(1.0, exponent - 1)
@@ -49,7 +53,7 @@ def add_lattice_noise(gradient: torch.Tensor, noise: NDArray[np.float64], *, std
     """Replace the sum, in place, by step · (round(sum / step) + round(std · noise / step)).
 
     Args:
-        gradient: the sum, or a parameter's or shard's part of it, of any floating type, finite.
+        gradient: the sum, or a parameter's or shard's part of it, contiguous, of any floating type, finite.
         noise: [number of coordinates] independent standard normals.
         std: standard deviation of the noise: NOISE_WIDENING σ c.
         step: Δ, of `lattice_step`.
@@ -60,9 +64,12 @@ def add_lattice_noise(gradient: torch.Tensor, noise: NDArray[np.float64], *, std
         function of their exact sum, even where that passes 2^53; so is the conversion to the gradient's own type, whose
         values of this size are multiples of the step, too.
     """
-    integers = torch.from_numpy(noise).to(gradient.device) * (std / step)
-    integers.round_().add_(gradient.flatten().double().div_(step).round_())
-    gradient.copy_(integers.mul_(step).view_as(gradient))
+    flat = gradient.view(-1)
+    size = CACHED if gradient.device.type == "cpu" else max(1, len(flat))
+    for part, draws in zip(flat.split(size), torch.from_numpy(noise).to(gradient.device).split(size), strict=True):
+        integers = (draws * (std / step)).round_()
+        integers.add_(part.double().div_(step).round_())
+        part.copy_(integers.mul_(step))
 
 
 def noisy_count(count: float, noise: float) -> float:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 KEY_BYTES = 32
 BLOCK_WORDS = 8
 """64-bit words in a block of ChaCha20, the unit of its counter."""
-CHUNK_PAIRS = 1 << 14
+CHUNK_PAIRS = 1 << 15
 """Pairs of normals that are computed at a time, in the processor's cache."""
 TEST_KEY = bytes(KEY_BYTES)
 """The fixed, public key of `privacy.noise_key: test`; records of runs that use it are not certified."""

@@ -46,7 +46,8 @@ def test_every_limit_of_the_guarantee_is_listed() -> None:
         "utility, scores, step metrics and reports",
         "preprocessing",
         "run_id, task_hash",
-        "low-order bits",
+        "summed in single precision",
+        "how long steps take",
         "number of examples n",
     )
     for words in limits:

@@ -93,7 +93,7 @@ def test_runs_steps_and_parameters_do_not_share_noise() -> None:
 
 
 def test_no_two_runs_of_a_sweep_share_noise(tmp_path: Path) -> None:
-    """Every run that a sweep plans has streams of its own: across configurations, seeds, steps, purposes, parameters."""
+    """Every run that a sweep plans has its own streams: across configurations, seeds, steps, purposes, parameters."""
     space = {"batch_size": [8], "num_steps": [2, 3], "learning_rate": [1e-3, 2e-3]}
     spec = load_spec(small_spec(tmp_path, space=space, seeds=[0, 1]))
     trials = make_plan(spec, toys.task().facts(), "weights").trials
