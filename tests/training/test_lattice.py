@@ -77,6 +77,7 @@ def on_the_lattice(parts: list[np.ndarray]) -> bool:
     return bool((integers == np.round(integers)).all()) and math.gcd(*integers.astype(np.int64).tolist()) == 1
 
 
+@settings(deadline=None)
 @given(st.floats(1e-12, 1e12), st.integers(1, 10**11))
 def test_the_step_is_the_largest_power_of_two_that_costs_its_share(c: float, d: int) -> None:
     step = lattice_step(c, d)
@@ -99,7 +100,7 @@ def test_what_a_step_releases_are_multiples_of_a_public_step() -> None:
                               "gradient += torch.from_numpy(noise * std).to(gradient).view_as(gradient)")),
         (lattice, "add_lattice_noise", ("* (std / step)).round_()", "* (std / step))")),
         (lattice, "add_lattice_noise", (".div_(step).round_()", ".div_(step)")),
-        (loop, "_add_noise", ("lattice_step(threshold,", "lattice_step(max(float(t.norm()) / 7 for t in total.values()),")),
+        (loop, "_add_noise", ("lattice_step(threshold,", "lattice_step(max(map(torch.norm, total.values())).item() / 7,")),
         (loop, "_add_noise", ("lattice_step(threshold,", "lattice_step(threshold * 1e3,")),
         (loop, "_add_noise", ("sum(gradient.numel() for gradient in total.values())", "1")),
     ],
@@ -136,6 +137,7 @@ def differences(add_noise_fn: Callable[..., None], one: float, two: float) -> se
     return set(((sums[0] - sums[1]) * 2**20).tolist())
 
 
+@settings(deadline=None)
 @given(finite, finite)
 def test_neighbours_have_the_same_support(one: float, two: float) -> None:
     """The release of one is that of the other, shifted by the same whole number of steps for every draw of noise: so
@@ -177,6 +179,7 @@ def test_the_noise_pays_for_rounding_and_for_clipping_in_single_precision() -> N
     assert 1 + LATTICE_SHARE + 1e-5 <= NOISE_WIDENING
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**9), st.integers(0, 10**9), st.floats(-1e6, 1e6))
 def test_a_noisy_count_lies_on_a_lattice_that_every_count_lies_on(twice: int, more: int, noise: float) -> None:
     one, two = noisy_count(twice / 2, noise), noisy_count((twice + more) / 2, noise)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -115,6 +115,7 @@ def test_the_stream_is_chacha20() -> None:
     assert words[64:80].hex() == "9f07e7be5551387a98ba977c732d080d"
 
 
+@settings(deadline=None)
 @given(st.integers(0, 200), st.integers(0, 90))
 def test_a_stream_can_be_read_from_any_position(start: int, count: int) -> None:
     stream = KeyedStream(key=toys.KEY, run_id="access")
@@ -124,6 +125,7 @@ def test_a_stream_can_be_read_from_any_position(start: int, count: int) -> None:
     )
 
 
+@settings(deadline=None)
 @given(st.integers(0, 130), st.integers(0, 130), st.integers(0, 130))
 def test_a_part_of_the_noise_is_that_part(count: int, start: int, stop: int) -> None:
     """So that a shard draws its own coordinates only; also across the pieces that normals are computed in."""
