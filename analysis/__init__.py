@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from analysis.points import load_points as load_points
     from analysis.points import other_rows as other_rows
     from analysis.points import save_points as save_points
+    from analysis.profile_grids import ProfileCurve as ProfileCurve
+    from analysis.profile_grids import write_profile_grid as write_profile_grid
     from analysis.profiles import write_profiles as write_profiles
     from analysis.regression import regress as regress
     from analysis.report import write_report as write_report
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from analysis.variance import score_variance as score_variance
 
 _HOMES = {
+    "ProfileCurve": "profile_grids",
     "RULES": "rules",
     "Selection": "selection",
     "check_points": "points",
@@ -41,6 +44,7 @@ _HOMES = {
     "score_variance": "variance",
     "select": "selection",
     "useful_points": "utility_filter",
+    "write_profile_grid": "profile_grids",
     "write_profiles": "profiles",
     "write_report": "report",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,8 @@ def calibrate_one(values: Mapping[str, Any], accountant: str) -> dict[str, Any]:
     Raises:
         ValueError: a value is missing or out of range.
     """
-    missing = [f"--{name.replace('_', '-')}" for name in COLUMNS if values[name] is None]
-    if missing:
-        raise ValueError(
-            f"calibrate must be given {', '.join(missing)}, got nothing. Add them, or use --from FILE.csv."
-        )
-    return _solved([_request(values)], accountant)[0]
+    check_given("calibrate", values, "use --from FILE.csv")
+    return _solved([request(values)], accountant)[0]
 
 
 def calibrate_file(path: Path, accountant: str, *, given: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -52,37 +48,73 @@ def calibrate_file(path: Path, accountant: str, *, given: Mapping[str, Any]) -> 
     Raises:
         ValueError: the file is missing or a row is not usable; names the row.
     """
-    also = [f"--{k.replace('_', '-')}" for k, v in given.items() if v is not None]
-    if also:
-        raise ValueError(f"--from must be given alone, got {', '.join(also)} too. Put the values into the file.")
-    if not path.is_file():
-        raise ValueError(f"--from must be an existing CSV file, got {str(path)!r}. Check the path.")
-    rows = [{str(k).strip(): v for k, v in row.items()} for _, row in read_csv_rows(path, "--from")]
-    if not rows:
-        raise ValueError(f"--from must have a header and at least one row, got none in {path.name}. Add them.")
-    missing = [c for c in COLUMNS if c not in rows[0]]
-    if missing:
-        raise ValueError(
-            f"--from must have the columns {', '.join(COLUMNS)}, got none of {', '.join(missing)}. Add them."
-        )
+    check_alone("--from", given)
+    rows = csv_rows(path, COLUMNS)
     requests = []
     for position, row in enumerate(rows, start=1):
         try:
-            requests.append(_request({name: _number(name, row[name]) for name in COLUMNS}))
+            requests.append(request({name: number(name, row[name]) for name in COLUMNS}))
         except ValueError as error:
             raise ValueError(f"row {position}: {error}") from error
     return _solved(requests, accountant)
 
 
-def _number(name: str, cell: str) -> float:
+def check_given(command: str, values: Mapping[str, Any], instead: str) -> None:
+    """Raise ValueError where a value is None."""
+    if missing := [_option(name) for name, value in values.items() if value is None]:
+        raise ValueError(f"{command} must be given {', '.join(missing)}, got nothing. Add them, or {instead}.")
+
+
+def check_alone(source: str, values: Mapping[str, Any]) -> None:
+    """Raise ValueError where a value is not None: a file or a sweep has its own."""
+    if also := [_option(name) for name, value in values.items() if value is not None]:
+        raise ValueError(f"{source} must be given alone, got {', '.join(also)} too. Leave the others out.")
+
+
+def csv_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    """The rows of --from, which has the columns.
+
+    Raises:
+        ValueError: the file is missing, has no rows, or lacks a column.
+    """
+    if not path.is_file():
+        raise ValueError(f"--from must be an existing CSV file, got {str(path)!r}. Check the path.")
+    rows = [{str(k).strip(): v for k, v in row.items()} for _, row in read_csv_rows(path, "--from")]
+    if not rows:
+        raise ValueError(f"--from must have a header and at least one row, got none in {path.name}. Add them.")
+    missing = [c for c in columns if c not in rows[0]]
+    if missing:
+        raise ValueError(
+            f"--from must have the columns {', '.join(columns)}, got none of {', '.join(missing)}. Add them."
+        )
+    return rows
+
+
+def delta_values(deltas: str) -> list[float]:
+    """The values of --deltas.
+
+    Raises:
+        ValueError: they are not numbers with commas between.
+    """
+    try:
+        return [float(d) for d in deltas.split(",")]
+    except ValueError as error:
+        raise ValueError(f"--deltas must be numbers with commas between, got {deltas!r}. Write 1e-3,1e-6.") from error
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def number(name: str, cell: str) -> float:
     """The number in a cell; infinity and nan are none."""
     try:
-        number = float(cell)
+        value = float(cell)
     except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
+        value = math.nan
+    if not math.isfinite(value):
         raise ValueError(f"{name} must be a number, got {cell!r}. Write a finite number into the cell.")
-    return number
+    return value
 
 
 def profile_of(
@@ -107,10 +139,7 @@ def profile_of(
     Raises:
         ValueError: a value is out of range.
     """
-    try:
-        values = [float(d) for d in deltas.split(",")]
-    except ValueError as error:
-        raise ValueError(f"--deltas must be numbers with commas between, got {deltas!r}. Write 1e-3,1e-6.") from error
+    values = delta_values(deltas)
     if not 1 <= batch_size <= n:
         raise ValueError(f"--batch-size must be >= 1 and <= n {n}, got {batch_size}. It is the expected batch size.")
     event = PoissonGaussian(sample_rate=batch_size / n, noise_multiplier=noise_multiplier, num_steps=num_steps)
@@ -175,11 +204,22 @@ def _gaps_to_pld(requests: list[CalibrationRequest], solved: list[Calibration]) 
     return gaps
 
 
-def _request(row: Mapping[str, Any]) -> CalibrationRequest:
+def whole_numbers(row: Mapping[str, Any]) -> dict[str, int]:
+    """n, batch_size and num_steps of a row.
+
+    Raises:
+        ValueError: one of them is a fraction.
+    """
     whole = {k: int(row[k]) for k in ("n", "batch_size", "num_steps")}
     fractional = [k for k, v in whole.items() if v != row[k]]
     if fractional:
         raise ValueError(f"{fractional[0]} must be a whole number, got {row[fractional[0]]}. Round it.")
+    return whole
+
+
+def request(row: Mapping[str, Any]) -> CalibrationRequest:
+    """What is to be calibrated."""
+    whole = whole_numbers(row)
     return CalibrationRequest(
         num_examples=whole["n"],
         batch_size=whole["batch_size"],

@@ -140,23 +140,40 @@ def calibrate(
 
 @app.command()
 def profile(
-    n: Annotated[int, typer.Option("--n", help="Training examples.")],
-    batch_size: Annotated[int, typer.Option()],
-    num_steps: Annotated[int, typer.Option()],
-    noise_multiplier: Annotated[float, typer.Option()],
-    deltas: Annotated[str, typer.Option(help="Comma-separated, such as 1e-3,1e-6.")] = "1e-3,1e-4,1e-5,1e-6",
+    sweep: Annotated[str | None, typer.Argument(metavar="[SWEEP]", help="All configurations of a sweep.")] = None,
+    from_: Annotated[
+        Path | None,
+        typer.Option("--from", help="CSV of n,batch_size,num_steps and noise_multiplier, or epsilon,delta."),
+    ] = None,
+    n: Annotated[int | None, typer.Option("--n", help="Training examples.")] = None,
+    batch_size: Annotated[int | None, typer.Option()] = None,
+    num_steps: Annotated[int | None, typer.Option()] = None,
+    noise_multiplier: Annotated[float | None, typer.Option()] = None,
+    deltas: Annotated[str | None, typer.Option(help="Comma-separated, such as 1e-3,1e-6.")] = None,
     accountant: Annotated[str, typer.Option(help="prv, pld or rdp: of `epsilons`.")] = "prv",
     expected_runs: Annotated[
         float | None, typer.Option(help="Also ε of releasing the best of a geometric number of such runs, by rdp.")
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="FILE.html: the profile as a figure.")] = None,
+    storage: Storage = "raydp_runs",
     json: Json = False,
 ) -> None:
-    """ε at several δ for one (n, b, T, σ), and what an attacker can reach."""
-    from raydp.calibrate import profile_of, write_profile
+    """ε at several δ for one (n, b, T, σ) and what an attacker can reach; or many runs' curves, by every accountant."""
+    from raydp.calibrate import check_given, profile_of, write_profile
     from raydp.output import print_json, print_table, stdout
 
-    answer = profile_of(n, batch_size, num_steps, noise_multiplier, deltas, accountant, expected_runs)
+    one: dict[str, Any] = {
+        "n": n, "batch_size": batch_size, "num_steps": num_steps, "noise_multiplier": noise_multiplier,
+    }  # fmt: skip
+    if sweep is not None or from_ is not None:
+        from raydp.profiles import profiles_command
+
+        given = one | {"expected_runs": expected_runs}
+        profiles_command(sweep, from_, deltas, accountant, output, given=given, storage=storage, json=json)
+        return
+    check_given("profile", one, "use --from FILE.csv, or name a SWEEP")
+    shown = deltas or "1e-3,1e-4,1e-5,1e-6"
+    answer = profile_of(**one, deltas=shown, accountant=accountant, expected_runs=expected_runs)
     if output is not None:
         write_profile(answer, output, f"n = {n}, b = {batch_size}, T = {num_steps}, σ = {noise_multiplier:g}")
     if json:

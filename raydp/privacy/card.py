@@ -11,7 +11,7 @@ def card_markdown(record: Mapping[str, Any]) -> str:
     """A run's privacy record as Markdown.
 
     Args:
-        record: of `privacy_record`, with "ledger" and "released_together" where they are known.
+        record: of `privacy_record`, with "searched", "ledger" and "released_together" where they are known.
     """
     certified = "certified" if record["certified"] else "not certified"
     lines = [
@@ -59,6 +59,8 @@ def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("randomness", record["seed_policy"]),
         ("tuning", record["tuning"]),
     ]
+    if tuned := record.get("searched"):
+        rows += _searched(tuned)
     if ledger := record.get("ledger"):
         rows.append(
             ("noisy steps executed", f"{ledger['executions']} for {ledger['noisy_steps']} steps; {ledger['note']}")
@@ -73,6 +75,18 @@ def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
             )
         )
     return rows
+
+
+def _searched(tuned: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What was tuned, on what, and what is not known of."""
+    rows = [("searched", "nothing: one configuration")]
+    if tuned["configurations"] > 1:
+        searched = tuned["hyperparameters"].items()
+        values = "; ".join(f"{name}: {', '.join(f'{value:g}' for value in tried)}" for name, tried in searched)
+        on = " and ".join(tuned["chosen_on"])
+        rows = [("searched", f"{tuned['configurations']} configurations of {values}")]
+        rows.append(("one is chosen by", f"{tuned['rule']}, on {on}; what the choice tells of them is not in ε"))
+    return [*rows, ("may have been tuned before", ", ".join(tuned["elsewhere"]))]
 
 
 def _profile(guarantee: Mapping[str, Any]) -> list[str]:

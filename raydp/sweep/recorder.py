@@ -15,6 +15,7 @@ from raydp.privacy import card_markdown, composed, guarantee
 from raydp.spec import SweepSpec
 from raydp.sweep.folder import SweepFolder
 from raydp.sweep.progress import SweepProgress
+from raydp.sweep.searched import searched
 from raydp.sweep.worker import BASE_RUN
 from raydp.tasks.base import TaskFacts
 from raydp.tracking import Tracker, TrialRecord
@@ -118,10 +119,15 @@ class Recorder:
         return mark["model_uri"] if mark is not None else None
 
     def _privacy(self, trial: TrialPlan, result: dict[str, Any]) -> dict[str, Any]:
-        """The run's privacy record, with all that its guarantee says and the steps that were executed."""
+        """The run's privacy record, with what was tuned, what its guarantee says and the steps that were executed."""
         event = self.spec.method.params.event(trial, trial.noise_multiplier)
         said = guarantee(event, self.spec.privacy.accountant, cache_dir=cache_dir() / "guarantee")
-        return {**self.plan["privacy"][trial.run_id], "guarantee": strict(said), "ledger": result["ledger"]}
+        return {
+            **self.plan["privacy"][trial.run_id],
+            "searched": searched(self.spec, list(self._trials.values())),
+            "guarantee": strict(said),
+            "ledger": result["ledger"],
+        }
 
     def _params(self, trial: TrialPlan) -> dict[str, Any]:
         return {"batch_size": trial.batch_size, "num_steps": trial.num_steps, "learning_rate": trial.learning_rate,

@@ -29,6 +29,15 @@ def record(event: PoissonGaussian | NonPrivate, epsilon: float) -> dict[str, obj
     )
     ledger = {"noisy_steps": 50, "executions": 53, "replays": 3, "note": "a replay draws the same noise"}
     together = {"models": 4, "epsilon": 20.5, "delta": 1e-5, "accountant": "pld"}
+    tuned = {
+        "hyperparameters": {"batch_size": [64, 128], "learning_rate": [5e-4, 0.001]},
+        "configurations": 4,
+        "seeds": [0],
+        "rule": "procedure",
+        "chosen_on": ["utility_loss of the task's held-out records"],
+        "elsewhere": ["max_grad_norm"],
+    }
+    made |= {"searched": tuned}
     return {**made, "guarantee": guarantee(event, "pld"), "ledger": ledger, "released_together": together}
 
 
@@ -64,6 +73,34 @@ def test_the_card_says_what_is_promised_and_what_is_not() -> None:
     assert "4 models of one sweep: (20.5, 1e-05)" in card
     assert "true positive rate at most" in card
     assert "utility, scores, step metrics and reports" in card
+
+
+def test_the_card_says_what_was_tuned_and_on_what() -> None:
+    card = card_markdown(record(EVENT, 7.5))
+    assert "| searched | 4 configurations of batch_size: 64, 128; learning_rate: 0.0005, 0.001 |" in card
+    assert "| one is chosen by | procedure, on utility_loss of the task's held-out records; what" in card
+    assert "| may have been tuned before | max_grad_norm |" in card
+    one = record(EVENT, 7.5)
+    one["searched"] = {**one["searched"], "configurations": 1, "hyperparameters": {}}
+    assert "| searched | nothing: one configuration |" in card_markdown(one)
+    assert "chosen by" not in card_markdown(one)
+
+
+def test_the_card_states_all_that_the_guarantee_depends_on() -> None:
+    made = record(EVENT, 7.5)
+    card = card_markdown(made)
+    facts = [
+        "mail",
+        "add-or-remove-one",
+        "poisson",
+        "pld (dp-accounting 0.6.0)",
+        "0.9",
+        "0.05",
+        "50",
+        made["seed_policy"],
+    ]
+    assert all(f"| {fact} |" in card for fact in facts)
+    assert all(f"| {delta:.0e} | " in card for delta in DELTAS)
 
 
 def test_the_card_of_a_run_without_noise_promises_nothing() -> None:

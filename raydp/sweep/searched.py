@@ -1,0 +1,35 @@
+"""What a sweep tuned, on what data it chooses, and what it cannot know of: for the records of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from raydp.spec import SweepSpec
+from raydp.training.trial import TrialPlan
+
+SEARCHED = ("batch_size", "num_steps", "learning_rate")
+
+
+def searched(spec: SweepSpec, trials: Sequence[TrialPlan]) -> dict[str, Any]:
+    """What was tuned.
+
+    Returns:
+        "hyperparameters": name -> the values that were tried, of those with more than one; "configurations": how many;
+        "seeds": the labels of their repetitions; "rule": how one is chosen; "chosen_on": the figures that the rule
+        looks at and the data that they are computed on; "elsewhere": what is fixed here and may have been tuned before.
+    """
+    values = {name: sorted({getattr(trial, name) for trial in trials}) for name in SEARCHED}
+    chosen, on = spec.select, []
+    if chosen.rule != "oracle" or chosen.min_utility_gain or chosen.max_loss is not None:
+        on.append("utility_loss of the task's held-out records")
+    if chosen.rule == "oracle":  # the only rule that looks at the score
+        on.append(f"{chosen.score} of secrets in the training data")
+    return {
+        "hyperparameters": {name: tried for name, tried in values.items() if len(tried) > 1},
+        "configurations": len({tuple(getattr(trial, name) for name in SEARCHED) for trial in trials}),
+        "seeds": list(spec.seeds),
+        "rule": chosen.rule,
+        "chosen_on": on,
+        "elsewhere": ["max_grad_norm and other parameters of the method", "the adapter", "the data's preparation"],
+    }

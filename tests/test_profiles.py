@@ -1,0 +1,115 @@
+"""`raydp profile` for many configurations: curves that meet at the target, each by the noise of its accountant."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydp.profiles import profiles_of_sweep
+from raydp.sweep.folder import SweepFolder
+from tests.conftest import Answer
+
+Command = Callable[..., Answer]
+
+ROWS = "3600,64,16,4,1e-5\n3600,64,256,4,1e-5\n"
+TARGETS = "n,batch_size,num_steps,epsilon,delta\n" + ROWS
+
+
+@pytest.fixture
+def targets(tmp_path: Path) -> Path:
+    path = tmp_path / "runs.csv"
+    path.write_text(TARGETS)
+    return path
+
+
+def test_curves_of_one_target_meet_there_and_cross(raydp: Command, targets: Path, tmp_path: Path) -> None:
+    """More noise is better below the target's δ and worse above it (Hu et al. 2025, Figure 26)."""
+    page = tmp_path / "page.html"
+    answers = raydp("profile", "--from", targets, "--deltas", "1e-2,1e-5,1e-8", "-o", page, "--json").json()
+    assert [(a["n"], a["batch_size"], a["num_steps"], a["epsilon"]) for a in answers] == [
+        (3600, 64, 16, 4.0),
+        (3600, 64, 256, 4.0),
+    ]
+    for name in ("prv", "pld", "rdp"):
+        first, second = ({row["delta"]: row["epsilon"] for row in a["curves"][name]} for a in answers)
+        for curve in (first, second):
+            assert 4 * (1 - 0.02) <= curve[1e-5] <= 4  # σ is within 0.3 % of the tight one, prv's within 1 %
+        noisier, other = (
+            (first, second)
+            if answers[0]["noise_multipliers"][name] > answers[1]["noise_multipliers"][name]
+            else (second, first)
+        )
+        assert noisier[1e-8] < other[1e-8]
+        assert noisier[1e-2] > other[1e-2]
+    text = page.read_text()
+    assert "n = 3600, b = 64, T = 256" in text
+    assert all(f"ε at each δ, {name}" in text for name in ("prv", "pld", "rdp"))
+    assert "diamond" in text
+
+
+def test_given_noise_is_not_calibrated(raydp: Command, tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("n,batch_size,num_steps,noise_multiplier\n3000,30,50,0.8\n")
+    (many,) = raydp("profile", "--from", path, "--deltas", "1e-3,1e-6", "--json").json()
+    run = ("--n", 3000, "--batch-size", 30, "--num-steps", 50, "--noise-multiplier", 0.8)
+    assert many["curves"] == raydp("profile", *run, "--deltas", "1e-3,1e-6", "--json").json()["curves"]
+    assert set(many["noise_multipliers"].values()) == {0.8}
+    assert "3000" in raydp("profile", "--from", path, "--deltas", "1e-3,1e-6").out
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("n,batch_size,num_steps\n3600,256,16\n", "noise_multiplier, or epsilon and delta, got none of epsilon, delta"),
+        ("n,batch_size,num_steps,noise_multiplier,epsilon\n9,3,2,1,8\n", "got noise_multiplier and epsilon. Remove"),
+        ("n,batch_size,num_steps,noise_multiplier\n9,3,2,1\n9,3,2,0\n", "row 2: noise_multiplier must be > 0"),
+        ("n,batch_size,num_steps,noise_multiplier\n9,12,2,1\n", "row 1: batch_size must be"),
+        ("n,num_steps\n9,2\n", "got none of batch_size. Add them"),
+    ],
+)
+def test_it_says_what_to_change(raydp: Command, tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(content)
+    answer = raydp("profile", "--from", path)
+    assert answer.code == 2
+    assert message in " ".join(answer.err.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "profile must be given --n, --batch-size, --num-steps, --noise-multiplier, got nothing. Add them, or use"),
+        (["--from", "runs.csv", "--n", 3], "--from must be given alone, got --n too"),
+        (["a-sweep", "--from", "runs.csv"], "SWEEP must be given alone, got --from too"),
+        (["a-sweep", "--accountant", "plt"], "Did you mean 'pld'?"),
+    ],
+)
+def test_one_run_or_many(raydp: Command, arguments: list[object], message: str) -> None:
+    answer = raydp("profile", *arguments)
+    assert answer.code == 2
+    assert message in " ".join(answer.err.split())
+
+
+def test_a_sweep_has_a_curve_for_each_noise_that_it_trains_with(tmp_path: Path) -> None:
+    """Learning rates and seeds do not change it; runs without noise have none."""
+
+    def trial(run_id: str, batch_size: int, sampler: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        run = {"run_id": run_id, "batch_size": batch_size, "num_steps": 16, "num_examples": 3600}
+        record = {"sampler": sampler, "noise_multiplier": 1.0, "sample_rate": batch_size / 3600, "delta": 1e-4}
+        return run, record | {"target_epsilon": 8.0}
+
+    runs = [trial("a", 256, "poisson"), trial("b", 256, "poisson"), trial("c", 64, "poisson"), trial("d", 64, "none")]
+    plan = {"trials": [run for run, _ in runs], "privacy": {run["run_id"]: record for run, record in runs}}
+    (tmp_path / "spec.yaml").write_text("")
+    SweepFolder(path=tmp_path).write_json("plan.json", plan)
+    answers = profiles_of_sweep(str(tmp_path), "runs", "1e-3,1e-5")
+    assert [a["batch_size"] for a in answers] == [64, 256]
+    assert answers[0]["curves"]["pld"][0]["epsilon"] < answers[1]["curves"]["pld"][0]["epsilon"]
+    plan["trials"] = plan["trials"][3:]
+    SweepFolder(path=tmp_path).write_json("plan.json", json.loads(json.dumps(plan)))
+    with pytest.raises(ValueError, match="SWEEP must have private runs"):
+        profiles_of_sweep(str(tmp_path), "runs", "1e-3")
