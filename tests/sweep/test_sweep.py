@@ -104,6 +104,7 @@ def test_every_model_carries_its_card_and_the_cost_of_all(done: Done) -> None:
         assert privacy["released_together"]["epsilon"] == pytest.approx(expected)
         assert privacy["ledger"]["executions"] == privacy["ledger"]["noisy_steps"] == privacy["num_steps"]
         assert 0 < privacy["guarantee"]["attack"]["advantage"] < 1
+        assert privacy["searched"]["rule"] == "procedure"
     cards = [path.read_text() for path in (done.result.folder.parent.parent / "mlruns").rglob("privacy.md")]
     assert len(cards) == 4
     assert all(
