@@ -16,6 +16,8 @@ from transformers import PreTrainedTokenizerBase
 from raydp.sections import AdapterSpec
 
 if TYPE_CHECKING:
+    from peft import PeftConfig
+
     from raydp.models import PretrainedModel
 
 
@@ -32,17 +34,9 @@ def attach_adapter(base: PretrainedModel, adapter: AdapterSpec) -> nn.Module:
         for parameter in base.model.parameters():
             parameter.data = parameter.data.to(torch.float32, copy=True)  # own, writable fp32 master weights
         return base.model.requires_grad_(True)
-    from peft import LoraConfig, get_peft_model
+    from peft import get_peft_model
 
-    config = LoraConfig(
-        r=adapter.r,
-        lora_alpha=adapter.alpha,
-        target_modules=list(adapter.target_modules),
-        layers_to_transform=list(adapter.layers_to_transform) if adapter.layers_to_transform is not None else None,
-        lora_dropout=0.0,
-        task_type="CAUSAL_LM",
-        base_model_name_or_path=Path(base.name).name,
-    )
+    config = _peft_config(adapter, Path(base.name).name)
     # peft records this name: the spec's, never a path of this machine.
     base.model.name_or_path = base.model.config._name_or_path = config.base_model_name_or_path
     try:
@@ -51,8 +45,39 @@ def attach_adapter(base: PretrainedModel, adapter: AdapterSpec) -> nn.Module:
             model = get_peft_model(base.model, config).eval()
     except ValueError as error:
         raise ValueError(f"model.adapter must fit the layers of {base.name!r}: {error}") from error
-    _check_targets(model, adapter, base.name)
+    if adapter.type == "lora":
+        _check_targets(model, adapter, base.name)
+    else:
+        _check_width(model, config.token_dim, base.name)
     return model
+
+
+def _peft_config(adapter: AdapterSpec, base: str) -> PeftConfig:
+    from peft import LoraConfig, PromptTuningConfig
+
+    if adapter.type == "soft_prompt":
+        return PromptTuningConfig(
+            num_virtual_tokens=adapter.num_virtual_tokens, task_type="CAUSAL_LM", base_model_name_or_path=base
+        )
+    return LoraConfig(
+        r=adapter.r,
+        lora_alpha=adapter.alpha,
+        target_modules=list(adapter.target_modules),
+        layers_to_transform=list(adapter.layers_to_transform) if adapter.layers_to_transform is not None else None,
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base,
+    )
+
+
+def _check_width(model: nn.Module, width: int, base: str) -> None:
+    """peft takes the width of a virtual token from the configuration, whatever the embeddings have."""
+    tokens = model.get_input_embeddings().embedding_dim
+    if tokens != width:
+        raise ValueError(
+            f"model.adapter.type must fit {base!r}, got 'soft_prompt': virtual tokens of width {width} cannot "
+            f"stand before embeddings of width {tokens}. Use type 'lora'."
+        )
 
 
 def _check_targets(model: nn.Module, adapter: AdapterSpec, base: str) -> None:
@@ -70,7 +95,8 @@ def _check_targets(model: nn.Module, adapter: AdapterSpec, base: str) -> None:
 def trainable_parameters(model: nn.Module, adapter: AdapterSpec) -> dict[str, nn.Parameter]:
     """What is trained, by name, sorted; a tied weight once."""
     named = model.named_parameters()  # each tensor once
-    return {n: p for n, p in sorted(named) if adapter.type == "none" or ".lora_A." in n or ".lora_B." in n}
+    parts = {"none": ("",), "lora": (".lora_A.", ".lora_B."), "soft_prompt": ("prompt_encoder.",)}[adapter.type]
+    return {n: p for n, p in sorted(named) if any(part in n for part in parts)}
 
 
 def causal_model(model: nn.Module) -> nn.Module:
@@ -103,13 +129,18 @@ def skipping_layers(model: nn.Module, count: int) -> Iterator[None]:
 def initialise(
     parameters: dict[str, nn.Parameter], adapter: AdapterSpec, base: dict[str, torch.Tensor], seed: int
 ) -> None:
-    """Set the trained parameters to their start: LoRA's A as peft does (Kaiming uniform, from the seed) and B zero;
-    for full fine-tuning the base's values."""
+    """Set the trained parameters to their start.
+
+    LoRA: A as peft does (Kaiming uniform, from the seed), B zero. A soft prompt: standard normal from the seed, peft's
+    default (its `prompt_tuning_init` RANDOM). Full fine-tuning: the base's values.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in parameters.items():
             if adapter.type == "none":
                 parameter.copy_(base[name])
+            elif adapter.type == "soft_prompt":
+                parameter.copy_(torch.empty(parameter.shape).normal_(generator=generator))
             elif ".lora_A." in name:
                 bound = math.sqrt(3) * math.sqrt(2 / (1 + 5)) / math.sqrt(parameter.shape[1])
                 start = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator)

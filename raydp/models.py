@@ -139,7 +139,7 @@ def check(spec: ModelSpec) -> tuple[PreTrainedTokenizerBase, str]:
             model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"model.name must be a causal language model, got {spec.name!r}: {error}") from error
-    if spec.adapter.type == "lora":
+    if spec.adapter.type != "none":
         hollow = PretrainedModel(name=spec.name, model=model, tokenizer=tokenizer, weight_hash="")
         with torch.device("meta"):
             attach_adapter(hollow, spec.adapter)

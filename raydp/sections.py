@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from raydp import registries
 
@@ -19,21 +27,41 @@ class Section(BaseModel):
 
 
 class AdapterSpec(Section):
-    """What is trained: a LoRA adapter (peft) or, with type "none", every weight.
+    """What is trained: a LoRA adapter, a soft prompt (both peft's) or, with type "none", every weight.
 
     Attributes:
-        type: "lora" or "none" (full fine-tuning).
-        r: rank of the adapter.
-        alpha: scale of the adapter; the update is alpha / r times B A.
-        target_modules: names of the linear layers that get an adapter.
+        type: "lora", "soft_prompt" (prompt tuning; Lester et al. 2021) or "none" (full fine-tuning).
+        r: rank of the LoRA adapter.
+        alpha: scale of the LoRA adapter; the update is alpha / r times B A.
+        target_modules: names of the linear layers that get a LoRA adapter.
         layers_to_transform: positions of the decoder layers that get one; all by default.
+        num_virtual_tokens: length of the soft prompt; every one is a trained embedding, and stands before the tokens.
     """
 
-    type: Literal["lora", "none"] = "lora"
+    type: Literal["lora", "soft_prompt", "none"] = "lora"
     r: Annotated[int, Field(ge=1, le=4096)] = 8
     alpha: Positive = 16.0
     target_modules: tuple[str, ...] = ("q_proj", "v_proj")
     layers_to_transform: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    num_virtual_tokens: Annotated[int, Field(ge=1, le=4096)] = 20
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> AdapterSpec:
+        for name, field in type(self).model_fields.items():
+            value, owner = getattr(self, name), "soft_prompt" if name == "num_virtual_tokens" else "lora"
+            if name != "type" and self.type != owner and value != field.default:
+                raise ValueError(
+                    f"model.adapter.{name} must be left out with type {self.type!r}, got {value}. "
+                    f"Remove it, or use type {owner!r}."
+                )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A new type leaves the identity of the runs of before as it is: theirs always had LoRA's fields in it."""
+        values: dict[str, Any] = handler(self)
+        prompt = ("type", "num_virtual_tokens")
+        return {k: v for k, v in values.items() if k == "type" or (k in prompt) == (self.type == "soft_prompt")}
 
 
 class ModelSpec(Section):

@@ -1,4 +1,4 @@
-"""Forward passes for scores: left padding, soft prompts, and decoding from a key-value cache."""
+"""Forward passes for scores: left padding and decoding from a key-value cache."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+
+from raydp.soft_prompts import with_soft_prompt
 
 
 @contextmanager
@@ -24,31 +26,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def soft_prompt(model: nn.Module) -> torch.Tensor | None:
-    """[v, H] virtual token embeddings of an enabled soft prompt, None for every other model.
-
-    Raises:
-        ValueError: the adapter is a prefix of another kind, which lives in the cache and not in the input.
-    """
-    from peft import PeftModel, PeftType  # takes longer to import than all that checks a spec
-
-    if not isinstance(model, PeftModel) or not model.active_peft_config.is_prompt_learning:
-        return None
-    if not model.has_active_enabled_adapter:
-        return None
-    if (kind := model.active_peft_config.peft_type) not in (PeftType.PROMPT_TUNING, PeftType.P_TUNING):
-        raise ValueError(
-            f"model.adapter.type must be lora or a soft prompt, got {kind.value}. Scores cannot decode it."
-        )
-    return model.get_prompt(batch_size=1)[0]
-
-
 class CachedDecoder:
     """Reads sequences in one pass, then decodes token by token from the key-value cache.
 
     Sequences are padded on the left, so that all end at the last position; padding is masked and takes no position.
-    A soft prompt stands directly before its sequence, after the padding: peft's own forward would put it before the
-    padding, and again before every decoded token.
+    A soft prompt stands directly before its sequence, after the padding.
 
     Args:
         model: a transformers causal language model or a PeftModel around one, in eval mode.
@@ -56,26 +38,15 @@ class CachedDecoder:
     """
 
     def __init__(self, model: nn.Module, sequences: Sequence[Sequence[int]]) -> None:
-        prompt = soft_prompt(model)
-        virtual = 0 if prompt is None else len(prompt)
         self._device = model.get_input_embeddings().weight.device
-        width = virtual + max(len(sequence) for sequence in sequences)
+        width = max(len(sequence) for sequence in sequences)
+        padding = torch.tensor([width - len(sequence) for sequence in sequences])
         ids = torch.zeros(len(sequences), width, dtype=torch.int64)
-        mask = torch.zeros_like(ids)
         for row, sequence in enumerate(sequences):
             ids[row, width - len(sequence) :] = torch.tensor(sequence)
-            mask[row, width - len(sequence) - virtual :] = 1
-        self._mask = mask.to(self._device)
+        self._model, self._inputs, virtual = with_soft_prompt(model, ids.to(self._device), padding)
+        self._mask = (torch.arange(virtual + width) >= padding[:, None]).long().to(self._device)
         self._cache = None
-        if prompt is None:
-            self._model, self._inputs = model, {"input_ids": ids.to(self._device)}
-            return
-        self._model = model.base_model
-        embeddings = model.get_input_embeddings()(ids.to(self._device))
-        for row, sequence in enumerate(sequences):
-            start = width - len(sequence) - virtual
-            embeddings[row, start : start + virtual] = prompt.to(embeddings.dtype)
-        self._inputs = {"inputs_embeds": embeddings}
 
     def read(self, keep: int = 1, *, use_cache: bool = True) -> torch.Tensor:
         """[B, keep, V] next-token logits after each of the last positions; only these go through the output layer."""

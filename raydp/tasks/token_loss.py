@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from raydp.adapters import causal_model, skipping_layers
+from raydp.soft_prompts import with_soft_prompt
 from raydp.tasks.base import Batch
 
 IGNORE = -100
@@ -23,22 +24,26 @@ def token_nll(model: nn.Module, batch: Batch) -> torch.Tensor:
     """[B, L - 1] negative log-likelihood (nats, fp32) of each next token, 0 where it is not a target.
 
     A frozen output layer is fused with the loss; one that is trained, or of an architecture that is not known to be
-    plain, goes through the model's own forward pass.
+    plain, goes through the model's own forward pass. A soft prompt stands before the tokens and has no loss itself.
     """
+    if batch.hidden is None:
+        called, tokens, virtual = with_soft_prompt(model, batch.input_ids)
+    else:
+        called, tokens, virtual = model, {"inputs_embeds": batch.hidden}, 0
     rows, width = batch.input_ids.shape
-    positions = torch.arange(width, device=batch.input_ids.device).expand(rows, width)  # a row of its own per example
-    inputs: dict[str, Any] = {"position_ids": positions, "use_cache": False}
-    inputs |= {"input_ids": batch.input_ids} if batch.hidden is None else {"inputs_embeds": batch.hidden}
+    positions = torch.arange(virtual + width, device=batch.input_ids.device)
+    # Positions have a row for each example: they are an input like any other where their embeddings are trained.
+    inputs: dict[str, Any] = {**tokens, "position_ids": positions.expand(rows, -1), "use_cache": False}
     labels = batch.labels[:, 1:]
     causal = causal_model(model)
     with nullcontext() if batch.hidden is None else skipping_layers(model, batch.first_layer):
         if not _has_plain_frozen_head(causal):
-            logits = model(**inputs).logits[:, :-1]
+            logits = called(**inputs).logits[:, virtual:-1]
             flat = F.cross_entropy(
                 logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1), ignore_index=IGNORE, reduction="none"
             )
             return flat.view(labels.shape)
-        hidden = getattr(causal, causal.base_model_prefix)(**inputs).last_hidden_state[:, :-1]
+        hidden = getattr(causal, causal.base_model_prefix)(**inputs).last_hidden_state[:, virtual:-1]
     wanted = labels != IGNORE
     nll = FrozenHeadLoss.apply(hidden[wanted], causal.get_output_embeddings().weight, labels[wanted])
     return torch.zeros(labels.shape, device=nll.device).masked_scatter(wanted, nll)

@@ -9,14 +9,30 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
-from raydp.training.layers import Use, cross_term, unsupported, uses_of
+from raydp.training.layers import Rule, Use, cross_term, joined, rule_of, scales_last_dimension, uses_of
+from raydp.training.reads import only_by_their_layers
 from raydp.training.thresholds import Clipping
+from raydp.training.vjp import check_supported, only_input, per_example_gradients, unsupported
+
+
+@dataclass(kw_only=True)
+class _Call:
+    """A call of a trained layer: its input x, the version of x's memory, its output where a rule needs it, and the
+    gradient of the output."""
+
+    module: nn.Module
+    x: torch.Tensor
+    version: int
+    output: torch.Tensor | None
+    g: torch.Tensor
 
 
 class ClippedGradients:
@@ -33,7 +49,10 @@ class ClippedGradients:
         example depends on that example alone.
 
     Raises:
-        ValueError: a trained parameter belongs to a layer without a per-example rule; names the layer.
+        ValueError: a trained parameter belongs to a layer whose per-example gradient is not known; names the layer.
+            What can be seen of a layer is seen here, the rest in the first pass. It is also an error if a parameter
+            takes no part in the loss of a micro-batch: a gradient of zero could as well be one that was overlooked.
+            That includes experts that no token was routed to; layers that see some of the examples have no rule anyway.
     """
 
     def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter], clipping: Clipping) -> None:
@@ -43,12 +62,19 @@ class ClippedGradients:
         self.clipping = clipping
         by_id = {id(p): name for name, p in parameters.items()}
         self._modules: dict[nn.Module, dict[str, str]] = {}  # module -> its own weight name -> parameter name
+        self._names: dict[nn.Module, str] = {}
+        self._rules: dict[nn.Module, Rule] = {}
+        self._unproven: set[nn.Module] = set()  # follow the rule for norms by their name alone
+        self._reads_checked = False
         for path, module in model.named_modules():
             own = {n: by_id[id(p)] for n, p in module._parameters.items() if p is not None and id(p) in by_id}
             if own:
                 self._modules[module] = own
-                if set(own) - {"weight", "bias"}:
-                    raise ValueError(unsupported(f"{type(module).__name__} {path!r}"))
+                self._names[module] = f"{type(module).__name__} {path!r}"
+                check_supported(module, self._names[module])
+                self._rules[module] = rule_of(module, list(own))
+                if self._rules[module] == "norm":
+                    self._unproven.add(module)
 
     def accumulate(
         self, loss_fn: Callable[[], torch.Tensor], total: dict[str, torch.Tensor], examples_per_unit: int = 1
@@ -65,7 +91,9 @@ class ClippedGradients:
             [2, U]: the mean loss of each unit and its gradient's norm before clipping.
         """
         with self._recording() as calls:
-            losses = loss_fn()
+            with nullcontext() if self._reads_checked else only_by_their_layers(self._modules, self.parameters):
+                losses = loss_fn()
+            self._reads_checked = True
             losses.sum().backward()
         with torch.no_grad():
             uses = self._collect(calls, len(losses), examples_per_unit)
@@ -81,18 +109,25 @@ class ClippedGradients:
             return torch.stack([losses.detach().float().view(-1, examples_per_unit).mean(dim=1), norms])
 
     @contextmanager
-    def _recording(self) -> Iterator[list[tuple[nn.Module, torch.Tensor, torch.Tensor]]]:
-        """Collect (module, input, gradient of the output) of every call of a trained layer."""
-        calls: list[tuple[nn.Module, torch.Tensor, torch.Tensor]] = []
+    def _recording(self) -> Iterator[list[_Call]]:
+        """Collect every call of a trained layer whose output the loss depends on."""
+        calls: list[_Call] = []
 
-        def forward_hook(module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        def forward_hook(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor
+        ) -> torch.Tensor:
+            x = only_input(args, kwargs, output, self._names[module]).detach()
+            kept = output.detach() if self._rules[module] == "vjp" else None
             if not output.requires_grad:
                 output.requires_grad_(True)  # a leaf: the backward pass ends here
-            x = args[0].detach()
-            output.register_hook(lambda g: calls.append((module, x, g.detach())))
+            if output.is_leaf or kept is not None:
+                output = output.clone()  # which the model may change in place
+            call = partial(_Call, module=module, x=x, version=x._version, output=kept)
+            output.register_hook(lambda g: calls.append(call(g=g.detach())))
+            return output
 
         required = {p: p.requires_grad for p in self.parameters.values()}
-        handles = [module.register_forward_hook(forward_hook) for module in self._modules]
+        handles = [module.register_forward_hook(forward_hook, with_kwargs=True) for module in self._modules]
         try:
             for parameter in required:
                 parameter.requires_grad_(False)
@@ -103,46 +138,46 @@ class ClippedGradients:
             for parameter, value in required.items():
                 parameter.requires_grad_(value)
 
-    def _collect(
-        self, calls: list[tuple[nn.Module, torch.Tensor, torch.Tensor]], size: int, examples_per_unit: int
-    ) -> dict[str, list[Use]]:
-        """Parameter name -> its uses; repeated uses of one kind are joined along the positions."""
+    def _collect(self, calls: list[_Call], size: int, examples_per_unit: int) -> dict[str, list[Use]]:
+        """Parameter name -> its uses, of every parameter."""
         uses: dict[str, list[Use]] = defaultdict(list)
-        for module, x, g in calls:
-            if g.shape[0] != size or x.shape[0] != size:
-                raise ValueError(
-                    f"the input of {type(module).__name__} must have one row per example, got shape {tuple(x.shape)} "
-                    f"for {size} examples. Its per-example gradient is unknown; leave the layer untrained."
-                )
-            own = self._modules[module]
-            for weight, use in uses_of(module, list(own), x, g).items():
+        for call in calls:
+            own, layer = self._modules[call.module], self._names[call.module]
+            if call.g.dim() == 0 or call.g.shape[0] != size or call.x.shape[:1] != (size,):
+                raise ValueError(unsupported(layer, f"its input {tuple(call.x.shape)} has no row for each example"))
+            if call.x._version != call.version:
+                raise ValueError(unsupported(layer, "its input is changed in place after it was used"))
+            for weight, use in self._uses(call).items():
                 uses[own[weight]].append(use.grouped(examples_per_unit))
-        return {name: _joined(uses[name]) for name in self.parameters if name in uses}
+        idle = sorted(self.parameters.keys() - uses.keys())
+        if idle:
+            raise ValueError(
+                f"model.adapter must train weights that take part in the loss, got {', '.join(idle)}, which took none. "
+                "Leave them untrained."
+            )
+        return {name: joined(uses[name], parameter.shape) for name, parameter in self.parameters.items()}
 
-
-def _joined(uses: list[Use]) -> list[Use]:
-    """The gradient of several calls of one layer is that of one call on the joined positions."""
-    kinds: dict[str, Use] = {}
-    for use in uses:
-        first = kinds.get(use.kind)
-        if first is None:
-            kinds[use.kind] = use
-        else:
-            x = None if use.x is None else torch.cat([first.x, use.x], dim=1)
-            kinds[use.kind] = replace(first, x=x, g=torch.cat([first.g, use.g], dim=1))
-    return list(kinds.values())
+    def _uses(self, call: _Call) -> dict[str, Use]:
+        module, names = call.module, list(self._modules[call.module])
+        if module in self._unproven:
+            self._unproven.remove(module)
+            if not scales_last_dimension(module, call.x):
+                self._rules[module] = "vjp"
+        if self._rules[module] != "vjp":
+            return uses_of(module, self._rules[module], names, call.x, call.g)
+        output = module(call.x) if call.output is None else call.output
+        gradients = per_example_gradients(module, names, call.x, output, call.g, layer=self._names[module])
+        return {name: Use(kind="materialised", x=None, g=gradient) for name, gradient in gradients.items()}
 
 
 def _norm_squared(uses: list[Use], gradients: list[torch.Tensor | None]) -> torch.Tensor:
     """[B] squared norm of one parameter's per-example gradient, with the cross term of a tied weight."""
     total = sum(
-        use.ghost_norm_squared() if gradient is None else gradient.flatten(1).square().sum(dim=1)
+        use.norm_squared() if gradient is None else gradient.flatten(1).square().sum(dim=1)
         for use, gradient in zip(uses, gradients, strict=True)
     )
     if len(uses) == 2:
         by_kind = {use.kind: use for use in uses}
-        if set(by_kind) != {"embedding", "linear"}:
-            raise ValueError(unsupported(f"a weight shared by layers of kinds {sorted(by_kind)}"))
         total = total + 2 * cross_term(by_kind["embedding"], by_kind["linear"])
     return total
 

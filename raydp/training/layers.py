@@ -3,11 +3,13 @@
 For a weight that is used linearly, the gradient of example i is a sum over positions t of products of the layer's
 input x [B, T, ...] and the gradient g [B, T, ...] of its output. Each rule gives the squared norm of that sum for every
 example without writing all of them out where that is cheaper (ghost norms: Goodfellow 2015; Li et al. 2022, section 4),
-and the weighted sum over examples that clipping needs (book-keeping: Bu et al. 2023).
+and the weighted sum over examples that clipping needs (book-keeping: Bu et al. 2023). Whatever has no rule is
+differentiated again, example by example (raydp.training.vjp).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,7 +18,8 @@ from torch import nn
 from torch.func import functional_call
 from transformers.pytorch_utils import Conv1D
 
-Kind = Literal["linear", "conv1d", "embedding", "scale", "bias"]
+Kind = Literal["linear", "conv1d", "embedding", "scale", "bias", "materialised"]
+Rule = Literal["linear", "conv1d", "embedding", "norm", "vjp"]
 
 
 @dataclass(kw_only=True)
@@ -24,9 +27,10 @@ class Use:
     """One use of one weight in a forward pass.
 
     Attributes:
-        kind: linear: y = x Wᵀ; conv1d: y = x W; embedding: y = W[x]; scale: y = x ∘ w; bias: y = w.
-        x: the input, [B, T, in]; token ids [B, T] for an embedding; unused for a bias.
-        g: gradient of the summed loss in the output, [B, T, out].
+        kind: linear: y = x Wᵀ; conv1d: y = x W; embedding: y = W[x]; scale: y = x ∘ w; bias: y = w; materialised: g is
+            the gradient itself.
+        x: the input, [B, T, in]; token ids [B, T] for an embedding; unused for a bias and a gradient.
+        g: gradient of the summed loss in the output, [B, T, out]; or in the weight, [B, *weight].
     """
 
     kind: Kind
@@ -37,40 +41,65 @@ class Use:
         """The same use with every `size` examples in a row as one: their positions follow each other."""
         if size == 1:
             return self
+        if self.kind == "materialised":
+            return replace(self, g=self.g.unflatten(0, (-1, size)).sum(dim=1))
         x, g = (None if t is None else t.reshape(-1, size * t.shape[1], *t.shape[2:]) for t in (self.x, self.g))
         return replace(self, x=x, g=g)
 
     def gradient(self) -> torch.Tensor | None:
-        """[B, *weight] the per-example gradients where writing them out is cheap, else None."""
+        """[B, *weight] the per-example gradients where writing them out is cheap, else None.
+
+        For a matrix, the cheaper way is also bounded in memory: in · out floats an example where that is at most
+        T (in + out), what x and g take themselves, else T² floats with T < min(in, out).
+        """
+        if self.kind == "embedding":
+            return None
+        if self.kind in ("linear", "conv1d"):
+            positions, inputs, outputs = self.x.shape[1], self.x.shape[2], self.g.shape[2]
+            if positions * (inputs + outputs) < inputs * outputs:
+                return None  # T² (in + out) < T · in · out: the ghost norm is cheaper
+        return self.written_out()
+
+    def written_out(self, shape: torch.Size | None = None) -> torch.Tensor:
+        """[B, *weight] the per-example gradients; an embedding needs the weight's shape."""
+        if self.kind == "materialised":
+            return self.g
         if self.kind == "bias":
             return self.g.sum(dim=1)
         if self.kind == "scale":
             return (self.g * self.x).sum(dim=1)
         if self.kind == "embedding":
-            return None
+            out = self.g.new_zeros(len(self.g), *shape)
+            return out.scatter_add_(1, self.x[:, :, None].expand_as(self.g), self.g)
         x, g = self.x.to(self.g.dtype), self.g
-        if x.shape[1] * (x.shape[2] + g.shape[2]) < x.shape[2] * g.shape[2]:
-            return None  # T² (in + out) < T · in · out: the ghost norm is cheaper
         return torch.einsum("bto,bti->boi", g, x) if self.kind == "linear" else torch.einsum("bti,bto->bio", x, g)
 
-    def ghost_norm_squared(self) -> torch.Tensor:
-        """[B] ‖Σ_t x_t g_tᵀ‖² = Σ_{t,s} (x_t · x_s)(g_t · g_s); ids in place of x: 1 where they are equal.
+    def norm_squared(self) -> torch.Tensor:
+        """[B] ‖Σ_t x_t g_tᵀ‖² = Σ_{t,s} (x_t · x_s)(g_t · g_s), the ghost norm; for an embedding over its distinct ids.
 
         Where the positions cancel, rounding could make the sum too small, and the example would be clipped too little.
         The allowance, 4 units in the last place of sqrt(width) Σ_t ‖x_t‖² ‖g_t‖², keeps it from that: rounding of inner
         products of that width (Higham 2002, section 4.2, probabilistic). It is 1e-6 of the norm where nothing cancels.
         """
-        similar = torch.bmm(self.g, self.g.mT)
         if self.kind == "embedding":
-            terms, width = similar * (self.x[:, :, None] == self.x[:, None, :]), self.g.shape[2]
-        else:
-            x = self.x.to(self.g.dtype)
-            terms, width = similar * torch.bmm(x, x.mT), max(self.g.shape[2], x.shape[2])
+            return self._norm_squared_by_id()
+        x = self.x.to(self.g.dtype)
+        terms, width = torch.bmm(self.g, self.g.mT) * torch.bmm(x, x.mT), max(self.g.shape[2], x.shape[2])
         allowance = 4 * 2.0**-24 * width**0.5 * torch.diagonal(terms, dim1=1, dim2=2).sum(dim=1)
         return terms.sum(dim=(1, 2)) + allowance
 
+    def _norm_squared_by_id(self) -> torch.Tensor:
+        """[B] Σ_v ‖Σ_{t: id_t = v} g_t‖²: no more memory than g takes, where T² products could exceed it."""
+        rows = torch.arange(len(self.x), device=self.x.device)[:, None]
+        keys = rows * (self.x.max() + 1) + self.x
+        distinct, group, counts = torch.unique(keys, return_inverse=True, return_counts=True)
+        summed = self.g.new_zeros(len(distinct), self.g.shape[2])
+        summed.index_add_(0, group.flatten(), self.g.flatten(0, 1))
+        shares = summed.square().sum(dim=1) / counts  # each position has its part, so that one sum over t adds up
+        return shares[group].sum(dim=1)
+
     def weighted_sum(self, weights: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """[*weight] Σ_i weights_i · (gradient of example i)."""
+        """[*weight] Σ_i weights_i · (gradient of example i), of a kind that is not written out."""
         if self.kind == "embedding":
             weighted = self.g * weights[:, None, None]
             out = weighted.new_zeros(shape)
@@ -84,6 +113,27 @@ class Use:
         return g.T @ x if self.kind == "linear" else x.T @ g
 
 
+def joined(uses: Sequence[Use], shape: torch.Size) -> list[Use]:
+    """All uses of one weight as one, or as the two of an embedding that is also the output layer.
+
+    Several calls of one kind are one call on the joined positions. Kinds that are mixed otherwise are written out and
+    added, for the norm is that of the sum.
+    """
+    kinds: dict[Kind, Use] = {}
+    for use in uses:
+        first = kinds.get(use.kind)
+        if first is None:
+            kinds[use.kind] = use
+        elif use.kind == "materialised":
+            kinds[use.kind] = replace(first, g=first.g + use.g)
+        else:
+            x = None if use.x is None else torch.cat([first.x, use.x], dim=1)
+            kinds[use.kind] = replace(first, x=x, g=torch.cat([first.g, use.g], dim=1))
+    if len(kinds) == 1 or set(kinds) == {"embedding", "linear"}:
+        return list(kinds.values())
+    return [Use(kind="materialised", x=None, g=torch.stack([u.written_out(shape) for u in kinds.values()]).sum(dim=0))]
+
+
 def cross_term(embedding: Use, head: Use) -> torch.Tensor:
     """[B] inner product of the two gradients of a weight that is both the embedding and the output layer:
     Σ_{t,s} g_head[s, id_t] · (g_embedding[t] · x_head[s])."""
@@ -92,38 +142,55 @@ def cross_term(embedding: Use, head: Use) -> torch.Tensor:
     return (picked * torch.bmm(head.x.to(embedding.g.dtype), embedding.g.mT)).sum(dim=(1, 2))
 
 
-def uses_of(module: nn.Module, names: list[str], x: torch.Tensor, g: torch.Tensor) -> dict[str, Use]:
-    """The uses of a module's own weights in one call.
+def rule_of(module: nn.Module, names: Sequence[str]) -> Rule:
+    """Which rule a layer follows, by the function that it computes: a subclass with another one has none.
+
+    Args:
+        names: its own weights that are trained.
+
+    Returns:
+        "norm" for everything that is called a norm, which `scales_last_dimension` must confirm.
+    """
+    exact: dict[object, Rule] = {
+        nn.Linear.forward: "linear",
+        Conv1D.forward: "conv1d",
+        nn.Embedding.forward: "embedding",
+    }
+    forward = type(module).forward
+    if forward in exact and set(names) <= {"weight", "bias"}:
+        return exact[forward]
+    return "norm" if type(module).__name__.endswith("Norm") else "vjp"
+
+
+def uses_of(module: nn.Module, rule: Rule, names: Sequence[str], x: torch.Tensor, g: torch.Tensor) -> dict[str, Use]:
+    """The uses of a module's own weights in one call, by a rule other than "vjp".
 
     Args:
         names: the module's weights that are trained: "weight", "bias".
-        x: its input, [B, T, in], [B, in], or ids [B, T].
+        x: its input, [B, ..., in] or [B, in]; ids [B, ...] or [B] for an embedding.
         g: gradient of its output, the same leading shape.
-
-    Raises:
-        ValueError: no rule is known for the layer.
     """
-    if isinstance(module, nn.Embedding):
-        return {"weight": Use(kind="embedding", x=x, g=g.float())}
+    if rule == "embedding":
+        g = g.float()
+        if module.padding_idx is not None:  # its row takes no gradient, as in torch
+            g = g.masked_fill((x == module.padding_idx)[..., None], 0.0)
+        return {"weight": Use(kind="embedding", x=x.reshape(len(x), -1), g=g.reshape(len(x), -1, g.shape[-1]))}
     if g.dim() == 2:
         x, g = x[:, None], g[:, None]
     g = g.flatten(1, -2).float()
-    if isinstance(module, nn.Linear | Conv1D):
-        kind: Kind = "linear" if isinstance(module, nn.Linear) else "conv1d"
-        weight = Use(kind=kind, x=x.flatten(1, -2), g=g)
-    elif type(module).__name__.endswith("Norm") and module.weight.dim() == 1:
+    if rule == "norm":
         weight = Use(kind="scale", x=_normalised(module, x).flatten(1, -2).float(), g=g)
     else:
-        raise ValueError(unsupported(type(module).__name__))
+        weight = Use(kind=rule, x=x.flatten(1, -2), g=g)
     return {name: weight if name == "weight" else Use(kind="bias", x=None, g=g) for name in names}
 
 
-def unsupported(layer: str) -> str:
-    """The message for a layer without a rule."""
-    return (
-        f"model.adapter must train layers whose per-example gradients are known, got {layer}. Known: Linear, Conv1D, "
-        "Embedding and the 1-D weights of LayerNorm and RMSNorm. Choose other target_modules."
-    )
+def close_by_example(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """[B] whether two outputs of a layer are the same function's: to half of their type's digits, in the norm. An
+    example that is not finite counts as close; it contributes nothing to a sum."""
+    difference = (actual.float() - expected.float()).flatten(1).norm(dim=1)
+    size = expected.float().flatten(1).norm(dim=1)
+    return ~(difference > torch.finfo(expected.dtype).eps ** 0.5 * size)
 
 
 def _normalised(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -131,3 +198,18 @@ def _normalised(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     weight = module.weight
     one, zero = (functional_call(module, {"weight": torch.full_like(weight, v)}, (x,)) for v in (1.0, 0.0))
     return one - zero
+
+
+def scales_last_dimension(module: nn.Module, x: torch.Tensor) -> bool:
+    """Whether a layer computes x̂ ∘ w + b along the last dimension, x̂ from the example alone: tried, not believed, with
+    weights that tell one coordinate from the other and with an example in two companies."""
+    own = {name: p.detach() for name, p in module._parameters.items() if p is not None}
+    if not set(own) <= {"weight", "bias"} or "weight" not in own or any(p.shape != x.shape[-1:] for p in own.values()):
+        return False
+    tried = {name: torch.linspace(0.5, 2, p.numel(), device=p.device).to(p) for name, p in own.items()}
+    zero = {name: torch.zeros_like(p) for name, p in own.items()}
+    company = torch.cat([x, 1 - 2 * x])  # of other sizes and signs
+    output, base = functional_call(module, tried, (x,)), functional_call(module, zero, (x,))
+    expected = base + _normalised(module, x) * tried["weight"] + tried.get("bias", 0.0)
+    among = functional_call(module, tried, (company,))[: len(x)]
+    return bool((close_by_example(output, expected) & close_by_example(among, output)).all())

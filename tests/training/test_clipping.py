@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from raydp.selftest.odd_layers import with_odd_layers
 from raydp.tasks.base import Batch
 from raydp.tasks.token_loss import IGNORE, token_nll
 from raydp.training.clipping import ClippedGradients
@@ -44,8 +45,30 @@ def lora() -> nn.Module:
     return model
 
 
+def soft_prompt(model: nn.Module, num_virtual_tokens: int = 3) -> nn.Module:
+    """With virtual tokens of the size of the model's own, and weights of a size at which attention to them matters."""
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(1)
+        config = PromptTuningConfig(num_virtual_tokens=num_virtual_tokens, task_type="CAUSAL_LM")
+        model = get_peft_model(model, config).eval()
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(5)
+        nn.init.normal_(model.prompt_encoder.default.embedding.weight, std=0.05)
+    return model
+
+
+def odd() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        return with_odd_layers(llama(tied=True))
+
+
 MODELS = {
     "lora": lora,
+    "soft prompt": lambda: soft_prompt(llama(tied=True)),
+    "soft prompt, positions": lambda: soft_prompt(gpt2()),
+    "full, tied, layers without a rule": odd,
     "full, tied": lambda: llama(tied=True),
     "full, untied": lambda: llama(tied=False),
     "gpt2: Conv1D, LayerNorm, positions, tied": gpt2,
@@ -114,7 +137,7 @@ def test_one_record_changes_the_sum_by_at_most_the_clipping_norm(kind: str, rule
         return torch.cat([t.flatten() for t in total.values()])
 
     change = (flat_sum(slice(0, 6)) - flat_sum(slice(0, 5))).norm().item()
-    assert 0.98 * c <= change <= c * (1 + TOLERANCE)
+    assert 0.95 * c <= change <= c * (1 + TOLERANCE)  # automatic clipping leaves norm / (norm + 0.01) of c
 
 
 @pytest.mark.parametrize("rule", [Clipping, AutomaticClipping])
@@ -147,12 +170,3 @@ def test_an_example_without_a_finite_gradient_contributes_nothing() -> None:
     engine.accumulate(spoiled, total)
     rest = Batch(input_ids=batch.input_ids[[0, 2]], labels=batch.labels[[0, 2]])
     assert relative_error(total, reference(model, parameters, rest, 0.1)) <= TOLERANCE
-
-
-def test_a_layer_without_a_rule_is_named() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 1, 3)).eval()
-    with pytest.raises(ValueError, match="Conv2d"):
-        ClippedGradients(model, dict(model.named_parameters()), Clipping(1.0)).accumulate(
-            lambda: model(torch.randn(2, 1, 5, 5)).flatten(1).sum(dim=1),
-            {n: torch.zeros_like(p) for n, p in model.named_parameters()},
-        )
