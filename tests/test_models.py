@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
+from transformers import OPTConfig, OPTForCausalLM
 
 from raydp import adapters, models, sharing
 from raydp.sections import AdapterSpec, ModelSpec
 
 ADAPTER = AdapterSpec(r=4, alpha=8, target_modules=("q_proj", "down_proj"))
+PROMPT = AdapterSpec(type="soft_prompt", num_virtual_tokens=5)
 IDS = torch.tensor([[5, 6, 7, 8]])
 
 
@@ -24,7 +26,7 @@ def base() -> models.PretrainedModel:
 
 def logits(model: torch.nn.Module) -> torch.Tensor:
     with torch.inference_mode():
-        return model(IDS).logits
+        return model(IDS).logits[:, -IDS.shape[1] :]  # a soft prompt's own come first
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -72,7 +74,35 @@ def test_the_start_is_pefts_and_decided_by_the_seed(base: models.PretrainedModel
     assert all((starts[0][name] == 0).all() for name in parameters if "lora_B" in name)
 
 
-@pytest.mark.parametrize("adapter", [ADAPTER, AdapterSpec(type="none")], ids=["lora", "full"])
+def test_a_soft_prompt_starts_as_pefts_does_and_is_decided_by_the_seed(base: models.PretrainedModel) -> None:
+    model = adapters.attach_adapter(base, PROMPT)
+    parameters = adapters.trainable_parameters(model, PROMPT)
+    ((name, parameter),) = parameters.items()
+    assert name == "prompt_encoder.default.embedding.weight"
+    assert parameter.shape == (5, causal_width(model))
+    starts = []
+    for seed in (0, 1, 0):
+        adapters.initialise(parameters, PROMPT, {}, seed)
+        starts.append(parameter.detach().clone())
+    assert torch.equal(starts[0], starts[2])
+    assert not torch.equal(starts[0], starts[1])
+    # Standard normal: the standard deviation of n draws is known to 1 / sqrt(2 n); four of those.
+    assert abs(torch.stack(starts[:2]).std() - 1) <= 4 / math.sqrt(4 * parameter.numel())
+
+
+def causal_width(model: torch.nn.Module) -> int:
+    return adapters.causal_model(model).config.hidden_size
+
+
+def test_a_model_whose_embeddings_are_narrower_than_its_layers_takes_no_soft_prompt() -> None:
+    config = OPTConfig(vocab_size=50, hidden_size=16, word_embed_proj_dim=8, num_hidden_layers=1, ffn_dim=8,
+                       num_attention_heads=2, max_position_embeddings=16)  # fmt: skip
+    narrow = models.PretrainedModel(name="opt", model=OPTForCausalLM(config), tokenizer=None, weight_hash="")
+    with pytest.raises(ValueError, match=r"model\.adapter\.type must fit 'opt', .* width 16 .* width 8"):
+        adapters.attach_adapter(narrow, PROMPT)
+
+
+@pytest.mark.parametrize("adapter", [ADAPTER, PROMPT, AdapterSpec(type="none")], ids=["lora", "soft prompt", "full"])
 def test_the_base_model_can_be_had_back_for_a_moment(base: models.PretrainedModel, adapter: AdapterSpec) -> None:
     untrained = logits(base.model)
     model = adapters.attach_adapter(base, adapter)
@@ -89,9 +119,12 @@ def test_the_base_model_can_be_had_back_for_a_moment(base: models.PretrainedMode
     assert not torch.allclose(trained, untrained)
 
 
-def test_a_saved_adapter_is_pefts_own_and_names_no_path(base: models.PretrainedModel, tmp_path: Path) -> None:
-    model = adapters.attach_adapter(base, ADAPTER)
-    parameters = adapters.trainable_parameters(model, ADAPTER)
+@pytest.mark.parametrize("adapter", [ADAPTER, PROMPT], ids=["lora", "soft prompt"])
+def test_a_saved_adapter_is_pefts_own_and_names_no_path(
+    base: models.PretrainedModel, tmp_path: Path, adapter: AdapterSpec
+) -> None:
+    model = adapters.attach_adapter(base, adapter)
+    parameters = adapters.trainable_parameters(model, adapter)
     with torch.no_grad():
         for parameter in parameters.values():
             parameter.fill_(0.02)
@@ -100,6 +133,7 @@ def test_a_saved_adapter_is_pefts_own_and_names_no_path(base: models.PretrainedM
     assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == "tiny"
     fresh = PeftModel.from_pretrained(models.load_base(ModelSpec(name="tiny")).model, tmp_path)
     torch.testing.assert_close(logits(fresh), logits(model), rtol=0, atol=0)
+    assert not torch.equal(logits(fresh), logits(models.load_base(ModelSpec(name="tiny")).model))
 
 
 def test_a_model_can_be_checked_without_its_weights(tmp_path: Path) -> None:

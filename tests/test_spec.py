@@ -56,6 +56,22 @@ BAD = {
         r"privacy.target_epsilon must be less than or equal to 1000",
     ),
     "rank beyond use": ({"model": {"name": "tiny", "adapter": {"r": 10**12}}}, r"model.adapter.r must be less than"),
+    "a prompt of no length": (
+        {"model": {"name": "tiny", "adapter": {"type": "soft_prompt", "num_virtual_tokens": 0}}},
+        r"model.adapter.num_virtual_tokens must be greater than or equal to 1",
+    ),
+    "a rank for a soft prompt": (
+        {"model": {"name": "tiny", "adapter": {"type": "soft_prompt", "r": 4}}},
+        r"model.adapter.r must be left out with type 'soft_prompt', got 4. Remove it, or use type 'lora'",
+    ),
+    "a prompt's length for LoRA": (
+        {"model": {"name": "tiny", "adapter": {"num_virtual_tokens": 4}}},
+        r"num_virtual_tokens must be left out with type 'lora', got 4. Remove it, or use type 'soft_prompt'",
+    ),
+    "layers for full fine-tuning": (
+        {"model": {"name": "tiny", "adapter": {"type": "none", "layers_to_transform": [1]}}},
+        r"layers_to_transform must be left out with type 'none'",
+    ),
     "no points": ({"space": {"points": []}}, r"space.points must have at least 1 item"),
     "seed beyond 63 bits": ({"seeds": [10**30]}, r"seeds\[0\] must be"),
     "threshold not a number": (
@@ -224,6 +240,21 @@ def test_numbers_written_as_5e_4_are_numbers(tmp_path: Path) -> None:
 def test_a_spec_survives_being_written(tmp_path: Path) -> None:
     spec = load_spec(small_spec(tmp_path))
     assert load_spec(spec.model_dump(mode="json")) == spec
+
+
+def test_an_adapter_says_only_what_applies_to_it(tmp_path: Path) -> None:
+    """The dump is part of a run's identity: those of LoRA and full fine-tuning are as they always were."""
+    lora = {"type": "lora", "r": 8, "alpha": 16.0, "target_modules": ["q_proj", "v_proj"], "layers_to_transform": None}
+    prompt = {"type": "soft_prompt", "num_virtual_tokens": 20}
+    for adapter, expected in (
+        ({}, lora),
+        ({"type": "none"}, lora | {"type": "none"}),
+        ({"type": "soft_prompt"}, prompt),
+    ):
+        spec = load_spec(small_spec(tmp_path, model={"name": "tiny", "adapter": adapter}))
+        dumped = spec.model_dump(mode="json")
+        assert dumped["model"]["adapter"] == expected
+        assert load_spec(dumped) == spec
 
 
 def test_the_schema_knows_every_plug_in() -> None:

@@ -15,6 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from raydp import adapters, models
 from raydp.methods.dp import DPSGD
 from raydp.sections import AdapterSpec
+from raydp.selftest.odd_layers import with_odd_layers
 from raydp.tasks.base import Task, TaskFacts
 from raydp.tasks.language import LanguageModelingTask, TokenizedExamples
 from raydp.tasks.users import Users
@@ -26,6 +27,7 @@ FULL = AdapterSpec(type="none")
 LORA = AdapterSpec(
     r=3, alpha=6, target_modules=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 )
+SOFT_PROMPT = AdapterSpec(type="soft_prompt", num_virtual_tokens=3)
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Relative error of a gradient that rounding explains, by type of the base weights."""
 
@@ -49,11 +51,15 @@ class Subject:
 
 
 def toy_subjects() -> list[Subject]:
-    """Random models: tied embeddings trained in full, LoRA, and GPT-2 with Conv1D, LayerNorm and positions, once more
-    with users of several examples; each with a clipping norm that some of its gradients exceed and some do not."""
+    """Random models: tied embeddings trained in full, LoRA, a soft prompt, layers without a rule, and GPT-2 with Conv1D,
+    LayerNorm and positions; the last two also with users of several examples. Each with a clipping norm that some of
+    its gradients exceed and some do not."""
     kinds: dict[str, tuple[Callable[[], nn.Module], AdapterSpec, float, LanguageModelingTask]] = {
         "Llama, tied, full": (_llama, FULL, 5.2, _task()),
         "Llama, LoRA": (_llama, LORA, 2.3, _task()),
+        "Llama, soft prompt": (_llama, SOFT_PROMPT, 0.5, _task()),
+        "Llama, layers without a rule": (lambda: with_odd_layers(_llama()), FULL, 3.5, _task()),
+        "Llama, layers without a rule, users": (lambda: with_odd_layers(_llama()), FULL, 6.0, _task().by_user()),
         "GPT-2, tied, full": (_gpt2, FULL, 5.0, _task()),
         "GPT-2, tied, full, users": (_gpt2, FULL, 8.0, _task().by_user()),
     }

@@ -19,7 +19,7 @@ from raydp.selftest.sensitivity import sensitivity_checks
 from raydp.selftest.subjects import toy_subjects
 from raydp.tasks.language import LanguageModelingTask
 from raydp.tasks.token_loss import IGNORE, token_nll
-from raydp.training import clipping, layers, loop
+from raydp.training import clipping, layers, loop, vjp
 from raydp.training.clipping import ClippedGradients
 from raydp.training.thresholds import Clipping
 from raydp.training.trial import TrialPlan
@@ -88,6 +88,26 @@ def test_each_parameter_clipped_by_itself(plant: pytest.MonkeyPatch) -> None:
 def test_each_example_of_a_user_clipped_instead_of_their_sum(plant: pytest.MonkeyPatch) -> None:
     rewrite(plant, loop, "_accumulate", ("batch), total, per_unit)", "batch), total)"))
     assert {"clipped sum", "one record"} <= sensitivity_failures("users")
+
+
+def test_a_layer_without_a_rule_left_out_of_the_norm(plant: pytest.MonkeyPatch) -> None:
+    rewrite(
+        plant, ClippedGradients, "accumulate",
+        ("for n, used in uses.items()])", "for n, used in uses.items() if used[0].kind != 'materialised'])"),
+    )  # fmt: skip
+    assert {"clipped sum", "one record"} <= sensitivity_failures("without a rule")
+
+
+def test_a_layer_without_a_rule_differentiated_in_the_company_of_others(plant: pytest.MonkeyPatch) -> None:
+    rewrite(plant, vjp, "per_example_gradients", ("pull_back(g_i.", "pull_back(g.mean(dim=0)."))
+    plant.setattr(clipping, "per_example_gradients", vjp.per_example_gradients)
+    assert "clipped sum" in sensitivity_failures("without a rule")
+
+
+def test_a_soft_prompt_whose_virtual_tokens_are_taken_as_parameters_of_their_own(plant: pytest.MonkeyPatch) -> None:
+    """Each is clipped by itself, so together they may be longer than c."""
+    rewrite(plant, clipping, "_norm_squared", ("use.norm_squared()", "use.norm_squared() / use.g.shape[1]"))
+    assert {"clipped sum", "one record"} <= sensitivity_failures("soft prompt")
 
 
 def test_the_gradient_of_the_batch_clipped_instead_of_each_examples(plant: pytest.MonkeyPatch) -> None:

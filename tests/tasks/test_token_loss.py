@@ -62,8 +62,42 @@ def test_the_two_ways_through_a_model_agree_and_only_targets_count() -> None:
     assert (fused != 0).sum() == (labels[:, 1:] != IGNORE).sum()
 
 
-def test_padding_does_not_change_a_loss() -> None:
-    model = adapters.attach_adapter(models.load_base(ModelSpec(name="tiny")), AdapterSpec())
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_soft_prompt_stands_before_the_tokens_and_has_no_loss(dtype: str) -> None:
+    """As in peft's own forward pass, by both ways through the model, and with the prompt in fp32 before a bf16 base."""
+    adapter = AdapterSpec(type="soft_prompt", num_virtual_tokens=4)
+    base = models.load_base(ModelSpec(name="tiny", dtype=dtype))
+    ids = torch.randint(3, 768, (3, 9), generator=torch.Generator().manual_seed(0))
+    labels = ids.clone()
+    labels[0, :4] = IGNORE
+    labels[2, 6:] = IGNORE
+    batch = Batch(input_ids=ids, labels=labels)
+    unprompted = token_nll(base.model, batch).detach()
+    model = adapters.attach_adapter(base, adapter)
+    fused = token_nll(model, batch)
+    handle = base.model.get_output_embeddings().register_forward_hook(lambda *_: None)
+    plain = token_nll(model, batch)
+    handle.remove()
+    with torch.inference_mode():
+        logits = model(input_ids=ids).logits[:, 4:-1].float()
+    pefts = F.cross_entropy(logits.mT, labels[:, 1:], ignore_index=IGNORE, reduction="none")
+    tolerance = {"float32": 1e-5, "bfloat16": 10 * 2**-8}[dtype]  # of logits of some 10 in size
+    for ours in (fused, plain):
+        torch.testing.assert_close(ours.detach(), pefts, rtol=tolerance, atol=tolerance)
+    assert (fused.detach() - unprompted).abs().max() > 0.1, "a prompt that does nothing would test nothing"
+    ((prompt, gradient),) = zip(
+        adapters.trainable_parameters(model, adapter).values(),
+        torch.autograd.grad(fused.sum(), list(adapters.trainable_parameters(model, adapter).values())), strict=True
+    )  # fmt: skip
+    assert gradient.dtype == prompt.dtype == torch.float32
+    assert (gradient.abs().sum(dim=1) > 0).all()
+    with model.disable_adapter():
+        torch.testing.assert_close(token_nll(model, batch), unprompted)
+
+
+@pytest.mark.parametrize("adapter", [AdapterSpec(), AdapterSpec(type="soft_prompt")], ids=["lora", "soft prompt"])
+def test_padding_does_not_change_a_loss(adapter: AdapterSpec) -> None:
+    model = adapters.attach_adapter(models.load_base(ModelSpec(name="tiny")), adapter)
     ids = torch.randint(3, 768, (1, 6), generator=torch.Generator().manual_seed(1))
     padded = torch.cat([ids, torch.zeros(1, 5, dtype=torch.long)], dim=1)
     labels = torch.cat([ids, torch.full((1, 5), IGNORE)], dim=1)

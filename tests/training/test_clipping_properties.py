@@ -10,10 +10,11 @@ import torch
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from opacus import GradSampleModule
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from raydp.selftest.odd_layers import with_odd_layers
 from raydp.tasks.base import Batch
 from raydp.training.clipping import ClippedGradients
 from raydp.training.thresholds import Clipping
@@ -43,7 +44,7 @@ class Case:
 
 def cases(**fixed: object) -> st.SearchStrategy[Case]:
     free = {
-        "kind": st.sampled_from(["llama", "gpt2", "lora"]),
+        "kind": st.sampled_from(["llama", "gpt2", "lora", "soft prompt", "odd layers"]),
         "tied": st.booleans(),
         "heads": st.integers(1, 3),
         "head_width": st.sampled_from([2, 4, 8]),
@@ -60,7 +61,7 @@ def cases(**fixed: object) -> st.SearchStrategy[Case]:
 
 
 def model_of(case: Case) -> nn.Module:
-    """A random model of the case's architecture; LoRA's B is not 0."""
+    """A random model of the case's architecture; LoRA's B is not 0, a soft prompt is as long as LoRA's rank."""
     hidden = case.heads * case.head_width
     with torch.random.fork_rng():
         torch.manual_seed(case.seed)
@@ -81,6 +82,11 @@ def model_of(case: Case) -> nn.Module:
             for name, parameter in model.named_parameters():
                 if "lora_B" in name:
                     nn.init.normal_(parameter, std=0.3)
+        elif case.kind == "soft prompt":
+            prompt = PromptTuningConfig(num_virtual_tokens=case.rank, task_type="CAUSAL_LM")
+            return get_peft_model(model, prompt).eval()
+        elif case.kind == "odd layers":
+            return with_odd_layers(model)
         return model
 
 

@@ -38,6 +38,13 @@ def test_the_trained_weights_are_the_same(tmp_path: Path) -> None:
     assert not said
 
 
+def test_a_soft_prompt_stands_below_every_layer_so_nothing_is_kept(tmp_path: Path) -> None:
+    toy, task = cached_task(tmp_path, [], adapter=AdapterSpec(type="soft_prompt"))
+    assert first_trained_layer(toy.model, toy.parameters) == 0
+    assert task.train_hidden is None
+    assert not list(tmp_path.iterdir())
+
+
 def test_it_is_computed_once_and_found_again(tmp_path: Path) -> None:
     cached_task(tmp_path, [])
     (built,) = [p for p in tmp_path.iterdir() if p.is_dir()]
