@@ -13,7 +13,7 @@ from raydp.training import layers
 from raydp.training.clipping import ClippedGradients
 from raydp.training.layers import Use
 from raydp.training.thresholds import Clipping
-from tests.training.test_clipping import TOLERANCE, batch_of, llama, losses, relative_error
+from tests.training.test_clipping import TOLERANCE, batch_of, llama, losses, relative_error, soft_prompt
 
 SIZE = 4
 
@@ -290,6 +290,18 @@ def test_a_soft_prompt_that_the_model_does_not_read_is_named() -> None:
     engine = ClippedGradients(model, parameters, Clipping(1.0))
     with pytest.raises(ValueError, match=r"'prompt_encoder.default.embedding.weight', which .* reads directly"):
         engine.accumulate(lambda: model(batch.input_ids).logits.logsumexp(dim=(1, 2)), total)
+
+
+def test_a_soft_prompt_in_fp32_before_a_base_in_bf16() -> None:
+    """Against the sum of autograd's own gradients of the same pass: activations round alike, sums are in fp32."""
+    model = soft_prompt(llama(tied=True).bfloat16())
+    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    batch, (name,) = batch_of(5, 9), parameters
+    assert parameters[name].dtype == torch.float32
+    (expected,) = torch.autograd.grad(losses(model, batch).sum(), list(parameters.values()))
+    total = {name: torch.zeros_like(expected)}
+    ClippedGradients(model, parameters, Clipping(1e3)).accumulate(lambda: losses(model, batch), total)
+    assert relative_error(total, {name: expected.double()}) <= TOLERANCE
 
 
 def _unprompted(model: nn.Module) -> nn.Module:
