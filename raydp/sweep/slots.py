@@ -47,7 +47,7 @@ def start_ray(cluster: ClusterSpec) -> None:
     ray._private.worker._worker_logs_enabled = False
     local = cluster.address == "local"
     ray.init(
-        address=None if local else cluster.address,
+        address=cluster.address,  # "local" never joins an instance that someone else started
         include_dashboard=False if local else None,
         log_to_driver=False,
         logging_level=logging.ERROR,
