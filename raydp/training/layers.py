@@ -202,14 +202,13 @@ def _normalised(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 def scales_last_dimension(module: nn.Module, x: torch.Tensor) -> bool:
     """Whether a layer computes x̂ ∘ w + b along the last dimension, x̂ from the example alone: tried, not believed, with
-    weights that tell one coordinate from the other and with an example in two companies."""
+    weights that tell one coordinate from the other, on two random examples of the shape of x's."""
     own = {name: p.detach() for name, p in module._parameters.items() if p is not None}
     if not set(own) <= {"weight", "bias"} or "weight" not in own or any(p.shape != x.shape[-1:] for p in own.values()):
         return False
     tried = {name: torch.linspace(0.5, 2, p.numel(), device=p.device).to(p) for name, p in own.items()}
     zero = {name: torch.zeros_like(p) for name, p in own.items()}
-    company = torch.cat([x, 1 - 2 * x])  # of other sizes and signs
-    output, base = functional_call(module, tried, (x,)), functional_call(module, zero, (x,))
-    expected = base + _normalised(module, x) * tried["weight"] + tried.get("bias", 0.0)
-    among = functional_call(module, tried, (company,))[: len(x)]
-    return bool((close_by_example(output, expected) & close_by_example(among, output)).all())
+    two = torch.randn((2, *x.shape[1:]), generator=torch.Generator().manual_seed(0)).to(x)
+    output, base, alone = (functional_call(module, w, (v,)) for w, v in ((tried, two), (zero, two), (tried, two[:1])))
+    expected = base + _normalised(module, two) * tried["weight"] + tried.get("bias", 0.0)
+    return bool(close_by_example(output, expected).all() and close_by_example(alone, output[:1]).all())

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_iter
 
 
 @contextmanager
@@ -54,7 +55,7 @@ class _Reads(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor | tuple | list):  # not what asks for a type or a device
-            for value in (*args, *(kwargs or {}).values()):
+            for value in tree_iter((args, kwargs)):
                 name = self._names.get(id(value))
                 if name is not None and self._running[name] == 0:
                     raise ValueError(

@@ -258,6 +258,9 @@ IN_THE_FIRST_PASS = {
     ),
     "examples not first": (nn.Linear(5, 5), lambda m, x: m(x[None]).squeeze(0), "Linear 'inner': its input .1, 4, 5."),
     "weight read directly": (nn.Linear(5, 5), lambda m, x: m(x) + x @ m.weight, "'inner.weight'.*directly"),
+    "weight read in a list": (
+        nn.Linear(5, 5), lambda m, x: m(x) + torch.cat([m.weight, x])[:SIZE], "'inner.weight', which cat reads directly"
+    ),
     "called, but without a part": (
         nn.Linear(5, 5), lambda m, x: [m(x), x.requires_grad_()][1], "inner.bias, inner.weight, which took none"
     ),
@@ -348,6 +351,6 @@ def test_the_rule_for_norms_is_not_taken_from_the_name() -> None:
     assert layers.scales_last_dimension(OffsetNorm(5), x)
     assert not layers.scales_last_dimension(ExponentialNorm(5), x)
     assert not layers.scales_last_dimension(CentredNorm(5), x)
-    assert not layers.scales_last_dimension(CentredNorm(5), x[:1]), "an example alone tells as well"
+    assert not layers.scales_last_dimension(CentredNorm(5), x[:1]), "whatever the micro-batch"
     assert not layers.scales_last_dimension(nn.GroupNorm(3, 3), x)
     assert not layers.scales_last_dimension(nn.GroupNorm(5, 5), torch.randn(2, 5, 5))
