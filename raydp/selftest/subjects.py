@@ -51,9 +51,9 @@ class Subject:
 
 
 def toy_subjects() -> list[Subject]:
-    """Random models: tied embeddings trained in full, LoRA, a soft prompt, layers without a rule, and GPT-2 with Conv1D,
-    LayerNorm and positions; the last two also with users of several examples. Each with a clipping norm that some of
-    its gradients exceed and some do not."""
+    """Random models: tied embeddings trained in full, LoRA, a soft prompt, layers without a rule, and GPT-2 with
+    Conv1D, LayerNorm and positions; the last two also with users of several examples. Each with a clipping norm that
+    some of its gradients exceed and some do not."""
     kinds: dict[str, tuple[Callable[[], nn.Module], AdapterSpec, float, LanguageModelingTask]] = {
         "Llama, tied, full": (_llama, FULL, 5.2, _task()),
         "Llama, LoRA": (_llama, LORA, 2.3, _task()),

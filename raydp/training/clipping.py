@@ -26,12 +26,13 @@ from raydp.training.vjp import check_supported, only_input, per_example_gradient
 @dataclass(kw_only=True)
 class _Call:
     """A call of a trained layer: its input x, the version of x's memory, its output where a rule needs it, and the
-    gradient of the output."""
+    gradient of the output; and the type that autocast computed it in, if it did."""
 
     module: nn.Module
     x: torch.Tensor
     version: int
     output: torch.Tensor | None
+    autocast: torch.dtype | None
     g: torch.Tensor
 
 
@@ -122,7 +123,9 @@ class ClippedGradients:
                 output.requires_grad_(True)  # a leaf: the backward pass ends here
             if output.is_leaf or kept is not None:
                 output = output.clone()  # which the model may change in place
-            call = partial(_Call, module=module, x=x, version=x._version, output=kept)
+            device = x.device.type
+            autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+            call = partial(_Call, module=module, x=x, version=x._version, output=kept, autocast=autocast)
             output.register_hook(lambda g: calls.append(call(g=g.detach())))
             return output
 
@@ -165,8 +168,9 @@ class ClippedGradients:
                 self._rules[module] = "vjp"
         if self._rules[module] != "vjp":
             return uses_of(module, self._rules[module], names, call.x, call.g)
-        output = module(call.x) if call.output is None else call.output
-        gradients = per_example_gradients(module, names, call.x, output, call.g, layer=self._names[module])
+        with torch.autocast(call.x.device.type, dtype=call.autocast, enabled=call.autocast is not None):
+            output = module(call.x) if call.output is None else call.output
+            gradients = per_example_gradients(module, names, call.x, output, call.g, layer=self._names[module])
         return {name: Use(kind="materialised", x=None, g=gradient) for name, gradient in gradients.items()}
 
 

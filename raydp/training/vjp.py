@@ -10,6 +10,7 @@ from torch import nn
 from torch.func import functional_call, vjp
 
 from raydp.training.layers import close_by_example
+from raydp.training.memory import is_out_of_memory
 
 
 def per_example_gradients(
@@ -45,9 +46,9 @@ def per_example_gradients(
 
     try:
         alone, gradients = torch.vmap(one)(x, g)
-    except torch.OutOfMemoryError:
-        raise
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+        if is_out_of_memory(error):
+            raise
         raise ValueError(unsupported(layer, f"it cannot be computed for one example alone ({error})")) from error
     if not bool(close_by_example(alone, output).all()):
         raise ValueError(unsupported(layer, "its result for an example alone is not that in a batch"))

@@ -307,6 +307,23 @@ def test_a_soft_prompt_in_fp32_before_a_base_in_bf16() -> None:
     assert relative_error(total, {name: expected.double()}) <= TOLERANCE
 
 
+def test_a_layer_without_a_rule_under_autocast() -> None:
+    """Against autograd's own sum in the same types; bf16 products, 8 bits of mantissa."""
+    x = torch.randn(SIZE, 9, 5)
+    model = nn.Sequential(nn.Linear(5, 5), nn.Conv1d(9, 4, 3), nn.PReLU(), nn.LayerNorm((4, 3))).eval()
+    parameters = dict(sorted(model.named_parameters()))
+    total = {name: torch.zeros_like(p) for name, p in parameters.items()}
+
+    def cast() -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return loss(model, x)
+
+    ClippedGradients(model, parameters, Clipping(1e4)).accumulate(cast, total)
+    grads = torch.autograd.grad(cast().sum(), list(parameters.values()))
+    expected = {name: g.double() for name, g in zip(parameters, grads, strict=True)}
+    assert relative_error(total, expected) <= 2 * 2**-8
+
+
 def _unprompted(model: nn.Module) -> nn.Module:
     base = model.get_base_model()
     base.get_input_embeddings().register_forward_hook(lambda module, args, output: output.requires_grad_())

@@ -36,11 +36,11 @@ def task():
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("per_unit", [1, 2, 3])
 def test_the_sum_of_a_users_gradients_is_clipped(name: str, per_unit: int) -> None:
-    model, batch, c = MODELS[name](), batch_of(6, 11), 2.0
+    model, batch = MODELS[name](), batch_of(6, 11)
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
     own = [_flat(model, parameters, rows) for rows in torch.arange(6).split(per_unit)]
     norms = torch.stack([g.norm() for g in own])
-    assert (norms > c).any(), "something is clipped"
+    c = 0.9 * float(norms.median())  # the median is clipped, and the smallest may not be
     expected = sum(g * min(1.0, c / float(n)) for g, n in zip(own, norms, strict=True))
 
     total = {n: torch.zeros_like(p) for n, p in parameters.items()}
