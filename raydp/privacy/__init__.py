@@ -9,7 +9,8 @@ from raydp.privacy.guarantee import attack_summary, composed, guarantee, profile
 from raydp.privacy.profile import profile
 from raydp.privacy.record import composed_epsilon, privacy_record
 from raydp.privacy.search import CalibrationError
-from raydp.privacy.tuning import PoissonRuns, TruncatedNegativeBinomial, tuned_epsilon
+from raydp.privacy.selection import SelectionCalibration, calibrate_selection, selection_guarantee
+from raydp.privacy.tuning import NumRuns, PoissonRuns, TruncatedNegativeBinomial, tuned_epsilon
 
 __all__ = [
     "Accountant",
@@ -20,17 +21,20 @@ __all__ = [
     "CalibrationRequest",
     "Event",
     "NonPrivate",
+    "NumRuns",
     "PLDAccountant",
     "PRVAccountant",
     "PoissonGaussian",
     "PoissonRuns",
     "PrivacyTarget",
     "RDPAccountant",
+    "SelectionCalibration",
     "TruncatedNegativeBinomial",
     "attack_bounds",
     "attack_summary",
     "calibrate",
     "calibrate_many",
+    "calibrate_selection",
     "card_markdown",
     "composed",
     "composed_epsilon",
@@ -38,5 +42,6 @@ __all__ = [
     "privacy_record",
     "profile",
     "profile_rows",
+    "selection_guarantee",
     "tuned_epsilon",
 ]

@@ -26,6 +26,7 @@ def card_markdown(record: Mapping[str, Any]) -> str:
         "",
         *_profile(record["guarantee"]),
         *_attack(record["guarantee"]["attack"]),
+        *_assumed(record.get("private_selection")),
         "## Not covered",
         "",
         *[f"- {item}" for item in record["not_covered"]],
@@ -61,6 +62,8 @@ def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     if tuned := record.get("searched"):
         rows += _searched(tuned)
+    if selection := record.get("private_selection"):
+        rows.append(("chosen as", _selection(selection)))
     if ledger := record.get("ledger"):
         rows.append(
             ("noisy steps executed", f"{ledger['executions']} for {ledger['noisy_steps']} steps; {ledger['note']}")
@@ -69,8 +72,8 @@ def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(
             (
                 "released with it",
-                f"{together['models']} models of one sweep: ({_figure(together['epsilon'])}, "
-                f"{together['delta']:.3g}) for all of them together"
+                f"{_models(together['models'])} of one sweep: ({_figure(together['epsilon'])}, "
+                f"{together['delta']:.3g}) for all that was released together"
                 + (f" ({together['reason']})" if together.get("reason") else ""),
             )
         )
@@ -87,6 +90,28 @@ def _searched(tuned: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows = [("searched", f"{tuned['configurations']} configurations of {values}")]
         rows.append(("one is chosen by", f"{tuned['rule']}, on {on}; what the choice tells of them is not in ε"))
     return [*rows, ("may have been tuned before", ", ".join(tuned["elsewhere"]))]
+
+
+def _models(count: int) -> str:
+    return "1 model" if count == 1 else f"{count} models"
+
+
+def _selection(selection: Mapping[str, Any]) -> str:
+    """How the model was chosen, in one cell."""
+    kind = str(selection["distribution"]).replace("_", " ")
+    eta = "" if selection["eta"] is None else f", η {selection['eta']:g}"
+    return (
+        f"the best, by utility on public data, of a random number of runs ({kind}, mean {selection['mean']:g}{eta}), "
+        f"each of one of {selection['configurations']} configurations drawn at random; alone it would have "
+        f"ε = {selection['single_run_epsilon']:.4g}"
+    )
+
+
+def _assumed(selection: Mapping[str, Any] | None) -> list[str]:
+    """What the guarantee of a private selection rests on besides."""
+    if selection is None:
+        return []
+    return ["## Assumed", "", *[f"- {item}" for item in selection["assumed"]], ""]
 
 
 def _profile(guarantee: Mapping[str, Any]) -> list[str]:

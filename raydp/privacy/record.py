@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from raydp.privacy.accountants import Accountant
@@ -20,6 +20,14 @@ NOT_COVERED: tuple[str, ...] = (
     "data-dependent preprocessing, such as curation, deduplication or a tokeniser trained on the data",
     "the number of examples n itself",
 )
+NOT_COVERED_BY_SELECTION: tuple[str, ...] = (
+    "the other runs of the sweep: nothing of them may be released, not even how many there were; the sweep's folder "
+    "holds it and is as private as the data",
+    "scores, step metrics and reports in the sweep's folder, which are computed on private data",
+    *(item for item in NOT_COVERED[2:] if not item.startswith("the choice of this configuration")),
+)
+"""The same where `private_selection` covers the choice."""
+
 SEED_POLICY: dict[str, str] = {
     "secret": "sampling masks and noise come from a secret 256-bit sweep key; no two runs share noise; the public seed "
     "only labels a repetition",
@@ -41,6 +49,7 @@ def privacy_record(
     noise_key: Literal["secret", "test"],
     clipping: str | None = None,
     caveats: Sequence[str] = (),
+    private_selection: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The privacy record of one run, ready for strict JSON (infinity is the string "inf").
 
@@ -57,6 +66,8 @@ def privacy_record(
         clipping: how gradients are scaled to max_grad_norm: "flat", "automatic", or "adaptive", which starts from it.
         caveats: further reasons why the guarantee does not hold as stated (a sampler that shuffles, a claim without
             proof); each makes the record uncertified.
+        private_selection: where the run is the best of a random number of runs and epsilon is that of the whole choice:
+            "distribution", "mean" and "eta" of the number, "single_run_epsilon", "configurations" and "assumed".
 
     Returns:
         A dict of JSON values. "certified" is true only if epsilon is a proven, finite bound for how the run was made;
@@ -73,7 +84,7 @@ def privacy_record(
         reasons.append("epsilon is infinite")
     if private and noise_key == "test":
         reasons.append("noise comes from the public test key")
-    return {
+    record: dict[str, Any] = {
         "accountant": accountant,
         "accountant_version": accountant_version,
         "adjacency": "add-or-remove-one",
@@ -94,6 +105,13 @@ def privacy_record(
         "tuning": "ignored",
         "not_covered": list(NOT_COVERED),
     }
+    if private_selection is not None:
+        record |= {
+            "tuning": "private_selection",
+            "private_selection": dict(private_selection),
+            "not_covered": list(NOT_COVERED_BY_SELECTION),
+        }
+    return record
 
 
 def composed_epsilon(events: Sequence[Event], delta: float, accountant_name: str) -> float:

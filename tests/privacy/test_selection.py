@@ -1,0 +1,126 @@
+"""Noise for private selection: the best of K runs meets the target, tightly, and the record says what it rests on."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from raydp.privacy import (
+    CalibrationRequest,
+    NumRuns,
+    PoissonGaussian,
+    PoissonRuns,
+    PrivacyTarget,
+    RDPAccountant,
+    SelectionCalibration,
+    TruncatedNegativeBinomial,
+    attack_bounds,
+    calibrate_selection,
+    card_markdown,
+    privacy_record,
+    selection_guarantee,
+    tuned_epsilon,
+)
+from raydp.privacy.rdp import ORDERS
+from raydp.privacy.search import CalibrationError
+from raydp.privacy.tuning import smallest, worst_curve
+
+TARGET = PrivacyTarget(epsilon=3.0, delta=1e-5)
+DISTRIBUTIONS: dict[str, NumRuns] = {
+    "geometric": TruncatedNegativeBinomial.with_mean(10, eta=1.0),
+    "logarithmic": TruncatedNegativeBinomial.with_mean(4, eta=0.0),
+    "eta below 0": TruncatedNegativeBinomial.with_mean(30, eta=-0.5),
+    "poisson": PoissonRuns(mean=10),
+}
+
+
+def requests(target: PrivacyTarget = TARGET) -> list[CalibrationRequest]:
+    pairs = ((32, 50), (32, 400), (2000, 3))
+    return [CalibrationRequest(num_examples=2000, batch_size=b, num_steps=t, target=target) for b, t in pairs]
+
+
+def events(solved: SelectionCalibration) -> list[PoissonGaussian]:
+    return [
+        PoissonGaussian(sample_rate=r.sample_rate, noise_multiplier=run.noise_multiplier, num_steps=r.num_steps)
+        for r, run in zip(requests(), solved.runs, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_the_choice_meets_the_target_and_wastes_little(name: str) -> None:
+    """0.998: TOLERANCE is 0.1 %."""
+    num_runs = DISTRIBUTIONS[name]
+    solved = calibrate_selection(requests(), num_runs)
+    assert solved.epsilon == tuned_epsilon(events(solved), num_runs, TARGET.delta)
+    assert 0.998 * TARGET.epsilon < solved.epsilon <= TARGET.epsilon
+    assert solved.factor > 1
+    for event, run in zip(events(solved), solved.runs, strict=True):
+        assert run.epsilon == RDPAccountant().epsilon(event, TARGET.delta) < solved.epsilon
+
+
+def test_a_solution_is_kept_and_belongs_to_its_distribution(tmp_path: Path) -> None:
+    geometric, poisson = DISTRIBUTIONS["geometric"], DISTRIBUTIONS["poisson"]
+    first = calibrate_selection(requests(), geometric, cache_dir=tmp_path)
+    assert calibrate_selection(requests(), geometric, cache_dir=tmp_path) == first
+    assert calibrate_selection(requests(), poisson, cache_dir=tmp_path).factor != first.factor
+
+
+def test_a_target_that_no_noise_reaches_is_an_error() -> None:
+    """The price of the number of runs alone is (1 + η) ln(1/γ) / 1024 at the largest order, 0.013 here."""
+    target = PrivacyTarget(epsilon=0.01, delta=1e-5)
+    one = [CalibrationRequest(num_examples=2000, batch_size=2000, num_steps=1, target=target)]
+    with pytest.raises(CalibrationError, match=r"privacy\.num_runs\.mean must be smaller for target_epsilon 0\.01"):
+        calibrate_selection(one, TruncatedNegativeBinomial.with_mean(1000, eta=1.0))
+
+
+@pytest.mark.parametrize("sigma", [0.6, 40.0])
+def test_the_search_over_orders_finds_what_all_orders_give(sigma: float) -> None:
+    """Each order is a bound, so the search can only be above; 1e-3 is what it may lose."""
+    curve = worst_curve([PoissonGaussian(sample_rate=0.02, noise_multiplier=sigma, num_steps=100)])
+    conversions = [
+        lambda o: curve(o) - math.log(1e-6 * o) / (o - 1) + math.log1p(-1 / o),
+        lambda o: (1 - 1 / o) * curve(o) + math.log(10) / o,
+    ]
+    for bound in conversions:
+        exact = min(map(bound, ORDERS))
+        assert exact <= smallest(bound) <= exact + 1e-3 * abs(exact)
+
+
+def test_the_guarantee_is_that_of_the_choice_and_not_of_one_run() -> None:
+    num_runs = DISTRIBUTIONS["geometric"]
+    solved = calibrate_selection(requests(), num_runs)
+    said = selection_guarantee(events(solved), num_runs)
+    for row in said["profile"]:
+        assert row["epsilon"] == tuned_epsilon(events(solved), num_runs, row["delta"])
+    alone = [attack_bounds(event) for event in events(solved)]
+    assert max(bound.advantage for bound in alone) < said["attack"]["advantage"] < 1
+    for k, row in enumerate(said["attack"]["true_positive_rates"]):
+        assert max(bound.true_positive_rates[k] for bound in alone) < row["bound"] <= 1
+        epsilon = tuned_epsilon(events(solved), num_runs, 1e-5)
+        assert row["bound"] <= math.exp(epsilon) * row["false_positive_rate"] + 1e-5
+
+
+def test_the_record_and_the_card_say_what_was_chosen_and_what_that_assumes() -> None:
+    num_runs = DISTRIBUTIONS["geometric"]
+    solved = calibrate_selection(requests(), num_runs)
+    said = {"distribution": "truncated_negative_binomial", "mean": 10.0, "eta": 1.0, "configurations": 3,
+            "single_run_epsilon": solved.runs[0].epsilon, "assumed": ["utility is public"]}  # fmt: skip
+    arguments = {
+        "event": events(solved)[0], "epsilon": solved.epsilon, "delta": 1e-5, "target_epsilon": 3.0,
+        "accountant": "rdp", "accountant_version": "x", "unit": "mail", "max_grad_norm": 0.1, "noise_key": "secret",
+    }  # fmt: skip
+    record = privacy_record(**arguments, private_selection=said)
+    ignored = privacy_record(**arguments)
+    assert (record["tuning"], record["private_selection"]) == ("private_selection", said)
+    assert (ignored["tuning"], "private_selection" in ignored) == ("ignored", False)
+    choice = [item for item in ignored["not_covered"] if item.startswith("the choice of this configuration")]
+    assert len(choice) == 1
+    assert not set(choice) & set(record["not_covered"])
+    assert any("not even how many" in item for item in record["not_covered"])
+    card = card_markdown({**record, "guarantee": selection_guarantee(events(solved), num_runs)})
+    assert f"This model is ({solved.epsilon:.4g}, 1e-05)-differentially private" in card
+    assert "truncated negative binomial, mean 10, η 1" in card
+    assert f"alone it would have ε = {solved.runs[0].epsilon:.4g}" in card
+    assert "## Assumed\n\n- utility is public" in card
