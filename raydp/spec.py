@@ -30,6 +30,7 @@ from raydp.sections import (
     SpaceSpec,
     TrackingSpec,
 )
+from raydp.selection_spec import conflicts, with_the_only_rule
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -86,6 +87,17 @@ class SweepSpec(Section):
         if "://" in storage:
             raise ValueError("must be a folder that every node sees. Give a path.")
         return storage
+
+    @model_validator(mode="before")
+    @classmethod
+    def _private_selection_has_one_rule(cls, data: Any) -> Any:
+        return with_the_only_rule(data)
+
+    @model_validator(mode="after")
+    def _private_selection_is_covered(self) -> SweepSpec:
+        if problems := conflicts(self):
+            raise ValueError("\n".join(problems))
+        return self
 
     @model_validator(mode="after")
     def _selected_score_is_measured(self) -> SweepSpec:

@@ -26,6 +26,8 @@ class TaskFacts:
         content_hash: SHA-256 (hex) of everything that defines the task: data, secrets, tokenisation.
         num_tokens: target tokens in the training split.
         notes: counts and curation steps to print and to record, name -> number, text or list.
+        utility_is_public: whether `Task.utility` is a function of the model and of public data alone: no training
+            example and no secret shapes what it is measured on. privacy.tuning private_selection needs it.
     """
 
     num_examples: int
@@ -34,6 +36,7 @@ class TaskFacts:
     content_hash: str
     num_tokens: int
     notes: dict[str, Any] = field(default_factory=dict)
+    utility_is_public: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

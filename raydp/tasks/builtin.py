@@ -84,6 +84,7 @@ class BuiltinTask(BaseModel):
                 "secret_counts": sorted(s.count for s in mailbox.secrets),
                 "controls": len(mailbox.controls),
             },
+            utility_is_public=True,  # held-out mails come from data_seed alone, before any training mail is written
         )
         return LanguageModelingTask(
             train=train,

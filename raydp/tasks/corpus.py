@@ -37,6 +37,7 @@ class Texts:
         users: the user of each training text; every text is a user of its own where they are not given.
         noun: what a text is, in words: "e-mail", "row".
         user_noun: what a user is; the same by default.
+        heldout_is_public: the held-out part is declared public: neither training texts nor secrets shape it.
         notes: counts of what was left out while reading.
     """
 
@@ -46,6 +47,7 @@ class Texts:
     noun: str
     user_noun: str | None = None
     notes: dict[str, Any]
+    heldout_is_public: bool = False
 
 
 class WindowedTask(BaseModel):
@@ -84,7 +86,7 @@ class WindowedTask(BaseModel):
         secrets = read_secrets(self.secrets, "task.secrets") if self.secrets else []
         notes = dict(texts.notes)
         train, heldout = self._split(tokenizer, texts, fraction, notes)
-        leaking = [s for s in secrets if s.kind == "verbatim"]
+        leaking = [s for s in secrets if s.kind == "verbatim" and not texts.heldout_is_public]
         clean = [t for t in heldout if not any(occurs_in(s, t.tokens.text) for s in leaking)]
         notes["heldout_with_secret_removed"] = len(heldout) - len(clean)
         _require(train, "train", fraction)
@@ -111,6 +113,7 @@ class WindowedTask(BaseModel):
                 content_hash=content_hash(packed, packed_heldout, [*kept, *controls]),
                 num_tokens=packed.num_targets(),
                 notes=notes,
+                utility_is_public=texts.heldout_is_public,
             ),
             task_secrets=tuple(kept),
             task_controls=tuple(controls),
@@ -133,7 +136,7 @@ class WindowedTask(BaseModel):
             heldout = [t for t, flag in zip(train, flags, strict=True) if flag]
             train = [t for t, flag in zip(train, flags, strict=True) if not flag]
         else:
-            known = {text for text, _ in unique}
+            known = set() if texts.heldout_is_public else {text for text, _ in unique}
             others = [(text, text) for text in dict.fromkeys(texts.heldout) if text not in known]
             notes["heldout_duplicates_removed"] = len(texts.heldout) - len(others)
             heldout = self._long_enough(tokenizer, others, notes, "heldout_too_short_removed")

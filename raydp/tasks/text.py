@@ -29,7 +29,9 @@ class TextTask(WindowedTask):
         heldout_path: a file, folder or data set of its own to evaluate on, instead of a fraction.
         heldout_split: the part of the data set to evaluate on, instead of a fraction.
         heldout_fraction: share of the rows that are held out, by a keyed hash of the text; 0.1 by default. Held-out
-            rows that hold a secret are dropped, however the part was chosen.
+            rows that hold a secret are dropped, however the part was chosen, unless they are declared public.
+        heldout_is_public: declares that heldout_path is public and holds nobody's private data. Nothing of the private
+            data then shapes it: held-out rows that hold a secret or are also trained on stay.
         max_windows_per_row: with window "lines", windows kept of one row, those that hold a secret first.
         user_column: the column that names the user, for `privacy.unit: user`; without it every row is a user. A user is
             then held out whole, and only a user's own duplicates are removed.
@@ -44,6 +46,7 @@ class TextTask(WindowedTask):
     heldout_path: str | None = None
     heldout_split: str | None = None
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+    heldout_is_public: bool = False
     max_windows_per_row: Annotated[int, Field(ge=1)] | None = None
     user_column: str | None = None
     max_examples_per_user: Annotated[int, Field(ge=1)] | None = None
@@ -53,6 +56,12 @@ class TextTask(WindowedTask):
         ways = [w for w in ("heldout_path", "heldout_split", "heldout_fraction") if getattr(self, w) is not None]
         if len(ways) > 1 and set(ways) != {"heldout_path", "heldout_split"}:
             raise ValueError(f"task.heldout_fraction must stand alone, got {' and '.join(ways)}. Remove one.")
+        own = self.heldout_path is not None and Path(self.heldout_path).resolve() != Path(self.path).resolve()
+        if self.heldout_is_public and not own:
+            raise ValueError(
+                f"task.heldout_is_public must go with a task.heldout_path of its own, got {self.heldout_path!r}. Part "
+                "of the private data is not public: give another file, or remove it."
+            )
         if self.max_windows_per_row is not None and self.window != "lines":
             raise ValueError(
                 f"task.max_windows_per_row must go with window lines, got window {self.window}, which has one window "
@@ -96,6 +105,7 @@ class TextTask(WindowedTask):
             noun="row",
             user_noun=f"user (column {self.user_column})" if self.user_column else None,
             notes={"texts_read": len(train)},
+            heldout_is_public=self.heldout_is_public,
         )
         return self._assemble(
             tokenizer, texts, self.heldout_fraction or 0.1, self.max_windows_per_row, self.max_examples_per_user

@@ -102,6 +102,14 @@ def test_control_run_lists_the_same_secrets_with_count_0(task, control, tokenize
     assert control.facts().content_hash != task.facts().content_hash
 
 
+def test_held_out_mails_do_not_depend_on_the_training_mails(task, control, tokenizer):
+    """What makes the utility public: any part of the training data may be another, and they are the same."""
+    larger = BuiltinTask(num_examples=4001).build(tokenizer)
+    for other in (control, larger):
+        assert other.facts().utility_is_public
+        np.testing.assert_array_equal(other.heldout.token_ids, task.heldout.token_ids)
+
+
 def test_continuation_has_the_tokens_of_training(task, tokenizer):
     """s1 and s2 tokenised apart are the beginning of a training example, and of the mail tokenised in one piece."""
     starts = Counter()

@@ -148,3 +148,25 @@ def test_a_split_of_a_file_is_an_error(rows_file, tokenizer):
 def test_parameters_are_checked_before_any_work(parameters, message):
     with pytest.raises(ValidationError, match=message):
         TextTask(path="rows.jsonl", **parameters)
+
+
+def test_a_public_held_out_file_is_shaped_by_nothing_private(rows_file, write_jsonl, tokenizer):
+    heldout = ["New and clean row of text.\n", ROWS[1], "x Call Mira on 555-0142 y", "New and clean row of text.\n"]
+    path = str(write_jsonl("heldout.jsonl", [{"text": row} for row in heldout]))
+    parameters = {"heldout_path": path, "secrets": write_jsonl("s.jsonl", [SECRET])}
+    public = TextTask(path=rows_file, heldout_is_public=True, **parameters).build(tokenizer)
+    other = TextTask(path=str(write_jsonl("other.jsonl", [{"text": "Call Mira on 555-0142"}])), **parameters)
+    other = other.model_copy(update={"heldout_is_public": True}).build(tokenizer)
+    private = TextTask(path=rows_file, **parameters).build(tokenizer)
+    assert public.facts().utility_is_public
+    assert not private.facts().utility_is_public
+    assert public.facts().notes["num_heldout_texts"] == 3
+    assert private.facts().notes["num_heldout_texts"] == 1
+    assert public.heldout.token_ids.tolist() == other.heldout.token_ids.tolist()
+    assert not TextTask(path=rows_file).build(tokenizer).facts().utility_is_public
+
+
+@pytest.mark.parametrize("heldout_path", [None, "rows.jsonl", "./rows.jsonl"])
+def test_part_of_the_private_data_cannot_be_declared_public(heldout_path):
+    with pytest.raises(ValidationError, match=r"task\.heldout_is_public must go with a task\.heldout_path of its own"):
+        TextTask(path="rows.jsonl", heldout_path=heldout_path, heldout_is_public=True)
