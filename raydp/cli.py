@@ -54,7 +54,8 @@ def sweep(
         print_json(result.document())
     else:
         show_result(chosen, result)
-    if result.selected is None or result.interrupted:
+    nothing_to_run = not result.counts["runs"]  # an outcome of a private selection
+    if (result.selected is None and not nothing_to_run) or result.interrupted:
         raise typer.Exit(1)
 
 
@@ -82,6 +83,8 @@ def status(
     if json:
         print_json(found)
         return
+    if "note" in found:
+        stdout.print(found["note"], markup=False)
     stdout.print(", ".join(f"{found[k]} {k}" for k in ("runs", "finished", "failed", "stopped", "pending")))
     if found["failures"]:
         print_table("failures", found["failures"])
@@ -202,14 +205,11 @@ def select(
     json: Json = False,
 ) -> None:
     """Select one configuration."""
-    from analysis import select as choose
     from raydp.output import print_json
-    from raydp.sweep.api import points_of
+    from raydp.sweep.api import select as choose
     from raydp.sweep.show import show_selection
 
-    table, options = points_of(points, storage)
-    given = {k: v for k, v in {"max_loss": max_loss, "rule": rule}.items() if v is not None}
-    selection = choose(table, **{**options, **given})
+    selection = choose(points, storage=storage, max_loss=max_loss, rule=rule)
     print_json(selection.to_dict()) if json else show_selection(selection.to_dict())
 
 
@@ -257,14 +257,10 @@ def report(
     json: Json = False,
 ) -> None:
     """A self-contained HTML report."""
-    from analysis import select as choose
-    from analysis import write_report
     from raydp.output import print_json, stdout
-    from raydp.sweep.api import points_of
+    from raydp.sweep.api import report as write
 
-    table, options = points_of(points, storage)
-    rule = options.pop("rule", "procedure")
-    write_report(table, [choose(table, rule=r, **options) for r in (rule, "best-utility")], output, title=points)
+    write(points, output, storage=storage)
     print_json({"report": str(output)}) if json else stdout.print(f"report written to {output}")
 
 

@@ -18,6 +18,8 @@ WriteSpec = Callable[..., Path]
 Command = Callable[..., Answer]
 
 MODEL = {"name": "tiny"}
+RDP = {"target_epsilon": 8, "accountant": "rdp"}
+SELECTION = {**RDP, "tuning": "private_selection"}
 SPACE = {"batch_size": [32], "num_steps": [3], "learning_rate": [0.01]}
 
 BAD = {
@@ -118,6 +120,50 @@ BAD = {
         {"task": {"name": "text", "path": "qa.jsonl", "column": "body"}},
         r"task.column must be one of question, answer, got 'body'. Choose one.",
     ),
+    "a distribution with tuning ignored": (
+        {"privacy": {**RDP, "num_runs": {"mean": 3}}},
+        r"privacy.num_runs must be left out with tuning ignored",
+    ),
+    "private selection by prv": (
+        {"privacy": {**SELECTION, "accountant": "prv"}},
+        r"privacy.accountant must be rdp with tuning private_selection, got 'prv'",
+    ),
+    "private selection by a score": (
+        {"privacy": SELECTION, "select": {"score": "vmr_exact", "rule": "procedure"}},
+        r"select.rule must be best-utility with privacy.tuning private_selection, got 'procedure'",
+    ),
+    "private selection under a gain": (
+        {"privacy": SELECTION, "select": {"score": "vmr_exact", "min_utility_gain": 0.9}},
+        r"select.min_utility_gain must be left out with privacy.tuning private_selection, got 0.9",
+    ),
+    "private selection under a loss": (
+        {"privacy": SELECTION, "select": {"score": "vmr_exact", "max_loss": 2}},
+        r"select.max_loss must be left out with privacy.tuning private_selection, got 2",
+    ),
+    "private selection with seeds": (
+        {"privacy": SELECTION, "select": {"score": "vmr_exact"}, "seeds": [0, 1]},
+        r"seeds must be left out with privacy.tuning private_selection, got \[0, 1\]",
+    ),
+    "private selection without privacy": (
+        {"privacy": SELECTION, "select": {"score": "vmr_exact"}, "method": {"name": "nonprivate"}},
+        r"method.name must be a private method with privacy.tuning private_selection, got 'nonprivate'",
+    ),
+    "private selection on private data": (
+        {
+            "privacy": SELECTION,
+            "select": {"score": "vmr_exact"},
+            "task": {"name": "text", "path": "qa.jsonl", "column": "question", "secrets": "said.jsonl"},
+        },
+        r"task.name must be a task whose utility rests on public data alone .*got 'text'.*heldout_is_public: true",
+    ),
+    "a mean of one run": (
+        {"privacy": {**SELECTION, "num_runs": {"mean": 1}}},
+        r"privacy.num_runs.mean must be greater than 1, got 1",
+    ),
+    "η of Poisson": (
+        {"privacy": {**SELECTION, "num_runs": {"distribution": "poisson", "eta": 1.0}}},
+        r"privacy.num_runs.eta must be left out with distribution poisson, got 1",
+    ),
     "repeated seeds": ({"seeds": [0, 0]}, r"seeds must be distinct"),
     "missing file": (
         {"task": {"name": "enron", "path": "no.jsonl", "secrets": "no.jsonl"}},
@@ -148,6 +194,7 @@ def test_bad_input_is_exit_code_2_and_says_what_to_change(
         for k in range(60)
     ]
     (tmp_path / "qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "said.jsonl").write_text(json.dumps({"prompt": "Who is Ada Lund ", "continuation": "1"}))
     changes, message = BAD[case]
     answer = raydp(command, write_spec(**changes))
     assert answer.code == 2, answer
@@ -255,6 +302,19 @@ def test_an_adapter_says_only_what_applies_to_it(tmp_path: Path) -> None:
         dumped = spec.model_dump(mode="json")
         assert dumped["model"]["adapter"] == expected
         assert load_spec(dumped) == spec
+
+
+@pytest.mark.parametrize("num_runs", [{}, {"distribution": "poisson", "mean": 3}, None])
+def test_a_private_selection_survives_being_written_with_its_defaults(tmp_path: Path, num_runs: Any) -> None:
+    spec = load_spec(small_spec(tmp_path, privacy={**SELECTION, "num_runs": num_runs}, select={"score": "vmr_exact"}))
+    assert (spec.select.rule, spec.select.min_utility_gain) == ("best-utility", None)
+    assert load_spec(spec.model_dump(mode="json")) == spec
+    assert spec.privacy.model_dump()["num_runs"]["mean"] == (num_runs or {}).get("mean", 10)
+
+
+def test_tuning_that_is_ignored_is_not_part_of_a_spec(tmp_path: Path) -> None:
+    """Runs of before keep their identities, and sweeps of before can be resumed."""
+    assert not {"tuning", "num_runs"} & set(load_spec(small_spec(tmp_path)).privacy.model_dump())
 
 
 def test_the_schema_knows_every_plug_in() -> None:

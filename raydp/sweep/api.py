@@ -13,7 +13,7 @@ from analysis import select as select_from
 from raydp.output import stderr
 from raydp.spec import SweepSpec, load_spec
 from raydp.sweep.folder import SweepFolder
-from raydp.sweep.points import POINTS_FILE, counts, points_table, write_tables
+from raydp.sweep.points import POINTS_FILE, PRIVATE, counts, points_table, write_tables
 
 if TYPE_CHECKING:
     from raydp.sweep.driver import SweepResult
@@ -80,18 +80,50 @@ def plan(spec: str | Path | Mapping[str, Any] | SweepSpec) -> pd.DataFrame:
     table.attrs["warnings"] = list(planned.warnings)
     table.attrs["rejected"] = [f"{r.configuration}: {r.reason}" for r in planned.rejected]
     table.attrs["facts"] = planned.facts
+    table.attrs["selection"] = planned.selection
     return table
 
 
-def select(points: str | Path | pd.DataFrame, **options: Any) -> Selection:
+def select(points: str | Path | pd.DataFrame, *, storage: str = "raydp_runs", **options: Any) -> Selection:
     """Select a configuration from a points table or a sweep; options as in `analysis.select`.
 
-    A sweep's own constraint (select.min_utility_gain) holds where no other is given.
+    A sweep's own constraint (select.min_utility_gain) holds where no other is given. Of a private selection it is the
+    model that was released, and there is no other choice.
     """
     if isinstance(points, pd.DataFrame):
         return select_from(points, **options)
-    table, defaults = points_of(points)
+    folder = private_selection_of(points, storage)
+    if folder is not None:
+        from raydp.sweep.selection import select_released
+
+        return select_released(folder, **options)
+    table, defaults = points_of(points, storage)
     return select_from(table, **{**defaults, **{k: v for k, v in options.items() if v is not None}})
+
+
+def private_selection_of(source: str | Path, storage: str = "raydp_runs") -> SweepFolder | None:
+    """The folder of a private selection, where the source is one or its points.csv; None for other sources."""
+    path = Path(source)
+    if path.is_file() or path.suffix in {".csv", ".parquet"}:
+        if path.name != POINTS_FILE or not (path.parent / "spec.yaml").is_file():
+            return None
+        folder = SweepFolder.open(path.parent)
+    else:
+        folder = sweep_folder(source, storage)
+    return folder if folder.spec().privacy.selects else None
+
+
+def report(points: str | Path, output: Path, *, storage: str = "raydp_runs") -> None:
+    """Write the report of a points table or a sweep."""
+    from analysis import write_report
+
+    table, options = points_of(points, storage)
+    if private_selection_of(points, storage) is not None:
+        selections, notes = [select(points, storage=storage)], [f"This page shows {PRIVATE}."]
+    else:
+        rules = (options.pop("rule", "procedure"), "best-utility")
+        selections, notes = [select_from(table, rule=rule, **options) for rule in rules], []
+    write_report(table, selections, output, title=str(points), notes=notes)
 
 
 def points_of(source: str | Path, storage: str = "raydp_runs") -> tuple[pd.DataFrame, dict[str, Any]]:

@@ -15,10 +15,11 @@ from raydp import models, sharing
 from raydp.spec import SweepSpec
 from raydp.sweep.finish import NOT_FINISHED, finish
 from raydp.sweep.folder import SweepFolder
-from raydp.sweep.plan import SweepPlan, build_task, make_plan, plan_document
+from raydp.sweep.plan import SweepPlan, build_task, drawn, make_plan, plan_document
 from raydp.sweep.points import counts
 from raydp.sweep.progress import SweepProgress
-from raydp.sweep.recorder import CommitCallback, Recorder
+from raydp.sweep.recorder import CommitCallback, Committer, Recorder
+from raydp.sweep.selection import decided, release_best
 from raydp.sweep.show import data_notes
 from raydp.sweep.slots import Slots, start_ray
 from raydp.sweep.worker import BASE_RUN, Shared
@@ -81,10 +82,16 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console) -> SweepResult
         console.print(f"warning: {warning}", markup=False)
     for rejected in plan.rejected:
         console.print(f"left out: {rejected.configuration}: {rejected.reason}", markup=False)
+    if plan.selection is not None:
+        console.print(plan.selection, markup=False)
     with SweepFolder.running(spec):
         if folder is None:
-            folder = SweepFolder.create(spec, plan_document(plan, sweep_id=secrets.token_hex(8)))
-        return _run(spec, folder, task, weight_hash, _planned(folder, plan), console)
+            sweep_id = secrets.token_hex(8)
+            folder = SweepFolder.create(
+                spec, lambda key: plan_document(drawn(plan, spec, weight_hash, key), sweep_id=sweep_id)
+            )
+        trials = _planned(folder, drawn(plan, spec, weight_hash, folder.key()))
+        return _run(spec, folder, task, weight_hash, trials, console)
 
 
 def _run(
@@ -92,14 +99,27 @@ def _run(
 ) -> SweepResult:
     """Train what has no result yet, track what is not tracked, and select."""
     left = [t for t in trials if (folder.result(t.run_id) or {}).get("status") != "finished"]
-    if left or folder.result(BASE_RUN) is None:
+    if not trials or decided(folder):  # a private selection of no run, or one that has released its model
+        left = []
+    if trials and (left or folder.result(BASE_RUN) is None):
         recorder = _train(spec, folder, task, weight_hash, trials, left, console)
     else:
-        recorder = Recorder.open(spec, folder, task.facts(), weight_hash)
+        recorder = _recorder(spec, folder, task, weight_hash)
     if recorder is not None:
         recorder.track_missing(trials)
-    ending = NOT_FINISHED if recorder is None else finish(spec, folder, recorder)
+    if recorder is None:
+        ending = NOT_FINISHED
+    elif isinstance(recorder, Recorder):
+        ending = finish(spec, folder, recorder)
+    else:
+        ending = release_best(spec, folder, recorder)
     return SweepResult(folder=folder.path, counts=counts(folder), interrupted=recorder is None, **asdict(ending))
+
+
+def _recorder(spec: SweepSpec, folder: SweepFolder, task: Task, weight_hash: str) -> Committer:
+    """Tells MLflow of every run as it ends; of a private selection's runs nothing."""
+    kind = Committer if spec.privacy.selects else Recorder
+    return kind.open(spec, folder, task.facts(), weight_hash)
 
 
 def _planned(folder: SweepFolder, plan: SweepPlan) -> list[TrialPlan]:
@@ -125,7 +145,7 @@ def _train(
     trials: list[TrialPlan],
     left: list[TrialPlan],
     console: Console,
-) -> Recorder | None:
+) -> Committer | None:
     """Run what is left; the workers start while the base model is loaded and the tracking store opened. None when it
     was interrupted."""
     measure_base = folder.result(BASE_RUN) is None
@@ -146,7 +166,7 @@ def _train(
                         key=folder.key(),
                     )
                 )
-                recorder = Recorder.open(spec, folder, task.facts(), weight_hash)
+                recorder = _recorder(spec, folder, task, weight_hash)
                 base = queue.submit.remote(BASE_RUN) if measure_base else None
                 for trial in left[: slots.num_slots]:  # begun before Tune starts, whose trials then wait for them
                     queue.submit.remote(trial.run_id)
@@ -164,7 +184,7 @@ def _train(
     return recorder
 
 
-def _run_tune(run_ids: list[str], queue: Any, recorder: Recorder, folder: SweepFolder, num_slots: int) -> None:
+def _run_tune(run_ids: list[str], queue: Any, recorder: Committer, folder: SweepFolder, num_slots: int) -> None:
     """One Tune trial per run, in the given order. A trial only waits for its run's result, so it holds no CPU: one that
     did would deadlock a small machine against the workers. One more trial than slots keeps the next run at hand. A
     trial that Tune gave up on is committed all the same."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from analysis import load_points, select, write_report
+from analysis import Selection, load_points, select, write_report
 from raydp.output import strict
 from raydp.spec import SweepSpec
 from raydp.sweep.folder import SweepFolder
@@ -56,9 +56,7 @@ def finish(spec: SweepSpec, folder: SweepFolder, recorder: Recorder) -> Finish:
     aliases = {"best-utility": best}
     if all(record["epsilon"] != "inf" for record in recorder.plan["privacy"].values()):
         aliases["privacy-preferred"] = selected  # never a model without a guarantee
-    for alias, selection in aliases.items():
-        name, version = str(selection.model_uri).removeprefix("models:/").rsplit("/", 1)
-        set_alias(name, alias, version, tracking_uri=spec.tracking.uri)
+    set_aliases(spec, aliases)
     report = folder.path / "report.html"
     base = recorder.base()
     write_report(
@@ -67,7 +65,7 @@ def finish(spec: SweepSpec, folder: SweepFolder, recorder: Recorder) -> Finish:
         report,
         title=spec.name,
         base_score=base["scores"][chosen.score]["value"] if base else None,
-        notes=[*_notes(recorder.plan), *_together(together)],
+        notes=[*notes_of(recorder.plan), *_together(together)],
     )
     summary = {
         "counts": counts(folder),
@@ -83,11 +81,19 @@ def finish(spec: SweepSpec, folder: SweepFolder, recorder: Recorder) -> Finish:
     return Finish(selected=selected.to_dict(), best_utility=best.to_dict(), reason=None, report=report)
 
 
-def _notes(plan: dict[str, Any]) -> list[str]:
+def set_aliases(spec: SweepSpec, aliases: dict[str, Selection]) -> None:
+    """Point each alias at the model of its selection."""
+    for alias, selection in aliases.items():
+        name, version = str(selection.model_uri).removeprefix("models:/").rsplit("/", 1)
+        set_alias(name, alias, version, tracking_uri=spec.tracking.uri)
+
+
+def notes_of(plan: dict[str, Any]) -> list[str]:
     """What the guarantee says and what was made of the data, for the report's end."""
     record = next(iter(plan["privacy"].values()))
+    model = "The released model" if "private_selection" in record else "Each model"
     promise = (
-        f"Each model: ε at most {record['target_epsilon'] or 'inf'} at δ = {record['delta']:.3g} for one "
+        f"{model}: ε at most {record['target_epsilon'] or 'inf'} at δ = {record['delta']:.3g} for one "
         f"{record['unit']} added or removed, by accountant {record['accountant']} ({record['accountant_version']})."
     )
     certified = [f"Not certified: {reason}." for reason in record["not_certified_because"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,11 +71,11 @@ class SweepFolder:
             lock.release()
 
     @classmethod
-    def create(cls, spec: SweepSpec, plan: Any) -> SweepFolder:
+    def create(cls, spec: SweepSpec, plan_fn: Callable[[bytes], Any]) -> SweepFolder:
         """A new sweep's folder, with a key of its own.
 
         Args:
-            plan: JSON data for plan.json.
+            plan_fn: key -> JSON data for plan.json.
 
         Raises:
             ValueError: there is one already.
@@ -84,7 +84,7 @@ class SweepFolder:
         folder = cls(path=Path(spec.storage) / spec.name)
         (folder.path / "trials").mkdir(parents=True, exist_ok=True)
         folder._make_key(spec)
-        folder.write_json("plan.json", plan)
+        folder.write_json("plan.json", plan_fn(folder.key()))
         text = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
         write_atomically(folder.path / "spec.yaml", text.encode())
         return folder

@@ -6,15 +6,23 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from raydp import models
 from raydp.cache import cache_dir
-from raydp.privacy import Calibration, CalibrationRequest, PrivacyTarget, calibrate_many, privacy_record
+from raydp.privacy import (
+    Calibration,
+    CalibrationRequest,
+    PrivacyTarget,
+    calibrate_many,
+    calibrate_selection,
+    privacy_record,
+)
 from raydp.sections import SpaceSpec
 from raydp.spec import SweepSpec
+from raydp.sweep.draws import check_utility_is_public, draw, num_runs_of, selection_record, selection_sentence
 from raydp.tasks.base import Task, TaskFacts
 from raydp.training.trial import TrialPlan
 from search_spaces import Configuration, Rejected, exact, grid, load_space
@@ -32,6 +40,9 @@ class SweepPlan:
         privacy: run_id -> the run's privacy record.
         rejected: configurations of a named space that the task cannot run, each with its reason.
         warnings: sentences for the user.
+        selection: with private selection, what will be drawn, in words; the trials are then one per configuration until
+            `drawn` puts the runs into their place.
+        configurations: with private selection, after the draw: what could have been drawn.
     """
 
     facts: TaskFacts
@@ -40,6 +51,8 @@ class SweepPlan:
     privacy: dict[str, dict[str, Any]]
     rejected: tuple[Rejected, ...]
     warnings: tuple[str, ...]
+    selection: str | None = None
+    configurations: tuple[TrialPlan, ...] = ()
 
     def rows(self) -> list[dict[str, Any]]:
         """The table of `raydp plan`, one row per configuration: n, q, σ, ε, δ, C, U and the cost in target tokens."""
@@ -63,6 +76,7 @@ class SweepPlan:
             "updates": float(compute * exact(trial.learning_rate)),
             "seeds": seeds,
             "cost_tokens": round(compute * self.facts.num_tokens / self.facts.num_units) * seeds,
+            **({"single_run_epsilon": record["private_selection"]["single_run_epsilon"]} if self.selection else {}),
         }
 
 
@@ -96,12 +110,17 @@ def make_plan(
         progress: called with (calibrations done, in all).
 
     Raises:
-        ValueError: a configuration of the user's own list or grid does not fit the data, or none is left.
+        ValueError: a configuration of the user's own list or grid does not fit the data, or none is left; or the
+            utility of a private selection rests on private data.
     """
+    check_utility_is_public(spec, facts)
     configurations, rejected = _configurations(spec.space, facts.num_units)
     delta = spec.privacy.delta(facts.num_units)
     private = spec.method.params.max_grad_norm is not None
-    solved = _calibrations(spec, configurations, facts, delta, progress) if private else [None] * len(configurations)
+    solved: Sequence[Calibration | None] = [None] * len(configurations)
+    tuned_epsilon = None
+    if private:
+        solved, tuned_epsilon = _calibrations(spec, configurations, facts, delta, progress)
     trials, privacy = [], {}
     for configuration, calibration in zip(configurations, solved, strict=True):
         for seed in spec.seeds:
@@ -115,7 +134,8 @@ def make_plan(
                 noise_multiplier=calibration.noise_multiplier if calibration else 0.0,
             )
             trials.append(trial)
-            privacy[trial.run_id] = _record(spec, facts, trial, calibration, delta)
+            record = _record(spec, facts, trial, calibration, delta, tuned_epsilon, len(configurations))
+            privacy[trial.run_id] = record
     order = {seed: position for position, seed in enumerate(spec.seeds)}
     trials.sort(key=lambda t: (-t.batch_size * t.num_steps, order[t.seed], *_key(t)))
     return SweepPlan(
@@ -125,7 +145,24 @@ def make_plan(
         privacy=privacy,
         rejected=tuple(rejected),
         warnings=tuple(_warnings(spec, facts, delta)),
+        selection=selection_sentence(spec, len(configurations)) if spec.privacy.selects else None,
     )
+
+
+def drawn(plan: SweepPlan, spec: SweepSpec, weight_hash: str, key: bytes) -> SweepPlan:
+    """The plan with the runs that a private selection draws under the sweep's key, in the order of the draw; any other
+    plan as it is."""
+    if plan.selection is None:
+        return plan
+    trials, privacy = [], {}
+    for position, label in draw(num_runs_of(spec), len(plan.trials), key):
+        trial = plan.trials[position]
+        b, t, rate = trial.batch_size, trial.num_steps, trial.learning_rate
+        configuration = Configuration(batch_size=b, num_steps=t, learning_rate=rate)
+        name = run_id(spec, plan.facts, weight_hash, configuration, label)
+        trials.append(replace(trial, run_id=name, seed=label))
+        privacy[name] = plan.privacy[trial.run_id]
+    return replace(plan, trials=tuple(trials), privacy=privacy, configurations=plan.trials)
 
 
 def run_id(spec: SweepSpec, facts: TaskFacts, weight_hash: str, configuration: Configuration, seed: int) -> str:
@@ -173,23 +210,34 @@ def _calibrations(
     facts: TaskFacts,
     delta: float,
     progress: Callable[[int, int], None] | None,
-) -> list[Calibration]:
+) -> tuple[Sequence[Calibration], float | None]:
+    """One per configuration; and with private selection, the ε of the whole choice."""
     target = PrivacyTarget(epsilon=spec.privacy.target_epsilon, delta=delta)
     requests = [
         CalibrationRequest(num_examples=facts.num_units, batch_size=c.batch_size, num_steps=c.num_steps, target=target)
         for c in configurations
     ]
     cache = cache_dir() / "calibration"
-    return calibrate_many(requests, spec.privacy.accountant, cache_dir=cache, progress=progress)
+    if spec.privacy.selects:
+        selection = calibrate_selection(requests, num_runs_of(spec), cache_dir=cache, progress=progress)
+        return selection.runs, selection.epsilon
+    return calibrate_many(requests, spec.privacy.accountant, cache_dir=cache, progress=progress), None
 
 
 def _record(
-    spec: SweepSpec, facts: TaskFacts, trial: TrialPlan, calibration: Calibration | None, delta: float
+    spec: SweepSpec,
+    facts: TaskFacts,
+    trial: TrialPlan,
+    calibration: Calibration | None,
+    delta: float,
+    tuned_epsilon: float | None,
+    num_configurations: int,
 ) -> dict[str, Any]:
     sigma = trial.noise_multiplier
+    alone = calibration.epsilon if calibration else math.inf
     return privacy_record(
         event=spec.method.params.event(trial, sigma),
-        epsilon=calibration.epsilon if calibration else math.inf,
+        epsilon=alone if tuned_epsilon is None else tuned_epsilon,
         delta=delta,
         target_epsilon=spec.privacy.target_epsilon if calibration else None,
         accountant=spec.privacy.accountant,
@@ -198,6 +246,7 @@ def _record(
         max_grad_norm=spec.method.params.max_grad_norm,
         noise_key=spec.privacy.noise_key,
         clipping=getattr(spec.method.params, "clipping", None),
+        private_selection=None if tuned_epsilon is None else selection_record(spec, num_configurations, alone),
     )
 
 
@@ -220,5 +269,6 @@ def plan_document(plan: SweepPlan, **more: Any) -> dict[str, Any]:
         "delta": plan.delta,
         "trials": [asdict(t) for t in plan.trials],
         "privacy": plan.privacy,
+        **({"configurations": [asdict(t) for t in plan.configurations]} if plan.configurations else {}),
         **more,
     }

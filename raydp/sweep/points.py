@@ -11,11 +11,22 @@ from raydp.sweep.folder import SweepFolder
 
 POINTS_FILE = "points.csv"
 
+PRIVATE = (
+    "a private selection: how many runs there were, and their utilities, scores and models, are as private as the "
+    "data; only the released model and its card are covered by its ε"
+)
+"""Said wherever the folder of such a sweep is shown."""
+
 
 def points_table(folder: SweepFolder) -> pd.DataFrame:
     """One row per (configuration, seed) of the plan, in its order; runs without a result are `pending`."""
     plan = folder.read_json("plan.json")
     spec = folder.spec()
+    if not plan["trials"]:
+        raise ValueError(
+            f"SWEEP must hold a run, got {folder.path.name!r}, whose number of runs was drawn as 0. A new sweep draws "
+            "again, and its release costs its own ε."
+        )
     base = folder.result("base") or {}
     rows = [_row(folder, trial, plan, spec.select.score, base) for trial in plan["trials"]]
     constants = {
@@ -53,6 +64,7 @@ def counts(folder: SweepFolder) -> dict[str, Any]:
     results = {run_id: folder.result(run_id) for run_id in runs}
     statuses = ["pending" if r is None else r["status"] for r in results.values()]
     return {
+        **({"note": PRIVATE} if folder.spec().privacy.selects else {}),
         "runs": len(runs),
         **{s: statuses.count(s) for s in ("finished", "failed", "stopped", "pending")},
         "failures": [

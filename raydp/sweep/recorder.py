@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import ray
 from ray import tune
@@ -23,13 +23,11 @@ from raydp.training.trial import TrialPlan
 
 
 @dataclass(kw_only=True)
-class Recorder:
-    """The only writer of results: the folder first, then MLflow, then a mark in the folder that MLflow has it."""
+class Committer:
+    """The only writer of results into the sweep's folder; what else is told of a run is up to a subclass."""
 
     spec: SweepSpec
     folder: SweepFolder
-    tracker: Tracker
-    parent_run: str
     facts: TaskFacts
     weight_hash: str
     plan: dict[str, Any]
@@ -39,21 +37,9 @@ class Recorder:
     _trials: dict[str, TrialPlan] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, spec: SweepSpec, folder: SweepFolder, facts: TaskFacts, weight_hash: str) -> Recorder:
-        """Open the sweep's run in MLflow, a new one or the one of before."""
-        plan = folder.read_json("plan.json")
-        tracker = Tracker(spec.tracking.uri, spec.tracking.experiment, spec.tracking.registered_model)
-        sweep_id = plan["sweep_id"]
-        parent = tracker.sweep_run(sweep_id, spec.name, spec.model_dump(mode="json"), asdict(facts))
-        if folder.read_json("tracking.json") != {"parent_run": parent}:  # a store that knows nothing of the sweep
-            for mark in (folder.path / "trials").glob("*/tracked.json"):
-                mark.unlink()
-            folder.write_json("tracking.json", {"parent_run": parent})
-        trials = {t["run_id"]: TrialPlan(**t) for t in plan["trials"]}
-        return cls(
-            spec=spec, folder=folder, tracker=tracker, parent_run=parent, facts=facts, weight_hash=weight_hash,
-            plan=plan, _trials=trials,
-        )  # fmt: skip
+    def open(cls, spec: SweepSpec, folder: SweepFolder, facts: TaskFacts, weight_hash: str) -> Self:
+        """The sweep as its folder has it."""
+        return cls(**_from_folder(spec, folder, facts, weight_hash))
 
     def attach(self, queue: Any, base: Any, progress: SweepProgress) -> None:
         """Where outcomes come from while the sweep runs."""
@@ -68,7 +54,7 @@ class Recorder:
         return result if result is not None and result["status"] == "finished" else None
 
     def commit(self, run_id: str) -> None:
-        """Commit a run's outcome and track it."""
+        """Commit a run's outcome and track it where runs are tracked."""
         outcome = ray.get(self._queue.submit.remote(run_id))
         self.folder.commit(run_id, dict(outcome))
         self.track(self._trials[run_id])
@@ -79,6 +65,30 @@ class Recorder:
         """Track what was committed but not tracked when the driver was killed."""
         for trial in trials:
             self.track(trial)
+
+    def track(self, trial: TrialPlan) -> None:
+        """Tell whoever is to know of a committed run: nobody."""
+
+
+@dataclass(kw_only=True)
+class Recorder(Committer):
+    """Writes the folder first, then MLflow, then a mark in the folder that MLflow has it."""
+
+    tracker: Tracker
+    parent_run: str
+
+    @classmethod
+    def open(cls, spec: SweepSpec, folder: SweepFolder, facts: TaskFacts, weight_hash: str) -> Self:
+        """Open the sweep's run in MLflow, a new one or the one of before."""
+        known = _from_folder(spec, folder, facts, weight_hash)
+        tracker = Tracker(spec.tracking.uri, spec.tracking.experiment, spec.tracking.registered_model)
+        sweep_id = known["plan"]["sweep_id"]
+        parent = tracker.sweep_run(sweep_id, spec.name, spec.model_dump(mode="json"), asdict(facts))
+        if folder.read_json("tracking.json") != {"parent_run": parent}:  # a store that knows nothing of the sweep
+            for mark in (folder.path / "trials").glob("*/tracked.json"):
+                mark.unlink()
+            folder.write_json("tracking.json", {"parent_run": parent})
+        return cls(tracker=tracker, parent_run=parent, **known)
 
     def track(self, trial: TrialPlan) -> None:
         """Hand a committed run to MLflow, unless the folder says that it has it."""
@@ -164,7 +174,7 @@ class Recorder:
 class CommitCallback(tune.Callback):
     """Tune's hook: a trial that ended has an outcome in the queue."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Committer) -> None:
         self._recorder = recorder
 
     def __getstate__(self) -> dict[str, Any]:
@@ -172,6 +182,15 @@ class CommitCallback(tune.Callback):
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._recorder.commit(trial.config["run_id"])
+
+
+def _from_folder(spec: SweepSpec, folder: SweepFolder, facts: TaskFacts, weight_hash: str) -> dict[str, Any]:
+    """The fields of a `Committer`."""
+    plan = folder.read_json("plan.json")
+    trials = {t["run_id"]: TrialPlan(**t) for t in plan["trials"]}
+    return {
+        "spec": spec, "folder": folder, "facts": facts, "weight_hash": weight_hash, "plan": plan, "_trials": trials,
+    }  # fmt: skip
 
 
 def _against(base: dict[str, Any] | None, utility_loss: float) -> dict[str, float]:

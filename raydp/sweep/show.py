@@ -26,6 +26,7 @@ SYMBOLS = {
     "num_examples": "n",
     "sample_rate": "q",
     "noise_multiplier": "σ",
+    "single_run_epsilon": "ε alone",
     "epsilon": "ε",
     "delta": "δ",
     "compute": "C",
@@ -42,6 +43,8 @@ def show_plan(table: pd.DataFrame) -> None:
         stdout.print(note, markup=False)
     for warning in table.attrs["warnings"]:
         stdout.print(f"warning: {warning}", markup=False)
+    if table.attrs["selection"] is not None:
+        stdout.print(table.attrs["selection"], markup=False)
     print_table("plan", table.rename(columns=SYMBOLS).to_dict("records"))
     for reason in table.attrs["rejected"]:
         stdout.print(f"left out: {reason}", markup=False)
@@ -74,22 +77,33 @@ def show_selection(selection: dict[str, Any]) -> None:
 
 def show_result(sweep: Sweep, result: SweepResult) -> None:
     """The end of a sweep: the table of configurations, the selection, where to look and how to load the model."""
-    counts = result.counts
-    stdout.print(", ".join(f"{counts[k]} {k}" for k in ("runs", "finished", "failed", "pending")))
-    for failure in counts["failures"]:
-        stdout.print(f"failed {failure['run_id']}: {failure['reason']}", markup=False)
+    private = sweep.spec.privacy.selects
+    if private:
+        stdout.print(result.counts["note"], markup=False)
+    else:
+        _show_counts(result)
     if result.interrupted:
         stdout.print("interrupted: go on with the same command and --resume", style="bold")
     if result.selected is None or result.best_utility is None:
         stdout.print(f"nothing selected: {result.reason}", style="bold")
         return
-    _show_configurations(sweep, result)
-    show_selection(result.selected)
-    stdout.print(f"best utility instead: {_summary(result.best_utility)}", markup=False)
+    if private:
+        show_selection(result.selected)
+    else:
+        _show_configurations(sweep, result)
+        show_selection(result.selected)
+        stdout.print(f"best utility instead: {_summary(result.best_utility)}", markup=False)
     stdout.print(f"report: {result.report}", markup=False)
     stdout.print("look it up and load it:", style="bold")
     for command in lookup_commands(sweep.spec):
         stdout.print(f"  {command}", markup=False)
+
+
+def _show_counts(result: SweepResult) -> None:
+    counts = result.counts
+    stdout.print(", ".join(f"{counts[k]} {k}" for k in ("runs", "finished", "failed", "pending")))
+    for failure in counts["failures"]:
+        stdout.print(f"failed {failure['run_id']}: {failure['reason']}", markup=False)
 
 
 def lookup_commands(spec: SweepSpec) -> list[str]:

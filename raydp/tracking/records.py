@@ -35,7 +35,7 @@ class TrialRecord:
         card: the privacy record as Markdown; kept beside the model where there is one.
         base: the base model's name as the spec wrote it, its weight_hash, and its dtype.
         model_dir: folder written by save_pretrained: an adapter in PEFT's layout, or a full model.
-        seconds: time that the trial took.
+        seconds: time that the trial took; None where it is not to be told.
         status: "finished", or "stopped" where it ended early (not a point of an analysis).
 
     Nothing in it may quote training text or a secret: ids and hashes only.
@@ -51,7 +51,7 @@ class TrialRecord:
     privacy: Mapping[str, Any]
     base: Mapping[str, Any]
     model_dir: Path
-    seconds: float
+    seconds: float | None
     step_metrics: Sequence[Mapping[str, Any]] = field(default=())
     card: str = ""
     status: Literal["finished", "stopped"] = "finished"
@@ -95,7 +95,8 @@ class TrialRecord:
         for name in PRIVACY_METRICS:
             if self.privacy.get(name) is not None:
                 values[name] = float(self.privacy[name])
-        values["seconds"] = self.seconds
+        if self.seconds is not None:
+            values["seconds"] = self.seconds
         return {name: value for name, value in values.items() if math.isfinite(value)}, sorted(missing)
 
 

@@ -65,7 +65,7 @@ class TrialWriter:
             run = None
         resumed = run is not None
         if run is None:
-            start = int((time.time() - trial.seconds) * 1000)
+            start = int((time.time() - (trial.seconds or 0)) * 1000)
             run = self._create(trial.run_id, trial.configuration(), {DIGEST_TAG: digest}, start)
         model = self._log_model(run, trial, resumed)
         self._log_values(run, trial, model)
@@ -207,7 +207,7 @@ class TrialWriter:
 
 def _end_time(run: Run, trial: TrialRecord) -> int:
     """Milliseconds; from the run's stored start, so that it is the same in a second attempt."""
-    return int(run.info.start_time + trial.seconds * 1000)
+    return int(run.info.start_time + (trial.seconds or 0) * 1000)
 
 
 def _metrics(trial: TrialRecord, model: LoggedModel, end_time: int) -> tuple[list[Metric], list[str]]:

@@ -12,7 +12,7 @@ import pytest
 
 from raydp.privacy import PoissonGaussian, privacy_record
 from raydp.spec import load_spec
-from raydp.sweep.finish import _notes
+from raydp.sweep.finish import notes_of
 from raydp.sweep.show import data_notes, lookup_commands, show_selection
 from raydp.tasks.base import TaskFacts
 from tests.conftest import Answer, small_spec
@@ -50,7 +50,7 @@ def test_the_report_ends_with_the_notes_about_the_data() -> None:
         epsilon=7.9, delta=1e-3, target_epsilon=8, accountant="rdp", accountant_version="x", unit="row",
         max_grad_norm=0.1, noise_key="secret",
     )  # fmt: skip
-    notes = _notes({"privacy": {"run": record}, "facts": asdict(FACTS)})
+    notes = notes_of({"privacy": {"run": record}, "facts": asdict(FACTS)})
     assert notes[0].startswith("Each model: ε at most 8")
     assert notes[-len(NOTES) :] == NOTES
 
