@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from raydp.privacy import NumRuns, PoissonRuns, TruncatedNegativeBinomial
 from raydp.privacy.selection import ASSUMED
 from raydp.sections import NumRunsSpec
@@ -77,6 +79,8 @@ def draw(num_runs: NumRuns, num_configurations: int, key: bytes) -> list[tuple[i
     """
     stream = KeyedStream(key=key, run_id=STREAM)
     count = num_runs.quantile(float(stream.uniform(1, step=0, purpose="number of runs")[0]))
-    positions = (stream.uniform(count, step=0, purpose="configuration") * num_configurations).astype(int)
+    uniform = stream.uniform(count, step=0, purpose="configuration")
+    last = num_configurations - 1  # a uniform just below 1 may round to it
+    positions = np.minimum((uniform * num_configurations).astype(int), last)
     labels = stream.bits(count, step=0, purpose="label") >> 1
     return [(int(position), int(label)) for position, label in zip(positions, labels, strict=True)]
