@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from raydp.models import PretrainedModel
 
 
-def attach_adapter(base: PretrainedModel, adapter: AdapterSpec) -> nn.Module:
+def attach_adapter(base: PretrainedModel, adapter: AdapterSpec, *, copy: bool = True) -> nn.Module:
     """Add the adapter to the base model, in place; its weights are fp32 whatever the base's type.
+
+    Args:
+        copy: give full fine-tuning memory of its own, as the base's may be read-only; a model that is sharded next gets
+            it there.
 
     Returns:
         The peft model, or the base model itself where every weight is trained.
@@ -32,7 +36,7 @@ def attach_adapter(base: PretrainedModel, adapter: AdapterSpec) -> nn.Module:
     """
     if adapter.type == "none":
         for parameter in base.model.parameters():
-            parameter.data = parameter.data.to(torch.float32, copy=True)  # own, writable fp32 master weights
+            parameter.data = parameter.data.to(torch.float32, copy=copy)  # fp32 master weights
         return base.model.requires_grad_(True)
     from peft import get_peft_model
 
@@ -112,6 +116,21 @@ def decoder_layers(model: nn.Module) -> tuple[nn.Module, nn.ModuleList] | None:
     return (backbone, layers) if isinstance(layers, nn.ModuleList) else None
 
 
+def shardable_layers(model: nn.Module) -> nn.ModuleList:
+    """The parts of a model that are gathered one at a time where its weights are spread over workers.
+
+    Raises:
+        ValueError: they are not known.
+    """
+    found = decoder_layers(model)
+    if found is None:
+        raise ValueError(
+            f"cluster.sharding must be none for {type(causal_model(model)).__name__}, got full. Its decoder layers are "
+            "not in one list; use another base model."
+        )
+    return found[1]
+
+
 @contextmanager
 def skipping_layers(model: nn.Module, count: int) -> Iterator[None]:
     """Leave out the first decoder layers for the time of the block: `inputs_embeds` are then the hidden states that
@@ -124,6 +143,20 @@ def skipping_layers(model: nn.Module, count: int) -> Iterator[None]:
         yield
     finally:
         backbone.layers = layers
+
+
+@contextmanager
+def calling(model: nn.Module, forward_fn: Callable[..., Any]) -> Iterator[None]:
+    """Let a call of the model do something else for the time of the block. So its hooks know of it, which in a sharded
+    model gather the weights that are about to be used."""
+    own = model.__dict__.get("forward")
+    model.forward = forward_fn
+    try:
+        yield
+    finally:
+        del model.forward
+        if own is not None:
+            model.forward = own
 
 
 def initialise(
@@ -149,12 +182,22 @@ def initialise(
                 parameter.zero_()
 
 
-def save_trained(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write what was trained: peft's adapter_config.json and adapter_model.safetensors, or the whole model."""
+def save_trained(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    state_dict: dict[str, torch.Tensor] | None = None,
+) -> None:
+    """Write what was trained: peft's adapter_config.json and adapter_model.safetensors, or the whole model.
+
+    Args:
+        state_dict: the model's weights, where it does not hold them itself.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Could not find a config file.*")
-        model.save_pretrained(folder, **({"save_embedding_layers": False} if hasattr(model, "peft_config") else {}))
+        options = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
+        model.save_pretrained(folder, state_dict=state_dict, **options)
     if hasattr(model, "peft_config"):
         (folder / "README.md").unlink(missing_ok=True)  # peft's empty model card
     else:

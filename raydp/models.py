@@ -6,16 +6,16 @@ import difflib
 import hashlib
 import importlib.util
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from raydp.adapters import attach_adapter
+from raydp.adapters import attach_adapter, shardable_layers
 from raydp.cache import cache_dir
 from raydp.sections import ModelSpec
 
@@ -48,11 +48,13 @@ class LoadedModel:
         model: transformers or peft model in eval mode.
         base_weights: values of the trained parameters before training, for full fine-tuning; an adapter is switched
             off instead.
+        before_exchange: called before the two are exchanged.
     """
 
     model: nn.Module
     tokenizer: PreTrainedTokenizerBase
     base_weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    before_exchange: Callable[[], None] | None = None
 
     @contextmanager
     def base(self) -> Iterator[LoadedModel]:
@@ -61,15 +63,23 @@ class LoadedModel:
             with self.model.disable_adapter():
                 yield self
             return
-        parameters = dict(self.model.named_parameters())
-        trained = {name: parameters[name].data for name in self.base_weights}
+        self.exchange()
         try:
-            for name, value in self.base_weights.items():
-                parameters[name].data = value
-            yield self
+            yield replace(self, base_weights={}, before_exchange=None)  # whose base is the model itself
         finally:
-            for name, value in trained.items():
-                parameters[name].data = value
+            self.exchange()
+
+    def exchange(self) -> None:
+        """Put the base's values in the place of the trained ones, and those where the base's were; twice is as before.
+        Memory stays where it is, which a sharded model relies on."""
+        if self.before_exchange is not None:
+            self.before_exchange()
+        parameters = dict(self.model.named_parameters())
+        with torch.no_grad():
+            for name, value in self.base_weights.items():
+                trained = parameters[name].detach().clone()
+                parameters[name].copy_(value)
+                value.copy_(trained)
 
 
 def model_folder(name: str) -> tuple[Path, str]:
@@ -123,14 +133,18 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(model_folder(name)[0])
 
 
-def check(spec: ModelSpec) -> tuple[PreTrainedTokenizerBase, str]:
+def check(spec: ModelSpec, *, sharded: bool = False) -> tuple[PreTrainedTokenizerBase, str]:
     """Check that a base model can be loaded and takes the adapter, without reading its weights into memory.
+
+    Args:
+        sharded: its weights are to be spread over workers.
 
     Returns:
         Its tokenizer and the hash of its weight files.
 
     Raises:
-        ValueError: it cannot be found or is no causal language model, or the adapter does not fit its layers.
+        ValueError: it cannot be found or is no causal language model, the adapter does not fit its layers, or they are
+            not known well enough to be sharded.
     """
     folder, _ = model_folder(spec.name)
     try:
@@ -139,6 +153,13 @@ def check(spec: ModelSpec) -> tuple[PreTrainedTokenizerBase, str]:
             model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"model.name must be a causal language model, got {spec.name!r}: {error}") from error
+    if sharded:
+        shardable_layers(model)
+    if sharded and spec.adapter.type == "soft_prompt":
+        raise ValueError(
+            "cluster.sharding must be none with adapter.type 'soft_prompt', got full. Embeddings are then read outside of "
+            "the model's own pass; use a LoRA adapter."
+        )
     if spec.adapter.type != "none":
         hollow = PretrainedModel(name=spec.name, model=model, tokenizer=tokenizer, weight_hash="")
         with torch.device("meta"):

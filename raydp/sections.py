@@ -210,7 +210,10 @@ class ClusterSpec(Section):
 
     Attributes:
         address: "local" starts Ray on this machine, "auto" or host:port joins a cluster.
-        workers_per_trial: Ray Train workers that share a trial.
+        workers_per_trial: Ray Train workers that share a trial; or [min, max]: as many as are free when they start, and
+            what is left when they have to start again, which counts as a retry. q and T stay as they are.
+        sharding: "none": every worker holds the whole model. "full": each holds its share of the weights (FSDP2), for
+            models that do not fit one device; with full fine-tuning of gradients and optimizer state too.
         max_concurrent_trials: worker groups that run side by side; as many as fit by default.
         microbatch_size: examples in one backward pass; by default chosen from their lengths, and halved where memory
             does not suffice.
@@ -221,7 +224,8 @@ class ClusterSpec(Section):
     """
 
     address: str = "local"
-    workers_per_trial: Annotated[int, Field(ge=1)] = 1
+    workers_per_trial: AtLeastOne | tuple[AtLeastOne, AtLeastOne] = 1
+    sharding: Literal["none", "full"] = "none"
     gpus_per_worker: Annotated[float, Field(ge=0)] = 0
     cpus_per_worker: Annotated[float, Field(gt=0)] = 1
     max_concurrent_trials: Annotated[int, Field(ge=1)] | None = None
@@ -230,6 +234,34 @@ class ClusterSpec(Section):
     checkpoint_seconds: Annotated[float, Field(ge=0)] = 30.0
     max_retries: Annotated[int, Field(ge=0)] = 1
     prefix_cache_gib: Annotated[float, Field(ge=0)] = 8.0
+
+    @model_validator(mode="after")
+    def _workers_can_do_it(self) -> ClusterSpec:
+        if self.min_workers > self.max_workers:
+            raise ValueError(
+                f"cluster.workers_per_trial must be [min, max] with min <= max, got {list(self.worker_range)}. "
+                "Exchange the two."
+            )
+        if self.sharding == "full" and self.max_workers == 1:
+            raise ValueError(
+                "cluster.workers_per_trial must be at least 2 with sharding 'full', got 1. Give more workers, or leave "
+                "sharding out."
+            )
+        return self
+
+    @property
+    def worker_range(self) -> tuple[int, int]:
+        """Fewest and most workers of a trial."""
+        workers = self.workers_per_trial
+        return (workers, workers) if isinstance(workers, int) else workers
+
+    @property
+    def min_workers(self) -> int:
+        return self.worker_range[0]
+
+    @property
+    def max_workers(self) -> int:
+        return self.worker_range[1]
 
 
 class TrackingSpec(Section):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Literal
 
 import numpy as np
@@ -16,7 +16,9 @@ from raydp.sections import Section
 from raydp.tasks.base import Task
 from raydp.training import loop
 from raydp.training.checkpoint import CheckpointStore
+from raydp.training.clipping import ClippedGradients
 from raydp.training.comm import Comm
+from raydp.training.sharding import is_sharded
 from raydp.training.thresholds import Clipping
 from raydp.training.trial import Trained, Trainee, TrialPlan
 
@@ -44,14 +46,25 @@ class NonPrivate(Section):
     def train(
         self, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm, key: bytes, store: CheckpointStore | None
     ) -> Trained:
+        clipping = _NoClipping(math.inf)
+        gradients: loop.GradientSum = _PlainSum(trainee.parameters)
+        if is_sharded(trainee.model):  # autograd would sum into weights that are gathered for a moment only
+            gradients = ClippedGradients(trainee.model, trainee.parameters, clipping)
         rule = loop.StepRule(
             indices_fn=lambda step: self.batch_indices(plan, key, step),
-            gradients=_PlainSum(trainee.parameters),
-            clipping=Clipping(math.inf),
+            gradients=gradients,
+            clipping=clipping,
             noise_multiplier=0.0,
             optimizer=self.optimizer(plan, list(trainee.parameters.values())),
         )
         return loop.run(plan, rule, trainee, task, comm, key, store)
+
+
+class _NoClipping(Clipping):
+    """Every gradient as it is."""
+
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+        return torch.ones_like(norms)
 
 
 class _PlainSum:
@@ -61,7 +74,7 @@ class _PlainSum:
         self._parameters = parameters
 
     def accumulate(
-        self, loss_fn: Callable[[], torch.Tensor], total: dict[str, torch.Tensor], examples_per_unit: int = 1
+        self, loss_fn: Callable[[], torch.Tensor], total: MutableMapping[str, torch.Tensor], examples_per_unit: int = 1
     ) -> torch.Tensor:
         losses = loss_fn()
         names = list(self._parameters)

@@ -93,7 +93,7 @@ def build_task(spec: SweepSpec) -> tuple[Task, str]:
     Raises:
         ValueError: the model, the data or the secrets are not usable, or a score has nothing to measure.
     """
-    tokenizer, weight_hash = models.check(spec.model)
+    tokenizer, weight_hash = models.check(spec.model, sharded=spec.cluster.sharding == "full")
     task = spec.build_task(tokenizer)
     for score in spec.scores:
         score.params.check(task)

@@ -4,6 +4,7 @@ the queue. A slot is a thread of the driver that starts its worker group, waits 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 import ray
 import ray.train
 from ray.train.torch import TorchConfig, TorchTrainer
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydp.sections import ClusterSpec
 from raydp.sweep.queue import TrialQueue
@@ -63,10 +65,11 @@ def fitting_slots(cluster: ClusterSpec) -> int:
     """
     total = ray.cluster_resources()
     need = {"CPU": cluster.cpus_per_worker, "GPU": cluster.gpus_per_worker}
-    fit = min(int(total.get(k, 0) / v / cluster.workers_per_trial + 1e-9) for k, v in need.items() if v)
+    workers = min(int(total.get(k, 0) / v + 1e-9) for k, v in need.items() if v)
+    fit = workers // cluster.max_workers or int(workers >= cluster.min_workers)
     if fit < 1:
         raise ValueError(
-            f"cluster.workers_per_trial {cluster.workers_per_trial} must fit the cluster with "
+            f"cluster.workers_per_trial {cluster.min_workers} must fit the cluster with "
             f"{cluster.cpus_per_worker:g} CPUs and {cluster.gpus_per_worker:g} GPUs a worker, got "
             f"{total.get('CPU', 0):g} CPUs and {total.get('GPU', 0):g} GPUs in all. Ask for less."
         )
@@ -83,7 +86,8 @@ class Slots:
 
     def __init__(self, cluster: ClusterSpec, *, expected: int, storage: Path) -> None:
         self.num_slots = min(fitting_slots(cluster), expected)
-        queue = ray.remote(TrialQueue).options(num_cpus=0)
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        queue = ray.remote(TrialQueue).options(num_cpus=0, scheduling_strategy=here)  # ends with nobody but the driver
         self.queue: Any = queue.remote(expected=expected, max_retries=cluster.max_retries)
         self._shared: Any = None
         self._cluster = cluster
@@ -150,6 +154,7 @@ class Slots:
             torch_config=TorchConfig(backend="nccl" if cluster.gpus_per_worker else "gloo"),
             scaling_config=ray.train.ScalingConfig(
                 num_workers=cluster.workers_per_trial,
+                elastic_resize_monitor_interval_s=math.inf,  # a group that is well is left alone
                 use_gpu=cluster.gpus_per_worker > 0,
                 resources_per_worker=resources,
             ),

@@ -17,8 +17,10 @@ from raydp.scores.base import Measurement
 from raydp.spec import SweepSpec
 from raydp.tasks.base import Task
 from raydp.tasks.language import LanguageModelingTask
+from raydp.training import sharding
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
+from raydp.training.leading import on_rank_0
 from raydp.training.ledger import Ledger
 from raydp.training.memory import TokenBudget, recompute_layers
 from raydp.training.prefix import with_frozen_prefix
@@ -38,9 +40,15 @@ class TrialRunner:
         self._spec = spec
         self._key = key
         adapter = spec.model.adapter
-        model = adapters.attach_adapter(pretrained, adapter).to(comm.device)
-        self._parameters = adapters.trainable_parameters(model, adapter)
+        self._sharded = spec.cluster.sharding == "full" and comm.world_size > 1
+        model = adapters.attach_adapter(pretrained, adapter, copy=not self._sharded)
         full = adapter.type == "none"
+        if self._sharded:
+            replicated = set() if full else set(adapters.trainable_parameters(model, adapter).values())
+            sharding.shard(model, comm, replicated=replicated)
+        else:
+            model.to(comm.device)
+        self._parameters = adapters.trainable_parameters(model, adapter)
         base = {name: p.detach().clone() for name, p in self._parameters.items()} if full else {}
         self._loaded = models.LoadedModel(model=model, tokenizer=pretrained.tokenizer, base_weights=base)
         cluster = spec.cluster
@@ -53,10 +61,11 @@ class TrialRunner:
             spec.model.model_dump(mode="json"),
             cluster.gradient_checkpointing,
             cluster.gpus_per_worker,
+            cluster.sharding,
         )
         self._autocast = torch.bfloat16 if spec.model.uses_autocast else None
         self._task = task
-        if isinstance(task, LanguageModelingTask):
+        if isinstance(task, LanguageModelingTask) and not self._sharded:
             self._task = with_frozen_prefix(
                 task,
                 model,
@@ -92,11 +101,14 @@ class TrialRunner:
         )
         store = CheckpointStore(folder=folder / "checkpoints", run_id=plan.run_id)
         trained = self._spec.method.params.train(plan, trainee, self._task, self.comm, self._key, store)
+        started = time.perf_counter()
+        measured = self._on_rank_0(lambda loaded: self._measure(loaded, plan.seed))
+        weights = None
+        if sharding.in_parts(self._parameters):
+            weights = sharding.gathered(self._loaded.model.state_dict(keep_vars=True), self.comm)
         if self.comm.rank != 0:
             return {}
-        started = time.perf_counter()
-        measured = self._measure(plan.seed)
-        adapters.save_trained(self._loaded.model, self._loaded.tokenizer, folder / attempt / "model")
+        adapters.save_trained(self._loaded.model, self._loaded.tokenizer, folder / attempt / "model", weights)
         return {
             "run_id": plan.run_id,
             "status": "finished",
@@ -110,15 +122,24 @@ class TrialRunner:
         }
 
     def measure_base(self, seed: int) -> dict[str, Any]:
-        """Utility and scores of the untrained base model."""
-        with self._loaded.base():
-            return {"status": "finished", **self._measure(seed)}
+        """Utility and scores of the untrained base model (rank 0), or {} on the other ranks."""
 
-    def _measure(self, seed: int) -> dict[str, Any]:
-        utility = self._task.utility(self._loaded.model)
+        def measure(loaded: models.LoadedModel) -> dict[str, Any]:
+            with loaded.base() as base:
+                return {"status": "finished", **self._measure(base, seed)}
+
+        return self._on_rank_0(measure)
+
+    def _on_rank_0(self, work_fn: Callable[[models.LoadedModel], dict[str, Any]]) -> dict[str, Any]:
+        if self._sharded:
+            return on_rank_0(self._loaded, self.comm, work_fn) or {}
+        return work_fn(self._loaded) if self.comm.rank == 0 else {}
+
+    def _measure(self, loaded: models.LoadedModel, seed: int) -> dict[str, Any]:
+        utility = self._task.utility(loaded.model)
         if not torch.isfinite(torch.tensor(utility)):
             raise FloatingPointError(f"utility_loss is {utility} after training; the learning rate is too large")
-        scores = {s.name: s.params.measure(self._loaded, self._task, seed=seed) for s in self._spec.scores}
+        scores = {s.name: s.params.measure(loaded, self._task, seed=seed) for s in self._spec.scores}
         return {"utility_loss": utility, "scores": {name: _plain(m) for name, m in scores.items()}}
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from raydp.adapters import causal_model, skipping_layers
+from raydp.adapters import calling, causal_model, skipping_layers
 from raydp.soft_prompts import with_soft_prompt
 from raydp.tasks.base import Batch
 
@@ -43,7 +43,13 @@ def token_nll(model: nn.Module, batch: Batch) -> torch.Tensor:
                 logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1), ignore_index=IGNORE, reduction="none"
             )
             return flat.view(labels.shape)
-        hidden = getattr(causal, causal.base_model_prefix)(**inputs).last_hidden_state[:, virtual:-1]
+        with calling(model, lambda: _fused_nll(causal, inputs, labels, virtual)):
+            return model()
+
+
+def _fused_nll(causal: nn.Module, inputs: dict[str, Any], labels: torch.Tensor, virtual: int) -> torch.Tensor:
+    """[B, L - 1] negative log-likelihood of targets through a frozen output layer."""
+    hidden = getattr(causal, causal.base_model_prefix)(**inputs).last_hidden_state[:, virtual:-1]
     wanted = labels != IGNORE
     nll = FrozenHeadLoss.apply(hidden[wanted], causal.get_output_embeddings().weight, labels[wanted])
     return torch.zeros(labels.shape, device=nll.device).masked_scatter(wanted, nll)

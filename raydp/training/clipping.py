@@ -8,7 +8,7 @@ gradient, so the pass costs what a pass through activations costs, and it stops 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +19,7 @@ from torch import nn
 
 from raydp.training.layers import Rule, Use, cross_term, joined, rule_of, scales_last_dimension, uses_of
 from raydp.training.reads import only_by_their_layers
+from raydp.training.sharding import is_sharded
 from raydp.training.thresholds import Clipping
 from raydp.training.vjp import check_supported, only_input, per_example_gradients, unsupported
 
@@ -66,7 +67,8 @@ class ClippedGradients:
         self._names: dict[nn.Module, str] = {}
         self._rules: dict[nn.Module, Rule] = {}
         self._unproven: set[nn.Module] = set()  # follow the rule for norms by their name alone
-        self._reads_checked = False
+        self._sharded = is_sharded(model)
+        self._reads_checked = self._sharded  # what gathers a layer's weights reads them, too
         for path, module in model.named_modules():
             own = {n: by_id[id(p)] for n, p in module._parameters.items() if p is not None and id(p) in by_id}
             if own:
@@ -78,7 +80,7 @@ class ClippedGradients:
                     self._unproven.add(module)
 
     def accumulate(
-        self, loss_fn: Callable[[], torch.Tensor], total: dict[str, torch.Tensor], examples_per_unit: int = 1
+        self, loss_fn: Callable[[], torch.Tensor], total: MutableMapping[str, torch.Tensor], examples_per_unit: int = 1
     ) -> torch.Tensor:
         """Add the clipped gradients of a micro-batch to a running sum.
 
@@ -106,7 +108,7 @@ class ClippedGradients:
             factors = torch.where(finite, self.clipping.factors(norms), 0.0)
             for name, used in uses.items():
                 for use, gradient in zip(used, gradients[name], strict=True):
-                    total[name] += _clipped_sum(use, gradient, factors, finite, total[name].shape)
+                    total[name] += _clipped_sum(use, gradient, factors, finite, self.parameters[name].shape)
             return torch.stack([losses.detach().float().view(-1, examples_per_unit).mean(dim=1), norms])
 
     @contextmanager
@@ -168,6 +170,8 @@ class ClippedGradients:
                 self._rules[module] = "vjp"
         if self._rules[module] != "vjp":
             return uses_of(module, self._rules[module], names, call.x, call.g)
+        if self._sharded:
+            raise ValueError(unsupported(self._names[module], "its weights are spread over workers"))
         with torch.autocast(call.x.device.type, dtype=call.autocast, enabled=call.autocast is not None):
             output = module(call.x) if call.output is None else call.output
             gradients = per_example_gradients(module, names, call.x, output, call.g, layer=self._names[module])

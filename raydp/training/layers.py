@@ -195,20 +195,28 @@ def close_by_example(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tens
 
 def _normalised(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """What a norm layer multiplies its weight with: the layer is affine in the weight, so f(1) - f(0)."""
-    weight = module.weight
-    one, zero = (functional_call(module, {"weight": torch.full_like(weight, v)}, (x,)) for v in (1.0, 0.0))
+    own = stand_ins(module, x)
+    one, zero = (functional_call(module, own | {"weight": torch.full_like(own["weight"], v)}, (x,)) for v in (1.0, 0.0))
     return one - zero
+
+
+def stand_ins(module: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Zeros like a layer's own weights, on the device of x; of a sharded model's weights only a part is at hand."""
+    return {
+        name: torch.zeros(p.shape, dtype=p.dtype, device=x.device)
+        for name, p in module._parameters.items()
+        if p is not None
+    }
 
 
 def scales_last_dimension(module: nn.Module, x: torch.Tensor) -> bool:
     """Whether a layer computes x̂ ∘ w + b along the last dimension, x̂ from the example alone: tried, not believed, with
     weights that tell one coordinate from the other, on two random examples of the shape of x's."""
-    own = {name: p.detach() for name, p in module._parameters.items() if p is not None}
+    own = stand_ins(module, x)
     if not set(own) <= {"weight", "bias"} or "weight" not in own or any(p.shape != x.shape[-1:] for p in own.values()):
         return False
     tried = {name: torch.linspace(0.5, 2, p.numel(), device=p.device).to(p) for name, p in own.items()}
-    zero = {name: torch.zeros_like(p) for name, p in own.items()}
     two = torch.randn((2, *x.shape[1:]), generator=torch.Generator().manual_seed(0)).to(x)
-    output, base, alone = (functional_call(module, w, (v,)) for w, v in ((tried, two), (zero, two), (tried, two[:1])))
+    output, base, alone = (functional_call(module, w, (v,)) for w, v in ((tried, two), (own, two), (tried, two[:1])))
     expected = base + _normalised(module, two) * tried["weight"] + tried.get("bias", 0.0)
     return bool(close_by_example(output, expected).all() and close_by_example(alone, output[:1]).all())

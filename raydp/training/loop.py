@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -14,21 +14,28 @@ import torch
 from numpy.typing import NDArray
 
 from raydp.tasks.base import Batch, Task
+from raydp.training import sharding
 from raydp.training.checkpoint import CheckpointStore
-from raydp.training.comm import Comm
+from raydp.training.comm import Comm, LocalComm
 from raydp.training.lattice import NOISE_WIDENING, add_lattice_noise, lattice_step
 from raydp.training.memory import is_out_of_memory
 from raydp.training.microbatches import Units
+from raydp.training.resuming import resume, whole_state
 from raydp.training.stream import KeyedStream
 from raydp.training.thresholds import Clipping
 from raydp.training.trial import Trained, Trainee, TrialPlan
+
+START_AGAIN = (
+    "a micro-batch of a sharded model did not fit into memory, and the other workers wait in the middle of a pass. The "
+    "next attempt takes half as many tokens; or set cluster.microbatch_size."
+)
 
 
 class GradientSum(Protocol):
     """Adds a micro-batch's gradients to a running sum; see ClippedGradients."""
 
     def accumulate(
-        self, loss_fn: Callable[[], torch.Tensor], total: dict[str, torch.Tensor], examples_per_unit: int = 1
+        self, loss_fn: Callable[[], torch.Tensor], total: MutableMapping[str, torch.Tensor], examples_per_unit: int = 1
     ) -> torch.Tensor:
         """Returns [2, U] losses and gradient norms of the units."""
 
@@ -65,27 +72,31 @@ def run(
 
     The update of a step is (Σ_i clipped gradient_i + noise) / b with b the expected batch size, never the drawn one
     (Abadi et al. 2016, Algorithm 1; Hu et al. 2025, Algorithm 2 divides by the drawn one). The noise is drawn once, on
-    rank 0, from the run's keyed stream.
+    rank 0, from the run's keyed stream; where the trained parameters are sharded, each rank has a part of the gradient
+    to itself and draws that part of the same noise.
     """
     started = time.perf_counter()
     stream = KeyedStream(key=key, run_id=plan.run_id)
     units = Units.of(task)
     flat, total = _flat_views(trainee.parameters, comm.device)
-    first, history = _resume(store, trainee, rule, comm)
+    parts = {name: sharding.part_of(p) for name, p in trainee.parameters.items()}
+    in_parts = sharding.in_parts(trainee.parameters)
+    holders = LocalComm(comm.device) if in_parts else comm  # the ranks that hold the same gradient as this one
+    first, history = resume(store, trainee, rule.optimizer, rule.clipping, comm)
     saved = time.monotonic()
     for step in range(first, plan.num_steps):
         threshold = rule.clipping.max_grad_norm
         share = units.share(rule.indices_fn(step), comm)
-        while (sums := _accumulate(units, share, rule, trainee, task, total)) is None:
+        while (sums := _accumulate(units, share, rule, trainee, task, total, comm)) is None:
             trainee.budget.halve()
-        comm.all_reduce_sum(flat)
+        holders.all_reduce_sum(flat)
         comm.all_reduce_sum(sums)
-        if rule.noise_multiplier > 0 and comm.rank == 0:
-            if trainee.ledger is not None:
+        if rule.noise_multiplier > 0 and holders.rank == 0:
+            if trainee.ledger is not None and comm.rank == 0:
                 trainee.ledger.record(step)
-            _add_noise(total, stream, step, rule.noise_multiplier, threshold)
+            _add_noise(total, parts, stream, step, rule.noise_multiplier, threshold)
         flat /= plan.batch_size
-        comm.broadcast(flat)
+        holders.broadcast(flat)
         rule.optimizer.step()
         history.append(_record(step, sums, threshold))
         rule.clipping.update(*sums[2:].tolist(), stream, step)
@@ -93,9 +104,11 @@ def run(
         if trainee.progress is not None:
             trainee.progress(done, plan.num_steps)
         due = time.monotonic() - saved >= trainee.checkpoint_seconds and done < plan.num_steps
-        if store is not None and comm.rank == 0 and due:
+        if store is not None and (comm.broadcast_object(due) if in_parts else due and comm.rank == 0):
             state = {"history": history, "max_grad_norm": rule.clipping.max_grad_norm}
-            store.save(done, _state(trainee, rule), state)
+            tensors = whole_state(trainee, rule.optimizer, comm)  # every rank gives its parts
+            if comm.rank == 0:
+                store.save(done, tensors, state)
             saved = time.monotonic()
     return Trained(history=history, resumed_from=first, seconds=time.perf_counter() - started)
 
@@ -107,8 +120,9 @@ def _accumulate(
     trainee: Trainee,
     task: Task,
     total: dict[str, torch.Tensor],
+    comm: Comm,
 ) -> torch.Tensor | None:
-    """Set `total` to the sum over this rank's units.
+    """Set `total` to the sum over this rank's units; to its part of the sum over all ranks' where it holds parts.
 
     Returns:
         [4] float64 sums of loss, norm, whether unclipped, and drawn units; None where smaller micro-batches may fit
@@ -121,16 +135,27 @@ def _accumulate(
         gradient.zero_()
     device = next(iter(total.values())).device
     sums = torch.zeros(4, dtype=torch.float64, device=device)
-    for indices, per_unit in units.microbatches(share, trainee.microbatch_size, trainee.budget.tokens):
+    sharded = sharding.is_sharded(trainee.model)
+    running, idle = sharding.running_sums(trainee.model, trainee.parameters, total)
+    batches = units.microbatches(share, trainee.microbatch_size, trainee.budget.tokens)
+    for found in sharding.in_lockstep(batches, comm) if sharded else batches:
+        # Without a micro-batch of its own a rank runs any example: the others need its weights. It counts for nothing.
+        indices, per_unit = found or (np.argmin(units.lengths)[None], 1)
         batch = task.batch(indices).to(device)
+        into = idle if found is None else running
         try:
-            losses, norms = rule.gradients.accumulate(partial(losses_of, trainee, task, batch), total, per_unit)
+            losses, norms = rule.gradients.accumulate(partial(losses_of, trainee, task, batch), into, per_unit)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             if trainee.microbatch_size is None and len(indices) > per_unit:
-                return None
+                if not sharded:
+                    return None
+                trainee.budget.halve()
+                raise RuntimeError(START_AGAIN) from error
             raise RuntimeError(_too_large(trainee, batch, per_unit)) from error
+        if found is None:
+            continue
         unclipped = (norms <= rule.clipping.max_grad_norm).sum()
         drawn = torch.full_like(norms[0], len(norms))
         sums += torch.stack([losses.sum(), norms.sum(), unclipped.to(norms), drawn])
@@ -161,25 +186,31 @@ def _flat_views(
     parameters: dict[str, torch.nn.Parameter], device: torch.device
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """One fp32 vector for all gradients, so that ranks exchange one message, and each parameter's view of it, which is
-    also the gradient that the optimizer reads."""
-    flat = torch.zeros(sum(p.numel() for p in parameters.values()), device=device)
-    total: dict[str, torch.Tensor] = {}
-    start = 0
+    also the gradient that the optimizer reads; this rank's parts where the parameters are sharded."""
+    held = {name: sharding.local(p) for name, p in parameters.items()}
+    flat = torch.zeros(sum(values.numel() for values in held.values()), device=device)
+    views = flat.split([values.numel() for values in held.values()])
+    total = {name: view.view(held[name].shape) for name, view in zip(held, views, strict=True)}
     for name, parameter in parameters.items():
-        total[name] = flat[start : start + parameter.numel()].view(parameter.shape)
-        parameter.grad = total[name]
-        start += parameter.numel()
+        parameter.grad = sharding.like(parameter, total[name])
     return flat, total
 
 
 def _add_noise(
-    total: dict[str, torch.Tensor], stream: KeyedStream, step: int, noise_multiplier: float, threshold: float
+    total: dict[str, torch.Tensor],
+    parts: dict[str, sharding.Part],
+    stream: KeyedStream,
+    step: int,
+    noise_multiplier: float,
+    threshold: float,
 ) -> None:
-    """Add noise of std σ c to every coordinate of the sum, on a lattice, from the stream of its parameter's name."""
-    lattice = lattice_step(threshold, sum(gradient.numel() for gradient in total.values()))
+    """Add noise of std σ c to every coordinate of the sum that this rank holds, on a lattice, from the stream of its
+    parameter's name. The lattice is that of the whole sum."""
+    lattice = lattice_step(threshold, sum(part.count for part in parts.values()))
     std = noise_multiplier * threshold * NOISE_WIDENING
     for name, gradient in total.items():
-        noise = stream.normal(gradient.numel(), step=step, purpose="noise", name=name)
+        held = slice(parts[name].start, parts[name].stop)
+        noise = stream.normal(parts[name].count, step=step, purpose="noise", name=name, part=held)
         add_lattice_noise(gradient, noise, std=std, step=lattice)
 
 
@@ -189,34 +220,3 @@ def _record(step: int, sums: torch.Tensor, threshold: float) -> dict[str, float]
     if drawn:
         record |= {"loss": loss / drawn, "gradient_norm": norm / drawn, "clipped": 1 - unclipped / drawn}
     return record | ({"max_grad_norm": threshold} if math.isfinite(threshold) else {})
-
-
-def _state(trainee: Trainee, rule: StepRule) -> dict[str, torch.Tensor]:
-    """Parameters and optimizer state under flat names."""
-    tensors = {f"parameter/{name}": p for name, p in trainee.parameters.items()}
-    for index, state in rule.optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer/{index}/{k}": v for k, v in state.items() if torch.is_tensor(v)}
-    return tensors
-
-
-def _resume(
-    store: CheckpointStore | None, trainee: Trainee, rule: StepRule, comm: Comm
-) -> tuple[int, list[dict[str, float]]]:
-    """Steps already done and their history; rank 0 reads, so that all ranks start from the same state."""
-    found = store.load() if store is not None and comm.rank == 0 else None
-    found = comm.broadcast_object(found)
-    if found is None:
-        return 0, []
-    step, tensors, state = found
-    with torch.no_grad():
-        for name, parameter in trainee.parameters.items():
-            parameter.copy_(tensors[f"parameter/{name}"])
-    saved = rule.optimizer.state_dict()
-    saved["state"] = {}
-    for key, value in tensors.items():
-        if key.startswith("optimizer/"):
-            _, index, name = key.split("/")
-            saved["state"].setdefault(int(index), {})[name] = value
-    rule.optimizer.load_state_dict(saved)
-    rule.clipping.max_grad_norm = state.get("max_grad_norm", rule.clipping.max_grad_norm)
-    return step, state["history"]

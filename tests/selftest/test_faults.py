@@ -25,9 +25,9 @@ from raydp.training.thresholds import Clipping
 from raydp.training.trial import TrialPlan
 from tests.selftest.faults import rewrite
 
-NOISE = "if rule.noise_multiplier > 0 and comm.rank == 0:"
-ADD = "_add_noise(total, stream, step, rule.noise_multiplier, threshold)"
-SUM = "comm.all_reduce_sum(flat)"
+NOISE = "if rule.noise_multiplier > 0 and holders.rank == 0:"
+ADD = "_add_noise(total, parts, stream, step, rule.noise_multiplier, threshold)"
+SUM = "holders.all_reduce_sum(flat)"
 
 
 def failed(checks: Iterable[Check]) -> set[str]:
@@ -86,7 +86,7 @@ def test_each_parameter_clipped_by_itself(plant: pytest.MonkeyPatch) -> None:
 
 
 def test_each_example_of_a_user_clipped_instead_of_their_sum(plant: pytest.MonkeyPatch) -> None:
-    rewrite(plant, loop, "_accumulate", ("batch), total, per_unit)", "batch), total)"))
+    rewrite(plant, loop, "_accumulate", ("batch), into, per_unit)", "batch), into)"))
     assert {"clipped sum", "one record"} <= sensitivity_failures("users")
 
 
@@ -134,13 +134,13 @@ def test_a_divisor_that_is_not_the_expected_batch_size(plant: pytest.MonkeyPatch
         ([(ADD, ADD.replace("stream", "KeyedStream(key=bytes(31) + bytes([step]), run_id='')"))], "noise of two runs"),
         # Before the sum over workers, from a stream each: variance 2 in two workers, right in one.
         ([(SUM, ""), (NOISE, "if rule.noise_multiplier > 0:"),
-          (ADD, f"_add_noise(total, KeyedStream(key=key, run_id=f'{{plan.run_id}}{{comm.rank}}'), step, "
+          (ADD, f"_add_noise(total, parts, KeyedStream(key=key, run_id=f'{{plan.run_id}}{{comm.rank}}'), step, "
                 f"rule.noise_multiplier, threshold); {SUM}")], "noise variance, 2 workers"),
         # After the sum, by each worker for itself, and not broadcast: the workers' models part.
-        ([(NOISE, "if rule.noise_multiplier > 0:"), ("comm.broadcast(flat)", ""),
+        ([(NOISE, "if rule.noise_multiplier > 0:"), ("holders.broadcast(flat)", ""),
           (ADD, ADD.replace("stream", "KeyedStream(key=key, run_id=f'{plan.run_id}{comm.rank}')"))],
          "noise of 2 workers is the same"),
-        ([(NOISE, "if rule.noise_multiplier > 0 and comm.rank == 1:")], "noise variance"),
+        ([(NOISE, "if rule.noise_multiplier > 0 and holders.rank == 1:")], "noise variance"),
     ],
     ids=["twice", "never", "5 % more", "not on an empty batch", "not on every parameter", "same in every step",
          "same in every run", "from the step alone", "once per worker", "each worker its own", "not on the first"],

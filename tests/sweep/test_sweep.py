@@ -17,6 +17,7 @@ import pandas as pd
 import psutil
 import pytest
 import yaml
+from safetensors.torch import load_file
 
 from raydp import Sweep, load_model, load_points, select
 from raydp.privacy import PoissonGaussian, RDPAccountant
@@ -299,3 +300,24 @@ def test_two_workers_a_trial_give_the_same_points(done: Done, tmp_path: Path) ->
     sweep = Sweep(spec)
     sweep.run()
     assert_same_points(sweep.points(), done.points)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", ["lora", "none"])
+def test_two_workers_that_share_the_weights_give_the_points_of_one(tmp_path: Path, adapter: str) -> None:
+    model = {"name": "tiny", "adapter": {"type": adapter}}
+    scores = [*SCORES, {"name": "logprob"}]
+    tables = {}
+    for sharding in ("none", "full"):
+        spec = small_spec(tmp_path / sharding, model=model, scores=scores, space={"points": [[32, 4, 0.01]]})
+        workers = {"workers_per_trial": 2, "sharding": "full", "cpus_per_worker": 0.5} if sharding == "full" else {}
+        (tmp_path / sharding).mkdir()
+        sweep = Sweep({**spec, "cluster": {"max_concurrent_trials": 1, "checkpoint_seconds": 0.0, **workers}})
+        assert sweep.run().counts["finished"] == 1
+        tables[sharding] = sweep.points()
+    assert_same_points(tables["full"], tables["none"])
+    (whole,), (sharded,) = (list((tmp_path / k / "mlruns").rglob("*.safetensors")) for k in ("none", "full"))
+    assert {p.name for p in whole.parent.iterdir()} == {p.name for p in sharded.parent.iterdir()}
+    saved, expected = load_file(sharded), load_file(whole)
+    assert saved.keys() == expected.keys(), "the model is saved as ever"
+    assert all((saved[name] - expected[name]).abs().max() <= 1e-5 for name in expected)

@@ -103,7 +103,7 @@ def test_what_a_step_releases_are_multiples_of_a_public_step() -> None:
         (loop, "_add_noise", ("lattice_step(threshold,",
                               "lattice_step(float(max(map(torch.norm, total.values()))) / 7,")),
         (loop, "_add_noise", ("lattice_step(threshold,", "lattice_step(threshold * 1e3,")),
-        (loop, "_add_noise", ("sum(gradient.numel() for gradient in total.values())", "1")),
+        (loop, "_add_noise", ("sum(part.count for part in parts.values())", "1")),
     ],
     ids=["added in fp32", "noise not rounded", "sum not rounded", "a step from the data", "too coarse", "d left out"],
 )  # fmt: skip

@@ -1,0 +1,50 @@
+"""The state of a training run between two steps: whole tensors, so that any number of ranks can go on with it."""
+
+from __future__ import annotations
+
+import torch
+
+from raydp.training import sharding
+from raydp.training.checkpoint import CheckpointStore
+from raydp.training.comm import Comm
+from raydp.training.thresholds import Clipping
+from raydp.training.trial import Trainee
+
+
+def whole_state(trainee: Trainee, optimizer: torch.optim.Optimizer, comm: Comm) -> dict[str, torch.Tensor]:
+    """Parameters and optimizer state under flat names, on rank 0: whole, whatever they are sharded over."""
+    tensors = {f"parameter/{name}": p for name, p in trainee.parameters.items()}
+    for index, state in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer/{index}/{k}": v for k, v in state.items() if torch.is_tensor(v)}
+    return sharding.gathered(tensors, comm)
+
+
+def resume(
+    store: CheckpointStore | None,
+    trainee: Trainee,
+    optimizer: torch.optim.Optimizer,
+    clipping: Clipping,
+    comm: Comm,
+) -> tuple[int, list[dict[str, float]]]:
+    """Steps already done and their history; rank 0 reads, so that all ranks start from the same state."""
+    found = store.load() if store is not None and comm.rank == 0 else None
+    step, tensors, state = found or (0, {}, None)
+    step, shapes, state = comm.broadcast_object(
+        (step, {name: (value.shape, value.dtype) for name, value in tensors.items()}, state)
+    )
+    if state is None:
+        return 0, []
+    for name, parameter in trainee.parameters.items():
+        sharding.fill(parameter, tensors.get(f"parameter/{name}"), comm)
+    saved = optimizer.state_dict()
+    saved["state"] = {}
+    parameters = list(trainee.parameters.values())
+    for key, (shape, dtype) in shapes.items():
+        if key.startswith("optimizer/"):
+            _, index, name = key.split("/")
+            value = sharding.empty_like(parameters[int(index)], shape, dtype)
+            sharding.fill(value, tensors.get(key), comm)
+            saved["state"].setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict(saved)
+    clipping.max_grad_norm = state.get("max_grad_norm", clipping.max_grad_norm)
+    return step, state["history"]
