@@ -157,8 +157,8 @@ def check(spec: ModelSpec, *, sharded: bool = False) -> tuple[PreTrainedTokenize
         shardable_layers(model)
     if sharded and spec.adapter.type == "soft_prompt":
         raise ValueError(
-            "cluster.sharding must be none with adapter.type 'soft_prompt', got full. Embeddings are then read outside of "
-            "the model's own pass; use a LoRA adapter."
+            "cluster.sharding must be none with adapter.type 'soft_prompt', got full. Embeddings are read outside of "
+            "the model's own pass then; use a LoRA adapter."
         )
     if spec.adapter.type != "none":
         hollow = PretrainedModel(name=spec.name, model=model, tokenizer=tokenizer, weight_hash="")
