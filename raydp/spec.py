@@ -30,7 +30,7 @@ from raydp.sections import (
     SpaceSpec,
     TrackingSpec,
 )
-from raydp.selection_spec import conflicts, with_the_only_rule
+from raydp.sections.selection import conflicts, with_the_only_rule
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

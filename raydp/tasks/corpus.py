@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +19,8 @@ from raydp.tasks.controls import generate_controls, read_controls
 from raydp.tasks.language import LanguageModelingTask, TokenizedExamples, content_hash
 from raydp.tasks.secrets import counted, occurs_in, read_secrets, verbatim_texts
 from raydp.tasks.users import Users
-from raydp.tasks.windows import Span, TokenizedText, WindowKind, keep_windows, tokenize, windows_of
+from raydp.tasks.windowed import Cut, OwnedText, describe, describe_secrets, privacy_unit
+from raydp.tasks.windows import WindowKind, keep_windows, tokenize, windows_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -100,8 +101,8 @@ class WindowedTask(BaseModel):
             controls = read_controls(self.controls, "task.controls", training_texts)
         else:
             controls = generate_controls(kept, self.num_controls_per_secret, training_texts)
-        notes |= _describe(examples, heldout_examples, texts.noun, self.window, max_windows)
-        notes |= _describe_secrets(secrets, kept, controls)
+        notes |= describe(examples, heldout_examples, texts.noun, self.window, max_windows)
+        notes |= describe_secrets(secrets, kept, controls)
         packed, packed_heldout = (TokenizedExamples.from_lists(e.token_ids) for e in (examples, heldout_examples))
         return LanguageModelingTask(
             train=packed,
@@ -109,7 +110,7 @@ class WindowedTask(BaseModel):
             task_facts=TaskFacts(
                 num_examples=len(packed),
                 num_units=len(packed),
-                privacy_unit=_privacy_unit(self.window, self.max_length, texts.noun, max_windows),
+                privacy_unit=privacy_unit(self.window, self.max_length, texts.noun, max_windows),
                 content_hash=content_hash(packed, packed_heldout, [*kept, *controls]),
                 num_tokens=packed.num_targets(),
                 notes=notes,
@@ -122,7 +123,7 @@ class WindowedTask(BaseModel):
 
     def _split(
         self, tokenizer: PreTrainedTokenizerBase, texts: Texts, fraction: float, notes: dict[str, Any]
-    ) -> tuple[list[_Text], list[_Text]]:
+    ) -> tuple[list[OwnedText], list[OwnedText]]:
         """De-duplicate, drop short texts, split.
 
         Where users are given, a text that two of them have stays with both, and a user is held out whole: nothing that
@@ -144,17 +145,17 @@ class WindowedTask(BaseModel):
 
     def _long_enough(
         self, tokenizer: PreTrainedTokenizerBase, texts: list[tuple[str, str]], notes: dict[str, Any], note: str
-    ) -> list[_Text]:
+    ) -> list[OwnedText]:
         """Texts and their users, tokenised, without the short ones."""
         tokenized = tokenize(tokenizer, [text for text, _ in texts])
         pairs = zip(tokenized, texts, strict=True)
-        kept = [_Text(tokens=t, user=user) for t, (_, user) in pairs if len(t) >= self.min_tokens]
+        kept = [OwnedText(tokens=t, user=user) for t, (_, user) in pairs if len(t) >= self.min_tokens]
         notes[note] = len(texts) - len(kept)
         return kept
 
     def _cut(
         self,
-        texts: Sequence[_Text],
+        texts: Sequence[OwnedText],
         keep_whole: Sequence[str],
         max_windows: int | None,
         max_per_user: int | None = None,
@@ -177,40 +178,13 @@ class WindowedTask(BaseModel):
         return cut
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Text:
-    """A text and what tells its user apart: the text itself where users are not given."""
-
-    tokens: TokenizedText
-    user: str
-
-
-@dataclass(kw_only=True)
-class Cut:
-    """Windows while they are collected: tokens, characters and user of each, windows of each text, windows left out."""
-
-    token_ids: list[Sequence[int]] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    users: list[str] = field(default_factory=list)
-    per_text: list[int] = field(default_factory=list)
-    too_short: int = 0
-    above_limit: int = 0
-
-    def add(self, text: _Text, windows: Sequence[Span]) -> None:
-        """Append the windows of one text."""
-        self.token_ids += [text.tokens.token_ids[begin:end] for begin, end in windows]
-        self.texts += [text.tokens.slice(w) for w in windows]
-        self.users += [text.user] * len(windows)
-        self.per_text.append(len(windows))
-
-
 def is_held_out(text: str, fraction: float, seed: int) -> bool:
     """Whether a text (or a user, by name) is held out: a keyed hash decides, so that no side depends on the others."""
     digest = hashlib.sha256(f"{seed}\0{text}".encode()).digest()
     return int.from_bytes(digest[:8]) < fraction * 2**64
 
 
-def _require(texts: Sequence[_Text], purpose: str, fraction: float) -> None:
+def _require(texts: Sequence[OwnedText], purpose: str, fraction: float) -> None:
     if not texts:
         raise ValueError(
             f"task.path must leave texts to {purpose} on, got none after the filters and the split (heldout_fraction "
@@ -228,53 +202,3 @@ def _present(secrets: Sequence[Secret], window: WindowKind) -> list[Secret]:
             f"window {window}. {remedy} task.max_length, or take secrets from this data, with their white space."
         )
     return kept
-
-
-def _privacy_unit(window: WindowKind, max_length: int, noun: str, max_windows: int | None) -> str:
-    if window == "lines":
-        limit = "" if max_windows is None else f", at most {max_windows} per {noun}"
-        return f"window of at most {max_length} tokens, packed from whole lines{limit}"
-    return f"{noun} ({'first' if window == 'head' else 'last'} {max_length} tokens)"
-
-
-def _describe(
-    examples: Cut, heldout: Cut, noun: str, window: WindowKind, max_windows: int | None
-) -> dict[str, int | str | list[str]]:
-    """What a reader of the guarantee needs to know of the examples."""
-    copies = Counter(map(tuple, examples.token_ids))
-    caveats = [
-        f"Only exact duplicates of a whole {noun} were removed: quoted or forwarded copies of a passage remain in "
-        "others, and epsilon covers one unit at a time.",
-        "n, the split sizes, the counts and the choice of secrets are computed on the private data; epsilon does not "
-        "cover them.",
-    ]
-    if window == "lines":
-        caveats.append(
-            "Curation: a window does not cut a listed secret that fits into it"
-            + ("" if max_windows is None else f", and windows with a secret are kept before others of a {noun}")
-            + "; where windows begin depends on the list of secrets."
-        )
-    return {
-        "num_texts": len(examples.per_text),
-        "num_heldout_texts": len(heldout.per_text),
-        "num_heldout_examples": len(heldout.token_ids),
-        "windows_per_text_max": max(examples.per_text),
-        "windows_below_two_tokens_removed": examples.too_short,
-        **({"windows_above_user_limit_removed": examples.above_limit} if examples.above_limit else {}),
-        "repeated_examples": len(examples.token_ids) - len(copies),
-        "copies_of_one_example_max": max(copies.values()),
-        "caveats": caveats,
-    }
-
-
-def _describe_secrets(
-    secrets: Sequence[Secret], kept: Sequence[Secret], controls: Sequence[Secret]
-) -> dict[str, int | list[str]]:
-    """Counts, and the names of what was left out; never the text."""
-    kept_ids = {s.id for s in kept}
-    return {
-        "num_secrets": len(kept),
-        "secrets_absent": [s.name for s in secrets if s.id not in kept_ids],
-        "examples_with_one_secret_max": max((s.count for s in kept), default=0),
-        "num_controls": len(controls),
-    }

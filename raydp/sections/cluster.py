@@ -1,0 +1,79 @@
+"""Where it runs, and where its results are kept."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import (
+    Field,
+    model_validator,
+)
+
+from raydp.sections.base import AtLeastOne, Section
+
+
+class ClusterSpec(Section):
+    """Where it runs. Nothing here changes a result.
+
+    Attributes:
+        address: "local" starts Ray on this machine, "auto" or host:port joins a cluster.
+        workers_per_trial: Ray Train workers that share a trial; or [min, max]: as many as are free when they start, and
+            what is left when they have to start again, which counts as a retry. q and T stay as they are.
+        sharding: "none": every worker holds the whole model. "full": each holds its share of the weights (FSDP2), for
+            models that do not fit one device; with full fine-tuning of gradients and optimizer state too.
+        max_concurrent_trials: worker groups that run side by side; as many as fit by default.
+        microbatch_size: examples in one backward pass; by default chosen from their lengths, and halved where memory
+            does not suffice.
+        gradient_checkpointing: keep less of the forward pass for the backward pass and compute it again there.
+        checkpoint_seconds: time between two checkpoints of a trial.
+        max_retries: how often a trial whose workers failed is tried again.
+        prefix_cache_gib: disk space for the hidden states below the first adapter; 0 computes them in every step.
+    """
+
+    address: str = "local"
+    workers_per_trial: AtLeastOne | tuple[AtLeastOne, AtLeastOne] = 1
+    sharding: Literal["none", "full"] = "none"
+    gpus_per_worker: Annotated[float, Field(ge=0)] = 0
+    cpus_per_worker: Annotated[float, Field(gt=0)] = 1
+    max_concurrent_trials: Annotated[int, Field(ge=1)] | None = None
+    microbatch_size: Annotated[int, Field(ge=1)] | None = None
+    gradient_checkpointing: bool = False
+    checkpoint_seconds: Annotated[float, Field(ge=0)] = 30.0
+    max_retries: Annotated[int, Field(ge=0)] = 1
+    prefix_cache_gib: Annotated[float, Field(ge=0)] = 8.0
+
+    @model_validator(mode="after")
+    def _workers_can_do_it(self) -> ClusterSpec:
+        if self.min_workers > self.max_workers:
+            raise ValueError(
+                f"cluster.workers_per_trial must be [min, max] with min <= max, got {list(self.worker_range)}. "
+                "Exchange the two."
+            )
+        if self.sharding == "full" and self.max_workers == 1:
+            raise ValueError(
+                "cluster.workers_per_trial must be at least 2 with sharding 'full', got 1. Give more workers, or leave "
+                "sharding out."
+            )
+        return self
+
+    @property
+    def worker_range(self) -> tuple[int, int]:
+        """Fewest and most workers of a trial."""
+        workers = self.workers_per_trial
+        return (workers, workers) if isinstance(workers, int) else workers
+
+    @property
+    def min_workers(self) -> int:
+        return self.worker_range[0]
+
+    @property
+    def max_workers(self) -> int:
+        return self.worker_range[1]
+
+
+class TrackingSpec(Section):
+    """Where MLflow keeps runs and models. SQLite by default; any MLflow server by its URI."""
+
+    uri: str = "sqlite:///raydp.db"
+    experiment: str = "raydp"
+    registered_model: str = "raydp"
