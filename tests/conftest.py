@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -90,7 +91,8 @@ def write_spec(tmp_path: Path) -> Callable[..., Path]:
 
 
 def start_raydp(folder: Path, *arguments: object) -> subprocess.Popen[str]:
-    """The command as a process of its own, in a session of its own."""
+    """The command as a process of its own, in a session of its own, which Ctrl-C ends also where the tests run in the
+    background."""
     return subprocess.Popen(
         [sys.executable, "-m", "raydp.cli", *map(str, arguments)],
         cwd=folder,
@@ -98,4 +100,5 @@ def start_raydp(folder: Path, *arguments: object) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
