@@ -118,12 +118,17 @@ def profiles_of_sweep(source: str, storage: str, deltas: str) -> list[dict[str, 
     """The profiles of a sweep's distinct (b, T) at the noise that it trains with; as `profiles_of_file`.
 
     Raises:
-        ValueError: there is no such sweep, or its method has no noise.
+        ValueError: there is no such sweep, its method has no noise, or it is a private selection.
     """
     from raydp.sweep.api import sweep_folder
 
     values = delta_values(deltas)
     plan = sweep_folder(source, storage).read_json("plan.json")
+    if plan.get("configurations"):  # its curves would be of one run, below what the choice costs
+        raise ValueError(
+            f"SWEEP must be without private selection, got {source!r}. One run's curve is below what its choice costs: "
+            "read the card of the released model, which has ε of the whole at several δ."
+        )
     private = [t for t in plan["trials"] if plan["privacy"][t["run_id"]]["sampler"] == "poisson"]
     if not private:
         raise ValueError(f"SWEEP must have private runs, got {source!r} without noise. It has no privacy profile.")

@@ -113,3 +113,15 @@ def test_a_sweep_has_a_curve_for_each_noise_that_it_trains_with(tmp_path: Path) 
     SweepFolder(path=tmp_path).write_json("plan.json", json.loads(json.dumps(plan)))
     with pytest.raises(ValueError, match="SWEEP must have private runs"):
         profiles_of_sweep(str(tmp_path), "runs", "1e-3")
+
+
+def test_a_private_selection_has_no_curve_of_one_run(tmp_path: Path) -> None:
+    """That curve is below the ε of the choice, which is what was released."""
+    run = {"run_id": "a", "batch_size": 64, "num_steps": 16, "num_examples": 3600}
+    record = {"sampler": "poisson", "noise_multiplier": 1.0, "sample_rate": 64 / 3600, "delta": 1e-4}
+    plan = {"configurations": [run], "trials": [run], "privacy": {"a": record | {"target_epsilon": 8.0}}}
+    (tmp_path / "spec.yaml").write_text("")
+    for trials in ([run], []):  # also where the number of runs was drawn as 0
+        SweepFolder(path=tmp_path).write_json("plan.json", plan | {"trials": trials})
+        with pytest.raises(ValueError, match=r"SWEEP must be without private selection.*read the card"):
+            profiles_of_sweep(str(tmp_path), "runs", "1e-3")
