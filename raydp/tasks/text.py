@@ -34,7 +34,7 @@ class TextTask(WindowedTask):
             data then shapes it: held-out rows that hold a secret or are also trained on stay.
         max_windows_per_row: with window "lines", windows kept of one row, those that hold a secret first.
         user_column: the column that names the user, for `privacy.unit: user`; without it every row is a user. A user is
-            then held out whole, and only a user's own duplicates are removed.
+            then held out whole, and only a user's own duplicates are removed. No name may be blank.
         max_examples_per_user: with user_column, examples kept of one user, from the first row on.
         secrets: JSON Lines file with `prompt` and `continuation`, or `prompt` and `attribute`; none by default.
         controls, num_controls_per_secret, max_length, min_tokens, window, split_seed: see WindowedTask.
@@ -89,6 +89,7 @@ class TextTask(WindowedTask):
         users = None
         if self.user_column is not None:
             users = _read(self.path, self.user_column, self.split, "task.path", "task.split", users=True)
+            _require_named(users)
         heldout = None
         if self.heldout_path or self.heldout_split:
             heldout = _read(
@@ -109,6 +110,16 @@ class TextTask(WindowedTask):
         )
         return self._assemble(
             tokenizer, texts, self.heldout_fraction or 0.1, self.max_windows_per_row, self.max_examples_per_user
+        )
+
+
+def _require_named(users: list[str]) -> None:
+    """Rows of nobody would be one user: whose rows are among them would only be a part of a unit, and not protected."""
+    blank = next((row for row, user in enumerate(users, start=1) if not user.strip()), None)
+    if blank is not None:
+        raise ValueError(
+            f"task.user_column must name a user in every row, got a blank name in row {blank}. Give the row's user a "
+            "name, or leave the row out."
         )
 
 

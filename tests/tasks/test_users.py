@@ -138,3 +138,13 @@ def test_a_limit_without_users_is_an_error():
 def test_an_unknown_user_column_is_named(rows_file, tokenizer):
     with pytest.raises(ValueError, match=r"task.user_column must be one of text, writer, id, got 'writre'"):
         TextTask(path=rows_file, user_column="writre").build(tokenizer)
+
+
+@pytest.mark.parametrize("blank", ["", "  "])
+def test_rows_of_nobody_are_not_one_user(write_jsonl, tokenizer, blank):
+    """Who wrote one of them would be a part of that user, and could change the clipped sum by 2c."""
+    path = str(write_jsonl("rows.jsonl", [*ROWS[:40], *({**row, "writer": blank} for row in ROWS[40:])]))
+    with pytest.raises(
+        ValueError, match=r"task\.user_column must name a user in every row, got a blank name in row 41"
+    ):
+        TextTask(path=path, user_column="writer", max_length=128).build(tokenizer)
