@@ -89,14 +89,19 @@ class Use:
         return terms.sum(dim=(1, 2)) + allowance
 
     def _norm_squared_by_id(self) -> torch.Tensor:
-        """[B] Σ_v ‖Σ_{t: id_t = v} g_t‖²: no more memory than g takes, where T² products could exceed it."""
+        """[B] Σ_v ‖Σ_{t: id_t = v} g_t‖², no more memory than g takes, where T² products could exceed it.
+
+        The allowance is that of `norm_squared`: without it, positions of one id that cancel would enter the sum
+        unclipped, and round away what others added there before.
+        """
         rows = torch.arange(len(self.x), device=self.x.device)[:, None]
         keys = rows * (self.x.max() + 1) + self.x
         distinct, group, counts = torch.unique(keys, return_inverse=True, return_counts=True)
         summed = self.g.new_zeros(len(distinct), self.g.shape[2])
         summed.index_add_(0, group.flatten(), self.g.flatten(0, 1))
         shares = summed.square().sum(dim=1) / counts  # each position has its part, so that one sum over t adds up
-        return shares[group].sum(dim=1)
+        allowance = 4 * 2.0**-24 * self.g.shape[2] ** 0.5 * self.g.square().sum(dim=(1, 2))
+        return shares[group].sum(dim=1) + allowance
 
     def weighted_sum(self, weights: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """[*weight] Σ_i weights_i · (gradient of example i), of a kind that is not written out."""

@@ -157,6 +157,27 @@ def test_positions_that_cancel_do_not_hide_an_example(rule: type[Clipping]) -> N
         assert total["weight"].norm() <= c * (1 + TOLERANCE)
 
 
+def test_tokens_that_cancel_do_not_round_away_what_others_added() -> None:
+    """An example names one token twice, with gradients that cancel: added unclipped, the first of them would push the
+    low bits of 64 examples before it out of single precision, and the sum would move by more than c pays for."""
+    c, width = 1.0, 64
+    layer = nn.Embedding(4, width).eval()
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.nn.functional.normalize(torch.randn(65, 2, width, generator=generator), dim=2)
+    directions[64, 1] = -directions[64, 0]
+
+    def flat_sum(examples: int) -> torch.Tensor:
+        scale = torch.tensor([1.0] * 64 + [1e6])[:examples, None]
+        weights = directions[:examples] * scale[:, :, None]
+        total = {"weight": torch.zeros_like(layer.weight)}
+        engine = ClippedGradients(layer, dict(layer.named_parameters()), Clipping(c))
+        ids = torch.zeros(examples, 2, dtype=torch.long)
+        engine.accumulate(lambda: (layer(ids) * weights).sum(dim=(1, 2)), total)
+        return total["weight"]
+
+    assert (flat_sum(65) - flat_sum(64)).norm() <= 1e-4 * c  # its own gradient is zero; the allowance is 1.1e-4 of c
+
+
 def test_an_example_without_a_finite_gradient_contributes_nothing() -> None:
     model = llama(tied=True)
     parameters = dict(sorted(model.named_parameters()))
