@@ -50,7 +50,11 @@ BAD = {
     ),
     "c of 0": (
         {"method": {"name": "dp_adam", "max_grad_norm": 0.0}},
-        r"method.max_grad_norm must be greater than 0, got 0.0",
+        r"method.max_grad_norm must be greater than or equal to 0.000000000001, got 0.0",
+    ),
+    "c that single precision cannot compare with": (
+        {"method": {"name": "dp_adam", "max_grad_norm": 1e-24}},
+        r"method.max_grad_norm must be greater than or equal to 0.000000000001, got 1e-24",
     ),
     "c without end": ({"method": {"name": "dp_adam", "max_grad_norm": float("inf")}}, r"method.max_grad_norm must be"),
     "ε beyond use": (

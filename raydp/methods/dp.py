@@ -25,8 +25,8 @@ class DPSGD(Section):
     """DP-SGD.
 
     Args:
-        max_grad_norm: clipping norm c > 0 of a unit's gradient over all trained parameters; where it adapts, the
-            first step's.
+        max_grad_norm: clipping norm c >= 1e-12 of a unit's gradient over all trained parameters; where it adapts, the
+            first step's. Gradients whose squares single precision takes for 0 are far below.
         clipping: "flat": gradients above c are scaled down to it. "automatic": every gradient is scaled by
             c / (norm + 0.01) (Bu et al. 2023, AUTO-S); c then only scales the update. "adaptive": flat, and c follows a
             quantile of the norms (Andrew et al. 2021, Algorithm 1).
@@ -46,7 +46,7 @@ class DPSGD(Section):
         Theorem 1).
     """
 
-    max_grad_norm: Annotated[float, Field(gt=0, le=1e6)] = 0.5
+    max_grad_norm: Annotated[float, Field(ge=1e-12, le=1e6)] = 0.5
     clipping: Literal["flat", "automatic", "adaptive"] = "flat"
     clip_quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
     clip_learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.2
