@@ -15,6 +15,9 @@ from raydp.privacy.rdp import ORDERS, RDPAccountant
 Curve = Callable[[float], float]
 """Rényi divergence bound of one run by order λ > 1."""
 
+MIN_ETA = 1e-100
+"""Closer to 0, the formulas for η ≠ 0 leave double precision."""
+
 
 class NumRuns(ABC):
     """The distribution of the number K of runs, fixed before the sweep and independent of the data."""
@@ -58,6 +61,8 @@ class TruncatedNegativeBinomial(NumRuns):
     def __post_init__(self) -> None:
         if not (self.eta > -1 and math.isfinite(self.eta)):
             raise ValueError(f"eta must be > -1, got {self.eta}. 1 is the geometric distribution, 0 the logarithmic.")
+        if 0 < abs(self.eta) < MIN_ETA:
+            raise ValueError(f"eta must be 0 or at least {MIN_ETA:g} from it, got {self.eta}. Use 0.")
         if not 0 < self.gamma < 1:
             raise ValueError(f"gamma must be > 0 and < 1, got {self.gamma}. It sets the expected number of runs.")
 
@@ -68,8 +73,17 @@ class TruncatedNegativeBinomial(NumRuns):
 
         if not (mean > 1 and math.isfinite(mean)):
             raise ValueError(f"expected_runs must be > 1, got {mean}. With one run there is nothing to choose.")
-        excess = lambda log_gamma: math.log(cls(eta=eta, gamma=math.exp(log_gamma)).mean / mean)  # noqa: E731
-        return cls(eta=eta, gamma=math.exp(brentq(excess, math.log(1e-12), math.log1p(-1e-9), xtol=1e-14)))
+
+        def excess(log_gamma: float) -> float:
+            return math.log(cls(eta=eta, gamma=math.exp(log_gamma)).mean / mean)
+
+        ends = math.log(1e-12), math.log1p(-1e-9)
+        if not excess(ends[1]) < 0 < excess(ends[0]):
+            raise ValueError(
+                f"expected_runs must be a mean that a gamma from 1e-12 to 1 - 1e-9 gives, got {mean!r} with eta "
+                f"{eta:g}. Take one further from 1, or a smaller one."
+            )
+        return cls(eta=eta, gamma=math.exp(brentq(excess, *ends, xtol=1e-14)))
 
     @property
     def mean(self) -> float:  # type: ignore[override]

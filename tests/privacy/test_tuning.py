@@ -109,3 +109,15 @@ def test_a_draw_of_k_follows_its_distribution() -> None:
 def test_bad_parameters_say_what_to_change(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("mean", [1 + 1e-10, 1e15])
+def test_a_mean_that_no_gamma_gives_is_named(mean: float) -> None:
+    with pytest.raises(ValueError, match="expected_runs must be a mean that a gamma"):
+        TruncatedNegativeBinomial.with_mean(mean, eta=1.0)
+
+
+def test_an_eta_beyond_double_precision_is_named() -> None:
+    with pytest.raises(ValueError, match=r"eta must be 0 or at least 1e-100 from it, got 1e-320. Use 0."):
+        TruncatedNegativeBinomial.with_mean(5.0, eta=1e-320)
+    assert TruncatedNegativeBinomial.with_mean(5.0, eta=1e-100).mean == pytest.approx(5)
