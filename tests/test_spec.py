@@ -56,6 +56,10 @@ BAD = {
         {"method": {"name": "dp_adam", "max_grad_norm": 1e-24}},
         r"method.max_grad_norm must be greater than or equal to 0.000000000001, got 1e-24",
     ),
+    "a registry's name": (
+        {"tracking": {"registered_model": "team/model"}},
+        r"tracking.registered_model must be letters, digits.*got 'team/model'",
+    ),
     "c without end": ({"method": {"name": "dp_adam", "max_grad_norm": float("inf")}}, r"method.max_grad_norm must be"),
     "ε beyond use": (
         {"privacy": {"target_epsilon": 1e9}},

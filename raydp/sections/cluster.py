@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import (
     Field,
+    field_validator,
     model_validator,
 )
 
 from raydp.sections.base import AtLeastOne, Section
+
+REGISTERED_MODEL = r"\w[\w .-]*"
+"""What the name of a registered model may be: it is a part of addresses, models:/name/version."""
 
 
 class ClusterSpec(Section):
@@ -77,3 +82,11 @@ class TrackingSpec(Section):
     uri: str = "sqlite:///raydp.db"
     experiment: str = "raydp"
     registered_model: str = "raydp"
+
+    @field_validator("registered_model")
+    @classmethod
+    def _registry_takes_it(cls, name: str) -> str:
+        """Before anything is trained: a private selection opens MLflow only when all runs have ended."""
+        if not re.fullmatch(REGISTERED_MODEL, name):
+            raise ValueError(f"must be letters, digits, '_', '-', '.' and spaces, got {name!r}. Rename it.")
+        return name

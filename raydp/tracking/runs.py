@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raydp.sections.cluster import REGISTERED_MODEL
 from raydp.tracking.model_folder import write_privacy
 from raydp.tracking.portable import portable, to_json
 from raydp.tracking.records import TrialRecord, as_params, clean_key, flatten
@@ -38,7 +39,7 @@ class Tracker:
     """
 
     def __init__(self, uri: str, experiment: str, registered_model: str) -> None:
-        if not re.fullmatch(r"\w[\w .-]*", registered_model):
+        if not re.fullmatch(REGISTERED_MODEL, registered_model):
             raise ValueError(
                 f"tracking.registered_model must be letters, digits, '_', '-', '.' and spaces, got "
                 f"{registered_model!r}. Rename it."
