@@ -30,6 +30,8 @@ ASSUMED: tuple[str, ...] = (
     "the utility that the choice was made by is a function of the model and of public data alone",
     "one model is released, and of the other runs nothing: not their number, models, utilities or scores",
     "nobody outside learns how long the sweep took, which tells of the number of runs",
+    "no run failed because of what the private data hold, such as a user too large for the memory or a score that "
+    "could not be computed",
 )
 
 
