@@ -165,9 +165,9 @@ class ClippedGradients:
     def _uses(self, call: _Call) -> dict[str, Use]:
         module, names = call.module, list(self._modules[call.module])
         if module in self._unproven:
-            self._unproven.remove(module)
             if not scales_last_dimension(module, call.x):
                 self._rules[module] = "vjp"
+            self._unproven.remove(module)  # only now: out of memory in the trial, it is tried again
         if self._rules[module] != "vjp":
             return uses_of(module, self._rules[module], names, call.x, call.g)
         if self._sharded:

@@ -371,3 +371,26 @@ def test_the_rule_for_norms_is_not_taken_from_the_name() -> None:
     assert not layers.scales_last_dimension(CentredNorm(5), x[:1]), "whatever the micro-batch"
     assert not layers.scales_last_dimension(nn.GroupNorm(3, 3), x)
     assert not layers.scales_last_dimension(nn.GroupNorm(5, 5), torch.randn(2, 5, 5))
+
+
+class CrampedNorm(CentredNorm):
+    """Fits into memory as a part of the model; once more beside it, only at the second attempt."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls == 2:
+            raise torch.OutOfMemoryError
+        return super().forward(x)
+
+
+def test_a_norm_whose_trial_does_not_fit_is_not_believed() -> None:
+    layer = CrampedNorm(5).eval()
+    parameters = dict(layer.named_parameters())
+    engine, total = ClippedGradients(layer, parameters, Clipping(1.0)), {"weight": torch.zeros(5)}
+    x = torch.randn(3, 2, 5)
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.accumulate(lambda: layer(x).square().sum(dim=(1, 2)), total)
+    with pytest.raises(ValueError, match="its result for an example alone is not that in a batch"):
+        engine.accumulate(lambda: layer(x).square().sum(dim=(1, 2)), total)
