@@ -83,12 +83,17 @@ class Recorder(Committer):
         known = _from_folder(spec, folder, facts, weight_hash)
         tracker = Tracker(spec.tracking.uri, spec.tracking.experiment, spec.tracking.registered_model)
         sweep_id = known["plan"]["sweep_id"]
-        parent = tracker.sweep_run(sweep_id, spec.name, spec.model_dump(mode="json"), asdict(facts))
+        parent = tracker.sweep_run(sweep_id, spec.name, spec.model_dump(mode="json"), cls._told_of(facts))
         if folder.read_json("tracking.json") != {"parent_run": parent}:  # a store that knows nothing of the sweep
             for mark in (folder.path / "trials").glob("*/tracked.json"):
                 mark.unlink()
             folder.write_json("tracking.json", {"parent_run": parent})
         return cls(tracker=tracker, parent_run=parent, **known)
+
+    @classmethod
+    def _told_of(cls, facts: TaskFacts) -> dict[str, Any]:
+        """What MLflow is told of the data."""
+        return asdict(facts)
 
     def track(self, trial: TrialPlan) -> None:
         """Hand a committed run to MLflow, unless the folder says that it has it."""

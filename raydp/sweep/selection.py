@@ -6,7 +6,7 @@ opened only now, so that not even its times tell how long the sweep took.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from analysis import Selection, load_points, write_report
@@ -19,11 +19,14 @@ from raydp.sweep.finish import Finish, notes_of, set_aliases
 from raydp.sweep.folder import SweepFolder
 from raydp.sweep.points import PRIVATE, counts, points_table, write_tables
 from raydp.sweep.recorder import Committer, Recorder
+from raydp.tasks.base import TaskFacts
 from raydp.tracking import TrialRecord
 from raydp.training.trial import TrialPlan
 from search_spaces import Configuration
 
 DECISION_FILE = "selected.json"
+TOLD_OF_DATA = ("num_units", "privacy_unit", "content_hash", "utility_is_public")
+"""What the card says of the data anyway; counts of texts, copies and secrets stay in the folder."""
 PUBLIC_METRICS = ("utility_loss", "base_utility_loss", "utility_gain")
 """Functions of the released model, the base model and public data."""
 
@@ -125,6 +128,10 @@ def select_released(folder: SweepFolder, **options: Any) -> Selection:
 @dataclass(kw_only=True)
 class Releaser(Recorder):
     """Hands the chosen run to MLflow: no step metrics, no scores, no times, and the guarantee of the whole choice."""
+
+    @classmethod
+    def _told_of(cls, facts: TaskFacts) -> dict[str, Any]:
+        return {name: value for name, value in asdict(facts).items() if name in TOLD_OF_DATA}
 
     def release_run(self, run_id: str) -> dict[str, Any]:
         """Register the run's model; what it costs is written to the folder and onto its card."""

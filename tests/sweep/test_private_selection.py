@@ -98,6 +98,8 @@ def test_the_store_tells_nothing_of_the_other_runs_and_nothing_measured_on_priva
     assert not {k for k in keys if k in told or k.startswith(("score.", "counts."))}
     assert len(ended.trials) not in values, "no figure is the number of runs"
     assert not {results[t.run_id]["utility_loss"] for t in others} & set(values)
+    assert not {k for k in keys if k.startswith("facts.notes") or k in ("facts.num_examples", "facts.num_tokens")}
+    assert "facts.num_units" in keys
     last = max(ended.committed(t.run_id) for t in ended.trials)
     assert started >= last // 10**6, "no time from before the end"
     assert not [p for p in ended.stored() if p.name in ("points.csv", "report.html", "secrets.parquet")]
