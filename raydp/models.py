@@ -167,6 +167,25 @@ def check(spec: ModelSpec, *, sharded: bool = False) -> tuple[PreTrainedTokenize
     return tokenizer, weight_hash(folder)
 
 
+def check_length(spec: ModelSpec, longest: int) -> None:
+    """Check that a model has positions for the longest example.
+
+    Args:
+        longest: its tokens, without virtual ones.
+
+    Raises:
+        ValueError: it has fewer; training would end in an error, or in positions that it has never seen.
+    """
+    room = getattr(AutoConfig.from_pretrained(model_folder(spec.name)[0]), "max_position_embeddings", None)
+    virtual = spec.adapter.num_virtual_tokens if spec.adapter.type == "soft_prompt" else 0
+    if room is not None and longest + virtual > room:
+        prompt = f" and a soft prompt of {virtual}" if virtual else ""
+        raise ValueError(
+            f"task must give examples that fit the {room} positions of {spec.name!r}, got one of {longest} "
+            f"tokens{prompt}. Shorten them (task.max_length), or choose another model."
+        )
+
+
 def load_base(spec: ModelSpec) -> PretrainedModel:
     """Load a base model, frozen and in eval mode, on the CPU.
 

@@ -70,6 +70,10 @@ BAD = {
         {"model": {"name": "tiny", "adapter": {"type": "soft_prompt", "num_virtual_tokens": 0}}},
         r"model.adapter.num_virtual_tokens must be greater than or equal to 1",
     ),
+    "a prompt that leaves no positions": (
+        {"model": {"name": "tiny", "adapter": {"type": "soft_prompt", "num_virtual_tokens": 250}}},
+        r"fit the 256 positions of 'tiny', got one of \d+ tokens and a soft prompt of 250. Shorten them",
+    ),
     "a rank for a soft prompt": (
         {"model": {"name": "tiny", "adapter": {"type": "soft_prompt", "r": 4}}},
         r"model.adapter.r must be left out with type 'soft_prompt', got 4. Remove it, or use type 'lora'",

@@ -95,6 +95,7 @@ def build_task(spec: SweepSpec) -> tuple[Task, str]:
     """
     tokenizer, weight_hash = models.check(spec.model, sharded=spec.cluster.sharding == "full")
     task = spec.build_task(tokenizer)
+    models.check_length(spec.model, int(max(task.lengths().max(), task.heldout_lengths().max())))
     for score in spec.scores:
         score.params.check(task)
     return task, weight_hash
