@@ -99,11 +99,14 @@ def points(
 ) -> None:
     """The points table of a sweep."""
     from analysis import save_points
-    from raydp.output import print_json, print_table, stdout
+    from raydp.output import print_json, print_table, stderr, stdout
     from raydp.sweep.api import sweep_folder
-    from raydp.sweep.points import points_table
+    from raydp.sweep.points import PRIVATE, points_table
 
-    table = points_table(sweep_folder(sweep, storage))
+    folder = sweep_folder(sweep, storage)
+    table = points_table(folder)
+    if folder.spec().privacy.selects:
+        stderr.print(f"warning: the table shows {PRIVATE}.", markup=False)
     if output is not None:
         save_points(table, output)
     if json:

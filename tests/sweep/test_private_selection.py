@@ -142,3 +142,4 @@ def test_the_commands_know_one_choice_only(ended: Ended, raydp: Any) -> None:
     assert "are as private as the data" in Path("r.html").read_text()
     status = raydp("status", folder).out.splitlines()
     assert "how many runs there were" in status[0]
+    assert "warning: the table shows a private selection" in raydp("points", folder).err
