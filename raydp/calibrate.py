@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from raydp.cache import cache_dir
-from raydp.output import stderr
+from raydp.output import print_table, stderr, stdout
 from raydp.privacy import (
     AccountantError,
     Calibration,
@@ -157,6 +157,22 @@ def profile_of(
                 "epsilons": [tuned_epsilon([event], runs, delta) for delta in values],
             }
         return answer
+
+
+def show_profile(answer: Mapping[str, Any], expected_runs: float | None) -> None:
+    """Print the profile of one run: ε by δ and accountant, μ, and what an attacker can reach."""
+    by_delta = zip(*answer["curves"].values(), strict=True)
+    rows = [
+        {"delta": r[0]["delta"], **{k: x["epsilon"] for k, x in zip(answer["curves"], r, strict=True)}}
+        for r in by_delta
+    ]
+    if expected_runs is not None:
+        for row, epsilon in zip(rows, answer["best_of"]["epsilons"], strict=True):
+            row[f"best of about {expected_runs:g} (rdp)"] = epsilon
+    print_table("ε at each δ, by accountant", rows)
+    stdout.print(f"gdp_mu: {answer['gdp_mu'] if answer['gdp_mu'] is not None else answer['gdp_mu_reason']}")
+    if rates := answer["attack"].get("true_positive_rates"):
+        print_table("an attacker's true positive rate at most", rates)
 
 
 def write_profile(answer: Mapping[str, Any], path: Path, title: str) -> None:

@@ -165,8 +165,8 @@ def profile(
     json: Json = False,
 ) -> None:
     """ε at several δ for one (n, b, T, σ) and what an attacker can reach; or many runs' curves, by every accountant."""
-    from raydp.calibrate import check_given, profile_of, write_profile
-    from raydp.output import print_json, print_table, stdout
+    from raydp.calibrate import check_given, profile_of, show_profile, write_profile
+    from raydp.output import print_json
 
     one: dict[str, Any] = {
         "n": n, "batch_size": batch_size, "num_steps": num_steps, "noise_multiplier": noise_multiplier,
@@ -182,21 +182,7 @@ def profile(
     answer = profile_of(**one, deltas=shown, accountant=accountant, expected_runs=expected_runs)
     if output is not None:
         write_profile(answer, output, f"n = {n}, b = {batch_size}, T = {num_steps}, σ = {noise_multiplier:g}")
-    if json:
-        print_json(answer)
-        return
-    by_delta = zip(*answer["curves"].values(), strict=True)
-    rows = [
-        {"delta": r[0]["delta"], **{k: x["epsilon"] for k, x in zip(answer["curves"], r, strict=True)}}
-        for r in by_delta
-    ]
-    if expected_runs is not None:
-        for row, epsilon in zip(rows, answer["best_of"]["epsilons"], strict=True):
-            row[f"best of about {expected_runs:g} (rdp)"] = epsilon
-    print_table("ε at each δ, by accountant", rows)
-    stdout.print(f"gdp_mu: {answer['gdp_mu'] if answer['gdp_mu'] is not None else answer['gdp_mu_reason']}")
-    if rates := answer["attack"].get("true_positive_rates"):
-        print_table("an attacker's true positive rate at most", rates)
+    print_json(answer) if json else show_profile(answer, expected_runs)
 
 
 @app.command()
