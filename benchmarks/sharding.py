@@ -6,7 +6,8 @@ DP-Adam on random weights in the shape of SmolLM2-135M (134.5 million weights, t
 examples of 32 tokens, four at a time. All ranks map one copy of the base weights, as in a sweep. "held" counts the
 bytes of weights, gradient and optimizer state of the rank that has most; "peak" is the largest anonymous resident
 memory of any rank above what its imports took, sampled every 5 ms, so that it also has activations, the gathered layer
-and the buffer of one parameter, but not the mapped base weights.
+and the buffer of one parameter, but not the mapped base weights. The allocator gives back every tensor of a MiB or
+more when it is freed (MALLOC_MMAP_THRESHOLD_), so that the peak is the tensors' and not its own.
 What it does not show: time (ranks share two cores, and gloo is no GPU's network), checkpoints, a GPU's allocator.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import pickle
 import tempfile
 import threading
@@ -123,6 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", "-o", type=Path, required=True)
     output = parser.parse_args().output
+    os.environ |= {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_ARENA_MAX": "1"}  # read when a rank starts
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         write_base(Path(folder))
