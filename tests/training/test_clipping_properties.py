@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, event, given, settings
@@ -17,6 +18,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from raydp.selftest.odd_layers import with_odd_layers
 from raydp.tasks.base import Batch
 from raydp.training.clipping import ClippedGradients
+from raydp.training.comm import LocalComm
+from raydp.training.microbatches import Units
 from raydp.training.thresholds import Clipping
 from tests.training.test_clipping import TOLERANCE, batch_of, losses, reference, relative_error
 
@@ -122,6 +125,26 @@ def test_the_sum_equals_clipped_autograd_however_the_batch_is_cut(case: Case) ->
     event(f"{case.kind}, {'tied' if case.tied else 'untied'}, {len(parts)} micro-batches")
     expected = reference(model, trained(model), batch, c)
     assert relative_error(engine_sum(model, batch, c, parts), expected) <= TOLERANCE
+
+
+@SMALL
+@given(case=cases(), workers=st.integers(2, 5))
+def test_the_workers_shares_sum_to_clipped_autograd(case: Case, workers: int) -> None:
+    """Any number of workers, also more than there are examples: some then have nothing to do."""
+    model, batch, c = model_of(case), batch_of(case.size, case.width, case.seed), 2.0**case.log_norm
+    units = Units(offsets=np.arange(case.size + 1), lengths=np.arange(case.size)[::-1] % 3 + 2)
+    total = {name: torch.zeros_like(p) for name, p in trained(model).items()}
+    seen: list[int] = []
+    for rank in range(workers):
+        comm = LocalComm()
+        comm.rank, comm.world_size = rank, workers
+        parts = [rows.tolist() for rows, _ in units.microbatches(units.share(np.arange(case.size), comm), None, 6)]
+        seen += [row for part in parts for row in part]
+        for name, value in engine_sum(model, batch, c, parts).items():
+            total[name] += value
+    event(f"{workers} workers, {'more' if workers > case.size else 'no more'} than examples")
+    assert sorted(seen) == list(range(case.size))
+    assert relative_error(total, reference(model, trained(model), batch, c)) <= TOLERANCE
 
 
 @SMALL
