@@ -26,6 +26,7 @@ def write_report(
     title: str,
     base_utility_loss: float | None = None,
     base_score: float | None = None,
+    warnings: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> None:
     """Write the report.
@@ -39,6 +40,7 @@ def write_report(
         base_utility_loss: loss of the pre-trained model, to express utility as a share of the gain; without it, the
             mean of the points' column of that name, if they have one.
         base_score: score of the pre-trained model, to compare with.
+        warnings: plain sentences to print at the top, before those of the first selection.
         notes: plain sentences to print at the end, such as what the guarantee covers.
 
     Raises:
@@ -60,7 +62,7 @@ def write_report(
         f"<h1>{escape(title)}</h1>",
         paragraph(headline_sentence(headline, compared[_BEST]), css="headline"),
         *_context(headline, compared, base_utility_loss, base_score),
-        bullets(headline.warnings, css="warnings"),
+        bullets([*warnings, *headline.warnings], css="warnings"),
         paragraph(_counts(points, means), css="soft"),
         section("Score and utility", _plot(headline)),
         section("Selection", _rules_table(compared), _steps_table(headline)),

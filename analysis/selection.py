@@ -132,6 +132,7 @@ def select(
         *_left_out(points),
         *_corner(means, rule, passed, constraint),
         *_unsettled(means, passed, selected),
+        *_beaten(means, passed, selected),
     ]
     return _selection(means.iloc[selected], rule, record, threshold, tuple(warnings))
 
@@ -198,6 +199,20 @@ def _unsettled(means: pd.DataFrame, passed: NDArray[np.bool_], selected: int) ->
     return [
         f"The seeds do not settle the choice: the score differs from the best-utility configuration's by "
         f"{difference:.2g}, less than the standard error of that difference, {error:.2g}. Add seeds."
+    ]
+
+
+def _beaten(means: pd.DataFrame, passed: NDArray[np.bool_], selected: int) -> list[str]:
+    """A warning if another configuration has less loss and a lower score: what was measured speaks against the rule."""
+    loss, score = means["utility_loss"].to_numpy(), means["score"].to_numpy()
+    better = passed & (loss < loss[selected]) & (score < score[selected])
+    if not better.any():
+        return []
+    one = configurations(means)[int(np.where(better, score, np.inf).argmin())]
+    return [
+        f"{int(better.sum())} of {int(passed.sum())} configurations have less loss and a lower score than the selected "
+        f"one, such as (b={one.batch_size}, T={one.num_steps}, η={one.learning_rate:g}): the rule does not look at the "
+        "scores, and they speak against it here. See `raydp analyze heuristics`, and add seeds."
     ]
 
 

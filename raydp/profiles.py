@@ -56,7 +56,7 @@ def profiles_command(
     if path is not None:
         answers = profiles_of_file(path, deltas or DELTAS)
     else:
-        answers = profiles_of_sweep(str(sweep), storage, deltas or DELTAS)
+        answers = profiles_of_sweep(str(sweep), storage, deltas)
     if output is not None:
         write_profile_page(answers, output, f"Privacy profiles: {path.name if path is not None else sweep}")
     if json:
@@ -114,15 +114,17 @@ def profiles_of_file(path: Path, deltas: str) -> list[dict[str, Any]]:
     return answers
 
 
-def profiles_of_sweep(source: str, storage: str, deltas: str) -> list[dict[str, Any]]:
+def profiles_of_sweep(source: str, storage: str, deltas: str | None) -> list[dict[str, Any]]:
     """The profiles of a sweep's distinct (b, T) at the noise that it trains with; as `profiles_of_file`.
+
+    Args:
+        deltas: None for a range that has the sweep's own δ in it.
 
     Raises:
         ValueError: there is no such sweep, its method has no noise, or it is a private selection.
     """
     from raydp.sweep.api import sweep_folder
 
-    values = delta_values(deltas)
     plan = sweep_folder(source, storage).read_json("plan.json")
     if plan.get("configurations"):  # its curves would be of one run, below what the choice costs
         raise ValueError(
@@ -132,6 +134,9 @@ def profiles_of_sweep(source: str, storage: str, deltas: str) -> list[dict[str, 
     private = [t for t in plan["trials"] if plan["privacy"][t["run_id"]]["sampler"] == "poisson"]
     if not private:
         raise ValueError(f"SWEEP must have private runs, got {source!r} without noise. It has no privacy profile.")
+    target = plan["privacy"][private[0]["run_id"]]["delta"]
+    with_target = sorted({*delta_values(DELTAS), target, min(10 * target, 0.5)}, reverse=True)
+    values = delta_values(deltas) if deltas is not None else with_target
     distinct = {(t["batch_size"], t["num_steps"]): t for t in private}
     answers = []
     with stderr.status("composing"):

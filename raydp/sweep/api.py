@@ -103,27 +103,39 @@ def select(points: str | Path | pd.DataFrame, *, storage: str = "raydp_runs", **
 
 def private_selection_of(source: str | Path, storage: str = "raydp_runs") -> SweepFolder | None:
     """The folder of a private selection, where the source is one or its points.csv; None for other sources."""
+    folder = folder_of(source, storage)
+    return folder if folder is not None and folder.spec().privacy.selects else None
+
+
+def folder_of(source: str | Path, storage: str = "raydp_runs") -> SweepFolder | None:
+    """The sweep's folder that a source is, or that its points.csv lies in; None for another file."""
     path = Path(source)
     if path.is_file() or path.suffix in {".csv", ".parquet"}:
-        if path.name != POINTS_FILE or not (path.parent / "spec.yaml").is_file():
-            return None
-        folder = SweepFolder.open(path.parent)
-    else:
-        folder = sweep_folder(source, storage)
-    return folder if folder.spec().privacy.selects else None
+        of_a_sweep = path.name == POINTS_FILE and (path.parent / "spec.yaml").is_file()
+        return SweepFolder.open(path.parent) if of_a_sweep else None
+    return sweep_folder(source, storage)
 
 
 def report(points: str | Path, output: Path, *, storage: str = "raydp_runs") -> None:
-    """Write the report of a points table or a sweep."""
+    """Write the report of a points table or, with what its guarantee says, of a sweep."""
     from analysis import write_report
+    from raydp.sweep.notes import sweep_notes
 
     table, options = points_of(points, storage)
-    if private_selection_of(points, storage) is not None:
-        selections, notes = [select(points, storage=storage)], [f"This page shows {PRIVATE}."]
+    folder = folder_of(points, storage)
+    about: dict[str, Any] = {"title": str(points)}
+    if folder is not None:
+        base = folder.result("base")
+        measured = base is not None and base["status"] == "finished"
+        score = base["scores"][folder.spec().select.score]["value"] if base is not None and measured else None
+        about = {"title": folder.spec().name, "notes": sweep_notes(folder), "base_score": score}
+    if folder is not None and folder.spec().privacy.selects:
+        selections = [select(points, storage=storage)]
+        about["warnings"] = [f"This page shows {PRIVATE}."]
     else:
         rules = (options.pop("rule", "procedure"), "best-utility")
-        selections, notes = [select_from(table, rule=rule, **options) for rule in rules], []
-    write_report(table, selections, output, title=str(points), notes=notes)
+        selections = [select_from(table, rule=rule, **options) for rule in rules]
+    write_report(table, selections, output, **about)
 
 
 def points_of(source: str | Path, storage: str = "raydp_runs") -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -132,11 +144,10 @@ def points_of(source: str | Path, storage: str = "raydp_runs") -> tuple[pd.DataF
     Returns:
         The table, and the sweep's own selection options, also for the points.csv in its folder ({} for another file).
     """
-    path = Path(source)
-    if path.is_file() or path.suffix in {".csv", ".parquet"}:
-        of_a_sweep = path.name == POINTS_FILE and (path.parent / "spec.yaml").is_file()
-        return load_points(path), _options(SweepFolder.open(path.parent)) if of_a_sweep else {}
-    folder = sweep_folder(source, storage)
+    folder, path = folder_of(source, storage), Path(source)
+    of_a_file = path.is_file() or path.suffix in {".csv", ".parquet"}
+    if of_a_file or folder is None:
+        return load_points(path), {} if folder is None else _options(folder)
     return load_points(write_tables(folder)), _options(folder)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,9 @@ from analysis import Selection, load_points, select, write_report
 from raydp.output import strict
 from raydp.spec import SweepSpec
 from raydp.sweep.folder import SweepFolder
+from raydp.sweep.notes import notes_of, together_notes
 from raydp.sweep.points import counts, write_tables
 from raydp.sweep.recorder import Recorder
-from raydp.sweep.show import data_notes
-from raydp.tasks.base import TaskFacts
 from raydp.tracking import set_alias
 
 
@@ -65,7 +63,7 @@ def finish(spec: SweepSpec, folder: SweepFolder, recorder: Recorder) -> Finish:
         report,
         title=spec.name,
         base_score=base["scores"][chosen.score]["value"] if base else None,
-        notes=[*notes_of(recorder.plan), *_together(together)],
+        notes=[*notes_of(recorder.plan), *together_notes(together)],
     )
     summary = {
         "counts": counts(folder),
@@ -86,28 +84,3 @@ def set_aliases(spec: SweepSpec, aliases: dict[str, Selection]) -> None:
     for alias, selection in aliases.items():
         name, version = str(selection.model_uri).removeprefix("models:/").rsplit("/", 1)
         set_alias(name, alias, version, tracking_uri=spec.tracking.uri)
-
-
-def notes_of(plan: dict[str, Any]) -> list[str]:
-    """What the guarantee says and what was made of the data, for the report's end."""
-    record = next(iter(plan["privacy"].values()))
-    model = "The released model" if "private_selection" in record else "Each model"
-    promise = (
-        f"{model}: ε at most {record['target_epsilon'] or 'inf'} at δ = {record['delta']:.3g} for one "
-        f"{record['unit']} added or removed, by accountant {record['accountant']} ({record['accountant_version']})."
-    )
-    certified = [f"Not certified: {reason}." for reason in record["not_certified_because"]]
-    covered = [f"Not covered: {item}." for item in record["not_covered"]]
-    return [promise, *certified, *covered, *data_notes(TaskFacts(**plan["facts"]))]
-
-
-def _together(together: dict[str, Any] | None) -> list[str]:
-    """What all models that the sweep registered cost together."""
-    if together is None or together["epsilon"] == math.inf:
-        return []
-    if together["epsilon"] is None:
-        return [f"What all {together['models']} registered models cost together is not known: {together['reason']}"]
-    return [
-        f"All {together['models']} registered models together: ε at most {together['epsilon']:.4g} at "
-        f"δ = {together['delta']:.3g}, by accountant {together['accountant']}. That is the guarantee if all are used."
-    ]

@@ -15,8 +15,9 @@ from raydp.output import strict
 from raydp.privacy import selection_guarantee
 from raydp.spec import SweepSpec
 from raydp.sweep.draws import num_runs_of
-from raydp.sweep.finish import Finish, notes_of, set_aliases
+from raydp.sweep.finish import Finish, set_aliases
 from raydp.sweep.folder import SweepFolder
+from raydp.sweep.notes import notes_of
 from raydp.sweep.points import PRIVATE, counts, points_table, write_tables
 from raydp.sweep.recorder import Committer, Recorder
 from raydp.tasks.base import TaskFacts
@@ -68,8 +69,15 @@ def release_best(spec: SweepSpec, folder: SweepFolder, committed: Committer) -> 
     report = folder.path / "report.html"
     base = releaser.base()
     score = base["scores"][spec.select.score]["value"] if base else None
-    notes = [f"This page shows {PRIVATE}.", *notes_of(releaser.plan)]
-    write_report(points, selection, report, title=spec.name, base_score=score, notes=notes)
+    write_report(
+        points,
+        selection,
+        report,
+        title=spec.name,
+        base_score=score,
+        warnings=[f"This page shows {PRIVATE}."],
+        notes=notes_of(releaser.plan),
+    )
     chosen = selection.to_dict()
     summary = {"selected": chosen, "released_together": strict(together)}
     folder.write_json("summary.json", {"counts": counts(folder), **summary})

@@ -161,6 +161,13 @@ class LanguageModelingTask:
             )
         order, sizes = np.argsort(self.users.of_example, kind="stable"), self.users.sizes()
         facts, noun = self.task_facts, self.users.noun
+        notes = facts.notes
+        if sizes.max() == 1:
+            alone = (
+                f"Every {noun} gave one example, so the user is the example here. Where a person can be behind "
+                "several, their guarantee is that of a group; the task text takes task.user_column."
+            )
+            notes = {**notes, "caveats": [*notes.get("caveats", ()), alone]}
         digest = hashlib.sha256(facts.content_hash.encode() + self.users.of_example.tobytes())
         return replace(
             self,
@@ -171,6 +178,7 @@ class LanguageModelingTask:
                 num_units=len(sizes),
                 privacy_unit=f"{noun} with all its examples (at most {sizes.max()}; each a {facts.privacy_unit})",
                 content_hash=digest.hexdigest(),
+                notes=notes,
             ),
         )
 

@@ -188,7 +188,7 @@ def _score_key(rows: list[dict[str, Any]], conditions: Conditions, needed: bool)
     if len(known) == 1:
         return known[0]
     if known and (needed or conditions.max_score is not None) and not all("score" in row for row in rows):
-        raise ValueError(f"score must be named where there are several, got none. Choose from {', '.join(known)}.")
+        raise ValueError(f"score must be named where there are several, got none. Give --score: {', '.join(known)}.")
     return None
 
 

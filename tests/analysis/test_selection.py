@@ -200,3 +200,17 @@ def test_the_document_is_the_contract():
     row = table.merge(pd.DataFrame(document["steps"][-1]["survivors"])).iloc[0]
     assert document["model_uri"] == row["model_uri"]
     assert document["warnings"] == ["The table has rows that are not finished and were left out: 1 failed."]
+
+
+@settings(max_examples=60, deadline=None)
+@given(table=tables())
+@pytest.mark.parametrize("rule", ["procedure", "worst-utility", "best-utility", "oracle"])
+def test_a_choice_that_another_beats_in_both_says_so(rule, table):
+    selection = select(table, rule=rule)
+    chosen = selection.utility_loss, selection.score
+    beaten = [p for p, (loss, score) in naive_means(table).items() if loss < chosen[0] and score < chosen[1]]
+    said = [w for w in selection.warnings if "less loss and a lower score" in w]
+    assert len(said) == bool(beaten)
+    if said:
+        assert said[0].startswith(f"{len(beaten)} of ")
+        assert rule in ("procedure", "worst-utility")

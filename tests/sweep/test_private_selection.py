@@ -139,7 +139,9 @@ def test_the_commands_know_one_choice_only(ended: Ended, raydp: Any) -> None:
         assert refused.code == 2
         assert f"{option.replace('-', '_')} must be left out for a sweep with privacy.tuning" in refused.err
     assert raydp("report", folder, "-o", "r.html").code == 0
-    assert "are as private as the data" in Path("r.html").read_text()
+    page = Path("r.html").read_text()
+    assert page.index("are as private as the data") < page.index("Score and utility"), "at the top"
+    assert "The released model: ε at most 8" in page
     status = raydp("status", folder).out.splitlines()
     assert "how many runs there were" in status[0]
     assert "warning: the table shows a private selection" in raydp("points", folder).err

@@ -12,7 +12,7 @@ import pytest
 
 from raydp.privacy import PoissonGaussian, privacy_record
 from raydp.spec import load_spec
-from raydp.sweep.finish import notes_of
+from raydp.sweep.notes import notes_of
 from raydp.sweep.show import data_notes, lookup_commands, show_selection
 from raydp.tasks.base import TaskFacts
 from tests.conftest import Answer, small_spec

@@ -23,6 +23,7 @@ from raydp import Sweep, load_model, load_points, select
 from raydp.privacy import PoissonGaussian, RDPAccountant
 from raydp.spec import load_spec
 from raydp.sweep import slots
+from raydp.sweep.api import report
 from raydp.sweep.folder import SweepFolder
 from raydp.tracking import find_models, load_tokenizer, show_model
 from tests.conftest import small_spec, start_raydp
@@ -71,6 +72,15 @@ def test_mlflow_holds_a_parent_a_run_each_and_a_registered_version_each(done: Do
     assert sorted(found["run_id"]) == sorted(done.points["run_id"])
     assert found["score"].is_monotonic_increasing
     assert find_models(done.uri, max_epsilon=1).empty
+
+
+def test_the_report_of_the_command_is_that_of_the_sweep(done: Done, tmp_path: Path) -> None:
+    """With the guarantee and what it does not cover, also where it is made from the table in the sweep's folder."""
+    own = (done.result.folder / "report.html").read_text()
+    assert "registered models together" in own
+    for source in (done.result.folder, done.result.folder / "points.csv"):
+        report(source, tmp_path / "report.html")
+        assert (tmp_path / "report.html").read_text() == own
 
 
 def test_the_selection_is_the_one_of_analysis_and_has_the_alias(done: Done) -> None:

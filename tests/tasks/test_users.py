@@ -130,6 +130,11 @@ def test_a_person_is_the_user_of_the_builtin_task(tokenizer):
     assert (np.sort(sizes)[: -len(planted)] == 1).all()
 
 
+def test_a_user_of_one_example_is_named_as_what_it_is(rows_file, tokenizer):
+    task = TextTask(path=rows_file, max_length=128).build(tokenizer).by_user()
+    assert any("task.user_column" in caveat for caveat in task.facts().notes["caveats"])
+
+
 def test_a_limit_without_users_is_an_error():
     with pytest.raises(ValidationError, match=r"task.max_examples_per_user must go with task.user_column"):
         TextTask(path="rows.jsonl", max_examples_per_user=3)
