@@ -73,6 +73,7 @@ def test_tokenizer_loses_nothing(base):
     assert base.tokenizer.decode(base.tokenizer(text).input_ids) == text
 
 
+@pytest.mark.slow
 def test_directory_was_learnt(base):
     """Chance is 10^-4 for an extension and 1 in 96 for a genre."""
     for fact, least in (("extension", 0.9), ("genre", 0.6)):

@@ -210,7 +210,7 @@ def kill(name: str) -> Callable[[subprocess.Popen[str]], None]:
 @pytest.mark.parametrize(
     "victim",
     [
-        pytest.param("ray::RayTrainWorker", id="a worker"),
+        pytest.param("ray::RayTrainWorker", id="a worker", marks=pytest.mark.slow),
         pytest.param("driver", id="the driver"),
         pytest.param("ray::ImplicitFunc", id="a trial", marks=pytest.mark.slow),
         pytest.param("ray::TrainController", id="a controller", marks=pytest.mark.slow),
@@ -292,6 +292,7 @@ def test_a_failing_trial_is_recorded_with_its_reason_and_the_rest_go_on(tmp_path
     assert SweepFolder.open(result.folder).result(result.counts["failures"][0]["run_id"])["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_a_worker_group_is_replaced_after_its_share_of_trials(
     done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
