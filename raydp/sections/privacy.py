@@ -112,7 +112,7 @@ class PrivacySpec(Section):
     @field_validator("accountant")
     @classmethod
     def _known_accountant(cls, name: str) -> str:
-        registries.resolve("accountants", name)
+        registries.resolve("accountants", name, field="privacy.accountant")
         return name
 
     def delta(self, num_units: int) -> float:

@@ -136,8 +136,9 @@ def _json_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
+            reason = error.msg.removesuffix(" at")
             raise ValueError(
-                f"{field} must hold one JSON object per line, got {error.msg} in {name}, line {number}, column "
+                f"{field} must hold one JSON object per line, got {reason} in {name}, line {number}, column "
                 f"{error.colno}. Correct the line."
             ) from error
         if not isinstance(row, dict):
