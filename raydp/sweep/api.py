@@ -13,7 +13,7 @@ from analysis import select as select_from
 from raydp.output import stderr
 from raydp.spec import SweepSpec, load_spec
 from raydp.sweep.folder import SweepFolder
-from raydp.sweep.points import POINTS_FILE, PRIVATE, counts, points_table, write_tables
+from raydp.sweep.points import POINTS_FILE, counts, points_table, write_tables
 
 if TYPE_CHECKING:
     from raydp.sweep.driver import SweepResult
@@ -119,23 +119,16 @@ def folder_of(source: str | Path, storage: str = "raydp_runs") -> SweepFolder | 
 def report(points: str | Path, output: Path, *, storage: str = "raydp_runs") -> None:
     """Write the report of a points table or, with what its guarantee says, of a sweep."""
     from analysis import write_report
-    from raydp.sweep.notes import sweep_notes
+    from raydp.sweep.notes import about
 
     table, options = points_of(points, storage)
     folder = folder_of(points, storage)
-    about: dict[str, Any] = {"title": str(points)}
-    if folder is not None:
-        base = folder.result("base")
-        measured = base is not None and base["status"] == "finished"
-        score = base["scores"][folder.spec().select.score]["value"] if base is not None and measured else None
-        about = {"title": folder.spec().name, "notes": sweep_notes(folder), "base_score": score}
     if folder is not None and folder.spec().privacy.selects:
         selections = [select(points, storage=storage)]
-        about["warnings"] = [f"This page shows {PRIVATE}."]
     else:
         rules = (options.pop("rule", "procedure"), "best-utility")
         selections = [select_from(table, rule=rule, **options) for rule in rules]
-    write_report(table, selections, output, **about)
+    write_report(table, selections, output, **({"title": str(points)} if folder is None else about(folder)))
 
 
 def points_of(source: str | Path, storage: str = "raydp_runs") -> tuple[pd.DataFrame, dict[str, Any]]:

@@ -14,7 +14,7 @@ from rich.console import Console
 from raydp import models, sharing
 from raydp.spec import SweepSpec
 from raydp.sweep.finish import NOT_FINISHED, finish
-from raydp.sweep.folder import SweepFolder
+from raydp.sweep.folder import BASE_RUN, SweepFolder
 from raydp.sweep.plan import SweepPlan, build_task, drawn, make_plan, plan_document
 from raydp.sweep.points import counts
 from raydp.sweep.progress import SweepProgress
@@ -22,7 +22,7 @@ from raydp.sweep.recorder import CommitCallback, Committer, Recorder
 from raydp.sweep.selection import decided, release_best
 from raydp.sweep.show import data_notes
 from raydp.sweep.slots import Slots, start_ray
-from raydp.sweep.worker import BASE_RUN, Shared
+from raydp.sweep.worker import Shared
 from raydp.tasks.base import Task
 from raydp.tracking import check_store
 from raydp.training.trial import TrialPlan

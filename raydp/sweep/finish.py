@@ -12,7 +12,7 @@ from analysis import Selection, load_points, select, write_report
 from raydp.output import strict
 from raydp.spec import SweepSpec
 from raydp.sweep.folder import SweepFolder
-from raydp.sweep.notes import notes_of, together_notes
+from raydp.sweep.notes import about
 from raydp.sweep.points import counts, write_tables
 from raydp.sweep.recorder import Recorder
 from raydp.tracking import set_alias
@@ -56,15 +56,7 @@ def finish(spec: SweepSpec, folder: SweepFolder, recorder: Recorder) -> Finish:
         aliases["privacy-preferred"] = selected  # never a model without a guarantee
     set_aliases(spec, aliases)
     report = folder.path / "report.html"
-    base = recorder.base()
-    write_report(
-        points,
-        list(selections.values()),
-        report,
-        title=spec.name,
-        base_score=base["scores"][chosen.score]["value"] if base else None,
-        notes=[*notes_of(recorder.plan), *together_notes(together)],
-    )
+    write_report(points, list(selections.values()), report, **about(folder))
     summary = {
         "counts": counts(folder),
         "selected": selected.to_dict(),

@@ -18,6 +18,8 @@ from raydp.spec import SweepSpec, load_spec
 from raydp.training.checkpoint import write_atomically
 from raydp.training.stream import TEST_KEY, new_key
 
+BASE_RUN = "base"
+"""The name, in the queue and in the folder, of the measurement of the untrained base model."""
 NOT_COMPARED = {"cluster", "tracking", "select", "storage"}
 """Sections of the spec that may change between a run and its resume: they do not change what is trained."""
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from raydp.sweep.folder import SweepFolder
+from raydp.sweep.folder import BASE_RUN, SweepFolder
+from raydp.sweep.points import PRIVATE
 from raydp.sweep.show import data_notes
 from raydp.tasks.base import TaskFacts
 
 
-def sweep_notes(folder: SweepFolder) -> list[str]:
-    """The notes of a sweep that has ended, or not."""
-    return [*notes_of(folder.read_json("plan.json")), *together_notes(folder.read_json("released.json"))]
+def about(folder: SweepFolder) -> dict[str, Any]:
+    """What `analysis.write_report` is told of a sweep beside its points: title, base score, warnings and notes."""
+    spec, base = folder.spec(), folder.result(BASE_RUN)
+    measured = base is not None and base["status"] == "finished"
+    return {
+        "title": spec.name,
+        "base_score": base["scores"][spec.select.score]["value"] if base is not None and measured else None,
+        "warnings": [f"This page shows {PRIVATE}."] if spec.privacy.selects else [],
+        "notes": [*notes_of(folder.read_json("plan.json")), *together_notes(folder.read_json("released.json"))],
+    }
 
 
 def notes_of(plan: dict[str, Any]) -> list[str]:
@@ -30,7 +37,7 @@ def notes_of(plan: dict[str, Any]) -> list[str]:
 
 def together_notes(together: dict[str, Any] | None) -> list[str]:
     """What all models that the sweep registered cost together."""
-    if together is None or together["epsilon"] == math.inf:
+    if together is None or together["epsilon"] == "inf":
         return []
     if together["epsilon"] is None:
         return [f"What all {together['models']} registered models cost together is not known: {together['reason']}"]

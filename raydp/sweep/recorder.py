@@ -13,10 +13,9 @@ from raydp.cache import cache_dir
 from raydp.output import strict
 from raydp.privacy import card_markdown, composed, guarantee
 from raydp.spec import SweepSpec
-from raydp.sweep.folder import SweepFolder
+from raydp.sweep.folder import BASE_RUN, SweepFolder
 from raydp.sweep.progress import SweepProgress
 from raydp.sweep.searched import searched
-from raydp.sweep.worker import BASE_RUN
 from raydp.tasks.base import TaskFacts
 from raydp.tracking import Tracker, TrialRecord
 from raydp.training.trial import TrialPlan

@@ -17,8 +17,8 @@ from raydp.spec import SweepSpec
 from raydp.sweep.draws import num_runs_of
 from raydp.sweep.finish import Finish, set_aliases
 from raydp.sweep.folder import SweepFolder
-from raydp.sweep.notes import notes_of
-from raydp.sweep.points import PRIVATE, counts, points_table, write_tables
+from raydp.sweep.notes import about
+from raydp.sweep.points import counts, points_table, write_tables
 from raydp.sweep.recorder import Committer, Recorder
 from raydp.tasks.base import TaskFacts
 from raydp.tracking import TrialRecord
@@ -67,17 +67,7 @@ def release_best(spec: SweepSpec, folder: SweepFolder, committed: Committer) -> 
     selection = released_selection(folder)
     set_aliases(spec, {"best-utility": selection, "privacy-preferred": selection})
     report = folder.path / "report.html"
-    base = releaser.base()
-    score = base["scores"][spec.select.score]["value"] if base else None
-    write_report(
-        points,
-        selection,
-        report,
-        title=spec.name,
-        base_score=score,
-        warnings=[f"This page shows {PRIVATE}."],
-        notes=notes_of(releaser.plan),
-    )
+    write_report(points, selection, report, **about(folder))
     chosen = selection.to_dict()
     summary = {"selected": chosen, "released_together": strict(together)}
     folder.write_json("summary.json", {"counts": counts(folder), **summary})

@@ -14,14 +14,12 @@ from ray.train.torch import get_device
 
 from raydp import sharing
 from raydp.spec import SweepSpec
+from raydp.sweep.folder import BASE_RUN
 from raydp.sweep.queue import LEASE_SECONDS
 from raydp.sweep.trial import TrialRunner
 from raydp.tasks.base import Task
 from raydp.training.comm import Comm, DistributedComm, LocalComm
 from raydp.training.trial import TrialPlan
-
-BASE_RUN = "base"
-"""The queue's name for the measurement of the untrained base model."""
 
 
 @dataclass(frozen=True, kw_only=True)

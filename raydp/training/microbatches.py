@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,11 +41,15 @@ class Units:
         parts = [np.arange(self.offsets[i], self.offsets[i + 1]) for i in units]
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
+    @cached_property
+    def tokens(self) -> NDArray[np.int64]:
+        """[n] tokens of each unit, summed once for all steps."""
+        before = np.concatenate([[0], np.cumsum(self.lengths)])
+        return np.asarray(before[self.offsets[1:]] - before[self.offsets[:-1]])
+
     def share(self, units: NDArray[np.int64], comm: Comm) -> NDArray[np.int64]:
         """This rank's part of the global batch, every world_size-th by tokens for equal work; it may be empty."""
-        tokens = np.concatenate([[0], np.cumsum(self.lengths)])
-        each = tokens[self.offsets[units + 1]] - tokens[self.offsets[units]]
-        return units[np.argsort(-each, kind="stable")][comm.rank :: comm.world_size]
+        return units[np.argsort(-self.tokens[units], kind="stable")][comm.rank :: comm.world_size]
 
     def microbatches(
         self, units: NDArray[np.int64], size: int | None, max_tokens: int

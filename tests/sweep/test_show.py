@@ -12,7 +12,7 @@ import pytest
 
 from raydp.privacy import PoissonGaussian, privacy_record
 from raydp.spec import load_spec
-from raydp.sweep.notes import notes_of
+from raydp.sweep.notes import notes_of, together_notes
 from raydp.sweep.show import data_notes, lookup_commands, show_selection
 from raydp.tasks.base import TaskFacts
 from tests.conftest import Answer, small_spec
@@ -53,6 +53,13 @@ def test_the_report_ends_with_the_notes_about_the_data() -> None:
     notes = notes_of({"privacy": {"run": record}, "facts": asdict(FACTS)})
     assert notes[0].startswith("Each model: ε at most 8")
     assert notes[-len(NOTES) :] == NOTES
+
+
+def test_released_without_a_guarantee_there_is_no_sum_to_tell() -> None:
+    """released.json is strict JSON: infinity is the string."""
+    assert together_notes({"models": 2, "epsilon": "inf", "delta": 1e-3, "accountant": "rdp"}) == []
+    (told,) = together_notes({"models": 2, "epsilon": 9.5, "delta": 1e-3, "accountant": "rdp"})
+    assert told.startswith("All 2 registered models together: ε at most 9.5")
 
 
 def test_plan_prints_the_notes_about_the_data(raydp: Callable[..., Answer], write_spec: Callable[..., Path]) -> None:
