@@ -8,7 +8,7 @@ gradients, added to a running sum. For time, the ways take turns, one micro-batc
 processor time, which other load disturbs least, and the median of the ratios within a round. For memory, another fresh
 process of each way runs two micro-batches: reported is the peak of its resident set above what it was when the
 libraries were imported, so weights and gradients count. The model and the loss are the same in all ways. Noise is added
-once a step, not once a micro-batch: its time stands by itself. Without --cases all cases are measured.
+once a step, not once a micro-batch: noise.py measures it. Without --cases all cases are measured.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import statistics
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,6 @@ import torch
 from machine import describe
 from torch import nn
 from ways import CASES, MAX_GRAD_NORM, TOKENS, WAYS, Bench
-
-from raydp.training.lattice import add_lattice_noise, lattice_step
-from raydp.training.stream import TEST_KEY, KeyedStream
 
 
 def resident(field: str) -> int:
@@ -66,20 +62,10 @@ def worker(case: str, way: str, args: argparse.Namespace) -> None:
     }
     del sums
     print(json.dumps(answer), flush=True)
-    for line in sys.stdin:
-        run = partial(noise, bench.parameters) if line.strip() == "noise" else step
+    for _ in sys.stdin:
         start = time.process_time()
-        run()
+        step()
         print(json.dumps(time.process_time() - start), flush=True)
-
-
-def noise(parameters: dict[str, nn.Parameter]) -> None:
-    """What the training loop draws and adds once a step."""
-    stream = KeyedStream(key=TEST_KEY, run_id="benchmark")
-    lattice = lattice_step(MAX_GRAD_NORM, sum(p.numel() for p in parameters.values()))
-    for name, p in parameters.items():
-        drawn = stream.normal(p.numel(), step=0, purpose="noise", name=name)
-        add_lattice_noise(torch.zeros_like(p), drawn, std=MAX_GRAD_NORM, step=lattice)
 
 
 class Worker:
@@ -102,9 +88,9 @@ class Worker:
         line = self.process.stdout.readline()
         return json.loads(line) if line else {"error": f"process ended with {self.process.wait()}"}
 
-    def seconds(self, what: str = "step") -> float:
+    def seconds(self) -> float:
         assert self.process.stdin is not None
-        self.process.stdin.write(what + "\n")
+        self.process.stdin.write("\n")
         self.process.stdin.flush()
         return float(self._answer())
 
@@ -131,11 +117,10 @@ def measure(case: str, args: argparse.Namespace) -> dict[str, Any]:
     for _ in range(args.rounds):
         for way, one in workers.items():
             times[way].append(one.seconds())
-    drawn = min(workers["raydp"].seconds("noise") for _ in range(3)) if "raydp" in workers else None
     for one in workers.values():
         one.close()
     reference = CASES[case]["ways"][0]
-    result: dict[str, Any] = {"noise_seconds_a_step": drawn, "ways": {}}
+    result: dict[str, Any] = {"ways": {}}
     for way, answer in answers.items():
         if "error" in answer:
             result["ways"][way] = answer
@@ -182,8 +167,6 @@ def main() -> None:
                 f"{r['peak_bytes'] / 2**20:7.0f} MiB  x{r['ratio_memory']:.3f}  |sum| {r['norm_of_sum']:.6g}",
                 flush=True,
             )
-        if result["noise_seconds_a_step"] is not None:
-            print(f"{case:10s} noise once a step {result['noise_seconds_a_step']:.3f} s")
 
 
 if __name__ == "__main__":
