@@ -6,10 +6,11 @@ import difflib
 import hashlib
 import importlib.util
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar, cast
 
 import torch
 from torch import nn
@@ -21,6 +22,8 @@ from raydp.sections import ModelSpec
 
 TINY = Path(__file__).parent / "data" / "tiny"
 SMOLLM2 = "smollm2-135m-instruct-q4"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,7 @@ class LoadedModel:
             off instead.
         before_exchange: called before the two are exchanged.
         is_base: this is the untrained base model, whose own base it is.
+        base_results: what `of_base` found.
     """
 
     model: nn.Module
@@ -57,6 +61,7 @@ class LoadedModel:
     base_weights: dict[str, torch.Tensor] = field(default_factory=dict)
     before_exchange: Callable[[], None] | None = None
     is_base: bool = False
+    base_results: dict[Hashable, object] = field(default_factory=dict)
 
     @contextmanager
     def base(self) -> Iterator[LoadedModel]:
@@ -74,6 +79,17 @@ class LoadedModel:
             yield base
         finally:
             self.exchange()
+
+    def of_base(self, key: Hashable, measure_fn: Callable[[LoadedModel], T]) -> T:
+        """What a function finds of the untrained base model: once for all trained models that take turns on one base.
+
+        Args:
+            key: everything that the result depends on beside the base.
+        """
+        if key not in self.base_results:
+            with self.base() as base:
+                self.base_results[key] = measure_fn(base)
+        return cast(T, self.base_results[key])
 
     def exchange(self) -> None:
         """Put the base's values in the place of the trained ones, and those where the base's were; twice is as before.

@@ -85,6 +85,23 @@ def test_a_part_of_a_set_shares_the_base(trained) -> None:
 
 
 @pytest.mark.parametrize("adapter", [LORA, FULL], ids=["lora", "full"])
+def test_what_is_found_of_the_base_is_found_once_for_all_models(trained, adapter: AdapterSpec) -> None:
+    asked: list[models.LoadedModel] = []
+
+    def measure(untrained: models.LoadedModel) -> torch.Tensor:
+        asked.append(untrained)
+        return logits(untrained.model)
+
+    many, expected = TrainedModels(base(), trained(adapter)), logits(base().model)
+    for index in (1, 2, 0, 1):
+        with many.loaded(index) as one:
+            for key in ("a", "b"):
+                assert torch.equal(one.of_base(key, measure), expected)
+    assert len(asked) == 2
+    assert all(model.is_base for model in asked)
+
+
+@pytest.mark.parametrize("adapter", [LORA, FULL], ids=["lora", "full"])
 def test_a_base_in_memory_that_is_shared_is_never_written(trained, adapter: AdapterSpec) -> None:
     pretrained = base()
     before = {name: (p, p.clone()) for name, p in pretrained.model.named_parameters()}

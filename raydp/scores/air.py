@@ -99,8 +99,9 @@ class AttributeInference(Sampling):
         )
         details = {}
         if self.base_rate:
-            with model.base() as base:
-                details["base_rate"] = float(np.mean([np.mean(v) for v in self._by_prompt(base, prompts, seed)]))
+            key = ("air", self, seed, tuple(secret.id for of_secret in prompts for secret in of_secret))
+            of_base = model.of_base(key, lambda base: self._by_prompt(base, prompts, seed))
+            details["base_rate"] = float(np.mean([np.mean(values) for values in of_base]))
         if self.paraphrases is not None:
             details["own_prompt"] = float(np.mean([values[0] for values in by_prompt]))
             details["worst_prompt"] = float(np.mean([max(values) for values in by_prompt]))

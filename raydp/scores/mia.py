@@ -11,7 +11,7 @@ from pydantic import Field
 
 from raydp.membership.metrics import RATES, Estimate, Scores, auc, best_accuracy, tpr_at_fpr
 from raydp.scores.base import Measurement, OneByOne
-from raydp.scores.mia_signals import Split, signals, zlib_lengths
+from raydp.scores.mia_signals import Signals, Split, signals, zlib_lengths
 from raydp.tasks.examples import TokenizedExamples
 from raydp.tasks.language import LanguageModelingTask
 
@@ -69,9 +69,14 @@ class MembershipInference(OneByOne):
             "train": sample(rng, np.arange(len(task.train)), self.num_examples),
             "heldout": sample(rng, heldout, self.num_examples),
         }
-        of_model = {s: signals(model.model, task, s, i, fraction=self.min_k_fraction) for s, i in chosen.items()}
-        with model.base() as base:
-            of_base = {s: signals(base.model, task, s, i, fraction=self.min_k_fraction) for s, i in chosen.items()}
+
+        def read(measured: LoadedModel) -> dict[Split, Signals]:
+            return {s: signals(measured.model, task, s, i, fraction=self.min_k_fraction) for s, i in chosen.items()}
+
+        of_model = read(model)
+        # Read like the model, so that the base's own difference is exactly 0.
+        key = ("mia", self, seed, task.facts().content_hash)
+        of_base = model.of_base(key, read)
         lengths = {s: zlib_lengths(model.tokenizer, task, s, i) for s, i in chosen.items()}
         scores: dict[Attack, tuple[Scores, Scores]] = {
             "loss": _both(lambda s: -of_model[s].loss),

@@ -135,6 +135,14 @@ def test_nothing_is_found_where_nothing_was_learnt(members, nonmembers, untraine
     assert misses <= 5
 
 
+def test_of_the_base_itself_the_reference_attack_finds_nothing(tokenizer, task) -> None:
+    """Exactly: also in bf16, where another way to the same loss is another loss."""
+    model = LoadedModel(model=llama(len(tokenizer)).bfloat16(), tokenizer=tokenizer, is_base=True)
+    found = MembershipInference().measure(model, task, seed=0)
+    assert found.value == 0.5
+    assert found.details["loss.auc"] == found.details["base_auc"] != 0.5
+
+
 def test_held_out_copies_of_training_examples_are_left_out(members, nonmembers, overfitted, tokenizer) -> None:
     mixed = examples_task(members, [*nonmembers, *members[:6]], tokenizer)
     assert fresh(mixed).tolist() == list(range(30))

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from raydp.models import LoadedModel
 from raydp.tasks.base import Secret, TaskFacts
 from raydp.tasks.examples import TokenizedExamples
-from raydp.tasks.language import LanguageModelingTask
+from raydp.tasks.language import LanguageModelingTask, content_hash
 from raydp.tasks.spaces import Digits
 
 SPECIAL = ("<bos>", "<eos>")
@@ -53,6 +53,21 @@ def llama(vocab_size: int, *, seed: int = 0, hidden_size: int = 32, scale: float
         for parameter in model.parameters():
             if parameter.dim() == 2:
                 parameter.normal_(std=scale, generator=generator)
+    return model.eval()
+
+
+def gpt2(vocab_size: int, *, seed: int = 0) -> GPT2LMHeadModel:
+    """Two layers of random weights, tied embeddings."""
+    config = GPT2Config(
+        vocab_size=vocab_size, n_positions=64, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=1,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, loss_type="ForCausalLMLoss",
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(seed)
+    model = GPT2LMHeadModel(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(std=0.3, generator=generator)
     return model.eval()
 
 
@@ -98,10 +113,11 @@ def bigram(probabilities: dict[tuple[str, str], float], tokenizer: PreTrainedTok
 def make_task(secrets: Sequence[Secret] = (), controls: Sequence[Secret] = ()) -> LanguageModelingTask:
     """A real task around the secrets; its training data does not matter to a score."""
     examples = TokenizedExamples.from_lists([[2, 3, 4]])
+    content = content_hash(examples, examples, [*secrets, *controls])
     return LanguageModelingTask(
         train=examples,
         heldout=examples,
-        task_facts=TaskFacts(num_examples=1, num_units=1, privacy_unit="example", content_hash="", num_tokens=2),
+        task_facts=TaskFacts(num_examples=1, num_units=1, privacy_unit="example", content_hash=content, num_tokens=2),
         task_secrets=tuple(secrets),
         task_controls=tuple(controls),
     )
@@ -149,7 +165,7 @@ def examples_task(
         num_examples=len(train),
         num_units=len(train),
         privacy_unit="example",
-        content_hash="",
+        content_hash=content_hash(*parts, []),
         num_tokens=parts[0].num_targets(),
     )
     return LanguageModelingTask(train=parts[0], heldout=parts[1], task_facts=facts)
