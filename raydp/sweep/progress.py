@@ -102,6 +102,7 @@ class MeasurementProgress:
 
     def __init__(self, console: Console, *, total: int) -> None:
         self._console, self._total, self._done = console, total, 0
+        self._seen = ""
         self._bar = Progress(console=console, transient=True, disable=not console.is_terminal)
         self._last = time.monotonic()
 
@@ -116,6 +117,16 @@ class MeasurementProgress:
     def advance(self) -> None:
         self._done += 1
         self._bar.advance(self._task)
+        self._tell()
+
+    def report(self, seen: dict[str, tuple[int, int]]) -> None:
+        """How many models each score has gone through that gives no value before it saw all."""
+        under_way = (f"{label} has seen {done} of {total} models" for label, (done, total) in seen.items())
+        self._seen = "".join(f", {text}" for text in under_way)
+        self._bar.update(self._task, description=f"measuring{self._seen}")
+        self._tell()
+
+    def _tell(self) -> None:
         if not self._console.is_terminal and time.monotonic() - self._last >= PLAIN_SECONDS:
-            self._console.print(f"{self._done}/{self._total} measured")
+            self._console.print(f"{self._done}/{self._total} measured{self._seen}")
             self._last = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,16 @@ from raydp.model_sets import TrainedModels
 from raydp.plugins import Plugin
 from raydp.scores.base import Context
 from raydp.sections import ClusterSpec
-from raydp.sweep.slots import fitting_workers
+from raydp.sweep.slots import beside_driver, fitting_workers
 from raydp.tasks.base import Task
 
 Commit = Callable[[str, str, dict[str, Any]], None]
 """(label, model, result)"""
+
+Report = Callable[[dict[str, tuple[int, int]]], None]
+"""label -> (models that its score has gone through, of how many), of scores that know no value before they saw all"""
+
+REPORT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +61,24 @@ class Shared:
     cpus: float
 
 
+class Reports:
+    """An actor that keeps how far scores have come. A scorer that is busy cannot be asked."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, int]] = {}
+
+    def tell(self, label: str, done: int, total: int) -> None:
+        self._seen[label] = (done, total)
+
+    def seen(self) -> dict[str, tuple[int, int]]:
+        return self._seen
+
+
 class Scorer:
     """An actor that holds the base model and measures one job after another."""
 
-    def __init__(self, shared: list[Any]) -> None:
+    def __init__(self, shared: list[Any], reports: Any) -> None:
+        self._reports = reports
         given: Shared = ray.get(shared[0])
         torch.set_num_threads(max(1, int(given.cpus)))
         device = "cuda" if ray.get_gpu_ids() and torch.cuda.is_available() else "cpu"
@@ -75,7 +95,7 @@ class Scorer:
             known = job.done
             try:
                 models, score = self._of(job.names), job.plugin.params
-                context = Context(folder=job.work, done=job.done)
+                context = Context(folder=job.work, done=job.done, progress=partial(self._tell, job.label))
                 for name, measurement in score.measure_many(models, self._task, seed=job.seed, context=context):
                     job = replace(job, done=job.done | {name})
                     yield name, {"status": "finished", "measurement": measurement.document()}
@@ -87,37 +107,47 @@ class Scorer:
                     yield name, {"status": "failed", "reason": reason}
                 return
 
+    def _tell(self, label: str, done: int, total: int) -> None:
+        if total > 1:  # of a single model its value tells
+            self._reports.tell.remote(label, done, total)
+
     def _of(self, names: tuple[str, ...]) -> TrainedModels:
         if self._models is None:
             self._models = TrainedModels(self._base, self._folders, device=self._device)
         return self._models.only(names)
 
 
-def run_jobs(jobs: list[Job], shared: Shared, cluster: ClusterSpec, commit: Commit, *, workers: int | None) -> None:
+def run_jobs(
+    jobs: list[Job], shared: Shared, cluster: ClusterSpec, commit: Commit, report: Report, *, workers: int | None
+) -> None:
     """Measure every job's models on as many actors as fit; results are committed here, one by one.
 
     An actor that dies is replaced, and its job goes on without what is committed; after `max_retries` such deaths what
     is left of the job has failed.
     """
     number = min(_fitting(cluster), len(jobs), workers or len(jobs))
-    reference = [ray.put(shared)]
+    reports = beside_driver(Reports).remote()
+    given = ([ray.put(shared)], reports)
     waiting = deque(jobs)
-    idle = [_start(cluster, reference) for _ in range(number)]
+    idle = [_start(cluster, given) for _ in range(number)]
     running: list[tuple[Any, Any, Job]] = []
     while waiting or running:
         while idle and waiting:
             actor, job = idle.pop(), waiting.popleft()
             stream = actor.measure.options(num_returns="streaming").remote(job)
             running.append((stream, actor, job))
-        (ready,), _ = ray.wait([stream for stream, _, _ in running], num_returns=1)
-        position = next(i for i, (stream, _, _) in enumerate(running) if stream is ready)
+        ready, _ = ray.wait([stream for stream, _, _ in running], num_returns=1, timeout=REPORT_SECONDS)
+        if not ready:
+            report(ray.get(reports.seen.remote()))
+            continue
+        position = next(i for i, (stream, _, _) in enumerate(running) if stream is ready[0])
         stream, actor, job = running.pop(position)
         try:
             name, result = ray.get(next(stream))
         except StopIteration:
             idle.append(actor)
         except ray.exceptions.RayActorError:
-            idle.append(_start(cluster, reference))
+            idle.append(_start(cluster, given))
             again = replace(job, attempts=job.attempts + 1)
             if again.attempts <= cluster.max_retries:
                 waiting.appendleft(again)
@@ -129,9 +159,9 @@ def run_jobs(jobs: list[Job], shared: Shared, cluster: ClusterSpec, commit: Comm
             running.append((stream, actor, replace(job, done=job.done | {name})))
 
 
-def _start(cluster: ClusterSpec, reference: list[Any]) -> Any:
+def _start(cluster: ClusterSpec, given: tuple[list[Any], Any]) -> Any:
     scorer = ray.remote(Scorer).options(num_cpus=cluster.cpus_per_worker, num_gpus=cluster.gpus_per_worker)
-    return scorer.remote(reference)
+    return scorer.remote(*given)
 
 
 def _fitting(cluster: ClusterSpec) -> int:

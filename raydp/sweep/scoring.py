@@ -205,7 +205,7 @@ def _measure(
                 results[label].commit(name, result)
                 shown.advance()
 
-            run_jobs(jobs, shared, spec.cluster, commit, workers=workers)
+            run_jobs(jobs, shared, spec.cluster, commit, shown.report, workers=workers)
     except KeyboardInterrupt:
         return False
     finally:

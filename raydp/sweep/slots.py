@@ -57,6 +57,12 @@ def start_ray(cluster: ClusterSpec) -> None:
     )
 
 
+def beside_driver(cls: type) -> Any:
+    """An actor's class that takes no CPU and lives on the driver's node, so that its actor ends with nobody else."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return ray.remote(cls).options(num_cpus=0, scheduling_strategy=here)
+
+
 def fitting_workers(cluster: ClusterSpec) -> int:
     """How many workers the cluster can hold at once."""
     total = ray.cluster_resources()
@@ -91,9 +97,7 @@ class Slots:
 
     def __init__(self, cluster: ClusterSpec, *, expected: int, storage: Path) -> None:
         self.num_slots = min(fitting_slots(cluster), expected)
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        queue = ray.remote(TrialQueue).options(num_cpus=0, scheduling_strategy=here)  # ends with nobody but the driver
-        self.queue: Any = queue.remote(expected=expected, max_retries=cluster.max_retries)
+        self.queue: Any = beside_driver(TrialQueue).remote(expected=expected, max_retries=cluster.max_retries)
         self._shared: Any = None
         self._cluster = cluster
         self._storage = storage
@@ -127,7 +131,7 @@ class Slots:
             self._reasons.append(str(error).strip().splitlines()[-1])
         with self._lock:
             self._running -= 1
-            if not self._running:
+            if not self._running and ray.is_initialized():  # after an interruption this would start another Ray
                 ray.get(self.queue.abandon.remote("; ".join(self._reasons) or "no worker group is left"))
 
     def _run_groups(self, slot: int) -> None:

@@ -1,0 +1,40 @@
+"""What a user sees while scores are measured that give no value before they saw all models."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from raydp.scores.requests import requests_from
+from raydp.sweep import progress, scorers
+from raydp.sweep.progress import MeasurementProgress
+from raydp.sweep.scoring import score_sweep
+from tests.sweep.trained import Trained
+
+
+@pytest.fixture
+def console(monkeypatch: pytest.MonkeyPatch) -> Console:
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
+    return Console(file=io.StringIO(), width=200)
+
+
+def test_a_line_names_what_is_measured_and_what_was_seen(console: Console) -> None:
+    with MeasurementProgress(console, total=4) as shown:
+        shown.advance()
+        shown.report({"acr": (1, 3), "distance": (2, 3)})
+        shown.advance()
+    seen = ", acr has seen 1 of 3 models, distance has seen 2 of 3 models"
+    assert console.file.getvalue().splitlines() == ["1/4 measured", f"1/4 measured{seen}", f"2/4 measured{seen}"]
+
+
+def test_a_search_over_all_models_says_how_far_it_is(
+    trained: Trained, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scorers, "REPORT_SECONDS", 0.1)
+    options = ["num_seeds=1", "max_steps=10", "max_prompt_tokens=5"]
+    answer = score_sweep(trained.folder, requests_from(names="acr", params=options, label="searched"), console=console)
+    assert answer["scores"]["searched"]["measured"] == 5
+    assert re.search(r"0/5 measured, searched has seen [1-5] of 5 models", console.file.getvalue())
