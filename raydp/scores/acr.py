@@ -78,7 +78,7 @@ class AdversarialCompression(BaseModel):
     batch_size: int = Field(100, ge=1)
     top_k: int = Field(250, ge=1)
     max_prompt_tokens: int = Field(25, ge=1)
-    patience: int = Field(40, ge=1)
+    patience: int = Field(25, ge=1)
     retokenizable: bool = False
     max_steps: int | None = Field(None, ge=1)
     max_seconds: float | None = Field(None, gt=0)
