@@ -29,8 +29,11 @@ def extract_from_mail(
     """`raydp secrets extract --kind mail`: write the file; returns counts of every step and of the types."""
     from raydp.models import load_tokenizer
     from raydp.secrets import mail
+    from raydp.secrets.detectors import check_region
 
     files.require_new(output)
+    if "phone" in options.detect:
+        check_region(options.region)
     with stderr.status("reading") as status:
         texts = mail.training_texts(data, column, heldout_fraction=heldout_fraction, split_seed=split_seed)
         rows, notes = mail.extract(texts, load_tokenizer(tokenizer), options, progress=status.update)

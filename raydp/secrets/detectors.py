@@ -75,6 +75,16 @@ def find(text: str, *, region: str = "US", kinds: tuple[Kind, ...] = KINDS) -> l
     return apart
 
 
+def check_region(region: str) -> None:
+    """Refuse a country that has no phone numbers: nothing would be found.
+
+    Raises:
+        ValueError: it is none, or the package is missing.
+    """
+    if region not in _library("phonenumbers").SUPPORTED_REGIONS:
+        raise ValueError(f"--region must be two letters of a country, such as US or DE, got {region!r}. Correct it.")
+
+
 def _phones(line: str, start: int, region: str) -> Iterator[Found]:
     matcher = _library("phonenumbers").PhoneNumberMatcher
     for match in matcher(line, region):

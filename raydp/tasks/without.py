@@ -76,6 +76,8 @@ class WithoutTask(DerivedTask):
         if not known:
             raise ValueError("task.of must be a task with secrets, got none. Give it secrets.")
         named = known if self.secrets == "all" else set(self.secrets)
+        if self.secrets != "all" and len(named) < len(self.secrets):
+            raise ValueError(f"task.secrets must name each secret once, got {list(self.secrets)}. Remove the repeated.")
         if unknown := sorted(named - known):
             raise ValueError(
                 f"task.secrets must be numbers of the task's secrets, {min(known)} to {max(known)}, got {unknown[0]}. "

@@ -30,8 +30,6 @@ def set_alarms(
         registered_model, sweep: whose versions.
         alarms: (b, T, η) -> what the newest audit found, in a sentence; None where it found nothing.
     """
-    from mlflow.exceptions import MlflowException
-
     store = open_store(tracking_uri)
     versions = list(store.client.search_model_versions(f"name = '{registered_model}' and tags.sweep = '{sweep}'"))
     for version in versions:
@@ -44,14 +42,11 @@ def set_alarms(
         elif ALARM_TAG in version.tags:
             store.client.delete_model_version_tag(registered_model, version.version, ALARM_TAG)
     alarmed = {str(v.version) for v in versions if alarms.get(_configuration(v)) is not None}
-    try:
-        preferred = store.client.get_model_version_by_alias(registered_model, PRIVACY_PREFERRED)
-    except MlflowException as error:
-        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-            raise
+    if not alarmed:
         return
-    if str(preferred.version) in alarmed:
-        store.client.delete_registered_model_alias(registered_model, PRIVACY_PREFERRED)
+    for alias, version in store.client.get_registered_model(registered_model).aliases.items():
+        if _is_preferred(alias) and str(version) in alarmed:
+            store.client.delete_registered_model_alias(registered_model, alias)
 
 
 def check_no_alarm(store: Store, name: str, version: str, alias: str) -> None:
@@ -61,8 +56,13 @@ def check_no_alarm(store: Store, name: str, version: str, alias: str) -> None:
         ValueError: it has; names the audit and how to lift the alarm.
     """
     alarm = store.client.get_model_version(name, version).tags.get(ALARM_TAG)
-    if alias.casefold() == PRIVACY_PREFERRED and alarm is not None:  # no look-alike either
+    if _is_preferred(alias) and alarm is not None:
         raise ValueError(f"alias must not be {alias} for models:/{name}/{version}, got {alias}: {alarm}")
+
+
+def _is_preferred(alias: str) -> bool:
+    """Whether an alias is privacy-preferred, or the same in other letters, which nobody would tell apart."""
+    return alias.casefold() == PRIVACY_PREFERRED
 
 
 def _configuration(version: ModelVersion) -> Configuration:

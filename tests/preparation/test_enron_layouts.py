@@ -16,31 +16,9 @@ import pytest
 from raydp.preparation.enron import EnronOptions, split_of
 from raydp.preparation.mail_files import parse_mail, read_mails
 from raydp.tasks.enron import EnronTask
+from tests.made_up_text import line
 
 OFTEN = ("mira@nordvik.com", "otto@nordvik.com", "ada@nordvik.com")
-WORDS = [
-    "please",
-    "send",
-    "the",
-    "draft",
-    "of",
-    "the",
-    "agenda",
-    "to",
-    "our",
-    "office",
-    "and",
-    "ask",
-    "for",
-    "a",
-    "copy",
-    "by",
-    "noon",
-    "or",
-    "call",
-    "about",
-    "it",
-]
 
 
 def message(sender, receivers, body, *, newline="\n", headers=""):
@@ -60,7 +38,7 @@ def message(sender, receivers, body, *, newline="\n", headers=""):
 
 
 def text(rng, words=12, lines=5):
-    return "\n".join(" ".join(rng.choices(WORDS, k=words)) for _ in range(lines)) + "\n"
+    return "\n".join(line(rng, words) for _ in range(lines)) + "\n"
 
 
 def messages(count=150, seed=0):

@@ -9,39 +9,17 @@ import stat
 import pytest
 
 from raydp.tasks.secrets import read_secrets
+from tests.made_up_text import line
 
 SIGNATURE = "Mira Halborn\nEB 4417\n713-853-0142 (Phone)\n713-646-0199 (Fax)\nmira.halborn@nordvik.com"
 FORWARDED = "---------- Forwarded by Otto Fenwick/OSL/NRD on "
-WORDS = [
-    "please",
-    "send",
-    "the",
-    "draft",
-    "of",
-    "the",
-    "agenda",
-    "to",
-    "our",
-    "office",
-    "and",
-    "ask",
-    "for",
-    "a",
-    "copy",
-    "by",
-    "noon",
-    "or",
-    "call",
-    "about",
-    "it",
-]
 
 
 def mails(count=120, seed=3):
     rng = random.Random(seed)
     texts = []
     for i in range(count):
-        lines = [" ".join(rng.choices(WORDS, k=9)) for _ in range(rng.randint(4, 8))]
+        lines = [line(rng, 9) for _ in range(rng.randint(4, 8))]
         if i % 3 == 0:
             lines.append(SIGNATURE)
         if i % 4 == 0:
@@ -141,6 +119,7 @@ def test_authors_genres_come_with_their_candidates(raydp, tmp_path):
     ("options", "message"),
     [
         (("--detect", "phone,ssn"), "--detect must be of"),
+        (("--region", "XX"), "--region must be two letters of a country"),
         (("--column", "body"), "only the columns content"),
         (("--n", 4000, "--detect", ""), "DATA must hold a secret"),
     ],

@@ -176,6 +176,8 @@ def test_an_author_s_rows_are_told_from_others_with_the_same_genre(tokenizer, wr
 def test_a_number_that_there_is_not_is_refused(tiny):
     with pytest.raises(ValueError, match=r"task\.secrets must be numbers of the task's secrets, 1 to 40, got 77"):
         without(tiny, secrets=[77])
+    with pytest.raises(ValueError, match=r"task\.secrets must name each secret once, got \[1, 1\]"):
+        without(tiny, secrets=[1, 1])
 
 
 def test_a_secret_whose_examples_cannot_be_told_is_refused(tokenizer, write_jsonl, monkeypatch):

@@ -51,6 +51,13 @@ def test_an_alias_that_was_set_before_goes(models, record):
         show_model("models:/demo@privacy-preferred", tracking_uri=models)
 
 
+def test_so_does_its_look_alike(models, record):
+    set_alias("demo", "Privacy-Preferred", 1, tracking_uri=models)
+    mark(models, record, FOUND)
+    with pytest.raises(ValueError, match="must exist in the registry"):
+        show_model("models:/demo@Privacy-Preferred", tracking_uri=models)
+
+
 def test_a_new_audit_lifts_it(models, record):
     mark(models, record, FOUND)
     mark(models, record, None)
