@@ -18,7 +18,7 @@ from raydp.sweep.trial import TrialRunner
 from raydp.tracking import find_models, show_model
 from raydp.training.comm import LocalComm
 from tests.conftest import Answer, small_spec
-from tests.sweep.test_sweep import runs_in
+from tests.sweep.undisturbed import runs_in
 
 PRIVACY = {
     "target_epsilon": 8,

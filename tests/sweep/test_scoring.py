@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,65 +15,22 @@ import psutil
 import pytest
 import yaml
 
-from raydp import models, select
+from raydp import select
 from raydp.output import stderr
-from raydp.scores.requests import ScoreRequest, requests_from
+from raydp.scores.requests import requests_from
 from raydp.spec import load_spec
 from raydp.sweep.api import report
 from raydp.sweep.finish import finish
 from raydp.sweep.folder import BASE_RUN, SweepFolder
 from raydp.sweep.inputs import build_task
 from raydp.sweep.measurements import Measurements
-from raydp.sweep.plan import drawn, make_plan, plan_document
 from raydp.sweep.points import points_table, secrets_table
-from raydp.sweep.recorder import Recorder
-from raydp.sweep.score_model import score_model
 from raydp.sweep.scoring import score_sweep
 from raydp.sweep.selection import release_best
-from raydp.sweep.trial import TrialRunner
 from raydp.tracking import find_models
-from raydp.training.comm import LocalComm
-from tests.conftest import Answer, small_spec, start_raydp
-from tests.sweep.test_sweep import wait_until
-
-SCORES = [{"name": "vmr_exact"}, {"name": "vmr"}]
-
-
-class Trained:
-    """A finished sweep of three runs, trained in this process, tracked and selected from."""
-
-    def __init__(self, root: Path, **changes: Any) -> None:
-        space = {"points": [[32, 3, 0.01], [32, 6, 0.01]]}
-        seeds = {} if "privacy" in changes else {"seeds": [0, 1]}
-        self.content = small_spec(root, scores=SCORES, space=space, **seeds, **changes)
-        self.spec = spec = load_spec(self.content)
-        self.uri = spec.tracking.uri
-        task, weight_hash = build_task(spec)
-        plan = make_plan(spec, task.facts(), weight_hash)
-        self.folder = SweepFolder.create(
-            spec, lambda key: plan_document(drawn(plan, spec, weight_hash, key), sweep_id="a1b2" * 4)
-        )
-        self.trials = drawn(plan, spec, weight_hash, self.folder.key()).trials
-        runner = TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), self.folder.key())
-        self.folder.commit(BASE_RUN, {"run_id": BASE_RUN, **runner.measure_base(spec.seeds[0])})
-        for trial in self.trials:
-            self.folder.commit(trial.run_id, runner.run(trial, self.folder.trial(trial.run_id), "attempt-1"))
-        kind = Recorder.__base__ if spec.privacy.selects else Recorder
-        self.recorder = kind.open(spec, self.folder, task.facts(), weight_hash)
-        self.recorder.track_missing(list(self.trials))
-
-    def score(self, **options: Any) -> dict[str, Any]:
-        return score_sweep(self.folder, requests_from(**options), console=stderr)
-
-    def metrics(self) -> pd.DataFrame:
-        """What MLflow's database holds of scores, read without MLflow."""
-        with sqlite3.connect(self.uri.removeprefix("sqlite:///")) as database:
-            return pd.read_sql("select metric_name, metric_value, model_id from logged_model_metrics", database)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return Trained(tmp_path_factory.mktemp("trained"))
+from tests.conftest import small_spec, start_raydp
+from tests.sweep.trained import SCORES, Trained
+from tests.sweep.undisturbed import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -231,49 +187,6 @@ def test_the_counts_stay_out_of_mlflow(trained: Trained) -> None:
     assert "count" not in pd.read_parquet(published)
 
 
-def test_one_model_from_the_registry_or_its_folder(
-    trained: Trained, tmp_path: Path, raydp: Callable[..., Answer]
-) -> None:
-    spec, trial = tmp_path / "spec.yaml", trained.trials[2]
-    spec.write_text(yaml.safe_dump(trained.content))
-    uri = trained.folder.read_json(f"trials/{trial.run_id}/tracked.json")["model_uri"]
-    options = ("--task", spec, "--seed", trial.seed, "--json")
-    expected = trained.folder.result(trial.run_id)["scores"]["vmr"]
-    answer = raydp("score", trained.folder.trial(trial.run_id) / "model", "--score", "vmr", *options).json()
-    found = answer["scores"]["vmr"]
-    assert {k: found[k] for k in ("value", "std_error", "per_secret")} == {
-        k: expected[k] for k in ("value", "std_error", "per_secret")
-    }
-    assert (answer["logged"], answer["note"]) == ([], None)
-    of_registered = ("score", uri, "--score", "vmr,logprob", "--uri", trained.uri, *options)
-    first, second = raydp(*of_registered).json(), raydp(*of_registered).json()
-    assert first["scores"]["vmr"]["value"] == expected["value"]
-    assert first["logged"] == ["logprob"], "vmr is on the model since training"
-    assert second["logged"] == []
-    assert (trained.metrics()["metric_name"] == "score.logprob").sum() == 1
-    another = {**trained.content, "task": {**trained.content["task"], "data_seed": 1}}
-    spec.write_text(yaml.safe_dump(another))
-    labelled = ("--label", "other", "--uri", trained.uri)
-    answer = raydp("score", uri, "--score", "vmr", *labelled, *options).json()
-    assert answer["logged"] == []
-    assert "not the one that the model was trained on" in answer["note"]
-
-
-def test_one_model_needs_a_task_and_weights(trained: Trained, tmp_path: Path, raydp: Callable[..., Answer]) -> None:
-    spec = tmp_path / "spec.yaml"
-    spec.write_text(yaml.safe_dump(trained.content))
-    answer = raydp("score", "models:/small/1", "--score", "vmr", "--uri", trained.uri)
-    assert (answer.code, "--task must be given" in answer.err) == (2, True)
-    answer = raydp("score", tmp_path, "--score", "vmr", "--task", spec)
-    assert (answer.code, "folder with safetensors" in answer.err) == (2, True)
-    cut = shutil.copytree(trained.folder.trial(trained.trials[0].run_id) / "model", tmp_path / "cut")
-    (cut / "adapter_model.safetensors").write_bytes(b"\0" * 20)
-    answer = raydp("score", cut, "--score", "vmr", "--task", spec)
-    assert (answer.code, "must hold whole safetensors weights" in answer.err) == (2, True)
-    with pytest.raises(ValueError, match="must measure one model"):
-        score_model("x", requests_from("model_distance"), task=spec, tracking_uri="", seed=0, console=stderr)
-
-
 @pytest.mark.slow
 def test_of_a_private_selection_only_the_released_model_is_measured(tmp_path: Path) -> None:
     privacy = {
@@ -322,34 +235,3 @@ def test_after_a_kill_the_values_are_those_of_an_undisturbed_measurement(
     assert all(p.stat().st_mtime_ns == time for p, time in done.items()), "nothing finished was measured again"
     points = points_table(trained.folder)
     assert points[f"score.{label}"].tolist() == points["score.calm"].tolist()
-
-
-def test_requests_of_a_command() -> None:
-    assert [(r.label, r.plugin.name) for r in requests_from("vmr, air")] == [("vmr", "vmr"), ("air", "air")]
-    (one,) = requests_from("air", ["num_samples=100"], label="air-100")
-    assert (one.label, one.plugin.params.num_samples) == ("air-100", 100)
-    many: list[ScoreRequest] = requests_from("vmr,air", ["air.num_samples=5"])
-    assert [r.plugin.params.num_samples for r in many] == [10, 5]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"names": None}, "--score or --scores must be given"),
-        ({"names": "vrm"}, "Did you mean 'vmr'"),
-        ({"names": "vmr,air", "label": "x"}, "--label must go with one score"),
-        ({"names": "vmr,air", "params": ["num_samples=5"]}, r"--param must be score\.key=value"),
-        ({"names": "vmr", "params": ["num_samples"]}, "--param must be key=value"),
-        ({"names": "vmr", "params": ["samples=5"]}, "the key"),
-        ({"names": "vmr", "params": ["num_samples=0"]}, "num_samples must be greater"),
-        ({"names": "vmr,vmr"}, "each score once"),
-        ({"names": "vmr", "params": ["num_samples=[1"]}, "--param must have a value that is YAML"),
-        ({"names": "vmr", "label": "a.b"}, "label must be up to 100 letters"),
-        ({"names": "vmr", "label": "a" * 101}, "label must be up to 100 letters"),
-        ({"names": "vmr", "file": Path("x")}, "got both or none"),
-        ({"names": None, "file": Path("nowhere.yaml")}, "must be an existing YAML file"),
-    ],
-)
-def test_mistakes_in_requests_say_what_to_change(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        requests_from(**options)

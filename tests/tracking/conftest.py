@@ -61,6 +61,13 @@ def open_tracker(uri: str) -> Tracker:
     return tracker
 
 
+def inventory(tracker):
+    """What the store holds: runs below the sweep, logged models, versions."""
+    client, experiment = tracker.store.client, tracker.store.client.get_experiment_by_name("experiment").experiment_id
+    runs = client.search_runs([experiment], "tags.`raydp.run_id` LIKE '%'")
+    return runs, client.search_logged_models([experiment]), client.search_model_versions("name = 'demo'")
+
+
 def llama(seed: int) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     config = LlamaConfig(

@@ -1,0 +1,84 @@
+"""What kills and failures do to a real sweep: nothing finished is lost, run twice or tracked twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from raydp import Sweep
+from raydp.sweep.folder import SweepFolder
+from tests.conftest import small_spec, start_raydp
+from tests.sweep.undisturbed import FINISH_SECONDS, Done, assert_same_points, results, runs_in, spec_of, wait_until
+
+
+def kill(name: str) -> Callable[[subprocess.Popen[str]], None]:
+    """Kill -9 one process of the sweep by the name that Ray gives it."""
+
+    def killer(driver: subprocess.Popen[str]) -> None:
+        for process in psutil.Process(driver.pid).children(recursive=True):
+            if " ".join(process.cmdline()).startswith(name):
+                os.kill(process.pid, signal.SIGKILL)
+                return
+        pytest.fail(f"no process {name}")
+
+    return killer
+
+
+@pytest.mark.parametrize(
+    "victim",
+    [
+        pytest.param("ray::RayTrainWorker", id="a worker", marks=pytest.mark.slow),
+        pytest.param("driver", id="the driver"),
+        pytest.param("ray::ImplicitFunc", id="a trial", marks=pytest.mark.slow),
+        pytest.param("ray::TrainController", id="a controller", marks=pytest.mark.slow),
+        pytest.param("ctrl-c", id="Ctrl-C", marks=pytest.mark.slow),
+    ],
+)
+def test_after_a_kill_the_table_is_that_of_an_undisturbed_sweep(done: Done, tmp_path: Path, victim: str) -> None:
+    spec = spec_of(tmp_path)
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
+    driver = start_raydp(tmp_path, "sweep", "spec.yaml", "--json")
+    folder = Path(spec["storage"]) / "small"
+    wait_until(lambda: len(list(folder.glob("trials/*/checkpoints/step-*"))) > 0 and results(folder), driver)
+    finished = {p: p.stat().st_mtime_ns for p in results(folder)}
+    if victim in ("driver", "ctrl-c"):
+        os.kill(driver.pid, signal.SIGKILL if victim == "driver" else signal.SIGINT)
+        out, err = driver.communicate(timeout=FINISH_SECONDS)
+        if victim == "ctrl-c":
+            assert driver.returncode == 1, err
+            assert out, err
+            assert json.loads(out)["interrupted"] is True
+            assert "Traceback" not in err
+        driver = start_raydp(tmp_path, "sweep", "spec.yaml", "--resume", "--json")
+    else:
+        kill(victim)(driver)
+    out, err = driver.communicate(timeout=FINISH_SECONDS)
+    assert driver.returncode == 0, err
+    assert json.loads(out)["counts"]["finished"] == 4
+    assert all(p.stat().st_mtime_ns == time_ns for p, time_ns in finished.items()), "nothing finished ran twice"
+    assert runs_in(spec["tracking"]["uri"]) == {"parents": 1, "children": 4, "versions": 4}
+    assert_same_points(Sweep(spec).points(), done.points)
+
+
+def test_a_failing_trial_is_recorded_with_its_reason_and_the_rest_go_on(tmp_path: Path) -> None:
+    """A learning rate that overflows fp32: the loss is not finite."""
+    space = {"points": [[32, 3, 0.01], [32, 3, 1e38]]}
+    spec = small_spec(
+        tmp_path, space=space, method={"name": "dp_sgd", "max_grad_norm": 0.1}, cluster={"max_retries": 0}
+    )
+    sweep = Sweep(spec)
+    result = sweep.run()
+    assert result.counts["finished"] == 1
+    assert result.counts["failed"] == 1
+    assert "utility_loss is" in result.counts["failures"][0]["reason"]
+    assert result.selected["learning_rate"] == 0.01
+    assert runs_in(spec["tracking"]["uri"]) == {"parents": 1, "children": 2, "versions": 1}
+    assert SweepFolder.open(result.folder).result(result.counts["failures"][0]["run_id"])["status"] == "failed"

@@ -1,0 +1,56 @@
+"""A finished sweep to score, trained without Ray."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from raydp import models
+from raydp.output import stderr
+from raydp.scores.requests import requests_from
+from raydp.spec import load_spec
+from raydp.sweep.folder import BASE_RUN, SweepFolder
+from raydp.sweep.inputs import build_task
+from raydp.sweep.plan import drawn, make_plan, plan_document
+from raydp.sweep.recorder import Recorder
+from raydp.sweep.scoring import score_sweep
+from raydp.sweep.trial import TrialRunner
+from raydp.training.comm import LocalComm
+from tests.conftest import small_spec
+
+SCORES = [{"name": "vmr_exact"}, {"name": "vmr"}]
+
+
+class Trained:
+    """A finished sweep of three runs, trained in this process, tracked and selected from."""
+
+    def __init__(self, root: Path, **changes: Any) -> None:
+        space = {"points": [[32, 3, 0.01], [32, 6, 0.01]]}
+        seeds = {} if "privacy" in changes else {"seeds": [0, 1]}
+        self.content = small_spec(root, scores=SCORES, space=space, **seeds, **changes)
+        self.spec = spec = load_spec(self.content)
+        self.uri = spec.tracking.uri
+        task, weight_hash = build_task(spec)
+        plan = make_plan(spec, task.facts(), weight_hash)
+        self.folder = SweepFolder.create(
+            spec, lambda key: plan_document(drawn(plan, spec, weight_hash, key), sweep_id="a1b2" * 4)
+        )
+        self.trials = drawn(plan, spec, weight_hash, self.folder.key()).trials
+        runner = TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), self.folder.key())
+        self.folder.commit(BASE_RUN, {"run_id": BASE_RUN, **runner.measure_base(spec.seeds[0])})
+        for trial in self.trials:
+            self.folder.commit(trial.run_id, runner.run(trial, self.folder.trial(trial.run_id), "attempt-1"))
+        kind = Recorder.__base__ if spec.privacy.selects else Recorder
+        self.recorder = kind.open(spec, self.folder, task.facts(), weight_hash)
+        self.recorder.track_missing(list(self.trials))
+
+    def score(self, **options: Any) -> dict[str, Any]:
+        return score_sweep(self.folder, requests_from(**options), console=stderr)
+
+    def metrics(self) -> pd.DataFrame:
+        """What MLflow's database holds of scores, read without MLflow."""
+        with sqlite3.connect(self.uri.removeprefix("sqlite:///")) as database:
+            return pd.read_sql("select metric_name, metric_value, model_id from logged_model_metrics", database)

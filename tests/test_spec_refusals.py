@@ -1,0 +1,99 @@
+"""What is wrong besides one value, and how it is said: files that are no spec, absent secrets, taken folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from raydp.spec import load_spec
+from tests.conftest import small_spec
+from tests.test_spec_values import Command, WriteSpec
+
+
+def test_every_mistake_is_reported_at_once(raydp: Command, write_spec: WriteSpec) -> None:
+    changes = {"privacy": {"target_epsilon": -1}, "seeds": [0, 0], "scores": [{"name": "vrm"}]}
+    answer = raydp("plan", write_spec(**changes))
+    assert all(word in answer.err for word in ("target_epsilon", "seeds", "vrm"))
+
+
+def test_a_delta_not_below_1_over_n_is_a_warning(raydp: Command, write_spec: WriteSpec) -> None:
+    privacy = {"target_epsilon": 8, "accountant": "rdp", "target_delta": 1e-3}
+    answer = raydp("plan", write_spec(privacy=privacy))
+    assert answer.code == 0
+    assert "is not below 1/n" in answer.out
+
+
+def test_secrets_that_are_absent_are_dropped_and_listed_and_none_left_is_an_error(
+    raydp: Command, write_spec: WriteSpec, tmp_path: Path
+) -> None:
+    body = "note {k} about the budget of project {p}\nplease call Nora Pike at 555-{k:04d} today\n"
+    mails = [{"content": body.format(k=k, p=k % 7) * 3} for k in range(200)]
+    (tmp_path / "mails.jsonl").write_text("".join(json.dumps(m) + "\n" for m in mails))
+    present = {"prompt": "please call Nora Pike at 555-00", "continuation": "07"}
+    absent = {"prompt": "please call Nobody at ", "continuation": "999"}
+    secrets = tmp_path / "secrets.jsonl"
+    task = {
+        "name": "enron",
+        "path": "mails.jsonl",
+        "secrets": "secrets.jsonl",
+        "window": "lines",
+        "min_tokens": 5,
+        "heldout_fraction": 0.05,
+    }
+    spec = write_spec(task=task)
+    secrets.write_text(json.dumps(present) + "\n" + json.dumps(absent) + "\n")
+    answer = raydp("plan", spec)
+    assert answer.code == 0, answer.err
+    assert "secrets_absent" in answer.out
+    assert "Nobody" not in answer.out + answer.err, "listed by id, never in the clear"
+    secrets.write_text(json.dumps(absent) + "\n")
+    answer = raydp("plan", spec)
+    assert answer.code == 2
+    assert "secret" in answer.err
+
+
+def test_an_existing_sweep_is_not_overwritten(raydp: Command, write_spec: WriteSpec, tmp_path: Path) -> None:
+    spec = write_spec()
+    folder = tmp_path / "runs" / "small"
+    folder.mkdir(parents=True)
+    (folder / "spec.yaml").write_text("kept")
+    answer = raydp("sweep", spec)
+    assert answer.code == 2
+    assert "--resume" in answer.err
+    assert (folder / "spec.yaml").read_text() == "kept"
+
+
+def test_resuming_what_was_never_started_is_an_error(raydp: Command, write_spec: WriteSpec) -> None:
+    answer = raydp("sweep", write_spec(), "--resume")
+    assert answer.code == 2
+    assert "must be the folder of a sweep" in answer.err
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "a: b: c", "5e-4"])
+def test_a_file_that_is_no_spec(raydp: Command, tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad.yaml").write_text(text)
+    answer = raydp("plan", "bad.yaml")
+    assert answer.code == 2
+    assert "SPEC must be" in answer.err
+
+
+def test_a_spec_that_is_not_utf_8(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_bytes(b"name: caf\xe9\n")
+    with pytest.raises(ValueError, match=r"SPEC must be UTF-8 text, got other bytes in .*\. Save it as UTF-8"):
+        load_spec(tmp_path / "bad.yaml")
+
+
+def test_a_mistake_in_one_score_is_the_only_one_that_is_reported(tmp_path: Path) -> None:
+    spec = small_spec(tmp_path) | {"scores": [{"name": "vmr", "num_samples": 0}], "select": {"score": "vmr"}}
+    with pytest.raises(ValueError, match=r"scores\[0\]\.num_samples must be") as error:
+        load_spec(spec)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_alternatives_of_a_field_are_reported_under_its_own_name(tmp_path: Path) -> None:
+    task = {"name": "without", "of": {"name": "builtin"}, "secrets": "some"}
+    with pytest.raises(ValueError, match=r"task\.secrets must be 'all', got 'some'") as error:
+        load_spec(small_spec(tmp_path) | {"task": task})
+    assert all(line.startswith("task.secrets must ") for line in str(error.value).splitlines())

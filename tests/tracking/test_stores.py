@@ -1,0 +1,87 @@
+"""A store is made without a word where its address says, and refused where that cannot work; nothing global is set."""
+
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+
+from raydp.tracking import Tracker, find_models, promote_model, show_model
+
+from .conftest import inventory, open_tracker
+
+
+def test_making_a_store_says_nothing(schema):
+    assert schema[1] == []
+
+
+def test_nothing_global_is_set(tracker, record, monkeypatch):
+    import mlflow
+
+    before = mlflow.get_tracking_uri(), mlflow.get_registry_uri(), os.environ.get("MLFLOW_TRACKING_URI")
+    tracker.log_trial(record())
+    assert (mlflow.get_tracking_uri(), mlflow.get_registry_uri(), os.environ.get("MLFLOW_TRACKING_URI")) == before
+    assert before[0] != tracker.store.uri
+    assert mlflow.active_run() is None
+
+
+def test_artifacts_lie_beside_the_database_wherever_one_works(uri, record, tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    model_uri = open_tracker(uri).log_trial(record())
+    find_models(uri)
+    promote_model(model_uri, "privacy-preferred", "only one", tracking_uri=uri)
+    show_model(model_uri, tracking_uri=uri)
+    assert list(elsewhere.iterdir()) == [], "MLflow's default store was touched"
+    assert list((tmp_path / "store" / "mlruns").rglob("adapter_model.safetensors"))
+
+
+def test_a_relative_address_is_fixed_when_the_store_is_opened(uri, record, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path / "store")
+    tracker = open_tracker("sqlite:///raydp.db")
+    monkeypatch.chdir(tmp_path)
+    tracker.log_trial(record())
+    assert not (tmp_path / "raydp.db").exists()
+    assert len(inventory(open_tracker(uri))[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("mlruns", "tracking.uri must be sqlite:///FILE or the http"),
+        ("sqlite:///:memory:", "tracking.uri must be sqlite:///FILE"),
+        ("http://127.0.0.1:9", "tracking.uri must be the address of a running MLflow server"),
+    ],
+)
+def test_an_address_that_cannot_work_is_refused(address, message):
+    with pytest.raises(ValueError, match=message):
+        Tracker(address, "experiment", "demo")
+
+
+def test_names_that_mlflow_would_choke_on_are_refused(uri):
+    with pytest.raises(ValueError, match=r"tracking\.registered_model must be letters"):
+        Tracker(uri, "experiment", "de/mo")
+
+
+def test_a_deleted_experiment_is_refused(tracker):
+    client = tracker.store.client
+    client.delete_experiment(client.get_experiment_by_name("experiment").experiment_id)
+    with pytest.raises(ValueError, match=r"tracking\.experiment must not be deleted"):
+        Tracker(tracker.store.uri, "experiment", "demo")
+
+
+def _open(uri: str) -> None:
+    Tracker(uri, "experiment", "model")
+
+
+def test_processes_that_make_one_store_at_the_same_time_both_get_it(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/fresh.db"
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_open, args=(uri,)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(300)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    _open(uri)
