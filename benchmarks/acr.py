@@ -71,7 +71,7 @@ def step(args: argparse.Namespace) -> dict[str, Any]:
         def ours(prompt=prompt) -> None:
             search = Search(
                 objective=objective, vocabulary=Vocabulary(allowed=allowed), budget=Budget(),
-                batch_size=BATCH_SIZE, top_k=TOP_K, patience=1,
+                batch_size=BATCH_SIZE, top_k=TOP_K,
             )  # fmt: skip
             search.losses[tuple(prompt.tolist())] = np.inf  # the start was evaluated by the step before
             with evaluating(base.model):

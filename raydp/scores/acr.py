@@ -55,7 +55,8 @@ class AdversarialCompression(BaseModel):
         batch_size: candidates a step.
         top_k: replacements of a token are drawn from the k with the most negative gradient.
         max_prompt_tokens: the longest prompt to try.
-        patience: steps without a loss that is 1 % lower after which the search at a length ends.
+        patience: steps without a loss that is 1 % lower after which a length is given up on the way up; between a
+            prompt that works and a shorter one all num_steps are taken.
         retokenizable: only prompts that come back from decoding and tokenising again: what a user could type. The
             reference takes any sequence of tokens.
         max_steps, max_seconds, max_forward_passes: where the search for a secret ends, whatever it has found; null: no
@@ -200,12 +201,12 @@ class AdversarialCompression(BaseModel):
             ),
             batch_size=self.batch_size,
             top_k=self.top_k,
-            patience=self.patience,
         )
         return LengthSearch(
             search=search,
             num_seeds=self.num_seeds,
             num_steps=self.num_steps,
+            patience=self.patience,
             max_tokens=self.max_prompt_tokens,
             rng_fn=rng,
         )

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from raydp import models, sharing
 from raydp.spec import SweepSpec
-from raydp.sweep.finish import NOT_FINISHED, OF_CANARIES, finish
+from raydp.sweep.finish import NOT_FINISHED, OF_CANARIES, Finish, finish
 from raydp.sweep.folder import BASE_RUN, SweepFolder
 from raydp.sweep.inputs import build_task
 from raydp.sweep.measurements import write_counts
@@ -100,6 +100,17 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console) -> SweepResult
 def _run(
     spec: SweepSpec, folder: SweepFolder, task: Task, weight_hash: str, trials: list[TrialPlan], console: Console
 ) -> SweepResult:
+    """Run a sweep that has a folder; an interruption, wherever it comes, is an answer as well."""
+    try:
+        ending = _ending(spec, folder, task, weight_hash, trials, console)
+    except KeyboardInterrupt:
+        return SweepResult(folder=folder.path, counts=counts(folder), interrupted=True, **asdict(NOT_FINISHED))
+    return SweepResult(folder=folder.path, counts=counts(folder), interrupted=False, **asdict(ending))
+
+
+def _ending(
+    spec: SweepSpec, folder: SweepFolder, task: Task, weight_hash: str, trials: list[TrialPlan], console: Console
+) -> Finish:
     """Train what has no result yet, track what is not tracked, and select."""
     left = [t for t in trials if (folder.result(t.run_id) or {}).get("status") != "finished"]
     if not trials or decided(folder):  # a private selection of no run, or one that has released its model
@@ -108,18 +119,13 @@ def _run(
         recorder = _train(spec, folder, task, weight_hash, trials, left, console)
     else:
         recorder = _recorder(spec, folder, task, weight_hash)
-    if recorder is not None:
-        recorder.track_missing(trials)
-    if recorder is None:
-        ending = NOT_FINISHED
-    elif isinstance(recorder, Recorder):
-        ending = finish(spec, folder, recorder)
-    elif spec.privacy.selects:
-        ending = release_best(spec, folder, recorder)
-    else:
-        write_tables(folder)
-        ending = OF_CANARIES
-    return SweepResult(folder=folder.path, counts=counts(folder), interrupted=recorder is None, **asdict(ending))
+    recorder.track_missing(trials)
+    if isinstance(recorder, Recorder):
+        return finish(spec, folder, recorder)
+    if spec.privacy.selects:
+        return release_best(spec, folder, recorder)
+    write_tables(folder)
+    return OF_CANARIES
 
 
 def _recorder(spec: SweepSpec, folder: SweepFolder, task: Task, weight_hash: str) -> Committer:
@@ -151,42 +157,38 @@ def _train(
     trials: list[TrialPlan],
     left: list[TrialPlan],
     console: Console,
-) -> Committer | None:
-    """Run what is left; the workers start while the base model is loaded and the tracking store opened. None when it
-    was interrupted."""
+) -> Committer:
+    """Run what is left; the workers start while the base model is loaded and the tracking store opened."""
     measure_base = folder.result(BASE_RUN) is None
     costs = {t.run_id: t.batch_size * t.num_steps for t in left}
     with console.status("starting Ray"):
         start_ray(spec.cluster)
-    try:
-        with Slots(spec.cluster, expected=len(left) + measure_base, storage=folder.path.resolve() / "ray") as slots:
-            queue = slots.queue
-            with console.status("starting the workers, loading the base model, opening the tracking store"):
-                slots.share(
-                    Shared(
-                        spec=spec,
-                        task=task,
-                        model=sharing.disassemble(models.load_base(spec.model, new_tokens=task.facts().num_new_tokens)),
-                        trials={t.run_id: t for t in trials},
-                        folder=folder.path.resolve(),
-                        key=folder.key(),
-                    )
+    with Slots(spec.cluster, expected=len(left) + measure_base, storage=folder.path.resolve() / "ray") as slots:
+        queue = slots.queue
+        with console.status("starting the workers, loading the base model, opening the tracking store"):
+            slots.share(
+                Shared(
+                    spec=spec,
+                    task=task,
+                    model=sharing.disassemble(models.load_base(spec.model, new_tokens=task.facts().num_new_tokens)),
+                    trials={t.run_id: t for t in trials},
+                    folder=folder.path.resolve(),
+                    key=folder.key(),
                 )
-                recorder = _recorder(spec, folder, task, weight_hash)
-                base = queue.submit.remote(BASE_RUN) if measure_base else None
-                for trial in left[: slots.num_slots]:  # begun before Tune starts, whose trials then wait for them
-                    queue.submit.remote(trial.run_id)
-                ray.get(queue.first_lease.remote())
-            with SweepProgress(
-                console, costs, len(trials) - len(left), poll=lambda: ray.get(queue.status.remote())
-            ) as progress:
-                recorder.attach(queue, base, progress)
-                for start in range(0, len(left), TRIALS_PER_ROUND):
-                    run_ids = [t.run_id for t in left[start : start + TRIALS_PER_ROUND]]
-                    _run_tune(run_ids, queue, recorder, folder, slots.num_slots)
-                recorder.base()
-    except KeyboardInterrupt:
-        return None
+            )
+            recorder = _recorder(spec, folder, task, weight_hash)
+            base = queue.submit.remote(BASE_RUN) if measure_base else None
+            for trial in left[: slots.num_slots]:  # begun before Tune starts, whose trials then wait for them
+                queue.submit.remote(trial.run_id)
+            ray.get(queue.first_lease.remote())
+        with SweepProgress(
+            console, costs, len(trials) - len(left), poll=lambda: ray.get(queue.status.remote())
+        ) as progress:
+            recorder.attach(queue, base, progress)
+            for start in range(0, len(left), TRIALS_PER_ROUND):
+                run_ids = [t.run_id for t in left[start : start + TRIALS_PER_ROUND]]
+                _run_tune(run_ids, queue, recorder, folder, slots.num_slots)
+            recorder.base()
     return recorder
 
 

@@ -44,11 +44,12 @@ def length_search(
     """A search over the tokens of a model of SIZE tokens."""
     search = Search(
         objective=Objective(model, (), target), vocabulary=Vocabulary(allowed=np.arange(1, SIZE)), budget=budget,
-        batch_size=40, top_k=SIZE, patience=60,
+        batch_size=40, top_k=SIZE,
     )  # fmt: skip
     return LengthSearch(
-        search=search, num_seeds=2, num_steps=num_steps, max_tokens=6, rng_fn=lambda k: np.random.default_rng([seed, k])
-    )
+        search=search, num_seeds=2, num_steps=num_steps, patience=60, max_tokens=6,
+        rng_fn=lambda k: np.random.default_rng([seed, k]),
+    )  # fmt: skip
 
 
 def said_after(model: torch.nn.Module, prompt: list[int], size: int) -> list[int]:
@@ -102,6 +103,20 @@ def test_a_budget_ends_the_search(bound: dict[str, float]) -> None:
     assert lengths.search.exhausted
     assert effort.gcg_steps <= bound.get("max_steps", 2)
     assert effort.forward_passes <= bound.get("max_forward_passes", 1_000)
+
+
+def test_patience_ends_a_length_before_all_its_steps() -> None:
+    """A target of tokens that no prompt of two reaches: without patience all steps are taken."""
+    model, taken = llama(SIZE, seed=3), []
+    for patience in (None, 20, 2):
+        search = length_search(model, [5, 6, 7, 8, 9, 10, 11, 12]).search
+        search.batch_size = 4
+        with evaluating(model):
+            found = search.descend((1, 2), num_steps=40, rng=np.random.default_rng(0), patience=patience)
+        assert found is None
+        taken.append(search.objective.effort.gcg_steps)
+    assert taken[0] == 40
+    assert 2 <= taken[2] < taken[1] <= 40
 
 
 def test_no_prompt_is_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:

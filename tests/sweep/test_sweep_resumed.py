@@ -22,6 +22,19 @@ def test_a_finished_sweep_resumed_runs_nothing(done: Done) -> None:
     assert runs_in(done.uri) == {"parents": 1, "children": 4, "versions": 4}
 
 
+def test_an_interruption_after_the_last_run_is_an_answer_too(done: Done, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("raydp.sweep.driver.finish", interrupted)
+        stopped = done.sweep.run(resume=True)
+    assert stopped.interrupted
+    assert stopped.selected is None
+    assert stopped.counts["finished"] == 4
+    assert done.sweep.run(resume=True).selected == done.result.selected
+
+
 def test_a_changed_spec_cannot_be_resumed(done: Done) -> None:
     changed = {**done.spec, "seeds": [1]}
     with pytest.raises(ValueError, match="got changes in seeds"):

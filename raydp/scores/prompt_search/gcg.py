@@ -56,7 +56,6 @@ class Search:
         budget: where it ends.
         batch_size: prompts a step.
         top_k: replacements of a token are drawn from the k with the most negative gradient.
-        patience: steps without a loss that is 1 % lower after which the search at a length ends.
 
     Attributes:
         losses: of every prompt that was evaluated.
@@ -67,7 +66,6 @@ class Search:
     budget: Budget
     batch_size: int
     top_k: int
-    patience: int
     losses: dict[Prompt, float] = field(default_factory=dict)
 
     @property
@@ -97,7 +95,9 @@ class Search:
         said = sorted(np.flatnonzero(result.hits), key=lambda i: result.losses[i])
         return next((new[i] for i in said if self.objective.says_target(new[i])), None)
 
-    def descend(self, start: Prompt, *, num_steps: int, rng: np.random.Generator) -> Prompt | None:
+    def descend(
+        self, start: Prompt, *, num_steps: int, rng: np.random.Generator, patience: int | None = None
+    ) -> Prompt | None:
         """Replace one token at a time (Zou et al. 2023, Algorithm 1) until greedy decoding gives the target.
 
         Every step draws neighbours that are new and goes on from the best of them, be it worse than the one before.
@@ -106,6 +106,7 @@ class Search:
         Args:
             start: the first prompt; its length is that of all.
             num_steps: at most so many steps.
+            patience: steps without a loss that is 1 % lower after which it ends; None: it takes all steps.
 
         Returns:
             A confirmed prompt, or None.
@@ -114,7 +115,7 @@ class Search:
             return found
         prompt, lowest, since = start, self.losses.get(start, np.inf), 0
         for _ in range(num_steps):
-            if since >= self.patience or self.exhausted:
+            if (patience is not None and since >= patience) or self.exhausted:
                 return None
             self.objective.effort.gcg_steps += 1
             gradient, shared = self.objective.gradient(prompt)

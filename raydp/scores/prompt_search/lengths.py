@@ -29,6 +29,7 @@ class LengthSearch:
         search: prompts of one length.
         num_seeds: random starts.
         num_steps: GCG steps at a length, one fifth more after every failure on the way up.
+        patience: steps without progress after which a length is given up on the way up, see `Search.descend`.
         max_tokens: the longest prompt to try.
         rng_fn: search seed -> its randomness.
 
@@ -39,6 +40,7 @@ class LengthSearch:
     search: Search
     num_seeds: int
     num_steps: int
+    patience: int
     max_tokens: int
     rng_fn: Callable[[int], np.random.Generator]
     best: Prompt | None = None
@@ -83,7 +85,7 @@ class LengthSearch:
         num_steps, low = self.num_steps, 0
         for length in [*range(min(FIRST_LENGTH, self.max_tokens), self.max_tokens, LENGTH_STEP), self.max_tokens]:
             start = self.search.vocabulary.draw(length, rng)
-            self.best = self.search.descend(start, num_steps=num_steps, rng=rng)
+            self.best = self.search.descend(start, num_steps=num_steps, rng=rng, patience=self.patience)
             if self.best is not None or self.search.exhausted:
                 return low
             self._failed.add(length)
@@ -91,7 +93,11 @@ class LengthSearch:
         return low
 
     def _shorten(self, low: int, rng: np.random.Generator, *, warm: bool) -> None:
-        """Lower the upper bound until it meets what failed with this seed; all that failed bounds the halving."""
+        """Lower the upper bound until it meets what failed with this seed; all that failed bounds the halving.
+
+        It takes all steps, without patience: near a prompt that works they find shorter ones, and the many searches
+        that find nothing never come here.
+        """
         while self.best is not None and (high := len(self.best)) > low + 1 and not self.search.exhausted:
             failed = max((length for length in self._failed if length < high), default=0)
             length = (failed + high) // 2 if high - failed > HALVED_GAP else high - 1
