@@ -52,6 +52,7 @@ class TrialQueue:
         self._idle_starts: dict[int, int] = {}
         self._starts: dict[int, int] = {}
         self._placement_groups: dict[int, Any] = {}
+        self._controllers: dict[int, Any] = {}
         self._shared: list[Any] = []
         self._actors: set[str] = set()
         self._abandoned: str | None = None
@@ -103,6 +104,14 @@ class TrialQueue:
             self._expire(slot=slot, reason="the worker group died")
             self._idle_starts[slot] = self._idle_starts.get(slot, 0) + 1
             return self._idle_starts[slot] <= self._max_idle_starts
+
+    async def control(self, slot: int, controller: Any) -> None:
+        """The actor that starts a slot's workers has started."""
+        self._controllers[slot] = controller
+
+    async def controllers(self) -> list[Any]:
+        """The newest of every slot."""
+        return list(self._controllers.values())
 
     async def placement_group(self, slot: int) -> Any:
         """Where a slot's workers last ran, None before they did."""

@@ -8,12 +8,15 @@ import math
 import os
 import secrets
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import ray
 import ray.train
 from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.v2._internal.execution.callback import ControllerCallback
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydp.sections import ClusterSpec
@@ -87,6 +90,17 @@ def fitting_slots(cluster: ClusterSpec) -> int:
     return min(fit, cluster.max_concurrent_trials or fit)
 
 
+class Announce(ControllerCallback):
+    """Tells the queue who controls a slot; runs in the controller."""
+
+    def __init__(self, queue: Any, slot: int) -> None:
+        self._queue, self._slot = queue, slot
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        """Train's controller has started."""
+        self._queue.control.remote(self._slot, ray.get_runtime_context().current_actor)
+
+
 class Slots:
     """Starts the slots of a sweep; ends them and Ray with the block.
 
@@ -105,6 +119,7 @@ class Slots:
         self._reasons: list[str] = []
         self._running = self.num_slots
         self._lock = threading.Lock()
+        self._closing = threading.Event()
         self._threads = [threading.Thread(target=self._keep, args=(k,), daemon=True) for k in range(self.num_slots)]
 
     def __enter__(self) -> Slots:
@@ -113,9 +128,24 @@ class Slots:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        for thread in self._threads if kind is None else []:
-            thread.join(CLOSE_SECONDS)
-        ray.shutdown()  # ends what a thread still waits for, and with it the thread
+        try:
+            for thread in self._threads if kind is None else []:
+                thread.join(CLOSE_SECONDS)
+            self._close()
+        finally:
+            ray.shutdown()
+
+    def _close(self) -> None:
+        """End the threads by killing the controllers that they wait for. A thread that is left in a call of Ray when
+        Ray shuts down can end the whole process, without a word to Python."""
+        self._closing.set()
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while any(thread.is_alive() for thread in self._threads) and time.monotonic() < deadline:
+            with suppress(ray.exceptions.RayError):
+                for controller in ray.get(self.queue.controllers.remote(), timeout=CLOSE_SECONDS):
+                    ray.kill(controller)
+            for thread in self._threads:
+                thread.join(0.2)
 
     def share(self, shared: Shared) -> None:
         """Put what every worker needs into the object store, once; they wait for it."""
@@ -131,7 +161,7 @@ class Slots:
             self._reasons.append(str(error).strip().splitlines()[-1])
         with self._lock:
             self._running -= 1
-            if not self._running and ray.is_initialized():  # after an interruption this would start another Ray
+            if not self._running and not self._closing.is_set():
                 ray.get(self.queue.abandon.remote("; ".join(self._reasons) or "no worker group is left"))
 
     def _run_groups(self, slot: int) -> None:
@@ -143,7 +173,7 @@ class Slots:
                 deaths += 1
                 if deaths > MAX_CONTROLLER_DEATHS:
                     raise
-            if not ray.get(self.queue.has_work_for.remote(slot)):
+            if self._closing.is_set() or not ray.get(self.queue.has_work_for.remote(slot)):
                 return
             self._free_leftovers(slot)
 
@@ -170,6 +200,7 @@ class Slots:
             run_config=ray.train.RunConfig(
                 name=f"slot-{slot}-{secrets.token_hex(4)}",
                 storage_path=str(self._storage),
+                callbacks=[Announce(self.queue, slot)],
                 failure_config=ray.train.FailureConfig(max_failures=self._max_failures),
             ),
         )
