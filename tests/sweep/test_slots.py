@@ -1,0 +1,35 @@
+"""The slots' threads on real Ray: however their block ends, they end before Ray does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import ray
+
+from raydp.sections import ClusterSpec
+from raydp.sweep import slots as module
+from raydp.sweep.slots import Slots, start_ray
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("running", [False, True], ids=["while starting", "while waiting"])
+def test_an_interruption_ends_the_threads_before_ray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, running: bool
+) -> None:
+    """A thread inside a call of Ray while Ray shuts down can end the process: `-x` would not even see a failure."""
+    alive: list[bool] = []
+    shutdown = ray.shutdown
+    monkeypatch.setattr(
+        module.ray, "shutdown", lambda: (alive.extend(thread.is_alive() for thread in slots._threads), shutdown())
+    )
+    cluster = ClusterSpec(max_concurrent_trials=2)
+    start_ray(cluster)
+    slots = Slots(cluster, expected=2, storage=tmp_path)
+    with pytest.raises(KeyboardInterrupt), slots:
+        if running:  # the controllers wait for workers, which wait for what the driver never shares
+            while len(ray.get(slots.queue.controllers.remote())) < 2:
+                pass
+        raise KeyboardInterrupt
+    assert alive == [False, False]
+    assert not ray.is_initialized()
