@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,13 @@ import ray
 from raydp.sections import ClusterSpec
 from raydp.sweep import slots as module
 from raydp.sweep.slots import Slots, start_ray
+
+
+def interrupt(slots: Slots, *, running: bool) -> None:
+    with slots:
+        while running and len(ray.get(slots.queue.controllers.remote())) < 2:
+            time.sleep(0.1)  # then the controllers wait for workers, which wait for what the driver never shares
+        raise KeyboardInterrupt
 
 
 @pytest.mark.slow
@@ -26,10 +34,7 @@ def test_an_interruption_ends_the_threads_before_ray(
     cluster = ClusterSpec(max_concurrent_trials=2)
     start_ray(cluster)
     slots = Slots(cluster, expected=2, storage=tmp_path)
-    with pytest.raises(KeyboardInterrupt), slots:
-        if running:  # the controllers wait for workers, which wait for what the driver never shares
-            while len(ray.get(slots.queue.controllers.remote())) < 2:
-                pass
-        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        interrupt(slots, running=running)
     assert alive == [False, False]
     assert not ray.is_initialized()
