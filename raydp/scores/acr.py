@@ -18,6 +18,7 @@ from raydp.scores.generation import keyed_generator
 from raydp.scores.prompt_search.found import Found, FoundPrompts
 from raydp.scores.prompt_search.gcg import Budget, Search
 from raydp.scores.prompt_search.lengths import LengthSearch
+from raydp.scores.prompt_search.merging import ExactFn, merged_adapter
 from raydp.scores.prompt_search.objective import Effort, Objective
 from raydp.scores.prompt_search.tokens import Vocabulary, plain_tokens, tokens_before
 
@@ -164,14 +165,14 @@ class AdversarialCompression(BaseModel):
         before = before if before is not None else Found(prompts={})
         prompts, refused, exhausted = dict(before.prompts), dict(before.refused), set(before.exhausted)
         effort = dict(before.effort)
-        with evaluating(model.model):
+        with merged_adapter(model.model) as exact_fn, evaluating(model.model):
             for target in targets:
                 name, first = target.name, target.name not in before.prompts
                 shorter = known.shorter(name, before)
                 if not (first or shorter):
                     continue
                 taken = Effort.after(effort.get(name, {}))
-                lengths = self._length_search(model, target, taken, seed)
+                lengths = self._length_search(model, target, taken, seed, exact_fn)
                 lengths.best = prompts.get(name)
                 with taken.running():
                     better = lengths.try_known(shorter)
@@ -183,13 +184,15 @@ class AdversarialCompression(BaseModel):
                 prompts[name], effort[name] = lengths.best, taken.record()
         return Found(prompts=prompts, refused=refused, exhausted=frozenset(exhausted), effort=effort)
 
-    def _length_search(self, model: LoadedModel, target: Target, effort: Effort, seed: int) -> LengthSearch:
+    def _length_search(
+        self, model: LoadedModel, target: Target, effort: Effort, seed: int, exact_fn: ExactFn
+    ) -> LengthSearch:
         """The search for one secret; its randomness depends on the seed and on the secret alone."""
 
         def rng(search_seed: int) -> np.random.Generator:
             return keyed_generator(seed, "acr", target.id, search_seed)
 
-        objective = Objective(model.model, tokens_before(model.tokenizer), target.ids, effort)
+        objective = Objective(model.model, tokens_before(model.tokenizer), target.ids, effort, exact_fn)
         search = Search(
             objective=objective,
             vocabulary=Vocabulary(

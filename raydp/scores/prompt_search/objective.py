@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from raydp.scores.decoding import CachedDecoder
+from raydp.scores.prompt_search.merging import ExactFn
 from raydp.scores.prompt_search.prefixes import Prefix, can_share, groups, pass_overhead
 from raydp.soft_prompts import soft_prompt
 
@@ -86,12 +87,19 @@ class Objective:
         before: token ids that stand before every prompt: what the tokenizer puts before a text.
         target: token ids of the text.
         effort: counts what is done; its own if not given.
+        exact_fn: gives the block in which the model itself says what it says, see `merged_adapter`.
     """
 
     def __init__(
-        self, model: nn.Module, before: Sequence[int], target: Sequence[int], effort: Effort | None = None
+        self,
+        model: nn.Module,
+        before: Sequence[int],
+        target: Sequence[int],
+        effort: Effort | None = None,
+        exact_fn: ExactFn = nullcontext,
     ) -> None:
         self._whole = model
+        self._exact_fn = exact_fn
         prompted = hasattr(model, "active_peft_config") and model.active_peft_config.is_prompt_learning
         self._model = model.get_base_model() if prompted else model
         self._embed = model.get_input_embeddings()
@@ -205,7 +213,7 @@ class Objective:
 
     def says_target(self, prompt: Sequence[int]) -> bool:
         """Whether greedy decoding, token by token, in the model's type, gives the target after a prompt."""
-        with torch.inference_mode():
+        with self._exact_fn(), torch.inference_mode():
             decoder = CachedDecoder(self._whole, [[*self._before, *prompt]])
             logits = decoder.read()[:, -1]
             self._count(1, len(prompt) + len(self.target) - 1)
