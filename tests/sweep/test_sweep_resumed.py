@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -57,8 +58,10 @@ def test_a_sweep_that_is_running_cannot_be_run_beside_it(done: Done) -> None:
 
 
 def test_a_store_that_was_lost_is_filled_again(done: Done, tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path}/another.db"
-    moved = {**done.spec, "tracking": {**done.spec["tracking"], "uri": uri}}
+    """On a copy: the tables name the versions of the store that they were written with."""
+    uri, storage = f"sqlite:///{tmp_path}/another.db", tmp_path / "copy"
+    shutil.copytree(done.result.folder, storage / "small")
+    moved = {**done.spec, "storage": str(storage), "tracking": {**done.spec["tracking"], "uri": uri}}
     result = Sweep(moved).run(resume=True)
     assert runs_in(uri) == {"parents": 1, "children": 4, "versions": 4}
     assert show_model("models:/small@privacy-preferred", tracking_uri=uri)["model_uri"] == result.selected["model_uri"]
