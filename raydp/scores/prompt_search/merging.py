@@ -30,7 +30,7 @@ def merged_adapter(model: nn.Module) -> Iterator[ExactFn]:
     if not layers:
         yield nullcontext
         return
-    weights = [weight for layer in layers for weight in layer.get_base_layer().parameters()]
+    weights = _base_weights(layers)
     kept = [weight.detach().to("cpu", copy=True) for weight in weights]
 
     def exchange(*, merge: bool) -> None:
@@ -62,6 +62,9 @@ def _layers(model: nn.Module) -> list[LoraLayer]:
     from peft.tuners.lora import LoraLayer
 
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
-    weights = [weight for layer in layers for weight in layer.get_base_layer().parameters()]
-    fitting = all(weight.dtype == torch.float32 for weight in weights)
+    fitting = all(weight.dtype == torch.float32 for weight in _base_weights(layers))
     return layers if fitting and not any(layer.disable_adapters or layer.merged for layer in layers) else []
+
+
+def _base_weights(layers: list[LoraLayer]) -> list[nn.Parameter]:
+    return [weight for layer in layers for weight in layer.get_base_layer().parameters()]
