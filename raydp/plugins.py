@@ -53,6 +53,7 @@ def messages_of(cls: type[BaseModel], error: ValidationError, prefix: str, *, sk
     messages = []
     for e in error.errors():
         field = prefix + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in _path(e["loc"])).lstrip(".")
+        field = field.rstrip(".")
         unresolved = isinstance(e["input"], list | tuple) and None in e["input"]
         if skip_plugins and (e["type"] == "is_instance_of" or unresolved):
             continue  # reported where the plug-in was resolved
@@ -64,7 +65,7 @@ def messages_of(cls: type[BaseModel], error: ValidationError, prefix: str, *, sk
         else:
             rule = re.sub("^(Value error, |(Input|Tuple) should )", "", e["msg"])
             said_in_full = e["type"] == "value_error" and ". " in rule
-            got = "" if said_in_full else f", got {e['input']!r}. Change it in the spec."
+            got = "" if said_in_full else f", got {e['input']!r}. Change it."
             messages.append(
                 rule if said_in_full and rule.startswith(field) else f"{field or 'SPEC'} {_must(rule)}{got}"
             )

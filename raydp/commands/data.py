@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -69,7 +69,7 @@ def paraphrase(
     top_k: Annotated[int, typer.Option(min=1)] = 50,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 120,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Of the model's weights.")] = "float32",
     json: Json = False,
 ) -> None:
     """Paraphrases of answers by a local instruct model, for task.paraphrases (Hu et al., App. B.4)."""

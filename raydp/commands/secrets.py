@@ -114,7 +114,7 @@ def _answer(answer: dict[str, Any], output: Path, show: bool, json: bool) -> Non
         print_json(answer)
         return
     for key, value in answer.items():
-        if not isinstance(value, list):
+        if not isinstance(value, list) and value is not None:
             stdout.print(f"{key}: {value:.4g}" if isinstance(value, float) else f"{key}: {value}", markup=False)
     if "types" in answer:
         print_table("by type", answer["types"])

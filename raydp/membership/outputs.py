@@ -43,7 +43,7 @@ def read_outputs(path: Path) -> tuple[Observed, Observed]:
         raise ValueError("\n".join(problems))
     widths = {name: arrays[name].shape[1:] for name in wanted if name.endswith("probs")}
     if len(set(widths.values())) > 1:
-        shown = ", ".join(f"{name} [N, {', '.join(map(str, width))}]" for name, width in widths.items())
+        shown = ", ".join(f"{name} {['N', *width]}" for name, width in widths.items())
         raise ValueError(
             f"FILE must have the same classes K in every [N, K] array of probs, got {shown}. Correct them."
         )
@@ -70,7 +70,8 @@ def _arrays(path: Path) -> Mapping[str, NDArray[Any]]:
         return {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
     except _UNREADABLE as error:
         raise ValueError(
-            f"FILE must be an .npz file of numeric arrays, got {str(path)!r} ({error}). Write it with numpy.savez."
+            f"FILE must be an .npz file of numeric arrays, got {str(path)!r}, which numpy does not read as one "
+            f"({type(error).__name__}). Write it with numpy.savez."
         ) from error
 
 

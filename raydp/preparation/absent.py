@@ -43,7 +43,10 @@ class Needles:
         """From texts and secrets as they are written; texts of blanks alone are left out."""
         samples = dict.fromkeys(s for text in texts if (s := squeeze(text)))
         named = {secret.name: squeeze(text) for secret, text in zip(secrets, verbatim_texts(secrets), strict=True)}
-        return cls(samples=tuple(samples), secrets=named, keywords=tuple(squeeze(k).casefold() for k in keywords))
+        words = tuple(squeeze(keyword).casefold() for keyword in keywords)
+        if "" in words:
+            raise ValueError("--keyword must be a word, got blanks. Leave it out.")
+        return cls(samples=tuple(samples), secrets=named, keywords=words)
 
 
 def squeeze(text: str) -> str:
@@ -139,7 +142,7 @@ def find_in_corpus(
         By file: documents, characters, how many samples and which secrets (names) occur, how often each keyword does.
 
     Raises:
-        ValueError: there is nothing to look for, or a file is missing or of another kind.
+        ValueError: there is nothing to look for, or a file is missing, of another kind or without text.
 
     Source: Hu et al. 2025, App. B.5.
     """
@@ -156,6 +159,8 @@ def find_in_corpus(
             searcher.search(text, matches, seen=seen)
             if matches.documents % 1000 == 0 or seen:
                 progress(f"{path.name}: {matches.documents} documents, {matches.characters / 1e6:.0f} M characters")
+        if not matches.characters:
+            raise ValueError(f"--corpus must hold text, got none in {str(path)!r}. Give another file, or leave it out.")
         rows.append(matches.row(path.name))
     return rows
 

@@ -71,13 +71,21 @@ def prepare_enron(
         The counts after each step.
 
     Raises:
-        ValueError: the file exists, the raw data are not readable, or nothing is left to train on.
+        ValueError: the file exists or is not named .gz, the fractions leave nothing, the raw data are not readable, or
+            nothing is left to train on.
 
     Source: Hu et al. 2025, App. B.1. The order of de-duplication and counting, To as "receivers" and the shares of the
     split (theirs: 2,725 and 1,279 of 37,512 after step 4) are ours.
     """
     if output.exists():
         raise ValueError(f"--output must be a new file, got {str(output)!r}. Choose another name, or remove the file.")
+    if not output.name.endswith(".gz"):
+        raise ValueError(f"--output must end in .jsonl.gz, got {output.name!r}: it is written gzipped. Rename it.")
+    if options.validation_fraction + options.test_fraction >= 1:
+        raise ValueError(
+            f"--validation-fraction and --test-fraction must be below 1 together, got {options.validation_fraction:g} "
+            f"and {options.test_fraction:g}. Lower them: the rest is the training data."
+        )
     notes: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".enron-") as scratch:
         spool = Path(scratch) / "distinct.jsonl.gz"
@@ -89,9 +97,19 @@ def prepare_enron(
         with os.fdopen(descriptor, "wb") as file, gzip.open(file, "wt", encoding="utf-8") as lines:
             _select(spool, lines, common, tokenizer, options, secrets, notes, progress)
         if not notes["train"]:
-            raise ValueError(f"RAW must leave mails to train on, got none of {notes['mails']}. Raise --top.")
+            raise ValueError(_none_left(notes))
         part.rename(output)
     return notes
+
+
+def _none_left(notes: dict[str, Any]) -> str:
+    """Where the mails went."""
+    distinct, frequent = notes["after_step_1_distinct"], notes["after_step_2_frequent_senders"]
+    remedy = "Raise --top, or check that they have From and To" if not frequent else "Lower --min-tokens or a fraction"
+    return (
+        f"RAW must leave mails to train on, got none of {notes['mails']}: {distinct} distinct, {frequent} of frequent "
+        f"senders, {notes['after_step_3_filters']} after logs, tables and short ones went. {remedy}."
+    )
 
 
 def _deduplicate(

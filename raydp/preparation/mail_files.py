@@ -151,4 +151,7 @@ def _csv(path: Path) -> Iterator[bytes]:
                 yield message.encode("utf-8", "surrogateescape")
     except (ValueError, pd.errors.ParserError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"RAW must be a CSV file with the column message, got {path.name}: {reason}.") from error
+        raise ValueError(
+            f"RAW must be a CSV file with the column message, got {path.name} ({reason.rstrip('.')}). Take Kaggle's "
+            "emails.csv, or name its column so."
+        ) from error

@@ -84,8 +84,10 @@ def paraphrase_file(
         Counts: rows, rows that were there already, paraphrases that are blank, equal to their answer, or cut.
 
     Raises:
-        ValueError: the file is of other data, another model or other options.
+        ValueError: there are no rows, or the file is of other data, another model or other options.
     """
+    if not rows:
+        raise ValueError("DATA must hold rows to paraphrase, got none. Check the file.")
     total = len(rows) if limit is None else min(limit, len(rows))
     done = _done(output, rows, options, model_name)
     left = [i for i in range(total) if i not in done]

@@ -59,10 +59,12 @@ def requests_from(
     for position, entry in enumerate(written):
         field = f"scores[{position}]"
         if not isinstance(entry, Mapping):
-            problems.append(f"{field} must be a mapping with a name, got {entry!r}.")
+            problems.append(f"{field} must be a mapping with a name, got {entry!r}. Write `- name: vmr`.")
             continue
         called = entry.get("label", entry.get("name"))
         plugin = resolve_plugin("scores", field, {k: v for k, v in entry.items() if k != "label"}, problems)
+        if plugin is None and "label" not in entry:
+            continue  # the name itself is the mistake
         if not isinstance(called, str) or not re.fullmatch(LABEL, called):
             problems.append(f"{field}.label must be up to 100 letters, digits, '_' and '-', got {called!r}. Rename it.")
         elif plugin is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -77,8 +78,14 @@ def filter_file(
     from raydp.secrets.runs import NonPrivateRuns
 
     files.require_new(output)
-    if sum(bool(source) for source in (models, sweep, train)) != 1:
-        raise ValueError("filter must get its models from one of --model, --sweep and --train. Give one of them.")
+    sources = sum(bool(source) for source in (models, sweep, train))
+    if sources != 1:
+        raise ValueError(
+            f"filter must get its models from one of --model, --sweep and --train, got {sources}. Give one of them."
+        )
+    for name, bound in (("--min-acr", min_acr), ("--max-base-acr", max_base_acr)):
+        if not math.isfinite(bound):
+            raise ValueError(f"{name} must be a finite number, got {bound}. The paper's values are 1.5 and 0.5.")
     found = read_secrets(secrets, "SECRETS")
     score = registries.resolve("scores", "acr", field="--acr")() if acr else None
     if train is not None:

@@ -43,7 +43,9 @@ class Filtered:
 
     def notes(self) -> dict[str, Any]:
         """Counts, for printing."""
-        rates = {"base_rate": self.base_rate, "base_rate_of_kept": self.kept_base_rate}
+        rates: dict[str, Any] = {"base_rate": self.base_rate, "base_rate_of_kept": self.kept_base_rate}
+        if self.kept_base_rate is None:
+            rates["reason"] = "nothing was kept, so base_rate_of_kept is of nothing"
         return {**self.removed, "kept": len(self.kept), **rates}
 
 

@@ -131,12 +131,17 @@ def _log(
 
 def show_model_scores(answer: dict[str, Any]) -> None:
     """Values with their standard errors and costs, then every secret's by name."""
-    rows = []
     for label, found in answer["scores"].items():
         figures = {key: found[key] for key in ("value", "std_error", "num_samples")}
-        rows.append({"score": label, **figures, **found["details"], **found["cost"]})
-    for row in rows:
-        print_table(answer["model"], [row])
+        own = {key: value for key, value in found["details"].items() if "." not in key}
+        print_table(answer["model"], [{"score": label, **figures, **own, **found["cost"]}])
+        parts: dict[str, dict[str, Any]] = {}
+        for key in found["details"].keys() - own.keys():  # "loss.auc": a figure of a part
+            part, figure = key.split(".", 1)
+            parts.setdefault(part, {})[figure] = found["details"][key]
+        if parts:
+            columns = sorted(set().union(*parts.values()))
+            print_table(label, [{"part": part, **{c: parts[part].get(c) for c in columns}} for part in sorted(parts)])
     for label, found in answer["scores"].items():
         if found["per_secret"]:
             print_table(label, [{"secret": name, "value": value} for name, value in found["per_secret"].items()])

@@ -19,7 +19,7 @@ from raydp.spec import SweepSpec, load_spec
 from raydp.sweep.api import Sweep
 from raydp.sweep.folder import SweepFolder
 from raydp.sweep.shadow_attack import attack, run_id_of
-from search_spaces import load_space
+from search_spaces import Configuration, load_space
 
 DEFAULT_SHADOWS = 4
 Point = tuple[int, int, float]
@@ -68,11 +68,13 @@ def parse_configuration(text: str) -> Point:
     """
     try:
         batch_size, num_steps, learning_rate = text.split(",")
-        return int(batch_size), int(num_steps), float(learning_rate)
+        found = Configuration(batch_size=int(batch_size), num_steps=int(num_steps), learning_rate=float(learning_rate))
     except ValueError as error:
         raise ValueError(
-            f"--configuration must be batch_size,num_steps,learning_rate, got {text!r}. Write it as 256,60,0.005."
+            f"--configuration must be batch_size,num_steps,learning_rate, all > 0, got {text!r}. Write it as "
+            "256,60,0.005."
         ) from error
+    return found.batch_size, found.num_steps, found.learning_rate
 
 
 def shadow_specs(spec: SweepSpec, num_shadows: int, configuration: Point | None, seed: int) -> list[SweepSpec]:
@@ -101,7 +103,8 @@ def shadow_specs(spec: SweepSpec, num_shadows: int, configuration: Point | None,
 
 
 def _derived(spec: SweepSpec, part: str, coin: int, complement: bool, point: Point) -> SweepSpec:
-    name = f"{spec.name}-{part}-{coin >> 16}"
+    batch_size, num_steps, learning_rate = point
+    name = f"{spec.name}-{part}-{coin >> 16}-{batch_size}-{num_steps}-{learning_rate:g}"
     tracking = {"experiment": f"{spec.tracking.experiment}-shadows", "registered_model": f"{spec.name}-shadows"}
     return load_spec({
         **spec.model_dump(mode="json"),

@@ -64,3 +64,7 @@ def test_the_command_tells_counts_and_names_only(raydp, tmp_path):
     assert found["files"][1]["keywords"] == {"plan": 1}
     assert "Halborn" not in answer.out + answer.err
     assert raydp(*common, "--corpus", tmp_path / "gone.txt").code == 2
+    (tmp_path / "blank.txt").write_text(" \n")
+    answer = raydp(*common, "--corpus", clean, "--corpus", tmp_path / "blank.txt")
+    assert (answer.code, "--corpus must hold text" in answer.err) == (2, True), "nothing read is no proof of absence"
+    assert raydp(*common, "--corpus", clean, "--keyword", " ").code == 2

@@ -208,3 +208,18 @@ def test_what_is_no_layout_is_named(raydp, tmp_path):
         assert (answer.code, part in answer.err) == (2, True), answer.err
     assert prepare(raydp, tmp_path / "cut.tar.gz").code == 2
     assert list(read_mails(write_layout(tmp_path, "csv", messages(3))))
+
+
+@pytest.mark.parametrize(
+    ("options", "output", "message"),
+    [
+        ((), "mails.jsonl", "--output must end in .jsonl.gz"),
+        (("--validation-fraction", "0.6", "--test-fraction", "0.6"), "mails.jsonl.gz", "must be below 1 together"),
+        (("--min-tokens", "100000"), "mails.jsonl.gz", "Lower --min-tokens"),
+    ],
+)
+def test_options_that_leave_nothing_say_which(raydp, tmp_path, options, output, message):
+    raw = write_layout(tmp_path, "csv", messages(30))
+    answer = raydp("data", "enron", raw, "-o", tmp_path / output, "--tokenizer", "tiny", *options)
+    assert (answer.code, message in answer.err) == (2, True), answer.err
+    assert not (tmp_path / output).exists()

@@ -55,6 +55,11 @@ def test_the_draws_follow_seed_and_text(tmp_path):
     assert c == {0: a[3], 1: a[4]}
 
 
+def test_nothing_to_paraphrase_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="must hold rows to paraphrase"):
+        write(tmp_path / "a.jsonl", rows=[])
+
+
 @pytest.mark.parametrize("change", [{"seed": 1}, {"temperature": 0.5}, {"num": 3}, {"rows": ROWS[::-1]}])
 def test_another_files_rows_are_not_gone_on_with(tmp_path, change):
     write(tmp_path / "a.jsonl", limit=2)

@@ -20,7 +20,7 @@ from raydp.spec import SweepSpec, load_spec
 from raydp.sweep.inputs import build_task
 from raydp.sweep.plan import make_plan
 from raydp.sweep.shadow_attack import Pool, losses_of
-from raydp.sweep.shadows import first_configuration, shadow_specs
+from raydp.sweep.shadows import first_configuration, parse_configuration, shadow_specs
 from raydp.sweep.trial import TrialRunner
 from raydp.training.comm import LocalComm
 from tests.conftest import small_spec
@@ -56,7 +56,9 @@ def memorising_spec(folder: Path, **changes: Any) -> dict[str, Any]:
 def test_shadows_are_sweeps_of_one_run_on_halves(tmp_path: Path) -> None:
     spec = load_spec(small_spec(tmp_path))
     specs = shadow_specs(spec, 4, None, seed=2)
-    assert [s.name for s in specs] == [f"small-{p}-2" for p in ("target", *(f"shadow-{k}" for k in range(1, 5)))]
+    assert [s.name for s in specs] == [
+        f"small-{p}-2-32-3-0.01" for p in ("target", *(f"shadow-{k}" for k in range(1, 5)))
+    ]
     for derived in specs:
         assert derived.space.points == ((32, 3, 0.01),), "the first configuration of the spec"
         assert derived.seeds == (0,)
@@ -68,6 +70,7 @@ def test_shadows_are_sweeps_of_one_run_on_halves(tmp_path: Path) -> None:
     assert len(set(halves)) == 5
     assert halves[1][0] == halves[2][0] != halves[3][0] == halves[4][0]
     (given, *_) = shadow_specs(spec, 2, (64, 6, 0.02), seed=0)
+    assert given.name != specs[0].name, "another configuration is another sweep"
     assert given.space.points == ((64, 6, 0.02),)
     assert {s.task.params.seed for s in shadow_specs(spec, 4, None, seed=3)}.isdisjoint({h[0] for h in halves})
 
@@ -87,8 +90,10 @@ def test_the_first_configuration_of_every_kind_of_space(tmp_path: Path) -> None:
         (["--shadows", "3"], "--shadows must be an even number from 2, got 3"),
         (["--shadows", "0"], "--shadows must be an even number from 2, got 0"),
         (["--neural"], "--neural must go with FILE.npz"),
-        (["--configuration", "32;3"], "--configuration must be batch_size,num_steps,learning_rate, got '32;3'"),
-        (["--configuration", "0,3,0.1"], "space.points"),
+        (
+            ["--configuration", "32;3"],
+            "--configuration must be batch_size,num_steps,learning_rate, all > 0, got '32;3'",
+        ),
     ],
 )
 def test_what_is_no_such_experiment_is_refused(raydp, write_spec, arguments: list[str], message: str) -> None:
@@ -156,3 +161,9 @@ def test_the_command_trains_attacks_and_goes_on(raydp: Callable[..., Any], tmp_p
     assert len([p for p in written if p.name.startswith("mia-")]) == 3
     assert raydp("mia", path, "--shadows", 2, "--json").json() == document
     assert {p: p.stat().st_mtime_ns for p in written} == written, "nothing is trained or read again"
+
+
+@pytest.mark.parametrize("text", ["-5,300,0.1", "5,300,nan", "5,300", "5,300,x"])
+def test_a_configuration_that_is_none_is_named(text):
+    with pytest.raises(ValueError, match="--configuration must be batch_size,num_steps,learning_rate, all > 0"):
+        parse_configuration(text)
