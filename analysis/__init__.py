@@ -9,8 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from analysis.confound import utility_adjusted as utility_adjusted
     from analysis.correlations import score_correlations as score_correlations
     from analysis.counterfactuals import counterfactual as counterfactual
+    from analysis.effects import hyperparameter_effects as hyperparameter_effects
     from analysis.heuristics import heuristic_accuracy as heuristic_accuracy
     from analysis.intervals import score_intervals as score_intervals
     from analysis.per_secret import score_names as score_names
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from analysis.points import load_points as load_points
     from analysis.points import other_rows as other_rows
     from analysis.points import save_points as save_points
+    from analysis.prediction import predict as predict
     from analysis.profile_grids import ProfileCurve as ProfileCurve
     from analysis.profile_grids import write_profile_grid as write_profile_grid
     from analysis.profiles import write_profiles as write_profiles
@@ -32,8 +35,11 @@ if TYPE_CHECKING:
     from analysis.selection import Selection as Selection
     from analysis.selection import select as select
     from analysis.subsets import secret_subsets as secret_subsets
+    from analysis.trends import split_by as split_by
+    from analysis.trends import variance_trends as variance_trends
     from analysis.utility_filter import useful_points as useful_points
     from analysis.variance import score_variance as score_variance
+    from analysis.verification import verify_heuristics as verify_heuristics
 
 _HOMES = {
     "ProfileCurve": "profile_grids",
@@ -42,10 +48,12 @@ _HOMES = {
     "check_points": "points",
     "configuration_means": "points",
     "counterfactual": "counterfactuals",
+    "hyperparameter_effects": "effects",
     "exact": "points",
     "heuristic_accuracy": "heuristics",
     "load_points": "points",
     "other_rows": "points",
+    "predict": "prediction",
     "privacy_risk": "risk",
     "regress": "regression",
     "save_points": "points",
@@ -55,7 +63,11 @@ _HOMES = {
     "score_variance": "variance",
     "secret_subsets": "subsets",
     "select": "selection",
+    "split_by": "trends",
     "useful_points": "utility_filter",
+    "utility_adjusted": "confound",
+    "variance_trends": "trends",
+    "verify_heuristics": "verification",
     "with_score": "per_secret",
     "with_worst_case": "per_secret",
     "write_profile_grid": "profile_grids",

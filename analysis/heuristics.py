@@ -2,38 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.points import configuration_means, configurations
+from analysis.points import HYPERPARAMETERS, configuration_means, configurations
+from search_spaces.configuration import exact
+
+HEURISTICS = ("individual", "compute", "updates")
+
+_CELLS_AT_ONCE = 4_000_000  # pairs looked at together: a few MB a comparison
+
+Indices = NDArray[np.intp]
+Codes = NDArray[np.int32]
 
 
-def predicted_more_private(means: pd.DataFrame) -> dict[str, NDArray[np.bool_]]:
-    """What each heuristic says of each pair of configurations.
+@dataclass(frozen=True, kw_only=True)
+class Coded:
+    """What the heuristics compare of m distinct configurations in the order (T, b, η), as integers.
+
+    C = b·T and U = C·η are compared exactly, as fractions, before they become integers.
+
+    Attributes:
+        batch_size, num_steps, learning_rate: [m] ranks.
+        same_compute: [m], equal where C and η are.
+        same_updates: [m], equal where U is.
+    """
+
+    batch_size: Codes
+    num_steps: Codes
+    learning_rate: Codes
+    same_compute: Codes
+    same_updates: Codes
+
+    @classmethod
+    def of(cls, means: pd.DataFrame) -> Coded:
+        """The codes of a table of configuration means."""
+        listed, rate = configurations(means), lru_cache(exact)
+        ranks = {name: _ranks(means[name].to_numpy()) for name in HYPERPARAMETERS}
+        return cls(
+            **ranks,
+            same_compute=_codes([(c.compute, c.learning_rate) for c in listed]),
+            same_updates=_codes([c.compute * rate(c.learning_rate) for c in listed]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.batch_size)
+
+    def take(self, members: Indices) -> Coded:
+        """The codes of some of them, in the same order."""
+        return Coded(**{field.name: getattr(self, field.name)[members] for field in fields(self)})
+
+
+def pair_blocks(coded: Coded, heuristic: str) -> Iterator[tuple[Indices, Indices, NDArray[np.bool_]]]:
+    """The pairs that satisfy a heuristic's condition, in blocks that take little memory together.
 
     Args:
-        means: m distinct configurations with batch_size b, num_steps T and learning_rate η.
+        heuristic: "individual": T, b and η of i are at most j's, one is smaller; "compute": C and η are equal, b is
+            larger; "updates": U is equal, η is smaller.
 
-    Returns:
-        heuristic -> [m, m], true at [i, j] where i is predicted to leak less than j: "individual": T, b and η all at
-        most j's, one smaller; "compute": equal C and η, larger b; "updates": equal U, smaller η. C = b·T and U = C·η
-        are compared exactly, never as floats.
+    Yields:
+        rows [r], columns [c], [r, c]: true where the configuration rows[i] is predicted to leak less than columns[j].
 
     Source: Hu et al. 2025, §4.2.
     """
-    listed = configurations(means)
-    batch_size, num_steps, learning_rate = (_ranks([getattr(c, name) for c in listed]) for name in _FIELDS)
-    compute, updates = _codes([c.compute for c in listed]), _codes([c.updates for c in listed])
-    at_most = _less_equal(num_steps) & _less_equal(batch_size) & _less_equal(learning_rate)
-    return {
-        "individual": at_most & ~at_most.T,
-        "compute": _equal(compute) & _equal(learning_rate) & ~_less_equal(batch_size),
-        "updates": _equal(updates) & ~_less_equal(learning_rate).T,
-    }
+    if heuristic == "individual":
+        yield from _individual(coded)
+    elif heuristic == "compute":
+        yield from _within_groups(coded.same_compute, -coded.batch_size)
+    else:
+        yield from _within_groups(coded.same_updates, coded.learning_rate)
 
 
 def heuristic_accuracy(points: pd.DataFrame) -> dict[str, dict[str, Any]]:
@@ -52,40 +95,53 @@ def heuristic_accuracy(points: pd.DataFrame) -> dict[str, dict[str, Any]]:
     Source: Hu et al. 2025, §4.2, Fig. 7 and App. D.1.
     """
     means = configuration_means(points)
-    score = means["score"].to_numpy()
-    lower = score[:, None] < score[None, :]
+    coded, score = Coded.of(means), _ranks(means["score"].to_numpy())
     result: dict[str, dict[str, Any]] = {}
-    for name, predicted in predicted_more_private(means).items():
-        pairs, correct = int(predicted.sum()), int((predicted & lower).sum())
+    for name in HEURISTICS:
+        pairs = correct = 0
+        for rows, columns, holds in pair_blocks(coded, name):
+            pairs += int(np.count_nonzero(holds))
+            correct += int(np.count_nonzero(holds & (score[rows, None] < score[columns])))
         result[name] = {"correct": correct, "pairs": pairs, "accuracy": correct / pairs if pairs else None}
         if not pairs:
             result[name]["reason"] = f"no two configurations satisfy the condition of the {name} heuristic"
     return result
 
 
-_FIELDS = ("batch_size", "num_steps", "learning_rate")
+def _individual(coded: Coded) -> Iterator[tuple[Indices, Indices, NDArray[np.bool_]]]:
+    """In the order (T, b, η) a configuration has no smaller one behind it: half of the pairs need no look."""
+    size, start = len(coded), 0
+    while start < size:
+        end = min(size, start + max(1, _CELLS_AT_ONCE // (size - start)))
+        rows, columns = np.arange(start, end), np.arange(start, size)
+        holds = coded.batch_size[rows, None] <= coded.batch_size[columns]
+        holds &= coded.learning_rate[rows, None] <= coded.learning_rate[columns]
+        holds[:, : end - start] &= np.triu(np.ones((end - start, end - start), dtype=np.bool_), k=1)
+        yield rows, columns, holds
+        start = end
 
 
-def _codes(values: Sequence[Hashable]) -> NDArray[np.int64]:
-    """Integers that are equal where the values are; for integers and fractions of any size."""
+def _within_groups(groups: Codes, smaller: Codes) -> Iterator[tuple[Indices, Indices, NDArray[np.bool_]]]:
+    """Pairs of equal group, the first of which has the smaller figure."""
+    order = np.argsort(groups, kind="stable")
+    sizes = np.bincount(groups)
+    ends = np.cumsum(sizes)
+    for group in np.flatnonzero(sizes > 1):
+        members = order[ends[group] - sizes[group] : ends[group]]
+        step = max(1, _CELLS_AT_ONCE // len(members))
+        for start in range(0, len(members), step):
+            rows = members[start : start + step]
+            yield rows, members, smaller[rows, None] < smaller[members]
+
+
+def _codes(values: Sequence[Hashable]) -> Codes:
+    """Integers from 0 that are equal where the values are; for integers and fractions of any size."""
     codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
-    return np.array([codes[value] for value in values], dtype=np.int64)
+    return np.array([codes[value] for value in values], dtype=np.int32)
 
 
-def _ranks(values: Sequence[float]) -> NDArray[np.int64]:
+def _ranks(values: NDArray[Any]) -> Codes:
     """Integers in the order of the values, equal where they are. Two learning rates are equal as decimals if and only
     if they are equal as doubles, since each stands for its shortest decimal."""
-    ranks: NDArray[np.int64] = np.unique(np.asarray(values), return_inverse=True)[1]
+    ranks: Codes = np.unique(values, return_inverse=True)[1].astype(np.int32)
     return ranks
-
-
-def _equal(codes: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """[m, m] whether i's code equals j's."""
-    pairs: NDArray[np.bool_] = np.equal.outer(codes, codes)
-    return pairs
-
-
-def _less_equal(codes: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """[m, m] whether i's code is at most j's."""
-    pairs: NDArray[np.bool_] = np.less_equal.outer(codes, codes)
-    return pairs

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from analysis.point_files import read_table
 from search_spaces.configuration import Configuration
 from search_spaces.configuration import exact as exact
+from search_spaces.names import unknown_name
 
 HYPERPARAMETERS = ["batch_size", "num_steps", "learning_rate"]
 REQUIRED_COLUMNS = [*HYPERPARAMETERS, "seed", "utility_loss", "score"]
@@ -24,13 +25,14 @@ _POSITIVE = set(HYPERPARAMETERS)
 _OTHER_ROWS = "other_rows"
 
 
-def load_points(path: str | Path) -> pd.DataFrame:
+def load_points(path: str | Path, *, by: str | None = None) -> pd.DataFrame:
     """Read a points table.
 
     Args:
         path: a .csv or .parquet file with the columns batch_size, num_steps, learning_rate, seed, utility_loss (nats,
             lower is better) and score (higher is more leakage); others are kept. With a column `status`, only rows
             that say "finished" are used.
+        by: a column whose values name the groups of a table that holds several, each a table of its own (`split_by`).
 
     Returns:
         The finished rows in the file's order, checked as by `check_points`.
@@ -43,7 +45,7 @@ def load_points(path: str | Path) -> pd.DataFrame:
         raise ValueError(f"points must be a .csv or .parquet file, got {str(path)!r}. Convert it, or rename it.")
     if not path.is_file():
         raise ValueError(f"points must be an existing file, got {str(path)!r}. Check the path.")
-    return check_points(read_table(path, as_text=_REALS))  # pandas' parser does not promise the nearest double
+    return check_points(read_table(path, as_text=_REALS), by=by)  # pandas' parser does not promise the nearest double
 
 
 def save_points(points: pd.DataFrame, path: str | Path) -> None:
@@ -63,8 +65,11 @@ def save_points(points: pd.DataFrame, path: str | Path) -> None:
         raise ValueError(f"points must go to a .csv or .parquet file, got {str(path)!r}. Rename it.")
 
 
-def check_points(table: pd.DataFrame) -> pd.DataFrame:
+def check_points(table: pd.DataFrame, *, by: str | None = None) -> pd.DataFrame:
     """Validate a points table and keep its finished rows.
+
+    Args:
+        by: as in `load_points`.
 
     Returns:
         A new table: batch_size, num_steps and seed as integers, learning_rate, utility_loss and score as float64. A
@@ -86,7 +91,7 @@ def check_points(table: pd.DataFrame) -> pd.DataFrame:
     points, others = _finished(table.reset_index(drop=True))
     for column in REQUIRED_COLUMNS:
         points[column] = _checked(points[column])
-    _refuse_duplicates(points)
+    _refuse_duplicates(points, by)
     points.attrs[_OTHER_ROWS] = others
     return points.reset_index(drop=True)
 
@@ -213,10 +218,12 @@ def _is_number(value: Any) -> bool:
     return True
 
 
-def _refuse_duplicates(points: pd.DataFrame) -> None:
-    """Raise if a (configuration, seed) occurs twice."""
+def _refuse_duplicates(points: pd.DataFrame, by: str | None) -> None:
+    """Raise if a (configuration, seed) occurs twice, in one group where there are several."""
+    if by is not None and by not in points.columns:
+        raise ValueError(unknown_name("by: the column", by, map(str, points)))
     given = points[points[HYPERPARAMETERS].notna().all(axis=1)]
-    repeated = given[given.duplicated([*HYPERPARAMETERS, "seed"])]
+    repeated = given[given.duplicated([*HYPERPARAMETERS, "seed", *([] if by is None else [by])])]
     if len(repeated):
         row = repeated.iloc[[0]]
         raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -10,9 +10,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.points import configuration_means
-from analysis.rules import RULES, Layout, choose
-
-_CELLS_AT_ONCE = 4_000_000  # pool members evaluated together: 16 MB as float32
+from analysis.rules import Layout, rule_names
+from analysis.surrogate import TooManyError
+from analysis.thresholds import along_thresholds
 
 
 def privacy_risk(
@@ -34,7 +34,8 @@ def privacy_risk(
 
     Returns:
         {"thresholds": m, "layout", "rules": {rule: {"relative", "absolute"}}}; "resample" adds "layouts" and "seed".
-        relative is None, with "reason", where an oracle score is 0 or below.
+        relative is None, with "reason", where an oracle score is 0 or below; both are for a rule that so many
+        configurations are too many for.
 
     Raises:
         ValueError: as `configuration_means`; an unknown layout; "resample" with a configuration that has one seed.
@@ -49,13 +50,20 @@ def privacy_risk(
         utility, score = _resampled(means, num_layouts, seed)
     else:
         raise ValueError(f"layout must be 'mean' or 'resample', got {layout!r}. Choose one of them.")
-    excess, oracle = _excess_scores(means, utility, score)
+    layout_of_all = replace(Layout.of(means), utility_loss=utility, score=score)
+    oracle = _scores_along("oracle", layout_of_all)
     undefined = int((oracle <= 0).sum())
     result: dict[str, Any] = {"thresholds": len(means), "layout": layout, "rules": {}}
     if layout == "resample":
         result |= {"layouts": num_layouts, "seed": seed}
-    for rule, difference in excess.items():
-        figures: dict[str, Any] = {"relative": None, "absolute": float(difference.mean())}
+    for rule in rule_names():
+        figures: dict[str, Any] = {"relative": None, "absolute": None}
+        try:
+            difference = _scores_along(rule, layout_of_all) - oracle
+        except TooManyError as error:
+            result["rules"][rule] = figures | {"reason": str(error)}
+            continue
+        figures["absolute"] = float(difference.mean())
         if undefined:
             figures["reason"] = f"the oracle's score is 0 or below at {undefined} of {oracle.size} thresholds"
         else:
@@ -64,28 +72,9 @@ def privacy_risk(
     return result
 
 
-def _excess_scores(
-    means: pd.DataFrame, utility: NDArray[np.float64], score: NDArray[np.float64]
-) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.float64]]:
-    """rule -> [layouts, m] score above the oracle's, and the oracle's [layouts, m], at every threshold."""
-    preferred = Layout.of(means).preferred
-    excess = {rule: np.empty_like(score) for rule in RULES}
-    oracle = np.empty_like(score)
-    for part in _chunks(score.shape):
-        losses, scores = utility[part], score[part]
-        pools = losses[:, None, :] <= losses[:, :, None]  # [layouts, threshold, configuration]
-        drawn = Layout(preferred=preferred, utility_loss=losses[:, None, :], score=scores[:, None, :])
-        oracle[part] = np.where(pools, scores[:, None, :], np.inf).min(axis=-1)
-        for rule, above in excess.items():
-            above[part] = np.take_along_axis(scores, choose(rule, drawn, pools), axis=1) - oracle[part]
-    return excess, oracle
-
-
-def _chunks(shape: tuple[int, ...]) -> Iterator[slice]:
-    """Slices of layouts whose pools fit the memory that is set aside."""
-    layouts, size = shape
-    step = max(1, _CELLS_AT_ONCE // size**2)
-    return (slice(start, start + step) for start in range(0, layouts, step))
+def _scores_along(rule: str, layout: Layout) -> NDArray[np.float64]:
+    """[layouts, m] the score of what a rule selects at every threshold."""
+    return np.take_along_axis(layout.score, along_thresholds(rule, layout), axis=1)
 
 
 def _resampled(means: pd.DataFrame, num_layouts: int, seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +10,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.constraints import Constraints
+from analysis.contenders import Contenders, contenders
+from analysis.noise import means_by_secret
 from analysis.points import HYPERPARAMETERS, configuration_means, configurations, other_rows, require_hyperparameters
 from analysis.rules import Layout, rule_steps
-from analysis.utility_filter import loss_threshold, pool_within
 from search_spaces.configuration import Configuration
+
+_UNMINDFUL = {"best-utility", "worst-utility"}
+"""Rules that nobody takes for the sake of a low score: what the scores leave open is no warning there."""
+_NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +61,7 @@ class Selection:
         model_uri: models:/name/version of its first listed seed that finished, None if the table has none.
         max_loss: the utility threshold that was applied, None without one.
         warnings: what the user should know before relying on it.
+        contenders: which configurations may be the one with the lowest score, None where nobody asked.
     """
 
     configuration: Configuration
@@ -64,6 +72,7 @@ class Selection:
     model_uri: str | None
     max_loss: float | None = None
     warnings: tuple[str, ...] = ()
+    contenders: Contenders | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The document that `raydp select --json` prints."""
@@ -76,6 +85,7 @@ class Selection:
             "steps": [step.to_dict() for step in self.steps],
             "model_uri": self.model_uri,
             "warnings": list(self.warnings),
+            **({} if self.contenders is None else {"uncertainty": self.contenders.to_dict()}),
         }
 
 
@@ -86,40 +96,49 @@ def select(
     max_loss: float | None = None,
     min_utility_gain: float | None = None,
     base_utility_loss: float | None = None,
+    max_score: float | None = None,
+    at_most: Mapping[str, float] | None = None,
+    by_secret: tuple[pd.DataFrame, str] | None = None,
 ) -> Selection:
-    """Select one configuration by its means over seeds.
+    """Select one configuration by its means over seeds, and say how far the data support the choice.
 
     Args:
         points: a points table (see `load_points`); the order of its rows never matters for what is selected.
-        rule: "procedure" (Algorithm 1: needs no score of its own), "best-utility", "worst-utility" or "oracle".
-        max_loss: consider only mean utility losses up to it; overrides min_utility_gain.
-        min_utility_gain: consider only gains of at least this share of the best gain over the pre-trained model.
-        base_utility_loss: the pre-trained model's loss; without it, the column of that name.
+        rule: a name in `RULES`: "procedure" (Algorithm 1: needs no score of its own), "best-utility", ...
+        max_loss, min_utility_gain, base_utility_loss, max_score, at_most: see `Constraints`.
+        by_secret: the sweep's secrets.parquet and the score's name, so that the uncertainty counts the choice of
+            secrets in; without it, seeds alone.
 
     Returns:
         The selection. Where a rule leaves several, the first in the order (T, b, η).
 
     Raises:
-        ValueError: an unknown rule, a table that `configuration_means` refuses, a constraint that `loss_threshold`
-            refuses, or no configuration within the threshold (says what the lowest loss is).
+        ValueError: an unknown rule, a table that `configuration_means` refuses, a constraint that cannot be kept to
+            (says what the lowest figure is), or no configuration that keeps to all of them together.
 
-    Source: Hu et al. 2025, Algorithm 1 and §4.3.
+    Source: Hu et al. 2025, Algorithm 1, §4.2 and §4.3.
     """
     steps = rule_steps(rule)
-    constraints = {"max_loss": max_loss, "min_utility_gain": min_utility_gain}
     points = require_hyperparameters(points)
     means = configuration_means(points)
-    threshold = loss_threshold(
-        means, max_loss=max_loss, min_utility_gain=min_utility_gain, base_utility_loss=base_utility_loss
+    constraints = Constraints(
+        max_loss=max_loss,
+        min_utility_gain=min_utility_gain,
+        base_utility_loss=base_utility_loss,
+        max_score=max_score,
+        at_most=at_most or {},
     )
     listed = np.array(configurations(means), dtype=object)
     pool = np.ones(len(means), dtype=np.bool_)
     record: list[SelectionStep] = []
-    if threshold is not None:
-        kept = pool_within(means, threshold)
-        text = f"keep a mean utility loss of at most {threshold.max():.6g}"
-        record.append(_step("utility threshold", text, listed, pool, kept))
-        pool = kept
+    for name, text, kept in constraints.narrowings(points, means, by_secret):
+        if not (pool & kept).any():
+            raise ValueError(
+                f"constraints must leave a configuration, got none that keeps to the {name} and those before it. "
+                "Relax one of them."
+            )
+        record.append(_step(name, text, listed, pool, pool & kept))
+        pool = pool & kept
     passed = pool
     layout = Layout.of(means)
     for step in steps:
@@ -127,33 +146,25 @@ def select(
         record.append(_step(step.name, step.text, listed, pool, kept))
         pool = kept
     selected = int(pool.argmax())
-    constraint = next((f"{k} {v:g}" for k, v in constraints.items() if v is not None), None)
+    compared = contenders(
+        means, passed, selected, by_secret=None if by_secret is None else means_by_secret(points, *by_secret)
+    )
     warnings = [
         *_left_out(points),
-        *_corner(means, rule, passed, constraint),
-        *_unsettled(means, passed, selected),
+        *_corner(means, rule, passed, constraints),
+        *([] if rule in _UNMINDFUL else _unsupported(compared, int(passed.sum()))),
         *_beaten(means, passed, selected),
     ]
-    return _selection(means.iloc[selected], rule, record, threshold, tuple(warnings))
-
-
-def _selection(
-    row: pd.Series,
-    rule: str,
-    record: list[SelectionStep],
-    threshold: NDArray[np.float64] | None,
-    warnings: tuple[str, ...],
-) -> Selection:
-    """A row of means and its record, put together."""
     return Selection(
-        configuration=configurations(row.to_frame().T)[0],
-        utility_loss=float(row["utility_loss"]),
-        score=float(row["score"]),
+        configuration=listed[selected],
+        utility_loss=float(means["utility_loss"].iloc[selected]),
+        score=float(means["score"].iloc[selected]),
         rule=rule,
         steps=tuple(record),
-        model_uri=row["model_uri"],
-        max_loss=None if threshold is None else float(threshold.max()),
-        warnings=warnings,
+        model_uri=means["model_uri"].iloc[selected],
+        max_loss=None if (threshold := constraints.threshold(means)) is None else float(threshold.max()),
+        warnings=tuple(warnings),
+        contenders=compared,
     )
 
 
@@ -173,33 +184,54 @@ def _left_out(points: pd.DataFrame) -> list[str]:
     return [f"The table has rows that are not finished and were left out: {counts}."]
 
 
-def _corner(means: pd.DataFrame, rule: str, passed: NDArray[np.bool_], constraint: str | None) -> list[str]:
+def _corner(means: pd.DataFrame, rule: str, passed: NDArray[np.bool_], constraints: Constraints) -> list[str]:
     """A warning if the procedure cannot but end at the corner of a grid."""
     values = [means[name].nunique() for name in HYPERPARAMETERS]
     if rule != "procedure" or not passed.all() or not 1 < len(means) == int(np.prod(values)):
         return []
     always = "the procedure always selects the smallest b, T and η, whatever their utility"
-    if constraint is None:
+    if constraints.max_loss is not None:
+        given, remedy = f"max_loss {constraints.max_loss:g}", "Lower it"
+    elif constraints.min_utility_gain is not None:
+        given, remedy = f"min_utility_gain {constraints.min_utility_gain:g}", "Raise it"
+    else:
         return [f"On a full grid without a utility threshold, {always}. Set max_loss or min_utility_gain."]
-    remedy = "Lower it" if constraint.startswith("max_loss") else "Raise it"
-    return [f"{constraint} excluded nothing: on a full grid {always}. {remedy} to exclude something."]
+    return [f"{given} excluded nothing: on a full grid {always}. {remedy} to exclude something."]
 
 
-def _unsettled(means: pd.DataFrame, passed: NDArray[np.bool_], selected: int) -> list[str]:
-    """A warning if the selected and the best-utility configuration differ in score by less than the standard error of
-    that difference over seeds, sqrt(s1²/n1 + s2²/n2)."""
-    best = int(np.where(passed, means["utility_loss"].to_numpy(), np.inf).argmin())
-    pair = means.iloc[[selected, best]]
-    if best == selected or (pair["num_seeds"] < 2).any():
+def _unsupported(compared: Contenders, members: int) -> list[str]:
+    """A warning if the measured scores leave open, or speak against, that the selected one has the lowest."""
+    inside = [row for row in compared.rows if row["indistinguishable"]]
+    if compared.verdict == "supported" or members < 2:
         return []
-    difference = abs(float(pair["score"].iloc[0] - pair["score"].iloc[1]))
-    error = float(np.sqrt((pair["score_std"] ** 2 / pair["num_seeds"]).sum()))
-    if difference >= error:
-        return []
-    return [
-        f"The seeds do not settle the choice: the score differs from the best-utility configuration's by "
-        f"{difference:.2g}, less than the standard error of that difference, {error:.2g}. Add seeds."
-    ]
+    if compared.verdict == "unknown":
+        return [f"How far the data support the choice is not known: {compared.reason}. Run a second seed."]
+    over = " and ".join(compared.levels)
+    which = _names(inside)
+    if compared.verdict == "contradicted":
+        return [
+            f"The scores speak against the choice: at 95 % the lowest is among {which} (errors over {over}). See "
+            "`raydp analyze heuristics`."
+        ]
+    text = (
+        f"The data do not decide which configuration has the lowest score: at 95 % it may be any of {len(inside)} of "
+        f"{members}, {which} (errors over {over})."
+    )
+    if compared.further_seeds:
+        total = sum(row["seeds"] for row in compared.further_seeds)
+        asked = ", ".join(f"{row['seeds']} more of {_name(row)}" for row in compared.further_seeds[:_NAMED])
+        more = ", ..." if len(compared.further_seeds) > _NAMED else ""
+        return [f"{text} If the means stay, {total} further runs would decide it: {asked}{more}."]
+    return [f"{text} {compared.reason[0].upper()}{compared.reason[1:]}." if compared.reason else text]
+
+
+def _names(rows: list[dict[str, Any]]) -> str:
+    """The first few configurations."""
+    return ", ".join(map(_name, rows[:_NAMED])) + (", ..." if len(rows) > _NAMED else "")
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return str(Configuration(**{name: row[name] for name in HYPERPARAMETERS}))
 
 
 def _beaten(means: pd.DataFrame, passed: NDArray[np.bool_], selected: int) -> list[str]:
@@ -211,8 +243,8 @@ def _beaten(means: pd.DataFrame, passed: NDArray[np.bool_], selected: int) -> li
     one = configurations(means)[int(np.where(better, score, np.inf).argmin())]
     return [
         f"{int(better.sum())} of {int(passed.sum())} configurations have less loss and a lower score than the selected "
-        f"one, such as (b={one.batch_size}, T={one.num_steps}, η={one.learning_rate:g}): the rule does not look at the "
-        "scores, and they speak against it here. See `raydp analyze heuristics`, and add seeds."
+        f"one, such as {one}: the rule does not look at the scores, and they speak against it here. See `raydp analyze "
+        "heuristics`, and add seeds."
     ]
 
 

@@ -17,6 +17,7 @@ from raydp.commands.data import data_app
 from raydp.commands.errors import InterruptibleGroup, complain, explain
 from raydp.commands.lookup import models_app, spaces_app
 from raydp.commands.mia import mia
+from raydp.commands.predict import predict
 from raydp.commands.score import score
 from raydp.commands.secrets import secrets_app
 
@@ -196,19 +197,26 @@ def profile(
 def select(
     points: Source,
     max_loss: Annotated[float | None, typer.Option(help="Highest utility_loss; overrides min_utility_gain.")] = None,
-    rule: Annotated[str | None, typer.Option(help="procedure, best-utility, worst-utility or oracle.")] = None,
+    max_score: Annotated[float | None, typer.Option(help="Highest 95 % upper limit of the score.")] = None,
+    at_most: Annotated[list[str] | None, typer.Option(help="COLUMN=VALUE, such as epsilon=8; repeatable.")] = None,
+    rule: Annotated[
+        str | None,
+        typer.Option(help="procedure, best-utility, worst-utility, oracle, pareto-knee or predicted-score."),
+    ] = None,
     score: By = None,
     worst_case: WorstCase = False,
     storage: Storage = "raydp_runs",
     json: Json = False,
 ) -> None:
-    """Select one configuration."""
+    """Select one configuration, and say how far the data support the choice."""
+    from raydp.commands.arguments import bounds
     from raydp.output import print_json
     from raydp.sweep.api import select as choose
     from raydp.sweep.show import show_selection
 
     by = {"score": score, "worst_case": worst_case}
-    selection = choose(points, storage=storage, max_loss=max_loss, rule=rule, **by)
+    limits = {"max_loss": max_loss, "max_score": max_score, "at_most": bounds(at_most)}
+    selection = choose(points, storage=storage, rule=rule, **limits, **by)
     print_json(selection.to_dict()) if json else show_selection(selection.to_dict())
 
 
@@ -250,6 +258,7 @@ def schema() -> None:
     print_json(json_schema())
 
 
+app.command()(predict)
 app.command()(score)
 app.command()(mia)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from search_spaces.names import unknown_name as unknown_name
 
-Kind = Literal["tasks", "methods", "scores", "accountants"]
+Kind = Literal["tasks", "methods", "scores", "accountants", "rules"]
 
 BUILTIN: dict[Kind, dict[str, str]] = {
     "tasks": {
@@ -44,6 +44,14 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "vmr_greedy": "raydp.scores.vmr_greedy:GreedyVerbatimMemorization",
         "vmr_near": "raydp.scores.vmr_near:NearVerbatimMemorization",
         "vmr_text": "raydp.scores.vmr_text:TextVerbatimMemorization",
+    },
+    "rules": {
+        "best-utility": "analysis.rules:BEST_UTILITY",
+        "oracle": "analysis.rules:ORACLE",
+        "pareto-knee": "analysis.rules:PARETO_KNEE",
+        "predicted-score": "analysis.rules:PREDICTED_SCORE",
+        "procedure": "analysis.rules:PROCEDURE",
+        "worst-utility": "analysis.rules:WORST_UTILITY",
     },
     "accountants": {
         "pld": "raydp.privacy.accountants:PLDAccountant",

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from raydp.commands.arguments import By, Json, Source, Storage, WorstCase
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 analyze_app = typer.Typer(help="Figures of a points table.", no_args_is_help=True)
 
 Resamples = Annotated[int, typer.Option(min=100, help="Of the bootstrap.")]
 
 
+MaxLoss = Annotated[float | None, typer.Option(help="Only configurations with at most this mean utility_loss.")]
+MinGain = Annotated[
+    float | None, typer.Option(help="Only those with this share of the best utility gain, such as 0.9.")
+]
+Layouts = Annotated[int, typer.Option(help="resample: draws around the means.")]
+
 FIGURES = {
     "heuristics": ("heuristic_accuracy", "How often each pairwise heuristic is right (Hu et al. 2025, section 4.2)."),
-    "risk": ("privacy_risk", "Privacy risk of each rule against the oracle, averaged over thresholds (section 4.3)."),
-    "regression": ("regress", "Least squares of the score on the logarithms of the hyperparameters (Table 2)."),
+    "verify-heuristics": ("verify_heuristics", "Whether model and data follow the heuristics: permutation tests."),
     "variance": ("score_variance", "Empirical privacy variance: over configurations and over seeds (Table 8)."),
+    "effects": ("hyperparameter_effects", "One hyperparameter at a time, the others held fixed (Fig. 5)."),
+    "confound": ("utility_adjusted", "The score adjusted for utility, and what of its variance remains."),
 }
 """Command -> function of `analysis` that takes a points table, and what it says."""
 
@@ -30,21 +40,109 @@ def _figure(function: str) -> Callable[..., None]:
         points: Source,
         score: By = None,
         worst_case: WorstCase = False,
+        max_loss: MaxLoss = None,
+        min_utility_gain: MinGain = None,
         storage: Storage = "raydp_runs",
         json: Json = False,
     ) -> None:
         import analysis
-        from raydp.output import print_json, stdout, strict
-        from raydp.sweep.api import points_of
 
-        answer = getattr(analysis, function)(points_of(points, storage, score=score, worst_case=worst_case)[0])
-        print_json(answer) if json else stdout.print_json(data=strict(answer))
+        table = _useful(points, storage, score, worst_case, max_loss, min_utility_gain)
+        _print(getattr(analysis, function)(table), json)
 
     return command
 
 
+def _useful(
+    points: str, storage: str, score: str | None, worst_case: bool, max_loss: float | None, min_gain: float | None
+) -> pd.DataFrame:
+    """The points of the configurations that pass the utility filter, all without one."""
+    from analysis import useful_points
+    from raydp.sweep.api import points_of
+
+    table = points_of(points, storage, score=score, worst_case=worst_case)[0]
+    return useful_points(table, max_loss=max_loss, min_utility_gain=min_gain)
+
+
+def _print(answer: Any, json: bool) -> None:
+    from raydp.output import print_json, stdout, strict
+
+    print_json(answer) if json else stdout.print_json(data=strict(answer))
+
+
 for _name, (_function, _summary) in FIGURES.items():
     analyze_app.command(_name, help=_summary)(_figure(_function))
+
+
+@analyze_app.command()
+def regression(
+    points: Source,
+    errors: Annotated[str, typer.Option(help="Standard errors: ols, hc3, cluster, mixed.")] = "ols",
+    score: By = None,
+    worst_case: WorstCase = False,
+    max_loss: MaxLoss = None,
+    min_utility_gain: MinGain = None,
+    storage: Storage = "raydp_runs",
+    json: Json = False,
+) -> None:
+    """Least squares of the score on the logarithms of the hyperparameters (Tables 2 and 13)."""
+    from analysis import regress
+
+    table = _useful(points, storage, score, worst_case, max_loss, min_utility_gain)
+    _print(regress(table, errors=errors), json)  # type: ignore[arg-type]  # checked there
+
+
+@analyze_app.command()
+def risk(
+    points: Source,
+    layout: Annotated[str, typer.Option(help="mean, or resample: draws around the means of the seeds.")] = "mean",
+    num_layouts: Layouts = 5000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    score: By = None,
+    worst_case: WorstCase = False,
+    max_loss: MaxLoss = None,
+    min_utility_gain: MinGain = None,
+    storage: Storage = "raydp_runs",
+    json: Json = False,
+) -> None:
+    """Privacy risk of each rule against the oracle, averaged over thresholds (section 4.3, App. D.3)."""
+    from analysis import privacy_risk
+
+    table = _useful(points, storage, score, worst_case, max_loss, min_utility_gain)
+    _print(privacy_risk(table, layout=layout, num_layouts=num_layouts, seed=seed), json)  # type: ignore[arg-type]
+
+
+@analyze_app.command()
+def trends(
+    points: Annotated[list[str], typer.Argument(metavar="POINTS|SWEEP...", help="Groups, or one table with --by.")],
+    by: Annotated[str | None, typer.Option(help="A column to group one table by, such as epsilon.")] = None,
+    score: By = None,
+    worst_case: WorstCase = False,
+    max_loss: MaxLoss = None,
+    min_utility_gain: MinGain = None,
+    storage: Storage = "raydp_runs",
+    json: Json = False,
+) -> None:
+    """Empirical privacy variance of several sweeps, or of a table's groups: spreads and ratios (Fig. 2, 14)."""
+    from analysis import split_by, variance_trends
+    from raydp.output import print_json, print_table
+    from raydp.sweep.api import points_of
+
+    tables = {name: points_of(name, storage, score=score, worst_case=worst_case, by=by)[0] for name in points}
+    if len(tables) < len(points):
+        raise ValueError(f"POINTS must be named once each, got {', '.join(points)}. Remove the repeated one.")
+    if by is not None:
+        if len(tables) > 1:
+            raise ValueError(
+                f"--by must go with one table, got {len(tables)}. Leave it out: the tables are the groups."
+            )
+        tables = split_by(next(iter(tables.values())), by)
+    answer = variance_trends(tables, max_loss=max_loss, min_utility_gain=min_utility_gain)
+    if json:
+        print_json(answer)
+        return
+    print_table("groups", answer["groups"])
+    print_table("ratios of standard deviations, b over a", answer["comparisons"])
 
 
 @analyze_app.command()
@@ -56,11 +154,9 @@ def counterfactual(
     json: Json = False,
 ) -> None:
     """What training on the examples with a secret did to its score (Zhang et al. 2023): with minus without."""
-    from raydp.output import print_json, stdout, strict
     from raydp.sweep.counterfactual import compare
 
-    answer = compare(sweep_with, sweep_without, score=score, storage=storage)
-    print_json(answer) if json else stdout.print_json(data=strict(answer))
+    _print(compare(sweep_with, sweep_without, score=score, storage=storage), json)
 
 
 @analyze_app.command()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from search_spaces import Configuration
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, logs on stderr.")]
 Uri = Annotated[str, typer.Option(help="MLflow store or server.")]
@@ -13,3 +16,37 @@ Source = Annotated[str, typer.Argument(metavar="POINTS|SWEEP", help="CSV or Parq
 Storage = Annotated[str, typer.Option(help="Folder that sweeps are looked up in by name.")]
 By = Annotated[str | None, typer.Option("--score", help="Another of the table's scores, also one measured later.")]
 WorstCase = Annotated[bool, typer.Option("--worst-case", help="A model's largest value over its secrets.")]
+
+
+def bounds(given: list[str] | None) -> dict[str, float] | None:
+    """COLUMN=VALUE as the command line writes it.
+
+    Raises:
+        ValueError: one is something else.
+    """
+    found = {}
+    for text in given or ():
+        column, _, value = text.partition("=")
+        try:
+            found[column] = float(value)
+        except ValueError as error:
+            raise ValueError(f"--at-most must be COLUMN=VALUE, got {text!r}. Write it as epsilon=8.") from error
+    return found or None
+
+
+def configuration_of(text: str) -> Configuration:
+    """batch_size,num_steps,learning_rate as the command line writes it.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    from search_spaces import Configuration
+
+    try:
+        batch_size, num_steps, learning_rate = text.split(",")
+        return Configuration(batch_size=int(batch_size), num_steps=int(num_steps), learning_rate=float(learning_rate))
+    except ValueError as error:
+        raise ValueError(
+            f"--configuration must be batch_size,num_steps,learning_rate, all > 0, got {text!r}. Write it as "
+            "256,60,0.005."
+        ) from error

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from raydp.commands.arguments import Json
+from raydp.commands.arguments import Json, configuration_of
 
 
 def mia(
@@ -29,4 +29,5 @@ def mia(
         return
     from raydp.sweep.shadows import shadows_command
 
-    shadows_command(source, shadows, configuration, seed=seed, neural=neural, json=json)
+    point = None if configuration is None else configuration_of(configuration)
+    shadows_command(source, shadows, point, seed=seed, neural=neural, json=json)

@@ -26,11 +26,9 @@ def conflicts(spec: SweepSpec) -> list[str]:
     if not spec.privacy.selects:
         return []
     given = "with privacy.tuning private_selection, got"
-    constraints = {"min_utility_gain": spec.select.min_utility_gain, "max_loss": spec.select.max_loss}
     problems = [
-        f"select.{name} must be left out {given} {value:g}. Remove it: the guarantee covers the best utility alone."
-        for name, value in constraints.items()
-        if value is not None
+        f"select.{name} must be left out {given} {value}. Remove it: the guarantee covers the best utility alone."
+        for name, value in spec.select.constraints().items()
     ]
     if spec.select.rule != "best-utility":
         problems.append(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
     Field,
+    SerializerFunctionWrapHandler,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
-from raydp.sections.base import AtLeastOne, Positive, Section
+from raydp import registries
+from raydp.sections.base import AtLeastOne, Finite, Positive, Section
 
 
 class SpaceSpec(Section):
@@ -45,9 +48,34 @@ class SpaceSpec(Section):
 
 class SelectSpec(Section):
     """How the configuration is chosen at the end. With privacy.tuning private_selection what is left out is the only
-    choice that the guarantee covers: rule best-utility, without a constraint."""
+    choice that the guarantee covers: rule best-utility, without a constraint.
+
+    Attributes:
+        score: what selection goes by.
+        rule: a name of `analysis.RULES`.
+        min_utility_gain, max_loss, max_score, at_most: see `analysis.constraints.Constraints`.
+    """
 
     score: str
-    rule: Literal["procedure", "best-utility", "worst-utility", "oracle"] = "procedure"
+    rule: str = "procedure"
     min_utility_gain: Annotated[float, Field(ge=0, le=1)] | None = 0.9
-    max_loss: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    max_loss: Finite | None = None
+    max_score: Finite | None = None
+    at_most: Annotated[dict[str, Finite], Field(default_factory=dict)]
+
+    @field_validator("rule")
+    @classmethod
+    def _known_rule(cls, rule: str) -> str:
+        if rule not in registries.names("rules"):
+            raise ValueError(registries.unknown_name("select.rule", rule, registries.names("rules")))
+        return rule
+
+    @model_serializer(mode="wrap")
+    def _without_bounds_that_are_not_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = handler(self)
+        return {k: v for k, v in values.items() if k not in ("max_score", "at_most") or v}
+
+    def constraints(self) -> dict[str, Any]:
+        """What `analysis.select` takes, without what is not given."""
+        names = ("max_loss", "min_utility_gain", "max_score", "at_most")
+        return {k: v for k in names if (v := getattr(self, k)) not in (None, {})}

@@ -13,7 +13,7 @@ from analysis import select as select_from
 from raydp.output import stderr
 from raydp.spec import SweepSpec, load_spec
 from raydp.sweep.folder import SweepFolder
-from raydp.sweep.points import POINTS_FILE, SECRETS_FILE, counts, points_table, write_tables
+from raydp.sweep.points import POINTS_FILE, counts, points_table, secrets_beside, values_by_secret, write_tables
 
 if TYPE_CHECKING:
     from raydp.sweep.driver import SweepResult
@@ -110,7 +110,9 @@ def select(
 
         return select_released(folder, score=score, worst_case=worst_case or None, **options)
     table, defaults = points_of(points, storage, score=score, worst_case=worst_case)
-    return select_from(table, **{**defaults, **{k: v for k, v in options.items() if v is not None}})
+    values = None if worst_case else _by_secret(points, storage, score)
+    given = {k: v for k, v in options.items() if v is not None}
+    return select_from(table, by_secret=values, **{**defaults, **given})
 
 
 def private_selection_of(source: str | Path, storage: str = "raydp_runs") -> SweepFolder | None:
@@ -145,25 +147,32 @@ def report(
     if folder is not None and folder.spec().privacy.selects:
         selections = [select(points, storage=storage, score=score, worst_case=worst_case)]
     else:
+        values = None if worst_case else _by_secret(points, storage, score)
         rules = (options.pop("rule", "procedure"), "best-utility")
-        selections = [select_from(table, rule=rule, **options) for rule in rules]
+        selections = [select_from(table, rule=rule, by_secret=values, **options) for rule in rules]
     told = {} if folder is None else about(folder, score=score, worst_case=worst_case)
     write_report(table, selections, output, **({"title": str(points)} if folder is None else told))
 
 
 def points_of(
-    source: str | Path, storage: str = "raydp_runs", *, score: str | None = None, worst_case: bool = False
+    source: str | Path,
+    storage: str = "raydp_runs",
+    *,
+    score: str | None = None,
+    worst_case: bool = False,
+    by: str | None = None,
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     """The points of a file, a sweep's folder, or a sweep by its name under storage.
 
     Args:
         score, worst_case: what `score` is to be, as in `select`.
+        by: see `load_points`.
 
     Returns:
         The table, and the sweep's own selection options, also for the points.csv in its folder ({} for another file).
     """
     folder, file = _table_of(source, storage)
-    table = load_points(file)
+    table = load_points(file, by=by)
     if worst_case:
         name = score or (folder.spec().select.score if folder is not None else None)
         if name is None:
@@ -180,6 +189,12 @@ def with_secrets(source: str | Path, storage: str = "raydp_runs") -> tuple[pd.Da
     return load_points(file), secrets_beside(file), None if folder is None else folder.spec().select.score
 
 
+def _by_secret(source: str | Path, storage: str, score: str | None) -> tuple[pd.DataFrame, str] | None:
+    """The values by secret of the score that a source is selected by, as far as it has them."""
+    folder, file = _table_of(source, storage)
+    return values_by_secret(file, score or (None if folder is None else folder.spec().select.score))
+
+
 def _table_of(source: str | Path, storage: str) -> tuple[SweepFolder | None, Path]:
     """A source's points file, written anew for a sweep, and the sweep that it is of."""
     folder, path = folder_of(source, storage), Path(source)
@@ -187,32 +202,10 @@ def _table_of(source: str | Path, storage: str) -> tuple[SweepFolder | None, Pat
     return folder, path if of_a_file or folder is None else write_tables(folder)
 
 
-def secrets_beside(points: Path) -> pd.DataFrame:
-    """The values by secret that lie beside a points table.
-
-    Raises:
-        ValueError: there is no such file.
-    """
-    path = points.parent / SECRETS_FILE
-    if not path.is_file():
-        raise ValueError(
-            f"POINTS must have {SECRETS_FILE} beside it for figures by secret, got {str(points)!r} without. Name a "
-            "sweep instead."
-        )
-    try:
-        return pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"POINTS must have a whole {SECRETS_FILE} beside it, got {str(path)!r} that is no Parquet file. Name a "
-            "sweep: it writes the file anew."
-        ) from error
-
-
 def _options(folder: SweepFolder) -> dict[str, Any]:
     """How a sweep selects."""
     chosen = folder.spec().select
-    options = {"rule": chosen.rule, "max_loss": chosen.max_loss, "min_utility_gain": chosen.min_utility_gain}
-    return {k: v for k, v in options.items() if v is not None}
+    return {"rule": chosen.rule, **chosen.constraints()}
 
 
 def sweep_folder(source: str | Path, storage: str = "raydp_runs") -> SweepFolder:

@@ -14,7 +14,7 @@ from raydp.spec import SweepSpec
 from raydp.sweep.alarms import alarm_of, publish_alarms
 from raydp.sweep.folder import SweepFolder
 from raydp.sweep.notes import about
-from raydp.sweep.points import counts, secrets_table, write_tables
+from raydp.sweep.points import counts, secrets_table, values_by_secret, write_tables
 from raydp.sweep.recorder import Recorder
 from raydp.tracking import set_alias
 
@@ -47,13 +47,10 @@ def finish(spec: SweepSpec, folder: SweepFolder, recorder: Recorder) -> Finish:
         reason = "no run has finished"
         recorder.tracker.finish_sweep({"counts": counts(folder), "reason": reason}, None)
         return Finish(selected=None, best_utility=None, reason=reason, report=None)
-    points = load_points(path)
-    chosen = spec.select
+    points, chosen = load_points(path), spec.select
+    options = {"by_secret": values_by_secret(path, chosen.score), **chosen.constraints()}
     try:
-        selections = {
-            rule: select(points, rule=rule, max_loss=chosen.max_loss, min_utility_gain=chosen.min_utility_gain)
-            for rule in dict.fromkeys([chosen.rule, "best-utility"])
-        }
+        selections = {r: select(points, rule=r, **options) for r in dict.fromkeys([chosen.rule, "best-utility"])}
     except ValueError as error:  # such as no configuration below the threshold: the runs stand all the same
         recorder.tracker.finish_sweep({"counts": counts(folder), "reason": str(error)}, None)
         return Finish(selected=None, best_utility=None, reason=str(error), report=None)

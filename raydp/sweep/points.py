@@ -67,6 +67,35 @@ def write_tables(folder: SweepFolder) -> Path:
     return folder.path / POINTS_FILE
 
 
+def secrets_beside(points: Path) -> pd.DataFrame:
+    """The values by secret that lie beside a points table.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    path = points.parent / SECRETS_FILE
+    if not path.is_file():
+        raise ValueError(
+            f"POINTS must have {SECRETS_FILE} beside it for figures by secret, got {str(points)!r} without. Name a "
+            "sweep instead."
+        )
+    try:
+        return pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"POINTS must have a whole {SECRETS_FILE} beside it, got {str(path)!r} that is no Parquet file. Name a "
+            "sweep: it writes the file anew."
+        ) from error
+
+
+def values_by_secret(points: Path, score: str | None) -> tuple[pd.DataFrame, str] | None:
+    """What lies beside a points table of a score's values by secret, and its name; None where there is nothing."""
+    if score is None or not (points.parent / SECRETS_FILE).is_file():
+        return None
+    secrets = secrets_beside(points)
+    return (secrets, score) if (secrets["score"] == score).any() else None
+
+
 def counts(folder: SweepFolder) -> dict[str, Any]:
     """What `raydp status` says: runs by status, and the failures with their reasons."""
     runs = [t["run_id"] for t in folder.read_json("plan.json")["trials"]]

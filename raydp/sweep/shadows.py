@@ -26,7 +26,7 @@ Point = tuple[int, int, float]
 
 
 def shadows_command(
-    path: Path, num_shadows: int | None, configuration: str | None, *, seed: int, neural: bool, json: bool
+    path: Path, num_shadows: int | None, configuration: Configuration | None, *, seed: int, neural: bool, json: bool
 ) -> None:
     """Train what is not trained yet, attack, and print.
 
@@ -35,7 +35,7 @@ def shadows_command(
     """
     if neural:
         raise ValueError("--neural must go with FILE.npz, got a SPEC. Leave it out.")
-    point = None if configuration is None else parse_configuration(configuration)
+    point = configuration and (configuration.batch_size, configuration.num_steps, configuration.learning_rate)
     specs = shadow_specs(load_spec(path), DEFAULT_SHADOWS if num_shadows is None else num_shadows, point, seed)
     folders = []
     for number, spec in enumerate(specs, start=1):
@@ -58,23 +58,6 @@ def shadows_command(
         markup=False,
     )
     show_attacks(answer["attacks"])
-
-
-def parse_configuration(text: str) -> Point:
-    """b,T,η as the command line writes it.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    try:
-        batch_size, num_steps, learning_rate = text.split(",")
-        found = Configuration(batch_size=int(batch_size), num_steps=int(num_steps), learning_rate=float(learning_rate))
-    except ValueError as error:
-        raise ValueError(
-            f"--configuration must be batch_size,num_steps,learning_rate, all > 0, got {text!r}. Write it as "
-            "256,60,0.005."
-        ) from error
-    return found.batch_size, found.num_steps, found.learning_rate
 
 
 def shadow_specs(spec: SweepSpec, num_shadows: int, configuration: Point | None, seed: int) -> list[SweepSpec]:

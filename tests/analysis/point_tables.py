@@ -78,11 +78,35 @@ def naive_first(points: object) -> Point:
     return min(points, key=lambda p: (p[1], p[0], p[2]))  # type: ignore[call-overload]
 
 
+def naive_knee(pool: Means) -> list[Point]:
+    """The members nearest to both ends of the Pareto front, found by going through the front."""
+    front = {
+        p: (loss, score)
+        for p, (loss, score) in pool.items()
+        if not any(a <= loss and b <= score and (a, b) != (loss, score) for a, b in pool.values())
+    }
+    (least_loss, its_score), (its_loss, least_score) = min(front.values()), min(front.values(), key=lambda f: f[::-1])
+    if least_loss == its_loss:
+        return list(front)
+
+    def nearness(p: Point) -> float:
+        loss, score = front[p]
+        return (loss - least_loss) / (its_loss - least_loss) + (score - least_score) / (its_score - least_score)
+
+    nearest = [p for p in front if nearness(p) == min(map(nearness, front))]
+    return [p for p in nearest if front[p][1] == min(front[q][1] for q in nearest)]
+
+
 def naive_select(rule: str, pool: Means) -> Point:
     """What a rule selects from a pool."""
     if rule == "procedure":
         return naive_procedure(pool)[1]
+    if rule == "pareto-knee":
+        return naive_first(naive_knee(pool))
     figure = {
         p: {"best-utility": loss, "worst-utility": -loss, "oracle": score}[rule] for p, (loss, score) in pool.items()
     }
     return naive_first(p for p in pool if figure[p] == min(figure.values()))
+
+
+NAIVE_RULES = ["best-utility", "oracle", "pareto-knee", "procedure", "worst-utility"]

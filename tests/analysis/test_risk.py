@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
-from point_tables import naive_means, naive_select, tables
+from hypothesis import strategies as st
+from point_tables import NAIVE_RULES, naive_means, naive_select, tables
 
 from analysis import RULES, configuration_means, privacy_risk
 from analysis.risk import _resampled
+from analysis.rules import Layout, choose
+from analysis.thresholds import along_thresholds
 from search_spaces import exact, load_space
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
@@ -47,8 +52,8 @@ def test_mean_layout_is_the_loop_over_thresholds(table):
     means = naive_means(table)
     assert (risk["thresholds"], risk["layout"]) == (len(means), "mean")
     assert set(risk["rules"]) == set(RULES)
-    for rule, figures in risk["rules"].items():
-        assert_equal(figures, naive_risk(means, rule))
+    for rule in NAIVE_RULES:
+        assert_equal(risk["rules"][rule], naive_risk(means, rule))
 
 
 @settings(max_examples=30, deadline=None)
@@ -56,6 +61,15 @@ def test_mean_layout_is_the_loop_over_thresholds(table):
 def test_relative_risk_is_defined_on_positive_scores(table):
     assert all(figures["relative"] >= 0 for figures in privacy_risk(table)["rules"].values())
     assert privacy_risk(table)["rules"]["oracle"] == {"relative": 0.0, "absolute": 0.0}
+
+
+@settings(max_examples=100, deadline=None)
+@given(table=tables(), rule=st.sampled_from(sorted(RULES)))
+def test_one_pass_over_the_thresholds_selects_what_every_pool_does(table, rule):
+    layout = Layout.of(configuration_means(table))
+    stacked = replace(layout, utility_loss=layout.utility_loss[None], score=layout.score[None])
+    pools = layout.utility_loss <= layout.utility_loss[:, None]
+    assert along_thresholds(rule, stacked)[0].tolist() == choose(rule, layout, pools).tolist()
 
 
 @settings(max_examples=15, deadline=None)
@@ -66,7 +80,8 @@ def test_resampled_layouts_are_the_mean_layout_of_every_draw(table):
     keys = list(zip(means["batch_size"], means["num_steps"], map(exact, means["learning_rate"]), strict=True))
     risk = privacy_risk(table, layout="resample", num_layouts=5, seed=1)
     assert (risk["layouts"], risk["seed"]) == (5, 1)
-    for rule, figures in risk["rules"].items():
+    for rule in NAIVE_RULES:
+        figures = risk["rules"][rule]
         draws = [dict(zip(keys, zip(u, s, strict=True), strict=True)) for u, s in zip(utility, score, strict=True)]
         each = [naive_risk(draw, rule) for draw in draws]
         relative = None if any(r is None for r, _ in each) else np.mean([r for r, _ in each])
@@ -108,5 +123,5 @@ def test_chunks_of_layouts_change_nothing(monkeypatch):
         columns=COLUMNS,
     )
     whole = privacy_risk(table, layout="resample", num_layouts=50)
-    monkeypatch.setattr("analysis.risk._CELLS_AT_ONCE", 7 * 75**2)
+    monkeypatch.setattr("analysis.thresholds._LAYOUT_CELLS", 7 * 75)
     assert privacy_risk(table, layout="resample", num_layouts=50) == whole

@@ -13,6 +13,7 @@ import torch
 import yaml
 
 from raydp import models
+from raydp.commands.arguments import configuration_of
 from raydp.membership.metrics import auc
 from raydp.membership.shadows import shadow_attacks
 from raydp.model_sets import TrainedModels
@@ -20,7 +21,7 @@ from raydp.spec import SweepSpec, load_spec
 from raydp.sweep.inputs import build_task
 from raydp.sweep.plan import make_plan
 from raydp.sweep.shadow_attack import Pool, losses_of
-from raydp.sweep.shadows import first_configuration, parse_configuration, shadow_specs
+from raydp.sweep.shadows import first_configuration, shadow_specs
 from raydp.sweep.trial import TrialRunner
 from raydp.training.comm import LocalComm
 from tests.conftest import small_spec
@@ -166,4 +167,4 @@ def test_the_command_trains_attacks_and_goes_on(raydp: Callable[..., Any], tmp_p
 @pytest.mark.parametrize("text", ["-5,300,0.1", "5,300,nan", "5,300", "5,300,x"])
 def test_a_configuration_that_is_none_is_named(text):
     with pytest.raises(ValueError, match="--configuration must be batch_size,num_steps,learning_rate, all > 0"):
-        parse_configuration(text)
+        configuration_of(text)

@@ -1,0 +1,169 @@
+"""Who may have the lowest score: the set's coverage, the probabilities, and what further seeds would do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import configuration_means, select
+from analysis.contenders import contenders
+from analysis.noise import SeedNoise, secret_errors, upper_limit
+
+COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
+
+
+def planted(rng, expectations, stds, seeds):
+    """A points table of configurations with known expected scores and standard deviations over seeds."""
+    rows = [
+        (64, 1 + k, 0.1, seed, 1.0, mean + std * rng.standard_normal())
+        for k, (mean, std) in enumerate(zip(expectations, stds, strict=True))
+        for seed in range(seeds)
+    ]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def compared(table, selected=0, **options):
+    means = configuration_means(table)
+    return contenders(means, np.ones(len(means), dtype=np.bool_), selected, **options)
+
+
+@pytest.mark.parametrize("seeds", [2, 4])
+@pytest.mark.parametrize("spread", [0.0, 0.7], ids=["one variance", "variances differ"])
+def test_the_set_holds_the_best_in_95_of_100_tables(seeds, spread):
+    """300 tables each: at a coverage of 0.95 fewer than 0.91 has a probability of 0.2 %."""
+    rng = np.random.default_rng(seeds)
+    found = []
+    for _ in range(300):
+        expectations = np.concatenate([[0.0], rng.uniform(0, 1, 5)])
+        stds = 0.3 * np.exp(spread * rng.standard_normal(6))
+        rows = compared(planted(rng, expectations, stds, seeds), num_draws=1000).rows
+        found.append(next(row["indistinguishable"] for row in rows if row["num_steps"] == 1))
+    assert np.mean(found) >= 0.91
+
+
+def test_a_set_that_ignored_the_noise_would_miss_the_best():
+    """The check above can fail: taking the lowest mean alone holds the best in far fewer tables."""
+    rng = np.random.default_rng(0)
+    lowest = []
+    for _ in range(300):
+        expectations = np.concatenate([[0.0], rng.uniform(0, 1, 5)])
+        lowest.append(compared(planted(rng, expectations, np.full(6, 0.3), 2), num_draws=200).rows[0]["num_steps"] == 1)
+    assert np.mean(lowest) < 0.8
+
+
+def test_clear_differences_leave_one_and_more_seeds_shrink_the_set():
+    rng = np.random.default_rng(3)
+    clear = compared(planted(rng, [0.0, 5.0, 6.0], [0.1] * 3, 3))
+    assert clear.verdict == "supported"
+    assert [row["indistinguishable"] for row in clear.rows] == [True, False, False]
+    assert clear.rows[0]["probability"] > 0.999
+    sizes = []
+    for seeds in (2, 8, 32):
+        tables = [planted(rng, np.linspace(0, 1, 6), [0.3] * 6, seeds) for _ in range(20)]
+        sizes.append(np.mean([sum(r["indistinguishable"] for r in compared(t, num_draws=1000).rows) for t in tables]))
+    assert sizes[0] > sizes[1] > sizes[2]
+
+
+def test_the_probabilities_are_those_of_two_independent_means():
+    """P(i is lowest) of two means: Gaussian in their difference, with 200 seeds each."""
+    from scipy.stats import norm
+
+    table = planted(np.random.default_rng(0), [0.0, 0.05], [0.4, 0.4], 200)
+    rows = compared(table, num_draws=200_000).rows
+    means = configuration_means(table)
+    error = np.sqrt((means["score_std"] ** 2).mean() * 2 / 200)
+    expected = norm.cdf((rows[1]["score"] - rows[0]["score"]) / error)
+    assert rows[0]["probability"] == pytest.approx(expected, abs=5 * 0.5 / np.sqrt(200_000) + 0.002)
+
+
+def test_the_proposed_seeds_decide_if_the_means_stay():
+    """With so many seeds, and the same means and variances, only the lowest is left; with one fewer, not."""
+
+    def with_seeds(counts):
+        rows = []
+        for k, (mean, count) in enumerate(zip([0.0, 0.3, 3.0], counts, strict=True)):
+            deviations = np.linspace(-1, 1, count)
+            deviations *= 0.3 / deviations.std(ddof=1)
+            rows += [(64, 1 + k, 0.1, seed, 1.0, mean + d) for seed, d in enumerate(deviations)]
+        return compared(pd.DataFrame(rows, columns=COLUMNS), num_draws=20_000)
+
+    before = with_seeds([3, 3, 3])
+    assert before.verdict == "undecided"
+    more = {row["num_steps"]: row["seeds"] for row in before.further_seeds}
+    assert set(more) == {1, 2}, "the third is out already"
+    assert with_seeds([3 + more[1], 3 + more[2], 3]).verdict == "supported"
+    assert with_seeds([3, 4, 3]).verdict == "undecided"
+
+
+def test_secrets_that_do_not_tell_two_apart_are_no_matter_of_seeds():
+    table = planted(np.random.default_rng(1), [0.5, 0.52], [0.001, 0.001], 3)
+    by_secret = np.random.default_rng(2).uniform(0, 1, (2, 6))
+    found = compared(table, by_secret=by_secret)
+    assert (found.verdict, found.levels, found.further_seeds) == ("undecided", ("seeds", "secrets"), ())
+    assert "more secrets" in found.reason
+
+
+def test_a_secret_that_all_know_does_not_blur_the_comparison():
+    """Paired: the configurations differ by the same amount on every secret."""
+    table = planted(np.random.default_rng(1), [0.5, 0.6], [0.001, 0.001], 3)
+    secrets = np.random.default_rng(2).uniform(0, 1, 6)
+    assert compared(table, by_secret=np.stack([secrets, secrets + 0.1])).verdict == "supported"
+
+
+def test_errors_over_secrets_have_the_variance_of_a_mean_over_them():
+    """Bootstrap variance = population variance / k; 100,000 draws err by 0.5 %."""
+    values = np.random.default_rng(0).gamma(1, 1, (3, 12))
+    drawn = secret_errors(values, np.random.default_rng(1), 100_000)
+    assert drawn.var(axis=0) == pytest.approx(values.var(axis=1) / 12, rel=0.03)
+    assert np.abs(drawn.mean(axis=0)).max() < 0.01
+
+
+@pytest.mark.parametrize("degrees", [3.0, 8.0])
+def test_the_prior_of_the_variances_is_found(degrees):
+    """4,000 variances drawn from the model: scale and degrees of freedom come back (Smyth 2004, section 6.2)."""
+    rng = np.random.default_rng(0)
+    variance = degrees * 0.04 / rng.chisquare(degrees, 4000)
+    seeds = np.full(4000, 3)
+    std = np.sqrt(variance * rng.chisquare(2, 4000) / 2)
+    noise = SeedNoise.of(std, seeds)
+    assert noise.degrees[0] - 2 == pytest.approx(degrees, rel=0.15)
+    weight = (noise.degrees[0] - 2) / noise.degrees[0]
+    scale = (noise.std**2 - (1 - weight) * std**2) / weight
+    assert scale == pytest.approx(np.full(4000, 0.04), rel=0.05)
+
+
+def test_equal_variances_are_pooled_and_one_seed_borrows_them():
+    noise = SeedNoise.of(np.array([0.2, 0.2, 0.2, np.nan]), np.array([2, 2, 2, 1]))
+    assert noise.std == pytest.approx([0.2] * 4)
+    assert noise.degrees.tolist() == [3] * 4
+    assert SeedNoise.of(np.array([np.nan, np.nan]), np.array([1, 1])) is None
+
+
+def test_bounds_on_the_score_count_the_noise():
+    """Student's t with 3 degrees of freedom at 95 %: 2.353 standard errors."""
+    table = planted(np.random.default_rng(0), [0.1, 0.2, 0.9], [0.05] * 3, 2)
+    limit, text = upper_limit(table, configuration_means(table), None)
+    means = configuration_means(table)
+    pooled = np.sqrt((means["score_std"] ** 2).mean())
+    assert limit == pytest.approx(means["score"] + 2.353363 * pooled / np.sqrt(2), rel=1e-5)
+    assert "over seeds" in text
+    bound = float(np.sort(limit)[1])
+    assert len(select(table, rule="best-utility", max_score=bound).steps[0].survivors) == 2
+    with pytest.raises(ValueError, match="max_score must be at least"):
+        select(table, max_score=float(limit.min()) - 1e-9)
+
+
+def test_any_column_can_be_bounded():
+    table = planted(np.random.default_rng(0), [0.1, 0.2, 0.9], [0.05] * 3, 2).assign(epsilon=8.0)
+    table["gpu_hours"] = table["num_steps"] / 2
+    steps = select(table, at_most={"epsilon": 8, "gpu_hours": 1.0, "compute": 64}).steps
+    assert [(step.name, len(step.survivors)) for step in steps[:3]] == [
+        ("epsilon bound", 3), ("gpu_hours bound", 2), ("compute bound", 1),
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="Did you mean 'gpu_hours'"):
+        select(table, at_most={"gpu_hour": 1})
+    with pytest.raises(ValueError, match="at_most epsilon must be at least 8"):
+        select(table, at_most={"epsilon": 1})
+    with pytest.raises(ValueError, match="must leave a configuration"):
+        select(table.assign(other=-table["num_steps"]), at_most={"gpu_hours": 0.5, "other": -3})
