@@ -1,0 +1,1 @@
+"""Which configurations of a space are run, and in which order: strategies that know neither Ray nor torch."""

@@ -1,0 +1,71 @@
+"""The seam of search strategies: what they are told and what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pandas as pd
+
+from search_spaces import Configuration
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What the configuration that is selected at the end must keep to, and how it is selected.
+
+    Attributes:
+        rule: a name of `analysis.RULES`.
+        max_loss: the utility threshold u; None where a share of the best gain is asked for, or nothing.
+        min_utility_gain: share of the best gain over the pre-trained model.
+        base_utility_loss: the pre-trained model's loss.
+    """
+
+    rule: str = "procedure"
+    max_loss: float | None = None
+    min_utility_gain: float | None = None
+    base_utility_loss: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchState:
+    """How far a search has come; a strategy answers from this alone, so that a search can be gone on with.
+
+    Attributes:
+        candidates: all configurations of the space, in the order (T, b, η).
+        points: the points table of what has finished, None before anything has.
+        running: configurations that are being run.
+        failed: configurations none of whose runs has finished, or will.
+    """
+
+    candidates: tuple[Configuration, ...]
+    points: pd.DataFrame | None
+    running: tuple[Configuration, ...] = ()
+    failed: tuple[Configuration, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """What to run next.
+
+    Attributes:
+        configurations: at most as many as were asked for; empty with `finished` for the end, without it where a running
+            one must be waited for.
+        finished: nothing is left that is worth its cost.
+        reason: of the end, one sentence.
+        skipped: configuration -> why it is not run; given at the end.
+    """
+
+    configurations: tuple[Configuration, ...] = ()
+    finished: bool = False
+    reason: str | None = None
+    skipped: Mapping[Configuration, str] = field(default_factory=dict)
+
+
+class Search(Protocol):
+    """A strategy."""
+
+    def propose(self, state: SearchState, goal: Goal, count: int) -> Proposal:
+        """The next configurations, at most `count`."""
+        ...

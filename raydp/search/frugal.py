@@ -1,0 +1,209 @@
+"""A search that pays only for configurations that may still change what is selected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from pydantic import Field
+
+from analysis.points import HYPERPARAMETERS, configuration_means, configurations
+from analysis.prediction import FEWEST, Fitted
+from analysis.rules import Layout, choose
+from raydp.search.base import Goal, Proposal, SearchState
+from raydp.sections.base import Section
+from search_spaces import Configuration
+
+Array = NDArray[np.float64]
+Members = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Outlook:
+    """What the surfaces leave open: S draws of the whole space.
+
+    Attributes:
+        layout: of the m candidates, utility_loss and score [S, m].
+        allowed: [S, m] who keeps to the utility threshold of each draw.
+        rule: how one is selected.
+    """
+
+    layout: Layout
+    allowed: Members
+    rule: str
+
+    def selected_score(self, members: Members) -> Array:
+        """[S, ...] the score of what the rule selects among members [..., m] in each draw; the worst score of the draw
+        where none of them keeps to the threshold."""
+        extra = (1,) * (members.ndim - 1)
+        shape = (len(self.allowed), *extra, members.shape[-1])
+        loss, score = self.layout.utility_loss.reshape(shape), self.layout.score.reshape(shape)
+        pools = self.allowed.reshape(shape) & members
+        nobody = ~pools.any(axis=-1)
+        filled = np.where(nobody[..., None], True, pools)  # a rule needs a member; its answer is replaced
+        stacked = replace(self.layout, utility_loss=loss, score=score)
+        chosen = choose(self.rule, stacked, filled)
+        picked = np.take_along_axis(np.broadcast_to(score, filled.shape), chosen[..., None], axis=-1)[..., 0]
+        return np.where(nobody, score.max(axis=-1), picked)
+
+
+class FrugalSearch(Section):
+    """Runs next what is expected to improve the selected configuration most for its cost.
+
+    Surfaces of utility and score over (ln b, ln T, ln η) are fitted to what has run (`analysis.surrogate`: Gaussian
+    processes whose slopes have the heuristics' signs as prior) and drawn many times at all candidates. In each draw the
+    utility threshold and the rule say what would be selected from what has run, and what with one candidate more: the
+    mean difference of their scores, per unit of compute C = b·T, is what a candidate is worth. The search ends when the
+    probability that any one candidate would improve the selected score by more than `tolerance` is below
+    `stop_probability`. That probability is the surfaces' own: it knows nothing of what they cannot follow.
+
+    Attributes:
+        stop_probability: of a candidate left that would win.
+        tolerance: a win is an improvement by more than this share of the selected score's size.
+        initial: configurations that are run before the first surfaces, cheap ones that lie far apart.
+        max_cost_share: of the whole space's compute; what is left over is not run.
+        num_draws: of the surfaces.
+        seed: of the draws.
+    """
+
+    stop_probability: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    tolerance: Annotated[float, Field(ge=0)] = 0.05
+    initial: Annotated[int, Field(ge=FEWEST)] = 5
+    max_cost_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    num_draws: Annotated[int, Field(ge=50)] = 400
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    def propose(self, state: SearchState, goal: Goal, count: int) -> Proposal:
+        """See `Search`."""
+        candidates = state.candidates
+        cost = np.array([c.compute for c in candidates], dtype=np.float64)
+        taken = np.isin(np.arange(len(candidates)), _places(candidates, _known(state)))
+        affordable = ~taken & (cost <= self.max_cost_share * cost.sum() - cost[taken].sum())
+        if taken.all():
+            return Proposal(finished=True, reason="every configuration has run")
+        if not affordable.any():
+            return self._end(candidates, taken, "the budget of compute is used up", "it costs more than is left")
+        if taken.sum() < self.initial:
+            count = min(count, self.initial - int(taken.sum()))
+            return Proposal(configurations=_spread_out(candidates, cost, taken, affordable, count))
+        means = None if state.points is None else configuration_means(state.points)
+        if means is None or len(means) < FEWEST:
+            if state.running:
+                return Proposal()
+            return Proposal(configurations=_spread_out(candidates, cost, taken, affordable, count))
+        outlook = self._outlook(candidates, means, goal)
+        return self._next(candidates, cost, taken, affordable, outlook, count)
+
+    def _outlook(self, candidates: tuple[Configuration, ...], means: pd.DataFrame, goal: Goal) -> _Outlook:
+        table = _table(candidates)
+        loss = Fitted.to(means, "utility_loss", seed=self.seed).draw(table, self.num_draws, seed=self.seed)
+        score = Fitted.to(means, "score", seed=self.seed).draw(table, self.num_draws, seed=self.seed + 1)
+        allowed = loss <= _thresholds(goal, loss)[:, None]
+        every = table.assign(score=0.0, score_std=np.nan, num_seeds=1)
+        layout = replace(Layout.of(every.assign(utility_loss=0.0)), utility_loss=loss, score=score)
+        rule = "oracle" if goal.rule == "predicted-score" else goal.rule  # a draw is smooth already
+        return _Outlook(layout=layout, allowed=allowed, rule=rule)
+
+    def _next(
+        self,
+        candidates: tuple[Configuration, ...],
+        cost: Array,
+        taken: Members,
+        affordable: Members,
+        outlook: _Outlook,
+        count: int,
+    ) -> Proposal:
+        """One after another, each as if those before it were in; the end where none may win."""
+        members, chosen = taken.copy(), []
+        left_over = self.max_cost_share * cost.sum() - cost[taken].sum()
+        while len(chosen) < count and (left := np.flatnonzero(~members & affordable & (cost <= left_over))).size:
+            now = outlook.selected_score(members)
+            with_one = np.tile(members, (len(left), 1))
+            with_one[np.arange(len(left)), left] = True
+            gain = now[:, None] - outlook.selected_score(with_one)  # [S, left]
+            wins = gain > self.tolerance * np.abs(now)[:, None]
+            if wins.any(axis=1).mean() < self.stop_probability:
+                if chosen:
+                    break
+                return self._stop(candidates, taken, left, outlook, wins.mean(axis=0), gain.mean(axis=0))
+            worth = np.maximum(gain, 0).mean(axis=0) / cost[left]
+            best = int(left[int(worth.argmax())])
+            chosen.append(candidates[best])
+            members[best] = True
+            left_over -= cost[best]
+        return Proposal(configurations=tuple(chosen))
+
+    def _stop(
+        self,
+        candidates: tuple[Configuration, ...],
+        taken: Members,
+        left: NDArray[np.intp],
+        outlook: _Outlook,
+        wins: Array,
+        gain: Array,
+    ) -> Proposal:
+        within = outlook.allowed.mean(axis=0)
+        skipped = {
+            candidates[at]: f"keeps to the threshold with probability {within[at]:.2f} and would improve the selected "
+            f"score by more than {self.tolerance:.0%} with probability {win:.2f} (mean improvement {mean:.3g})"
+            for at, win, mean in zip(left, wins, gain, strict=True)
+        }
+        reason = f"the probability that a configuration left would win is below {self.stop_probability:g}"
+        for at in np.flatnonzero(~taken):
+            skipped.setdefault(candidates[at], "it costs more than is left of the budget")
+        return Proposal(finished=True, reason=reason, skipped=skipped)
+
+    def _end(self, candidates: tuple[Configuration, ...], taken: Members, reason: str, why: str) -> Proposal:
+        skipped = {candidates[at]: why for at in np.flatnonzero(~taken)}
+        return Proposal(finished=True, reason=reason, skipped=skipped)
+
+
+def _known(state: SearchState) -> list[Configuration]:
+    """What has run, runs or has failed."""
+    ran = [] if state.points is None else configurations(configuration_means(state.points))
+    return [*ran, *state.running, *state.failed]
+
+
+def _places(candidates: tuple[Configuration, ...], some: list[Configuration]) -> list[int]:
+    place = {c: at for at, c in enumerate(candidates)}
+    return [place[c] for c in some if c in place]
+
+
+def _table(candidates: tuple[Configuration, ...]) -> pd.DataFrame:
+    return pd.DataFrame([{name: getattr(c, name) for name in HYPERPARAMETERS} for c in candidates])
+
+
+def _thresholds(goal: Goal, loss: Array) -> Array:
+    """[S] the utility threshold in each draw; a share of the best gain is of the whole space's best."""
+    if goal.max_loss is not None:
+        return np.full(len(loss), goal.max_loss)
+    if goal.min_utility_gain is None or goal.base_utility_loss is None:
+        return np.full(len(loss), np.inf)
+    threshold: Array = goal.base_utility_loss - goal.min_utility_gain * (goal.base_utility_loss - loss.min(axis=1))
+    return threshold
+
+
+def _spread_out(
+    candidates: tuple[Configuration, ...], cost: Array, taken: Members, affordable: Members, count: int
+) -> tuple[Configuration, ...]:
+    """Cheap configurations far from each other: the largest distance to what is taken over the square root of the cost;
+    the first one is the cheapest."""
+    logs = np.log(_table(candidates).to_numpy(dtype=np.float64))
+    spread = np.ptp(logs, axis=0)
+    place = (logs - logs.min(axis=0)) / np.where(spread > 0, spread, 1.0)
+    members, chosen = taken.copy(), []
+    for _ in range(count):
+        left = np.flatnonzero(affordable & ~members)
+        if not len(left):
+            break
+        if members.any():
+            distance = np.sqrt(((place[left, None] - place[None, members]) ** 2).sum(axis=-1)).min(axis=1)
+            best = int(left[int((distance / np.sqrt(cost[left])).argmax())])
+        else:
+            best = int(left[int(cost[left].argmin())])
+        members[best] = True
+        chosen.append(candidates[best])
+    return tuple(chosen)

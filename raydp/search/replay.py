@@ -1,0 +1,88 @@
+"""A search replayed on a complete sweep: what it would have run, paid and selected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from analysis.points import KEY, configuration_means, configurations
+from analysis.rules import Layout, choose
+from raydp.search.base import Goal, Search, SearchState
+from search_spaces import Configuration
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """What a search did on a table that it could not see.
+
+    Attributes:
+        order: configurations in the order in which it ran them.
+        cost_share: their compute over that of the whole table.
+        selected: what the rule selects from what was run, None where none of it keeps to the threshold.
+        of_all: what it selects from the whole table.
+        excess: the selected one's score less that of `of_all`, and relative to it; None without a selection, and the
+            relative one where the score is not above 0.
+        reason: why it ended.
+    """
+
+    order: tuple[Configuration, ...]
+    cost_share: float
+    selected: Configuration | None
+    of_all: Configuration
+    excess: float | None
+    relative_excess: float | None
+    reason: str | None
+
+
+def replay(points: pd.DataFrame, search: Search, goal: Goal, *, batch: int = 1) -> Replay:
+    """Let a search run on a complete points table.
+
+    Args:
+        points: a points table in which every configuration of the space has finished.
+        goal: with a threshold that at least one configuration keeps to.
+        batch: configurations that run side by side: as many are proposed before any of them is seen.
+    """
+    means = configuration_means(points)
+    candidates = tuple(configurations(means))
+    threshold = _threshold(means, goal)
+    allowed = means["utility_loss"].to_numpy() <= threshold
+    layout = Layout.of(means)
+    of_all = int(choose(goal.rule, layout, allowed))
+    order: list[Configuration] = []
+    reason = None
+    while True:
+        proposal = search.propose(SearchState(candidates=candidates, points=_of(points, order)), goal, batch)
+        if proposal.finished or not proposal.configurations:
+            reason = proposal.reason
+            break
+        order += proposal.configurations
+    cost = np.array([c.compute for c in candidates], dtype=np.float64)
+    ran = np.isin(np.arange(len(candidates)), [candidates.index(c) for c in order])
+    share = float(cost[ran].sum() / cost.sum())
+    found = {"order": tuple(order), "cost_share": share, "of_all": candidates[of_all], "reason": reason}
+    if not (ran & allowed).any():
+        return Replay(**found, selected=None, excess=None, relative_excess=None)
+    selected = int(choose(goal.rule, layout, ran & allowed))
+    score = means["score"].to_numpy()
+    excess = float(score[selected] - score[of_all])
+    relative = excess / float(score[of_all]) if score[of_all] > 0 else None
+    return Replay(**found, selected=candidates[selected], excess=excess, relative_excess=relative)
+
+
+def _of(points: pd.DataFrame, order: list[Configuration]) -> pd.DataFrame | None:
+    """The rows of what has run."""
+    if not order:
+        return None
+    ran = pd.MultiIndex.from_tuples([c.key for c in order])
+    return points[pd.MultiIndex.from_frame(points[KEY]).isin(ran)]
+
+
+def _threshold(means: pd.DataFrame, goal: Goal) -> float:
+    if goal.max_loss is not None:
+        return goal.max_loss
+    if goal.min_utility_gain is None or goal.base_utility_loss is None:
+        return float("inf")
+    best = float(means["utility_loss"].min())
+    return goal.base_utility_loss - goal.min_utility_gain * (goal.base_utility_loss - best)
