@@ -86,6 +86,7 @@ def status(
     from raydp.output import print_json, print_table, stdout
     from raydp.sweep.api import sweep_folder
     from raydp.sweep.points import counts
+    from raydp.sweep.show import show_search
 
     found = counts(sweep_folder(sweep, storage))
     if json:
@@ -93,7 +94,10 @@ def status(
         return
     if "note" in found:
         stdout.print(found["note"], markup=False)
-    stdout.print(", ".join(f"{found[k]} {k}" for k in ("runs", "finished", "failed", "stopped", "pending")))
+    shown = ("runs", "finished", "failed", "stopped", "pending", "skipped")
+    stdout.print(", ".join(f"{found[k]} {k}" for k in shown if k in found))
+    if "search" in found:
+        show_search(found["search"])
     if found["failures"]:
         print_table("failures", found["failures"])
 

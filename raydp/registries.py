@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from search_spaces.names import unknown_name as unknown_name
 
-Kind = Literal["tasks", "methods", "scores", "accountants", "rules"]
+Kind = Literal["tasks", "methods", "scores", "accountants", "rules", "searches"]
 
 BUILTIN: dict[Kind, dict[str, str]] = {
     "tasks": {
@@ -44,6 +44,10 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "vmr_greedy": "raydp.scores.vmr_greedy:GreedyVerbatimMemorization",
         "vmr_near": "raydp.scores.vmr_near:NearVerbatimMemorization",
         "vmr_text": "raydp.scores.vmr_text:TextVerbatimMemorization",
+    },
+    "searches": {
+        "frugal": "raydp.search.frugal:FrugalSearch",
+        "random": "raydp.search.random_order:RandomSearch",
     },
     "rules": {
         "best-utility": "analysis.rules:BEST_UTILITY",

@@ -157,4 +157,6 @@ def json_schema() -> dict[str, Any]:
     properties["task"] = any_plugin("tasks")
     properties["method"] = any_plugin("methods")
     properties["scores"]["items"] = any_plugin("scores")
+    search = {"anyOf": [{"enum": ["grid", *registries.names("searches")]}, any_plugin("searches"), {"type": "null"}]}
+    schema["$defs"]["SpaceSpec"]["properties"]["search"] = search
     return schema

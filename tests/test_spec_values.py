@@ -88,7 +88,10 @@ BAD = {
         {"select": {"score": "vmr_exact", "max_loss": float("nan")}},
         r"select.max_loss must be",
     ),
-    "unknown rule": ({"select": {"score": "vmr_exact", "rule": "procedur"}}, r"select.rule must be 'procedure'"),
+    "unknown rule": (
+        {"select": {"score": "vmr_exact", "rule": "procedur"}},
+        r"select.rule 'procedur' is unknown. Did you mean 'procedure'",
+    ),
     "a target that is no layer": (
         {"model": {"name": "tiny", "adapter": {"target_modules": ["q_proj", "vproj"]}}},
         r"target_modules must each name linear layers of 'tiny', got \['vproj'\]. It has .*v_proj",

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import pandas as pd
 
+from analysis.points import KEY
 from search_spaces import Configuration
 
 
@@ -69,3 +70,12 @@ class Search(Protocol):
     def propose(self, state: SearchState, goal: Goal, count: int) -> Proposal:
         """The next configurations, at most `count`."""
         ...
+
+
+def known(state: SearchState) -> list[Configuration]:
+    """What has run, runs or has failed."""
+    ran: set[tuple[int, int, float]] = set()
+    if state.points is not None:
+        ran = {(int(t), int(b), float(rate)) for t, b, rate in state.points[KEY].itertuples(index=False)}
+    finished = [c for c in state.candidates if c.key in ran]
+    return [*finished, *state.running, *state.failed]

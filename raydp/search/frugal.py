@@ -10,10 +10,10 @@ import pandas as pd
 from numpy.typing import NDArray
 from pydantic import Field
 
-from analysis.points import HYPERPARAMETERS, configuration_means, configurations
+from analysis.points import HYPERPARAMETERS, configuration_means
 from analysis.prediction import FEWEST, Fitted
 from analysis.rules import Layout, choose
-from raydp.search.base import Goal, Proposal, SearchState
+from raydp.search.base import Goal, Proposal, SearchState, known
 from raydp.sections.base import Section
 from search_spaces import Configuration
 
@@ -80,7 +80,7 @@ class FrugalSearch(Section):
         """See `Search`."""
         candidates = state.candidates
         cost = np.array([c.compute for c in candidates], dtype=np.float64)
-        taken = np.isin(np.arange(len(candidates)), _places(candidates, _known(state)))
+        taken = np.isin(np.arange(len(candidates)), _places(candidates, known(state)))
         affordable = ~taken & (cost <= self.max_cost_share * cost.sum() - cost[taken].sum())
         if taken.all():
             return Proposal(finished=True, reason="every configuration has run")
@@ -159,12 +159,6 @@ class FrugalSearch(Section):
     def _end(self, candidates: tuple[Configuration, ...], taken: Members, reason: str, why: str) -> Proposal:
         skipped = {candidates[at]: why for at in np.flatnonzero(~taken)}
         return Proposal(finished=True, reason=reason, skipped=skipped)
-
-
-def _known(state: SearchState) -> list[Configuration]:
-    """What has run, runs or has failed."""
-    ran = [] if state.points is None else configurations(configuration_means(state.points))
-    return [*ran, *state.running, *state.failed]
 
 
 def _places(candidates: tuple[Configuration, ...], some: list[Configuration]) -> list[int]:

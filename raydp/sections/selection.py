@@ -35,6 +35,10 @@ def conflicts(spec: SweepSpec) -> list[str]:
             f"select.rule must be best-utility {given} {spec.select.rule!r}. The other rules use scores or several "
             "runs, which the guarantee does not cover."
         )
+    if spec.space.search is not None:
+        problems.append(
+            f"space.search must be left out {given} {spec.space.search.name!r}. Runs are drawn from the whole space."
+        )
     if spec.seeds != (0,):
         problems.append(f"seeds must be left out {given} {list(spec.seeds)}. Every run draws a seed of its own.")
     if spec.method.params.max_grad_norm is None:

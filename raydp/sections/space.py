@@ -13,17 +13,36 @@ from pydantic import (
 )
 
 from raydp import registries
+from raydp.plugins import PluginField, resolve_plugin
 from raydp.sections.base import AtLeastOne, Finite, Positive, Section
 
 
 class SpaceSpec(Section):
-    """The configurations: a named space, a list of points, or a grid of three lists."""
+    """The configurations: a named space, a list of points, or a grid of three lists; and which of them are run.
+
+    Attributes:
+        search: a strategy that runs a part of them, by name or with its parameters; without one all are run.
+    """
 
     name: str | None = None
     points: Annotated[tuple[tuple[AtLeastOne, AtLeastOne, Positive], ...], Field(min_length=1)] | None = None
     batch_size: Annotated[tuple[AtLeastOne, ...], Field(min_length=1)] | None = None
     num_steps: Annotated[tuple[AtLeastOne, ...], Field(min_length=1)] | None = None
     learning_rate: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
+    search: PluginField | None = None
+
+    @field_validator("search", mode="before")
+    @classmethod
+    def _resolved(cls, search: Any) -> Any:
+        """A name alone has no parameters; "grid" is every configuration."""
+        if search is None or search == "grid":
+            return None
+        problems: list[str] = []
+        written = {"name": search} if isinstance(search, str) else search
+        found = resolve_plugin("searches", "space.search", written, problems)
+        if problems:
+            raise ValueError("\n".join(problems))
+        return found
 
     @field_validator("points", mode="before")
     @classmethod

@@ -13,12 +13,13 @@ from rich.console import Console
 
 from raydp import models, sharing
 from raydp.spec import SweepSpec
+from raydp.sweep.adaptive import RunSearcher, RunSource
 from raydp.sweep.finish import NOT_FINISHED, OF_CANARIES, Finish, finish
 from raydp.sweep.folder import BASE_RUN, SweepFolder
 from raydp.sweep.inputs import build_task
 from raydp.sweep.measurements import write_counts
 from raydp.sweep.plan import SweepPlan, drawn, make_plan, plan_document
-from raydp.sweep.points import counts, write_tables
+from raydp.sweep.points import SEARCH_FILE, counts, write_tables
 from raydp.sweep.progress import SweepProgress
 from raydp.sweep.recorder import CommitCallback, Committer, Discarder, Recorder
 from raydp.sweep.selection import decided, release_best
@@ -113,6 +114,8 @@ def _ending(
 ) -> Finish:
     """Train what has no result yet, track what is not tracked, and select."""
     left = [t for t in trials if (folder.result(t.run_id) or {}).get("status") != "finished"]
+    if folder.read_json(SEARCH_FILE) is not None:  # what a search that has ended did not run is not left
+        left = [t for t in left if folder.result(t.run_id) is not None]
     if not trials or decided(folder):  # a private selection of no run, or one that has released its model
         left = []
     if trials and (left or folder.result(BASE_RUN) is None):
@@ -178,26 +181,49 @@ def _train(
             )
             recorder = _recorder(spec, folder, task, weight_hash)
             base = queue.submit.remote(BASE_RUN) if measure_base else None
-            for trial in left[: slots.num_slots]:  # begun before Tune starts, whose trials then wait for them
-                queue.submit.remote(trial.run_id)
-            ray.get(queue.first_lease.remote())
+            source = _source(recorder, trials)
+            first = [t.run_id for t in left] if source is None else source.upcoming(slots.num_slots)
+            for run_id in first[: slots.num_slots]:  # begun before Tune starts, whose trials then wait for them
+                queue.submit.remote(run_id)
+            if first or measure_base:
+                ray.get(queue.first_lease.remote())
         with SweepProgress(
-            console, costs, len(trials) - len(left), poll=lambda: ray.get(queue.status.remote())
+            console,
+            costs,
+            len(trials) - len(left),
+            poll=lambda: ray.get(queue.status.remote()),
+            searched=source is not None,
         ) as progress:
             recorder.attach(queue, base, progress)
-            for start in range(0, len(left), TRIALS_PER_ROUND):
-                run_ids = [t.run_id for t in left[start : start + TRIALS_PER_ROUND]]
-                _run_tune(run_ids, queue, recorder, folder, slots.num_slots)
+            if source is not None:
+                beside = int(measure_base)
+                searcher = RunSearcher(source, lambda given: ray.get(queue.close.remote(given + beside)))
+                _run_tune(searcher, len(left), queue, recorder, folder, slots.num_slots)
+            else:
+                for start in range(0, len(left), TRIALS_PER_ROUND):
+                    run_ids = [t.run_id for t in left[start : start + TRIALS_PER_ROUND]]
+                    _run_tune(run_ids, len(run_ids), queue, recorder, folder, slots.num_slots)
             recorder.base()
     return recorder
 
 
-def _run_tune(run_ids: list[str], queue: Any, recorder: Committer, folder: SweepFolder, num_slots: int) -> None:
-    """One Tune trial per run, in the given order. A trial only waits for its run's result, so it holds no CPU: one that
-    did would deadlock a small machine against the workers. One more trial than slots keeps the next run at hand. A
-    trial that Tune gave up on is committed all the same."""
+def _source(recorder: Committer, trials: list[TrialPlan]) -> RunSource | None:
+    """What a search gives out, None where everything is run or the search has ended."""
+    spec, folder = recorder.spec, recorder.folder
+    if spec.space.search is None or folder.read_json(SEARCH_FILE) is not None:
+        return None
+    return RunSource(spec=spec, folder=folder, trials=trials, search=spec.space.search.params, base_fn=recorder.base)
 
-    num_actors = min(num_slots + 1, len(run_ids))
+
+def _run_tune(
+    runs: list[str] | RunSearcher, count: int, queue: Any, recorder: Committer, folder: SweepFolder, num_slots: int
+) -> None:
+    """One Tune trial per run, in the given order or as a search gives them out, at most `count`. A trial only waits for
+    its run's result, so it holds no CPU: one that did would deadlock a small machine against the workers. One more
+    trial than slots keeps the next run at hand. A trial that Tune gave up on is committed all the same."""
+
+    num_actors = min(num_slots + 1, count)
+    searched = isinstance(runs, RunSearcher)
 
     def trial(config: dict[str, Any]) -> None:
         ray.get(queue.gather.remote(ray.get_runtime_context().get_actor_id(), num_actors))
@@ -206,8 +232,13 @@ def _run_tune(run_ids: list[str], queue: Any, recorder: Committer, folder: Sweep
 
     tune.Tuner(
         tune.with_resources(trial, tune.PlacementGroupFactory([{"memory": 1e6}])),
-        param_space={"run_id": tune.grid_search(run_ids)},
-        tune_config=tune.TuneConfig(max_concurrent_trials=num_actors, reuse_actors=True),
+        param_space={} if searched else {"run_id": tune.grid_search(runs)},
+        tune_config=tune.TuneConfig(
+            max_concurrent_trials=num_actors,
+            reuse_actors=True,
+            search_alg=runs if searched else None,
+            num_samples=count if searched else 1,
+        ),
         run_config=tune.RunConfig(
             name="tune",
             storage_path=str(folder.path.resolve() / "ray"),
@@ -216,6 +247,6 @@ def _run_tune(run_ids: list[str], queue: Any, recorder: Committer, folder: Sweep
             failure_config=tune.FailureConfig(max_failures=3),
         ),
     ).fit()
-    for run_id in run_ids:
+    for run_id in runs.source.given() if isinstance(runs, RunSearcher) else runs:
         if folder.result(run_id) is None:
             recorder.commit(run_id)

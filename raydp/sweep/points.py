@@ -12,6 +12,8 @@ from raydp.sweep.measurements import COUNTS_FILE, Measurements, measured_later, 
 
 POINTS_FILE = "points.csv"
 SECRETS_FILE = "secrets.parquet"
+SEARCH_FILE = "search.json"
+"""Why a search has ended, and why it has not run each configuration that is left."""
 
 PRIVATE = (
     "a private selection: how many runs there were, and their utilities, scores and models, are as private as the "
@@ -21,7 +23,8 @@ PRIVATE = (
 
 
 def points_table(folder: SweepFolder) -> pd.DataFrame:
-    """One row per (configuration, seed) of the plan, in its order; runs without a result are `pending`."""
+    """One row per (configuration, seed) of the plan, in its order; runs without a result are `pending`, or `skipped` by
+    a search that has ended."""
     plan = folder.read_json("plan.json")
     spec = folder.spec()
     if not plan["trials"]:
@@ -39,6 +42,8 @@ def points_table(folder: SweepFolder) -> pd.DataFrame:
         **{f"param.{k}": v for k, v in spec.method.params.model_dump(mode="json").items() if k != "max_grad_norm"},
     }
     table = pd.DataFrame(rows)
+    if folder.read_json(SEARCH_FILE) is not None:
+        table["status"] = table["status"].replace("pending", "skipped")
     for name, value in constants.items():
         table[name] = [value] * len(table)
     return table
@@ -100,11 +105,14 @@ def counts(folder: SweepFolder) -> dict[str, Any]:
     """What `raydp status` says: runs by status, and the failures with their reasons."""
     runs = [t["run_id"] for t in folder.read_json("plan.json")["trials"]]
     results = {run_id: folder.result(run_id) for run_id in runs}
-    statuses = ["pending" if r is None else r["status"] for r in results.values()]
+    search = folder.read_json(SEARCH_FILE)
+    left = "pending" if search is None else "skipped"
+    statuses = [left if r is None else r["status"] for r in results.values()]
     return {
         **({"note": PRIVATE} if folder.spec().privacy.selects else {}),
         "runs": len(runs),
         **{s: statuses.count(s) for s in ("finished", "failed", "stopped", "pending")},
+        **({} if search is None else {"skipped": statuses.count("skipped"), "search": search}),
         "failures": [
             {"run_id": run_id, "reason": r["reason"]} for run_id, r in results.items() if r and r["status"] == "failed"
         ],

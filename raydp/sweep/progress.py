@@ -24,9 +24,19 @@ class SweepProgress:
     Args:
         costs: run_id -> expected compute C of each run that is left; the time left is in proportion to it.
         poll: gives the queue's status; called from a thread of its own.
+        searched: a search decides how many of them are run.
     """
 
-    def __init__(self, console: Console, costs: dict[str, int], done_before: int, poll: Callable[[], dict[str, Any]]):
+    def __init__(
+        self,
+        console: Console,
+        costs: dict[str, int],
+        done_before: int,
+        poll: Callable[[], dict[str, Any]],
+        *,
+        searched: bool = False,
+    ) -> None:
+        self._searched = searched
         self._console = console
         self._costs = costs
         self._done_before = done_before
@@ -64,7 +74,8 @@ class SweepProgress:
         failed = sum(o["status"] == "failed" for o in self._outcomes.values())
         done = self._done_before + len(self._outcomes) - failed
         total = self._done_before + len(self._costs)
-        parts = [f"{done}/{total} done", f"{len(self._status['running'])} running", f"{failed} failed"]
+        of = f"{done} of at most {total}" if self._searched else f"{done}/{total}"
+        parts = [f"{of} done", f"{len(self._status['running'])} running", f"{failed} failed"]
         return ", ".join([*parts, self._time_left()])
 
     def _time_left(self) -> str:
@@ -77,7 +88,8 @@ class SweepProgress:
             return "time left: not known yet"
         elapsed = time.monotonic() - self._started
         left = elapsed * (sum(self._costs.values()) - spent) / spent
-        return f"about {int(left // 60)} min {int(left % 60):02d} s left"
+        about = "at most about" if self._searched else "about"
+        return f"{about} {int(left // 60)} min {int(left % 60):02d} s left"
 
     def _best(self) -> str | None:
         finished = [o for o in self._outcomes.values() if o["status"] == "finished"]

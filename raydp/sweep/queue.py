@@ -72,6 +72,12 @@ class TrialQueue:
                 await self._changed.wait()
             return item.outcome
 
+    async def close(self, expected: int) -> None:
+        """No more than so many runs will have been submitted: once the last of them is handed out, idle slots end."""
+        async with self._changed:
+            self._expected = expected
+            self._changed.notify_all()
+
     async def share(self, reference: list[Any]) -> None:
         """Give the workers what they all need: a list with an object reference, so that only they fetch the object."""
         async with self._changed:

@@ -101,9 +101,22 @@ def show_result(sweep: Sweep, result: SweepResult) -> None:
 
 def _show_counts(result: SweepResult) -> None:
     counts = result.counts
-    stdout.print(", ".join(f"{counts[k]} {k}" for k in ("runs", "finished", "failed", "pending")))
+    shown = ("runs", "finished", "failed", "pending", "skipped")
+    stdout.print(", ".join(f"{counts[k]} {k}" for k in shown if k in counts))
+    if "search" in counts:
+        show_search(counts["search"])
     for failure in counts["failures"]:
         stdout.print(f"failed {failure['run_id']}: {failure['reason']}", markup=False)
+
+
+def show_search(search: dict[str, Any]) -> None:
+    """Why a search has ended, and the first of what it did not run."""
+    skipped = search["skipped"]
+    stdout.print(f"the search has ended: {search['reason']}; {len(skipped)} configurations skipped", markup=False)
+    for row in skipped[:NAMED]:
+        stdout.print(f"  {_name(row)}: {row['reason']}", markup=False)
+    if len(skipped) > NAMED:
+        stdout.print("  `raydp status --json` lists them all", markup=False)
 
 
 def lookup_commands(spec: SweepSpec) -> list[str]:

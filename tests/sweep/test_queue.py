@@ -146,3 +146,22 @@ def test_workers_that_were_replaced_take_nothing_any_more() -> None:
         assert await waiting == ("a", 1)
 
     run(scenario())
+
+
+def test_a_closed_queue_sends_idle_slots_home() -> None:
+    async def scenario() -> None:
+        queue = TrialQueue(expected=5, max_retries=1)
+        await submitted(queue, "a")
+        assert await queue.lease(0) == ("a", 1)
+        idle = asyncio.create_task(queue.lease(1))
+        await asyncio.sleep(0.01)
+        assert not idle.done(), "four more may come"
+        await queue.close(2)
+        await asyncio.sleep(0.01)
+        assert not idle.done(), "the second of two is on its way"
+        await submitted(queue, "b")
+        assert await idle == ("b", 1)
+        assert await queue.lease(0) is None
+        assert not await queue.has_work_for(1)
+
+    run(scenario())

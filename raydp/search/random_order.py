@@ -1,0 +1,34 @@
+"""Configurations in a random order, as many as are asked for."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from raydp.search.base import Goal, Proposal, SearchState, known
+from raydp.sections.base import Section
+
+
+class RandomSearch(Section):
+    """A random part of the space.
+
+    Attributes:
+        num_configurations: how many are run.
+        seed: of the order.
+    """
+
+    num_configurations: Annotated[int, Field(ge=1)]
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    def propose(self, state: SearchState, goal: Goal, count: int) -> Proposal:
+        """See `Search`."""
+        order = np.random.default_rng(self.seed).permutation(len(state.candidates))
+        chosen = [state.candidates[at] for at in order[: self.num_configurations]]
+        taken = set(known(state))
+        left = tuple(c for c in chosen if c not in taken)
+        if left:
+            return Proposal(configurations=left[:count])
+        skipped = dict.fromkeys([c for c in state.candidates if c not in taken], "it was not drawn")
+        return Proposal(finished=True, reason=f"{len(chosen)} configurations were drawn", skipped=skipped)

@@ -1,0 +1,191 @@
+"""Sweeps that run a part of their space: what a strategy is told, what it gives out, and a real one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydp.search.base import Goal, Proposal, SearchState
+from raydp.spec import load_spec
+from raydp.sweep.adaptive import RunSearcher, RunSource
+from raydp.sweep.api import Sweep
+from raydp.sweep.folder import BASE_RUN, SweepFolder
+from raydp.sweep.points import counts, points_table
+from raydp.training.trial import TrialPlan
+from search_spaces import Configuration, grid
+from tests.conftest import small_spec
+
+SPACE = {"batch_size": [32], "num_steps": [3, 4, 5, 6], "learning_rate": [0.01]}
+CANDIDATES = tuple(grid([32], [3, 4, 5, 6], ["0.01"]))
+
+
+class Scripted:
+    """Gives configurations in a fixed order, one a time, and ends after them; remembers what it was told."""
+
+    def __init__(self, order: list[Configuration], *, wait_for: int = 0) -> None:
+        self.order, self.wait_for = order, wait_for
+        self.told: list[tuple[SearchState, Goal]] = []
+
+    def propose(self, state: SearchState, goal: Goal, count: int) -> Proposal:
+        self.told.append((state, goal))
+        done = 0 if state.points is None else state.points["num_steps"].nunique()
+        taken = done + len(state.running) + len(state.failed)
+        if done < self.wait_for <= taken:
+            return Proposal()
+        if taken < len(self.order):
+            return Proposal(configurations=(self.order[taken],))
+        left = [c for c in state.candidates if c not in self.order]
+        return Proposal(finished=True, reason="the script is over", skipped=dict.fromkeys(left, "not in the script"))
+
+
+class World:
+    """A sweep's folder with two seeds of four configurations, and results written into it."""
+
+    def __init__(self, tmp_path: Path, **select: Any) -> None:
+        data = small_spec(tmp_path, space=SPACE, seeds=[0, 1], select={"score": "vmr_exact", **select})
+        self.spec = load_spec(data)
+        self.trials = [
+            TrialPlan(
+                run_id=f"{c.num_steps}-{seed}", batch_size=32, num_steps=c.num_steps, learning_rate=0.01, seed=seed,
+                num_examples=2000, noise_multiplier=1.0,
+            )
+            for c in CANDIDATES
+            for seed in (0, 1)
+        ]  # fmt: skip
+        plan = {
+            "facts": {"content_hash": "0"},
+            "delta": 1e-5,
+            "trials": [asdict(t) for t in self.trials],
+            "privacy": {t.run_id: {"epsilon": 8.0, "delta": 1e-5} for t in self.trials},
+        }
+        self.folder = SweepFolder.create(self.spec, lambda key: plan)
+
+    def finish(self, *run_ids: str, status: str = "finished") -> None:
+        for run_id in run_ids:
+            scores = {"vmr_exact": {"value": 0.1, "std_error": 0.0, "num_samples": 1, "per_secret": {}}}
+            self.folder.commit(run_id, {"status": status, "utility_loss": 2.0, "scores": scores, "reason": "broken"})
+
+    def source(self, search: Scripted) -> RunSource:
+        return RunSource(
+            spec=self.spec,
+            folder=self.folder,
+            trials=self.trials,
+            search=search,
+            base_fn=lambda: self.folder.result(BASE_RUN),
+        )
+
+
+def test_all_seeds_of_a_configuration_are_given_before_the_next_is_asked_for(tmp_path: Path) -> None:
+    world = World(tmp_path, min_utility_gain=None)
+    world.finish(BASE_RUN)
+    search = Scripted([CANDIDATES[2], CANDIDATES[0]])
+    source = world.source(search)
+    assert source.upcoming(3) == ["5-0", "5-1", "3-0"], "looking ahead takes nothing away"
+    assert source.handed_out == 0
+    assert [source.next_run() for _ in range(4)] == ["5-0", "5-1", "3-0", "3-1"]
+    first, second = (state for state, _ in search.told[:2])
+    assert first.candidates == CANDIDATES
+    assert (first.running, second.running) == ((), (CANDIDATES[2],))
+    world.finish("5-0", "5-1")
+    world.finish("3-0", "3-1", status="failed")
+    assert source.next_run() is None
+    assert source.finished
+    state, goal = search.told[-1]
+    assert state.points["run_id"].tolist() == ["5-0", "5-1"]
+    assert (state.running, state.failed) == ((), (CANDIDATES[0],))
+    assert (goal.rule, goal.base_utility_loss) == ("procedure", 2.0)
+
+
+def test_the_end_is_written_and_what_was_not_run_is_skipped(tmp_path: Path) -> None:
+    world = World(tmp_path, max_loss=9.0)
+    search = Scripted([CANDIDATES[1]])
+    closed: list[int] = []
+    searcher = RunSearcher(world.source(search), closed.append)
+    assert [searcher.suggest(str(k)) for k in range(2)] == [{"run_id": "4-0"}, {"run_id": "4-1"}]
+    world.finish("4-0", "4-1")
+    assert searcher.suggest("2") == RunSearcher.FINISHED
+    assert closed == [2]
+    found = counts(world.folder)
+    assert (found["finished"], found["pending"], found["skipped"]) == (2, 0, 6)
+    assert found["search"]["reason"] == "the script is over"
+    assert [row["num_steps"] for row in found["search"]["skipped"]] == [3, 5, 6]
+    assert points_table(world.folder)["status"].tolist().count("skipped") == 6
+
+
+def test_a_strategy_that_waits_is_asked_again_only_when_a_result_has_come(tmp_path: Path) -> None:
+    world = World(tmp_path, max_loss=9.0)
+    search = Scripted(list(CANDIDATES[:2]), wait_for=1)
+    source = world.source(search)
+    assert [source.next_run() for _ in range(5)] == ["3-0", "3-1", None, None, None]
+    assert len(search.told) == 2
+    world.finish("3-0")
+    assert source.next_run() is None, "its second seed is still running"
+    world.finish("3-1")
+    assert source.next_run() == "4-0"
+
+
+def test_a_resumed_search_begins_with_the_missing_seeds(tmp_path: Path) -> None:
+    world = World(tmp_path, max_loss=9.0)
+    world.finish("4-0", "6-0", "6-1")
+    world.finish("4-1", status="failed")
+    source = world.source(Scripted([CANDIDATES[1], CANDIDATES[3], CANDIDATES[0]]))
+    assert [source.next_run() for _ in range(3)] == ["4-1", "3-0", "3-1"]
+
+
+def test_a_threshold_by_gain_waits_for_the_untrained_model(tmp_path: Path) -> None:
+    world = World(tmp_path, min_utility_gain=0.9)
+    source = world.source(Scripted([CANDIDATES[0]]))
+    assert source.upcoming(2) == []
+    world.finish(BASE_RUN)
+    assert source.upcoming(2) == ["3-0", "3-1"]
+
+
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        ("frugl", "Did you mean 'frugal'"),
+        ({"name": "frugal", "stop_probability": 2}, "space.search.stop_probability must"),
+        ("random", "space.search.num_configurations must be given"),
+    ],
+)
+def test_a_search_that_is_none_is_refused(tmp_path: Path, search: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_spec(small_spec(tmp_path, space={**SPACE, "search": search}))
+
+
+def test_a_search_is_written_by_its_name_or_with_parameters(tmp_path: Path) -> None:
+    def search(given: Any) -> Any:
+        return load_spec(small_spec(tmp_path, space={**SPACE, "search": given})).space.search
+
+    assert search("frugal").params.stop_probability == 0.1
+    assert search({"name": "random", "num_configurations": 3}).params.num_configurations == 3
+    assert search("grid") is search(None) is None
+    spec = load_spec(small_spec(tmp_path, space={**SPACE, "search": "frugal"}))
+    assert load_spec(spec.model_dump(mode="json")) == spec, "as the sweep's folder keeps it"
+
+
+def test_private_selection_draws_from_the_whole_space(tmp_path: Path) -> None:
+    privacy = {"target_epsilon": 8, "accountant": "rdp", "tuning": "private_selection"}
+    data = small_spec(tmp_path, space={**SPACE, "search": "frugal"}, privacy=privacy, select={"score": "vmr_exact"})
+    with pytest.raises(ValueError, match=r"space.search must be left out with privacy.tuning private_selection"):
+        load_spec(data)
+
+
+def test_a_sweep_runs_what_was_drawn_and_a_resume_runs_nothing_more(raydp, write_spec, tmp_path: Path) -> None:
+    """A real sweep of two configurations, one of which is drawn."""
+    path = write_spec(space={**SPACE, "num_steps": [3, 6], "search": {"name": "random", "num_configurations": 1}})
+    answer = raydp("sweep", path, "--json")
+    assert answer.code == 0, answer.err
+    found = answer.json()
+    assert (found["counts"]["finished"], found["counts"]["skipped"], found["counts"]["pending"]) == (1, 1, 0)
+    assert found["counts"]["search"]["skipped"][0]["reason"] == "it was not drawn"
+    assert found["selected"]["num_steps"] in (3, 6)
+    again = raydp("sweep", path, "--resume", "--json")
+    assert again.json()["counts"] == found["counts"]
+    status = raydp("status", found["folder"])
+    assert "1 finished" in status.out
+    assert "1 configurations were drawn; 1 configurations skipped" in status.out
+    assert Sweep(path).points()["status"].tolist().count("skipped") == 1
