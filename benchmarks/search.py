@@ -2,10 +2,10 @@
 
     python benchmarks/search.py --points raydp_runs/demo/points.csv --surfaces 12 -o search.json
 
-For every table, three utility thresholds (quantiles of the losses) and each rule, the frugal search runs alone on what it
-asks for; random search runs as many configurations (mean of several seeds). The cost is compute, b·T, over the whole
-grid's; the excess is the score of the configuration that the rule selects from what was run over that which it selects from
-all of it, relative to the latter.
+For every table, three utility thresholds (quantiles of the losses) and each rule, the frugal search runs what it asks
+for; random search runs as many configurations (ten seeds). The cost is compute, b·T, over the whole grid's. The excess
+is that of the score which the rule selects from what was run over the one that it selects from all, relative to it; it
+is infinite where nothing that was run keeps to the threshold.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from analysis import configuration_means, load_points
 from raydp.search.base import Goal
 from raydp.search.frugal import FrugalSearch
 from raydp.search.random_order import RandomSearch
-from raydp.search.replay import replay
+from raydp.search.replay import Replay, replay
 from search_spaces import grid
 
 QUANTILES, RULES, RANDOM_SEEDS = (0.25, 0.5, 0.75), ("procedure", "oracle"), 10
@@ -32,8 +32,8 @@ COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "
 
 
 def surface(seed: int) -> pd.DataFrame:
-    """64 configurations, two seeds: scores with Hu et al.'s slopes (Table 2, Enron), each times a random factor; the loss
-    falls with compute and learning rate and rises beyond a best learning rate."""
+    """64 configurations, two seeds: scores with Hu et al.'s slopes (Table 2, Enron), each times a random factor; the
+    loss falls with compute and learning rate and rises beyond a best learning rate."""
     rng = np.random.default_rng(seed)
     best, falls, turns = rng.uniform(-5.2, -3.8), rng.uniform(0.05, 0.2), rng.uniform(0.1, 0.6)
     slopes = np.array([0.13, 0.37, 0.51]) * np.exp(0.3 * rng.standard_normal(3))
@@ -62,23 +62,24 @@ def compare(name: str, points: pd.DataFrame) -> list[dict[str, Any]]:
             ]
             found.append({
                 "table": name, "configurations": len(means), "rule": rule, "quantile": quantile,
-                "ran": len(frugal.order), "cost_share": frugal.cost_share, "excess": frugal.relative_excess,
+                "ran": len(frugal.order), "cost_share": frugal.cost_share, "excess": _excess(frugal),
                 "random_cost_share": float(np.mean([one.cost_share for one in drawn])),
-                "random_excess": float(np.mean([_or_inf(one.relative_excess) for one in drawn])),
-                "random_median_excess": float(np.median([_or_inf(one.relative_excess) for one in drawn])),
+                "random_excess": float(np.median([_excess(one) for one in drawn])),
             })  # fmt: skip
             print(found[-1], file=sys.stderr, flush=True)
     return found
 
 
-def _or_inf(value: float | None) -> float:
-    """Nothing that keeps to the threshold was run."""
-    return float("inf") if value is None else value
+def _excess(one: Replay) -> float:
+    """Infinite without a selection, NaN where the score of the whole grid's choice is not above 0."""
+    if one.selected is None:
+        return float("inf")
+    return float("nan") if one.relative_excess is None else one.relative_excess
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Medians, and how often the choice is within 5 %."""
-    excess = np.array([_or_inf(row["excess"]) for row in rows])
+    excess = np.array([row["excess"] for row in rows])
     return {
         "replays": len(rows),
         "median_cost_share": float(np.median([row["cost_share"] for row in rows])),
@@ -86,7 +87,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "within_5_percent": float(np.mean(excess <= 0.05)),
         "largest_excess": float(excess.max()),
         "random_median_cost_share": float(np.median([row["random_cost_share"] for row in rows])),
-        "random_median_excess": float(np.median([row["random_median_excess"] for row in rows])),
+        "random_median_excess": float(np.median([row["random_excess"] for row in rows])),
     }
 
 
@@ -107,7 +108,7 @@ def main() -> None:
         "summary": {name: summary(part) for name, part in {**tables, "surfaces": made_up}.items() if part},
         "rows": rows + made_up,
     }
-    text = json.dumps(document, indent=1).replace("Infinity", '"inf"')
+    text = json.dumps(document, indent=1).replace("NaN", "null").replace("Infinity", '"inf"')
     args.output.write_text(text + "\n") if args.output else print(text)
 
 
