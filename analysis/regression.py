@@ -82,6 +82,8 @@ def _least_squares(
 ) -> Fitted:
     from statsmodels.regression.linear_model import OLS  # half a second to import
 
+    if errors == "hc3" and ((np.linalg.qr(design)[0] ** 2).sum(axis=1) > 1 - 1e-9).any():
+        return "a row alone decides a coefficient (its leverage is 1), so HC3 is undefined"
     kind = {"ols": "nonrobust", "hc3": "HC3", "cluster": "cluster"}[errors]
     more = {"cov_kwds": {"groups": groups}} if errors == "cluster" else {}
     fit = OLS(score, design).fit(cov_type=kind, use_t=True, **more)

@@ -116,6 +116,8 @@ def test_errors_by_configuration_need_configurations_and_seeds():
     table = seeded()
     few = regress(table[(table["batch_size"] == 64) & (table.index > 2)], errors="cluster")["composite"]
     assert "3 configurations are too few for 3 coefficients" in few["reason"]
+    alone = pd.concat([table[table["batch_size"] == 64], table[table["batch_size"] == 256].iloc[:1]])
+    assert "leverage is 1" in regress(alone, errors="hc3")["individual"]["reason"]
     single = regress(table[table["seed"] == 0], errors="mixed")["composite"]
     assert "needs a configuration with two seeds" in single["reason"]
     with pytest.raises(ValueError, match="Did you mean 'cluster'"):
