@@ -63,8 +63,9 @@ def utility_adjusted(points: pd.DataFrame, *, num_resamples: int = RESAMPLES, se
     }
     if len(means) < _MIN_CONFIGURATIONS:
         result |= undefined | {"reason": f"{len(means)} configurations are too few: it takes {_MIN_CONFIGURATIONS}"}
-    elif min(np.ptp(loss), np.ptp(score)) == 0:
-        result |= undefined | {"reason": "utility or score is the same in every configuration"}
+    elif len(np.unique(loss)) <= len(_KNOTS) or np.ptp(score) == 0:
+        reason = f"there are no more than {len(_KNOTS)} different losses, or the score is the same everywhere"
+        result |= undefined | {"reason": reason}
     else:
         result |= _remaining(means, loss, score, num_resamples, np.random.default_rng(seed))
     return result | {"pairs": _matched_pairs(means, loss, score)}
@@ -77,11 +78,17 @@ def _remaining(
     expected = _smooth(loss, score)
     variance, share = _residual_variance(loss, score)
     drawn = []
-    for _ in range(min(num_resamples, _MOST_RESAMPLED // len(loss))):
+    num_resamples = min(num_resamples, _MOST_RESAMPLED // len(loss))
+    for _ in range(num_resamples):
         chosen = rng.integers(0, len(loss), len(loss))
         if len(np.unique(loss[chosen])) > len(_KNOTS) and np.ptp(score[chosen]) > 0:
             drawn.append(_residual_variance(loss[chosen], score[chosen]))
-    low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
+    intervals: dict[str, Any] = {"interval": None, "share_interval": None}
+    if len(drawn) >= num_resamples / 2:
+        ends = np.quantile(drawn, [0.025, 0.975], axis=0)
+        intervals = {"interval": np.sqrt(ends[:, 0]).tolist(), "share_interval": ends[:, 1].tolist()}
+    else:  # in most resamples too few configurations differ
+        intervals["reason"] = "too few configurations differ for an interval"
     rows = [
         {name: getattr(c, name) for name in HYPERPARAMETERS}
         | {"utility_loss": float(u), "score": float(s), "expected": float(e), "adjusted": float(s - e)}
@@ -89,9 +96,8 @@ def _remaining(
     ]
     return {
         "adjusted_std": float(np.sqrt(variance)),
-        "interval": [float(np.sqrt(low[0])), float(np.sqrt(high[0]))],
         "share_remaining": float(share),
-        "share_interval": [float(low[1]), float(high[1])],
+        **intervals,
         "rows": rows,
     }
 

@@ -79,7 +79,9 @@ def test_blocks_change_nothing(monkeypatch):
 
 def test_too_few_or_equal_figures_say_so():
     points = table(np.random.default_rng(5), lambda loss, c: 0.5)
-    assert "the same" in utility_adjusted(points)["reason"]
+    assert "the same everywhere" in utility_adjusted(points)["reason"]
+    two = points.assign(utility_loss=1.0 + (points["num_steps"] > 60), score=points["learning_rate"])
+    assert "no more than 3 different losses" in utility_adjusted(two)["reason"]
     few = points[points["num_steps"] == 60].iloc[:10]
     assert "too few" in utility_adjusted(few)["reason"]
     assert utility_adjusted(few.iloc[:1])["pairs"]["count"] == 0
