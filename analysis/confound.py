@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from analysis.heuristics import HEURISTICS, Coded, pair_blocks
 from analysis.noise import SeedNoise
-from analysis.points import HYPERPARAMETERS, configuration_means, configurations
+from analysis.points import configuration_means, configurations
 
 Array = NDArray[np.float64]
 
@@ -90,8 +91,7 @@ def _remaining(
     else:  # in most resamples too few configurations differ
         intervals["reason"] = "too few configurations differ for an interval"
     rows = [
-        {name: getattr(c, name) for name in HYPERPARAMETERS}
-        | {"utility_loss": float(u), "score": float(s), "expected": float(e), "adjusted": float(s - e)}
+        asdict(c) | {"utility_loss": float(u), "score": float(s), "expected": float(e), "adjusted": float(s - e)}
         for c, u, s, e in zip(configurations(means), loss, score, expected, strict=True)
     ]
     return {
@@ -187,7 +187,6 @@ def _pair(listed: list[Any], loss: Array, score: Array, i: int, j: int) -> dict[
     """Two configurations, the one with the lower score first."""
     lower, higher = (i, j) if score[i] <= score[j] else (j, i)
     return {
-        side: {name: getattr(listed[k], name) for name in HYPERPARAMETERS}
-        | {"utility_loss": float(loss[k]), "score": float(score[k])}
+        side: asdict(listed[k]) | {"utility_loss": float(loss[k]), "score": float(score[k])}
         for side, k in (("lower", lower), ("higher", higher))
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -211,8 +211,7 @@ def _over(difference: Array, scale: Array) -> Array:
 def _rows(listed: pd.DataFrame, compared: _Compared | None) -> tuple[dict[str, Any], ...]:
     """The compared configurations for JSON."""
     rows = [
-        {name: getattr(c, name) for name in HYPERPARAMETERS} | {"score": float(score)}
-        for c, score in zip(configurations(listed), listed["score"], strict=True)
+        asdict(c) | {"score": float(score)} for c, score in zip(configurations(listed), listed["score"], strict=True)
     ]
     if compared is None:
         unknown = {"std_error": None, "indistinguishable": None, "probability": None}

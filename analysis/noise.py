@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.intervals import resampled
 from analysis.per_secret import as_array, by_secret
 from analysis.points import KEY
 
@@ -130,8 +131,7 @@ def secret_errors(means: Array, rng: np.random.Generator, num_draws: int) -> Arr
     every model knows does not blur a comparison.
     """
     size = means.shape[1]
-    weights = rng.multinomial(size, np.full(size, 1 / size), num_draws) / size
-    errors: Array = (weights - 1 / size) @ means.T
+    errors: Array = (resampled(rng, num_draws, size) - 1) @ means.T / size
     return errors
 
 

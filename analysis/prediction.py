@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
 
@@ -119,14 +119,14 @@ def predict(
             "candidates must be given, got none: the table has every combination of its values. Name some."
         )
     chosen = sorted(chosen, key=lambda c: c.key)
-    table = pd.DataFrame([{name: getattr(c, name) for name in HYPERPARAMETERS} for c in chosen])
+    table = pd.DataFrame([asdict(c) for c in chosen])
     found: dict[str, tuple[Array, Array | None]] = {
         "score": Fitted.to(means, "score", seed=seed).marginals(table, seed=seed),
         "utility": Fitted.to(means, "utility_loss", seed=seed).marginals(table, seed=seed),
     }
     rows = []
     for at, configuration in enumerate(chosen):
-        row: dict[str, Any] = {name: getattr(configuration, name) for name in HYPERPARAMETERS}
+        row: dict[str, Any] = asdict(configuration)
         for name, (expected, runs) in found.items():
             row["score" if name == "score" else "utility_loss"] = float(np.median(expected[:, at]))
             row[f"{name}_interval"] = np.quantile(expected[:, at], _QUANTILES).tolist()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -105,7 +105,7 @@ class Surface:
         rng = np.random.default_rng(seed)
         few = surface._some(rng.permutation(len(y))[:_MOST_INFORMATIVE])
         drawn = _slice_samples(few._log_likelihood, rng)
-        return cls(**{**vars(surface), "hyperparameters": drawn})
+        return replace(surface, hyperparameters=drawn)
 
     def predict(self, table: pd.DataFrame) -> tuple[Array, Array]:
         """[k] means and [k] standard deviations of the figure's expectation over seeds at other configurations."""
@@ -149,8 +149,7 @@ class Surface:
         return standard
 
     def _some(self, rows: NDArray[np.intp]) -> Surface:
-        parts = {name: getattr(self, name)[rows] for name in ("inputs", "residuals", "noise")}
-        return Surface(**{**vars(self), **parts})
+        return replace(self, inputs=self.inputs[rows], residuals=self.residuals[rows], noise=self.noise[rows])
 
     def _noise(self, hyperparameters: Array) -> Array:
         learnt = np.exp(2 * hyperparameters[4])

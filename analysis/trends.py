@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.multiple import holm
 from analysis.points import KEY, configuration_means
 from analysis.spread import std_interval, std_ratio
 from analysis.utility_filter import useful_points
@@ -58,7 +59,9 @@ def variance_trends(
         except ValueError as error:
             raise ValueError(f"group {name!r}: {error}") from error
     comparisons = [_comparison(a, b, means[a], means[b]) for a, b in combinations(means, 2)]
-    _holm(comparisons)
+    tested = [comparison for comparison in comparisons if comparison["p"] is not None]
+    for comparison, p in zip(tested, holm([c["p"] for c in tested]), strict=True):
+        comparison["p_holm"] = p
     return {"groups": [_group(name, table) for name, table in means.items()], "comparisons": comparisons}
 
 
@@ -81,12 +84,3 @@ def _comparison(a: str, b: str, first: pd.DataFrame, second: pd.DataFrame) -> di
     one, other = (table["score"].to_numpy(dtype=float) for table in (first, second))
     paired = first[KEY].equals(second[KEY])
     return {"a": a, "b": b, "paired": paired, **std_ratio(one, other, paired=paired)}
-
-
-def _holm(comparisons: list[dict[str, Any]]) -> None:
-    """Holm's correction for the number of comparisons."""
-    tested = sorted((c for c in comparisons if c["p"] is not None), key=lambda c: float(c["p"]))
-    largest = 0.0
-    for rank, comparison in enumerate(tested):
-        largest = max(largest, min(1.0, (len(tested) - rank) * comparison["p"]))
-        comparison["p_holm"] = largest

@@ -9,6 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.heuristics import HEURISTICS, Coded, Codes, pair_blocks
+from analysis.multiple import holm
 from analysis.points import configuration_means
 
 Array = NDArray[np.float64]
@@ -93,12 +94,10 @@ def _share(reached: NDArray[np.bool_]) -> float:
 
 def _adjust(tests: list[dict[str, Any]]) -> None:
     """Holm's correction, and what it leaves of the verdicts."""
-    tested = sorted((test for test in tests if test["p"] is not None), key=lambda test: test["p"])
-    largest = 0.0
-    for rank, test in enumerate(tested):
-        largest = max(largest, min(1.0, (len(tested) - rank) * test["p"]))
-        test["p_adjusted"] = largest
-        if largest > LEVEL:
+    tested = [test for test in tests if test["p"] is not None]
+    for test, p in zip(tested, holm([test["p"] for test in tested]), strict=True):
+        test["p_adjusted"] = p
+        if p > LEVEL:
             test["verdict"] = "cannot tell"
             if test["p_if_all_correct"] > LEVEL:
                 test["reason"] = f"with {test['pairs']} pairs not even all correct would be beyond chance"

@@ -6,7 +6,7 @@ from raydp.privacy.calibration import Calibration, CalibrationRequest, calibrate
 from raydp.privacy.card import card_markdown
 from raydp.privacy.events import Event, NonPrivate, PoissonGaussian, PrivacyTarget
 from raydp.privacy.guarantee import attack_summary, composed, guarantee, profile_rows
-from raydp.privacy.one_run import Guesses, OneRunBound, holm, one_run_bound, one_run_p_value
+from raydp.privacy.one_run import Guesses, OneRunBound, one_run_bound, one_run_p_value
 from raydp.privacy.profile import profile
 from raydp.privacy.record import composed_epsilon, privacy_record
 from raydp.privacy.search import CalibrationError
@@ -42,7 +42,6 @@ __all__ = [
     "composed",
     "composed_epsilon",
     "guarantee",
-    "holm",
     "one_run_bound",
     "one_run_p_value",
     "privacy_record",

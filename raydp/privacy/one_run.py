@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from raydp.privacy.gdp import gaussian_epsilon
@@ -104,16 +104,6 @@ def one_run_p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
     if delta > 0:
         tail += 2 * guesses.num_canaries * delta * _densest(errors, total, rate)
     return min(1.0, tail * (1 + _ROUNDING))
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values adjusted for their number, in the order given: rejecting where one is at most α rejects a true
-    hypothesis with probability at most α, however the tests depend on each other (Holm 1979)."""
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, i in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
-        adjusted[i] = largest
-    return adjusted
 
 
 def _check(delta: float, confidence: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
 import numpy as np
@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from pydantic import Field
 
-from analysis.points import HYPERPARAMETERS, configuration_means
+from analysis.points import configuration_means
 from analysis.prediction import FEWEST, Fitted
 from analysis.rules import Layout, choose
 from raydp.search.base import Goal, Proposal, SearchState, known
@@ -80,7 +80,8 @@ class FrugalSearch(Section):
         """See `Search`."""
         candidates = state.candidates
         cost = np.array([c.compute for c in candidates], dtype=np.float64)
-        taken = np.isin(np.arange(len(candidates)), _places(candidates, known(state)))
+        begun = set(known(state))
+        taken = np.array([c in begun for c in candidates])
         affordable = ~taken & (cost <= self.max_cost_share * cost.sum() - cost[taken].sum())
         if taken.all():
             return Proposal(finished=True, reason="every configuration has run")
@@ -161,13 +162,8 @@ class FrugalSearch(Section):
         return Proposal(finished=True, reason=reason, skipped=skipped)
 
 
-def _places(candidates: tuple[Configuration, ...], some: list[Configuration]) -> list[int]:
-    place = {c: at for at, c in enumerate(candidates)}
-    return [place[c] for c in some if c in place]
-
-
 def _table(candidates: tuple[Configuration, ...]) -> pd.DataFrame:
-    return pd.DataFrame([{name: getattr(c, name) for name in HYPERPARAMETERS} for c in candidates])
+    return pd.DataFrame([asdict(c) for c in candidates])
 
 
 def _thresholds(goal: Goal, loss: Array) -> Array:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from analysis.points import KEY, configuration_means, configurations
 from analysis.rules import Layout, choose
+from analysis.utility_filter import loss_threshold, pool_within
 from raydp.search.base import Goal, Search, SearchState
 from search_spaces import Configuration
 
@@ -46,8 +47,13 @@ def replay(points: pd.DataFrame, search: Search, goal: Goal, *, batch: int = 1) 
     """
     means = configuration_means(points)
     candidates = tuple(configurations(means))
-    threshold = _threshold(means, goal)
-    allowed = means["utility_loss"].to_numpy() <= threshold
+    threshold = loss_threshold(
+        means,
+        max_loss=goal.max_loss,
+        min_utility_gain=goal.min_utility_gain,
+        base_utility_loss=goal.base_utility_loss,
+    )
+    allowed = np.ones(len(means), dtype=np.bool_) if threshold is None else pool_within(means, threshold)
     layout = Layout.of(means)
     of_all = int(choose(goal.rule, layout, allowed))
     order: list[Configuration] = []
@@ -59,7 +65,8 @@ def replay(points: pd.DataFrame, search: Search, goal: Goal, *, batch: int = 1) 
             break
         order += proposal.configurations
     cost = np.array([c.compute for c in candidates], dtype=np.float64)
-    ran = np.isin(np.arange(len(candidates)), [candidates.index(c) for c in order])
+    known = set(order)
+    ran = np.array([c in known for c in candidates])
     share = float(cost[ran].sum() / cost.sum())
     found = {"order": tuple(order), "cost_share": share, "of_all": candidates[of_all], "reason": reason}
     if not (ran & allowed).any():
@@ -77,12 +84,3 @@ def _of(points: pd.DataFrame, order: list[Configuration]) -> pd.DataFrame | None
         return None
     ran = pd.MultiIndex.from_tuples([c.key for c in order])
     return points[pd.MultiIndex.from_frame(points[KEY]).isin(ran)]
-
-
-def _threshold(means: pd.DataFrame, goal: Goal) -> float:
-    if goal.max_loss is not None:
-        return goal.max_loss
-    if goal.min_utility_gain is None or goal.base_utility_loss is None:
-        return float("inf")
-    best = float(means["utility_loss"].min())
-    return goal.base_utility_loss - goal.min_utility_gain * (goal.base_utility_loss - best)

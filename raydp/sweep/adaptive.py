@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -90,12 +90,12 @@ class RunSource:
 
     def _give(self, configuration: Configuration) -> None:
         self._given.append(configuration)
-        unfinished = [r for r in self._runs[configuration] if not _is_finished(self.folder, r)]
+        unfinished = [r for r in self._runs[configuration] if not self.folder.is_finished(r)]
         self._waiting.extend(unfinished)
         self._seen = None
 
     def _state(self, ended: Sequence[Configuration]) -> SearchState:
-        with_results = [c for c in ended if any(_is_finished(self.folder, r) for r in self._runs[c])]
+        with_results = [c for c in ended if any(self.folder.is_finished(r) for r in self._runs[c])]
         return SearchState(
             candidates=tuple(sorted(self._runs, key=lambda c: c.key)),
             points=self._points(with_results),
@@ -122,10 +122,7 @@ class RunSource:
 
     def _end(self, reason: str | None, skipped: Any) -> None:
         self.finished = True
-        rows = [
-            {"batch_size": c.batch_size, "num_steps": c.num_steps, "learning_rate": c.learning_rate, "reason": why}
-            for c, why in sorted(skipped.items(), key=lambda item: item[0].key)
-        ]
+        rows = [asdict(c) | {"reason": why} for c, why in sorted(skipped.items(), key=lambda item: item[0].key)]
         self.folder.write_json(SEARCH_FILE, {"reason": reason, "skipped": rows})
 
 
@@ -170,7 +167,3 @@ class RunSearcher(Searcher):
 def configuration_of(trial: TrialPlan) -> Configuration:
     """A run's configuration."""
     return Configuration(batch_size=trial.batch_size, num_steps=trial.num_steps, learning_rate=trial.learning_rate)
-
-
-def _is_finished(folder: SweepFolder, run_id: str) -> bool:
-    return (folder.result(run_id) or {}).get("status") == "finished"

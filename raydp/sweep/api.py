@@ -190,9 +190,12 @@ def with_secrets(source: str | Path, storage: str = "raydp_runs") -> tuple[pd.Da
 
 
 def _by_secret(source: str | Path, storage: str, score: str | None) -> tuple[pd.DataFrame, str] | None:
-    """The values by secret of the score that a source is selected by, as far as it has them."""
-    folder, file = _table_of(source, storage)
-    return values_by_secret(file, score or (None if folder is None else folder.spec().select.score))
+    """The values by secret of the score that a source is selected by, as far as it has them; `points_of` has written
+    those of a sweep."""
+    folder = folder_of(source, storage)
+    if folder is None:
+        return values_by_secret(Path(source), score)
+    return values_by_secret(folder.path / POINTS_FILE, score or folder.spec().select.score)
 
 
 def _table_of(source: str | Path, storage: str) -> tuple[SweepFolder | None, Path]:

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from raydp.privacy import Guesses, holm, one_run_bound
+from analysis.multiple import holm
+from raydp.privacy import Guesses, one_run_bound
 from raydp.sweep.alarms import Configuration
 from raydp.sweep.folder import SweepFolder
 from raydp.sweep.points import counts

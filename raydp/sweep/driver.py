@@ -113,7 +113,7 @@ def _ending(
     spec: SweepSpec, folder: SweepFolder, task: Task, weight_hash: str, trials: list[TrialPlan], console: Console
 ) -> Finish:
     """Train what has no result yet, track what is not tracked, and select."""
-    left = [t for t in trials if (folder.result(t.run_id) or {}).get("status") != "finished"]
+    left = [t for t in trials if not folder.is_finished(t.run_id)]
     if folder.read_json(SEARCH_FILE) is not None:  # what a search that has ended did not run is not left
         left = [t for t in left if folder.result(t.run_id) is not None]
     if not trials or decided(folder):  # a private selection of no run, or one that has released its model

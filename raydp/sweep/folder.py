@@ -165,6 +165,10 @@ class SweepFolder:
         """The committed result of a run, None before it has one."""
         return self.read_json(f"trials/{run_id}/result.json")
 
+    def is_finished(self, run_id: str) -> bool:
+        """Whether a run has a result and did not fail."""
+        return (self.result(run_id) or {}).get("status") == "finished"
+
     def commit(self, run_id: str, result: dict[str, Any]) -> None:
         """Commit a run's result, once: a second call changes nothing. A finished run's attempts and checkpoints go."""
         folder = self.trial(run_id)

@@ -20,7 +20,7 @@ FETCHED = f"{SCORES}/.models"
 def finished_runs(folder: SweepFolder, spec: SweepSpec) -> dict[str, int]:
     """The finished runs and their seeds; of a private selection the released one."""
     trials = folder.read_json("plan.json")["trials"]
-    runs = {t["run_id"]: t["seed"] for t in trials if (folder.result(t["run_id"]) or {}).get("status") == "finished"}
+    runs = {t["run_id"]: t["seed"] for t in trials if folder.is_finished(t["run_id"])}
     if spec.privacy.selects:
         decision = folder.read_json(DECISION_FILE)
         runs = {} if decision is None else {decision["run_id"]: runs[decision["run_id"]]}

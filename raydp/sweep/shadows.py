@@ -118,12 +118,8 @@ def train(spec: SweepSpec) -> SweepFolder | None:
     folder = Path(spec.storage) / spec.name
     if (folder / "spec.yaml").is_file():
         kept = SweepFolder.resume(spec)
-        if _is_finished(kept):
+        if kept.is_finished(run_id_of(kept)):
             return kept
     Sweep(spec).run(resume=(folder / "spec.yaml").is_file())
     kept = SweepFolder.open(folder)
-    return kept if _is_finished(kept) else None
-
-
-def _is_finished(folder: SweepFolder) -> bool:
-    return (folder.result(run_id_of(folder)) or {}).get("status") == "finished"
+    return kept if kept.is_finished(run_id_of(kept)) else None

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from raydp.privacy import Guesses, OneRunBound, holm, one_run_bound, one_run_p_value
+from raydp.privacy import Guesses, OneRunBound, one_run_bound, one_run_p_value
 from raydp.privacy.gdp import gaussian_epsilon
 
 PUBLIC = [
@@ -144,13 +144,6 @@ def test_a_million_canaries_are_no_problem() -> None:
 def test_the_gaussian_bound_converts_to_its_delta() -> None:
     found = bound(1000, 100, 90, 1e-5)
     assert found.epsilon_gdp == pytest.approx(gaussian_epsilon(found.gdp_mu, 1e-5), abs=2e-9)
-
-
-def test_holm_rejects_step_by_step() -> None:
-    """0.01 × 4, 0.02 × 3, then never less than those before: the textbook's sequence."""
-    assert holm([0.04, 0.01, 0.02, 0.5]) == pytest.approx([0.08, 0.04, 0.06, 0.5])
-    assert holm([]) == []
-    assert max(holm([0.3, 0.9, 0.8])) == 1.0
 
 
 @pytest.mark.parametrize(
