@@ -1,6 +1,8 @@
 """From a points table to a choice: heuristics, selection, risk, regression, variance, counterfactuals, report.
 
-The names below are imported on first use, so that importing the package is free.
+Its rooms, each importing only from those before it: `tables` (the points table and what is read from it), `statistics`
+(figures of a table), `surface` (smooth predictions between configurations), `selection` (rules, constraints, risk) and
+`report` (figures and pages). The names below are imported on first use, so that importing the package is free.
 """
 
 from __future__ import annotations
@@ -9,70 +11,70 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from analysis.confound import utility_adjusted as utility_adjusted
-    from analysis.correlations import score_correlations as score_correlations
-    from analysis.counterfactuals import counterfactual as counterfactual
-    from analysis.effects import hyperparameter_effects as hyperparameter_effects
-    from analysis.heuristics import heuristic_accuracy as heuristic_accuracy
-    from analysis.intervals import score_intervals as score_intervals
-    from analysis.per_secret import score_names as score_names
-    from analysis.per_secret import with_score as with_score
-    from analysis.per_secret import with_worst_case as with_worst_case
-    from analysis.points import check_points as check_points
-    from analysis.points import configuration_means as configuration_means
-    from analysis.points import exact as exact
-    from analysis.points import load_points as load_points
-    from analysis.points import other_rows as other_rows
-    from analysis.points import save_points as save_points
-    from analysis.prediction import predict as predict
-    from analysis.profile_grids import ProfileCurve as ProfileCurve
-    from analysis.profile_grids import write_profile_grid as write_profile_grid
-    from analysis.profiles import write_profiles as write_profiles
-    from analysis.regression import regress as regress
-    from analysis.report import write_report as write_report
-    from analysis.risk import privacy_risk as privacy_risk
-    from analysis.rules import RULES as RULES
-    from analysis.selection import Selection as Selection
-    from analysis.selection import select as select
-    from analysis.subsets import secret_subsets as secret_subsets
-    from analysis.trends import split_by as split_by
-    from analysis.trends import variance_trends as variance_trends
-    from analysis.utility_filter import useful_points as useful_points
-    from analysis.variance import score_variance as score_variance
-    from analysis.verification import verify_heuristics as verify_heuristics
+    from analysis.report.profile_grids import ProfileCurve as ProfileCurve
+    from analysis.report.profile_grids import write_profile_grid as write_profile_grid
+    from analysis.report.profiles import write_profiles as write_profiles
+    from analysis.report.sweep_page import write_report as write_report
+    from analysis.selection.choice import Selection as Selection
+    from analysis.selection.choice import select as select
+    from analysis.selection.risk import privacy_risk as privacy_risk
+    from analysis.selection.rules import RULES as RULES
+    from analysis.statistics.confound import utility_adjusted as utility_adjusted
+    from analysis.statistics.correlations import score_correlations as score_correlations
+    from analysis.statistics.counterfactuals import counterfactual as counterfactual
+    from analysis.statistics.effects import hyperparameter_effects as hyperparameter_effects
+    from analysis.statistics.heuristics import heuristic_accuracy as heuristic_accuracy
+    from analysis.statistics.intervals import score_intervals as score_intervals
+    from analysis.statistics.regression import regress as regress
+    from analysis.statistics.subsets import secret_subsets as secret_subsets
+    from analysis.statistics.trends import split_by as split_by
+    from analysis.statistics.trends import variance_trends as variance_trends
+    from analysis.statistics.variance import score_variance as score_variance
+    from analysis.statistics.verification import verify_heuristics as verify_heuristics
+    from analysis.surface.prediction import predict as predict
+    from analysis.tables.per_secret import score_names as score_names
+    from analysis.tables.per_secret import with_score as with_score
+    from analysis.tables.per_secret import with_worst_case as with_worst_case
+    from analysis.tables.points import check_points as check_points
+    from analysis.tables.points import configuration_means as configuration_means
+    from analysis.tables.points import exact as exact
+    from analysis.tables.points import load_points as load_points
+    from analysis.tables.points import other_rows as other_rows
+    from analysis.tables.points import save_points as save_points
+    from analysis.tables.utility_filter import useful_points as useful_points
 
 _HOMES = {
-    "ProfileCurve": "profile_grids",
-    "RULES": "rules",
-    "Selection": "selection",
-    "check_points": "points",
-    "configuration_means": "points",
-    "counterfactual": "counterfactuals",
-    "hyperparameter_effects": "effects",
-    "exact": "points",
-    "heuristic_accuracy": "heuristics",
-    "load_points": "points",
-    "other_rows": "points",
-    "predict": "prediction",
-    "privacy_risk": "risk",
-    "regress": "regression",
-    "save_points": "points",
-    "score_correlations": "correlations",
-    "score_intervals": "intervals",
-    "score_names": "per_secret",
-    "score_variance": "variance",
-    "secret_subsets": "subsets",
-    "select": "selection",
-    "split_by": "trends",
-    "useful_points": "utility_filter",
-    "utility_adjusted": "confound",
-    "variance_trends": "trends",
-    "verify_heuristics": "verification",
-    "with_score": "per_secret",
-    "with_worst_case": "per_secret",
-    "write_profile_grid": "profile_grids",
-    "write_profiles": "profiles",
-    "write_report": "report",
+    "ProfileCurve": "report.profile_grids",
+    "RULES": "selection.rules",
+    "Selection": "selection.choice",
+    "check_points": "tables.points",
+    "configuration_means": "tables.points",
+    "counterfactual": "statistics.counterfactuals",
+    "hyperparameter_effects": "statistics.effects",
+    "exact": "tables.points",
+    "heuristic_accuracy": "statistics.heuristics",
+    "load_points": "tables.points",
+    "other_rows": "tables.points",
+    "predict": "surface.prediction",
+    "privacy_risk": "selection.risk",
+    "regress": "statistics.regression",
+    "save_points": "tables.points",
+    "score_correlations": "statistics.correlations",
+    "score_intervals": "statistics.intervals",
+    "score_names": "tables.per_secret",
+    "score_variance": "statistics.variance",
+    "secret_subsets": "statistics.subsets",
+    "select": "selection.choice",
+    "split_by": "statistics.trends",
+    "useful_points": "tables.utility_filter",
+    "utility_adjusted": "statistics.confound",
+    "variance_trends": "statistics.trends",
+    "verify_heuristics": "statistics.verification",
+    "with_score": "tables.per_secret",
+    "with_worst_case": "tables.per_secret",
+    "write_profile_grid": "report.profile_grids",
+    "write_profiles": "report.profiles",
+    "write_report": "report.sweep_page",
 }
 __all__ = list(_HOMES)
 

@@ -50,12 +50,12 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "random": "raydp.search.random_order:RandomSearch",
     },
     "rules": {
-        "best-utility": "analysis.rules:BEST_UTILITY",
-        "oracle": "analysis.rules:ORACLE",
-        "pareto-knee": "analysis.rules:PARETO_KNEE",
-        "predicted-score": "analysis.rules:PREDICTED_SCORE",
-        "procedure": "analysis.rules:PROCEDURE",
-        "worst-utility": "analysis.rules:WORST_UTILITY",
+        "best-utility": "analysis.selection.rules:BEST_UTILITY",
+        "oracle": "analysis.selection.rules:ORACLE",
+        "pareto-knee": "analysis.selection.rules:PARETO_KNEE",
+        "predicted-score": "analysis.selection.rules:PREDICTED_SCORE",
+        "procedure": "analysis.selection.rules:PROCEDURE",
+        "worst-utility": "analysis.selection.rules:WORST_UTILITY",
     },
     "accountants": {
         "pld": "raydp.privacy.accountants:PLDAccountant",

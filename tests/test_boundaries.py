@@ -24,6 +24,8 @@ FLOW = [
     "sweep", "preparation", "secrets", "commands", "cli",
 ]  # fmt: skip
 """Data flows from left to right; a room imports only from its left."""
+ANALYSIS = ["tables", "statistics", "surface", "selection", "report"]
+"""The same inside `analysis`."""
 
 
 def files(*folders: str) -> list[Path]:
@@ -79,12 +81,13 @@ def test_only_the_privacy_room_computes_an_epsilon() -> None:
             assert not any("accountant" in name and not name.startswith("raydp") for name in imports(path)), path
 
 
-def test_rooms_import_downward() -> None:
-    for path in files("raydp"):
-        room = path.relative_to(ROOT / "raydp").parts[0].removesuffix(".py")
-        if room not in FLOW:
+@pytest.mark.parametrize(("package", "flow"), [("raydp", FLOW), ("analysis", ANALYSIS)])
+def test_rooms_import_downward(package: str, flow: list[str]) -> None:
+    for path in files(package):
+        room = path.relative_to(ROOT / package).parts[0].removesuffix(".py")
+        if room not in flow:
             continue
         for name in imports(path):
-            other = name.split(".")[1] if name.startswith("raydp.") else None
-            if other in FLOW and other != room:
-                assert FLOW.index(other) < FLOW.index(room), f"{path}: {name}"
+            other = name.split(".")[1] if name.startswith(f"{package}.") else None
+            if other in flow and other != room:
+                assert flow.index(other) < flow.index(room), f"{path}: {name}"

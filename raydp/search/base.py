@@ -8,7 +8,7 @@ from typing import Protocol
 
 import pandas as pd
 
-from analysis.points import KEY
+from analysis.tables.points import KEY
 from search_spaces import Configuration
 
 

@@ -10,9 +10,9 @@ import pandas as pd
 from numpy.typing import NDArray
 from pydantic import Field
 
-from analysis.points import configuration_means
-from analysis.prediction import FEWEST, Fitted
-from analysis.rules import Layout, choose
+from analysis.selection.rules import Layout, choose
+from analysis.surface.prediction import FEWEST, Fitted
+from analysis.tables.points import configuration_means
 from raydp.search.base import Goal, Proposal, SearchState, known
 from raydp.sections.base import Section
 from search_spaces import Configuration
@@ -53,10 +53,10 @@ class _Outlook:
 class FrugalSearch(Section):
     """Runs next what is expected to improve the selected configuration most for its cost.
 
-    Surfaces of utility and score over (ln b, ln T, ln η) are fitted to what has run (`analysis.surrogate`: Gaussian
-    processes whose slopes have the heuristics' signs as prior) and drawn many times at all candidates. In each draw the
-    utility threshold and the rule say what would be selected from what has run, and what with one candidate more: the
-    mean difference of their scores, per unit of compute C = b·T, is what a candidate is worth. The search ends when the
+    Surfaces of utility and score over (ln b, ln T, ln η) are fitted to what has run (`analysis.surface.surrogate`:
+    Gaussian processes whose slopes have the heuristics' signs as prior) and drawn many times at all candidates. In each
+    draw the utility threshold and the rule say what would be selected from what has run, and what with one candidate
+    more: the mean difference of their scores, per unit of compute C = b·T, is what a candidate is worth. The search ends when the
     probability that any one candidate would improve the selected score by more than `tolerance` is below
     `stop_probability`. That probability is the surfaces' own: it knows nothing of what they cannot follow.
 

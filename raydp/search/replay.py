@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.points import KEY, configuration_means, configurations
-from analysis.rules import Layout, choose
-from analysis.utility_filter import loss_threshold, pool_within
+from analysis.selection.rules import Layout, choose
+from analysis.tables.points import KEY, configuration_means, configurations
+from analysis.tables.utility_filter import loss_threshold, pool_within
 from raydp.search.base import Goal, Search, SearchState
 from search_spaces import Configuration
 

@@ -72,7 +72,7 @@ class SelectSpec(Section):
     Attributes:
         score: what selection goes by.
         rule: a name of `analysis.RULES`.
-        min_utility_gain, max_loss, max_score, at_most: see `analysis.constraints.Constraints`.
+        min_utility_gain, max_loss, max_score, at_most: see `analysis.selection.constraints.Constraints`.
     """
 
     score: str

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.multiple import holm
+from analysis.statistics.multiple import holm
 from raydp.privacy import Guesses, one_run_bound
 from raydp.sweep.alarms import Configuration
 from raydp.sweep.folder import SweepFolder

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from analysis import counterfactual
-from analysis.points import HYPERPARAMETERS
+from analysis.tables.points import HYPERPARAMETERS
 from raydp.registries import unknown_name
 from raydp.sweep.api import sweep_folder
 from raydp.sweep.folder import SweepFolder

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from analysis import Selection, load_points, write_report
-from analysis.selection import SelectionStep
+from analysis.selection.choice import SelectionStep
 from raydp.output import strict
 from raydp.privacy import selection_guarantee
 from raydp.spec import SweepSpec

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from analysis import configuration_means, select
-from analysis.contenders import contenders
-from analysis.noise import SeedNoise, secret_errors, upper_limit
+from analysis.selection.contenders import contenders
+from analysis.statistics.noise import SeedNoise, secret_errors, upper_limit
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis import configuration_means, predict
-from analysis.prediction import Fitted
+from analysis.surface.prediction import Fitted
 from search_spaces import Configuration, grid
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from analysis import regress
-from analysis.regression import _fit
+from analysis.statistics.regression import _fit
 from search_spaces import grid
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]

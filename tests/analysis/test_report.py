@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from analysis import heuristic_accuracy, privacy_risk, regress, select, write_report
-from analysis.report import headline_sentence
+from analysis.report.sweep_page import headline_sentence
 from search_spaces import load_space
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]

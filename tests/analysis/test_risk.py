@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from point_tables import NAIVE_RULES, naive_means, naive_select, tables
 
 from analysis import RULES, configuration_means, privacy_risk
-from analysis.risk import _resampled
-from analysis.rules import Layout, choose
-from analysis.thresholds import along_thresholds
+from analysis.selection.risk import _resampled
+from analysis.selection.rules import Layout, choose
+from analysis.selection.thresholds import along_thresholds
 from search_spaces import exact, load_space
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
@@ -123,5 +123,5 @@ def test_chunks_of_layouts_change_nothing(monkeypatch):
         columns=COLUMNS,
     )
     whole = privacy_risk(table, layout="resample", num_layouts=50)
-    monkeypatch.setattr("analysis.thresholds._LAYOUT_CELLS", 7 * 75)
+    monkeypatch.setattr("analysis.selection.thresholds._LAYOUT_CELLS", 7 * 75)
     assert privacy_risk(table, layout="resample", num_layouts=50) == whole

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.surrogate import MOST_ROWS, SLOPES, Surface, TooManyError, _kernel
+from analysis.surface.surrogate import MOST_ROWS, SLOPES, Surface, TooManyError, _kernel
 from search_spaces import grid
 
 CONFIGURATIONS = grid([64, 128, 256, 512], [30, 60, 120, 240], ["5e-3", "1e-2", "2e-2", "4e-2"])

@@ -12,7 +12,7 @@ from point_tables import naive_means, tables
 from scipy import stats
 
 from analysis import score_variance
-from analysis.spread import std_interval, std_ratio
+from analysis.statistics.spread import std_interval, std_ratio
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
 

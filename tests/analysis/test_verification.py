@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from analysis import verify_heuristics
-from analysis.heuristics import Coded, pair_blocks
-from analysis.points import configuration_means
+from analysis.statistics.heuristics import Coded, pair_blocks
+from analysis.tables.points import configuration_means
 from search_spaces import grid
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
@@ -106,7 +106,7 @@ def test_what_cannot_be_tested_says_why():
 
 
 def test_very_many_pairs_are_sampled_and_stay_a_test(monkeypatch):
-    monkeypatch.setattr("analysis.verification._MOST_PAIRS", 60)
+    monkeypatch.setattr("analysis.statistics.verification._MOST_PAIRS", 60)
     rng = np.random.default_rng(3)
     found = verify_heuristics(table(paper_score(rng, 0.05)))["heuristics"]["individual"]
     assert found["pairs"] == 6**3 - 27, "of 3 x 3 x 3: ordered pairs with at most equal ranks, but for equal ones"

@@ -1,0 +1,127 @@
+"""Privacy profiles of several configurations, one picture an accountant (Hu et al. 2025, Figures 11 and 26 to 28)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.colors import sample_colorscale
+from plotly.subplots import make_subplots
+
+from analysis.report.markup import page, plot, section, table
+
+NAMED_CURVES = 8
+"""More curves have no legend: the table names them, and so does the pointer."""
+SHADES = (0.2, 0.85)
+"""The part of the colour scale that can be seen on dark and on white pages."""
+_GRID = "rgba(128, 128, 128, 0.3)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileCurve:
+    """The profile of one configuration.
+
+    Attributes:
+        label: names the configuration.
+        noise_multiplier: σ of the curve; None where the accountant has none.
+        points: (δ, ε) pairs, ε None where it is not known.
+    """
+
+    label: str
+    noise_multiplier: float | None
+    points: Sequence[tuple[float, float | None]]
+
+
+def write_profile_grid(
+    panels: Mapping[str, Sequence[ProfileCurve]],
+    path: str | Path,
+    *,
+    title: str,
+    target: tuple[float, float] | None = None,
+) -> None:
+    """Write the page, self-contained.
+
+    Args:
+        panels: accountant -> its curves, of the same configurations in the same order; at least one of each.
+        path: of the HTML file.
+        title: of the page.
+        target: (δ, ε) that all are calibrated to, to be marked.
+
+    Raises:
+        ValueError: no panel, or a panel without curves.
+    """
+    if not panels or not all(panels.values()):
+        raise ValueError("panels must hold at least one profile each, got none. Add a configuration.")
+    meeting = " The diamond is the (ε, δ) that all are calibrated to." if target else ""
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        section(
+            "Privacy profiles",
+            plot(
+                "Upper bounds on epsilon against delta, one picture per accountant, one line per configuration. The "
+                "tables below hold the figures.",
+                f"Each line is one configuration's guarantee at every δ, darker for less noise.{meeting}",
+            ),
+            *(_table(name, curves) for name, curves in panels.items()),
+        ),
+    ]
+    Path(path).write_text(page(title, body, _figure(panels, target)), encoding="utf-8")
+
+
+def _table(name: str, curves: Sequence[ProfileCurve]) -> str:
+    deltas = sorted({delta for curve in curves for delta, _ in curve.points}, reverse=True)
+    rows = [
+        [curve.label, curve.noise_multiplier, *(dict(curve.points).get(delta) for delta in deltas)] for curve in curves
+    ]
+    return table(f"ε at each δ, {name}", ["configuration", "σ", *(f"{delta:.3g}" for delta in deltas)], rows)
+
+
+def _figure(panels: Mapping[str, Sequence[ProfileCurve]], target: tuple[float, float] | None) -> dict[str, Any]:
+    figure = make_subplots(
+        rows=1, cols=len(panels), shared_yaxes=True, subplot_titles=list(panels), horizontal_spacing=0.07
+    )
+    figure.update_layout(template=None)
+    colours = _colours(next(iter(panels.values())))
+    for column, (name, curves) in enumerate(panels.items(), start=1):
+        for position, curve in enumerate(curves):
+            points = sorted((delta, epsilon) for delta, epsilon in curve.points if epsilon is not None)
+            sigma = "" if curve.noise_multiplier is None else f"<br>σ {curve.noise_multiplier:.4g}"
+            hover = f"{escape(curve.label)}{sigma}<br>δ %{{x:.3g}}<br>ε %{{y:.4g}}<extra>{escape(name)}</extra>"
+            line = go.Scatter(
+                x=[delta for delta, _ in points],
+                y=[epsilon for _, epsilon in points],
+                mode="lines",
+                name=curve.label,
+                legendgroup=curve.label,
+                showlegend=column == 1 and len(curves) <= NAMED_CURVES,
+                line={"color": colours[position], "width": 1.8},
+                hovertemplate=hover,
+            )
+            figure.add_trace(line, row=1, col=column)
+        if target is not None:
+            mark = {"symbol": "diamond-open", "size": 12, "color": "#d55e00", "line": {"width": 2}}
+            at = {"x": [target[0]], "y": [target[1]], "hovertemplate": "target δ %{x:.3g}, ε %{y:.4g}<extra></extra>"}
+            figure.add_trace(go.Scatter(**at, mode="markers", marker=mark, showlegend=False), row=1, col=column)
+    figure.update_xaxes(title_text="δ", type="log", exponentformat="power", dtick=2, tickfont_size=11, zeroline=False)
+    figure.update_yaxes(rangemode="tozero", zeroline=False)
+    figure.for_each_xaxis(lambda axis: axis.update(gridcolor=_GRID, linecolor=_GRID, automargin=True))
+    figure.for_each_yaxis(lambda axis: axis.update(gridcolor=_GRID, linecolor=_GRID, automargin=True))
+    figure.update_yaxes(title_text="ε", col=1)
+    figure.update_layout(
+        legend={"orientation": "h", "x": 0, "y": -0.25, "yanchor": "top"}, margin={"l": 8, "r": 8, "t": 32, "b": 8}
+    )
+    described: dict[str, Any] = figure.to_plotly_json()
+    return described
+
+
+def _colours(curves: Sequence[ProfileCurve]) -> list[str]:
+    """One colour a curve, from a scale that is even for colour-blind readers, by growing σ."""
+    order = sorted(range(len(curves)), key=lambda i: (curves[i].noise_multiplier or 0.0, i))
+    low, high = SHADES
+    places = [low + (high - low) * k / max(1, len(curves) - 1) for k in range(len(curves))]
+    shades = sample_colorscale("Viridis", places)
+    return [shade for _, shade in sorted(zip(order, shades, strict=True))]

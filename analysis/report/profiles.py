@@ -1,0 +1,90 @@
+"""Privacy profiles as a page: ε against δ, by accountant (Hu et al. 2025, Figures 11 and 26 to 28)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+
+from analysis.report.markup import bullets, number, page, plot, section, table
+
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # kept apart by colour-blind readers (Okabe and Ito)
+
+
+def write_profiles(
+    curves: Mapping[str, Sequence[tuple[float, float | None]]],
+    path: str | Path,
+    *,
+    title: str,
+    attack: Sequence[tuple[float, float]] = (),
+    notes: Sequence[str] = (),
+) -> None:
+    """Write the page.
+
+    Args:
+        curves: label -> (δ, ε) pairs, ε None where it is not known; at most four.
+        path: of the HTML file, self-contained.
+        title: of the page.
+        attack: (false positive rate, bound on the true positive rate) pairs.
+        notes: plain sentences to print at the end.
+
+    Raises:
+        ValueError: no curve.
+    """
+    if not curves:
+        raise ValueError("curves must hold at least one profile, got none. Choose an accountant.")
+    deltas = sorted({delta for curve in curves.values() for delta, _ in curve}, reverse=True)
+    known = {label: dict(curve) for label, curve in curves.items()}
+    rows = [[f"{delta:.3g}", *(known[label].get(delta) for label in known)] for delta in deltas]
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        section(
+            "Privacy profile",
+            plot(
+                "Upper bounds on epsilon against delta, one line per accountant. The table below holds the figures.",
+                "Every point is a guarantee; all hold at once. Lower is more private.",
+            ),
+            table("ε at each δ", ["δ", *known], rows),
+        ),
+    ]
+    if attack:
+        body.append(
+            section(
+                "Membership inference",
+                table(
+                    "Bounds on an attacker who knows all other records and sees every step",
+                    ["false positive rate", "true positive rate at most"],
+                    [[number(rate), power] for rate, power in attack],
+                ),
+            )
+        )
+    if notes:
+        body.append(section("Notes", bullets(notes)))
+    Path(path).write_text(page(title, body, _figure(curves)), encoding="utf-8")
+
+
+def _figure(curves: Mapping[str, Sequence[tuple[float, float | None]]]) -> dict[str, Any]:
+    figure = go.Figure(layout={"template": None})
+    for (label, curve), colour in zip(curves.items(), _COLOURS, strict=False):
+        points = sorted((delta, epsilon) for delta, epsilon in curve if epsilon is not None)
+        figure.add_trace(
+            go.Scatter(
+                x=[delta for delta, _ in points],
+                y=[epsilon for _, epsilon in points],
+                mode="lines+markers",
+                name=label,
+                line={"color": colour},
+                hovertemplate="δ %{x:.3g}<br>ε %{y:.4g}<extra>" + escape(label) + "</extra>",
+            )
+        )
+    figure.update_layout(
+        xaxis={"title": {"text": "δ"}, "type": "log", "exponentformat": "power", "automargin": True},
+        yaxis={"title": {"text": "ε"}, "rangemode": "tozero", "automargin": True},
+        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        margin={"l": 8, "r": 8, "t": 8, "b": 8},
+    )
+    described: dict[str, Any] = figure.to_plotly_json()
+    return described

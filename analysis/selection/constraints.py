@@ -1,0 +1,101 @@
+"""What a configuration must keep to before any rule looks at it: a utility threshold, and bounds on other figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.statistics.noise import upper_limit
+from analysis.tables.points import KEY
+from analysis.tables.utility_filter import loss_threshold, pool_within
+from search_spaces.names import unknown_name
+
+Array = NDArray[np.float64]
+Pool = NDArray[np.bool_]
+
+COMPUTE = "compute"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constraints:
+    """Bounds on a configuration's figures.
+
+    Attributes:
+        max_loss: highest mean utility_loss; overrides min_utility_gain.
+        min_utility_gain: share in [0, 1] of the best gain over the pre-trained model (see `loss_threshold`).
+        base_utility_loss: the pre-trained model's loss; without it, the column of that name.
+        max_score: highest score that a configuration may have at 95 %: its mean's upper limit is compared, where seeds
+            or secrets say how far the mean may be off, else the mean.
+        at_most: column -> highest value of its mean over seeds, such as {"epsilon": 8, "score.air": 0.1}; "compute" is
+            C = b·T.
+
+    Source: Hu et al. 2025, section 4.2 (bounds on both the formal guarantee and what was measured).
+    """
+
+    max_loss: float | None = None
+    min_utility_gain: float | None = None
+    base_utility_loss: float | None = None
+    max_score: float | None = None
+    at_most: Mapping[str, float] = field(default_factory=dict)
+
+    def threshold(self, means: pd.DataFrame) -> Array | None:
+        """[m] the largest mean utility loss that each configuration may have, None without such a constraint."""
+        return loss_threshold(
+            means,
+            max_loss=self.max_loss,
+            min_utility_gain=self.min_utility_gain,
+            base_utility_loss=self.base_utility_loss,
+        )
+
+    def narrowings(
+        self, points: pd.DataFrame, means: pd.DataFrame, by_secret: tuple[pd.DataFrame, str] | None
+    ) -> list[tuple[str, str, Pool]]:
+        """(name, rule in words, [m] who keeps to it) of every constraint that is given.
+
+        Raises:
+            ValueError: no such column, a bound that is not finite, or one that no configuration keeps to.
+        """
+        found: list[tuple[str, str, Pool]] = []
+        if (threshold := self.threshold(means)) is not None:
+            text = f"keep a mean utility loss of at most {threshold.max():.6g}"
+            found.append(("utility threshold", text, pool_within(means, threshold)))
+        if self.max_score is not None:
+            limit, of_what = upper_limit(points, means, by_secret)
+            text = f"keep {of_what} of at most {self.max_score:g}"
+            found.append(("score bound", text, _kept("max_score", limit, self.max_score)))
+        for column, bound in self.at_most.items():
+            text = f"keep a mean {column} of at most {bound:g}"
+            values = _column(points, means, column)
+            found.append((f"{column} bound", text, _kept(f"at_most {column}", values, bound)))
+        return found
+
+
+def _column(points: pd.DataFrame, means: pd.DataFrame, column: str) -> Array:
+    """[m] means over seeds of a column, in the order of the means."""
+    if column == COMPUTE:
+        return (means["batch_size"] * means["num_steps"]).to_numpy(dtype=np.float64)
+    known = [str(c) for c in points if pd.api.types.is_numeric_dtype(points[c])]
+    if column not in known:
+        raise ValueError(unknown_name("at_most: the column", column, [*known, COMPUTE]))
+    values = points.groupby(KEY, sort=True)[column].mean().to_numpy(dtype=np.float64)
+    if np.isnan(values).any():
+        raise ValueError(
+            f"{column} must be given in every finished row to be bounded, got {int(np.isnan(values).sum())} of "
+            f"{len(values)} configurations without. Bound another column."
+        )
+    return values
+
+
+def _kept(name: str, values: Array, bound: float) -> Pool:
+    """[m] who keeps to a bound; somebody must."""
+    if not math.isfinite(bound):
+        raise ValueError(f"{name} must be finite, got {bound}. Leave it out for no bound.")
+    kept: Pool = values <= bound
+    if not kept.any():
+        raise ValueError(f"{name} must be at least {values.min():.6g}, the lowest there is, got {bound:g}. Raise it.")
+    return kept

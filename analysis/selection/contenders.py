@@ -1,0 +1,224 @@
+"""Which configurations may be the one with the lowest score, given how few seeds and secrets were measured."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.statistics.noise import SeedNoise, secret_errors
+from analysis.tables.points import HYPERPARAMETERS, configurations
+
+Array = NDArray[np.float64]
+Verdict = Literal["supported", "undecided", "contradicted", "unknown"]
+
+DRAWS = 4000
+CONFIDENCE = 0.95
+MOST_COMPARED = 300
+"""Every two of these are compared; of a larger pool, those with the lowest mean scores."""
+MOST_SEEDS = 64
+"""More further seeds than this for one configuration are not proposed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contenders:
+    """Who may have the lowest score.
+
+    Attributes:
+        verdict: "supported": only the selected configuration may be the one with the lowest score; "undecided": it may
+            be, and so may others; "contradicted": it is not, at the stated confidence; "unknown": no configuration
+            has two seeds and the secrets are not known, so nothing says how far the means may be off.
+        levels: what the errors are over: "seeds", "secrets".
+        rows: the compared configurations by mean score: batch_size, num_steps, learning_rate, score, std_error, whether
+            it is "indistinguishable" from the lowest, and the "probability" that it is the lowest.
+        further_seeds: what would decide: [{"batch_size", "num_steps", "learning_rate", "seeds"}], the number of seeds
+            to add to each, if the means stay where they are; empty where nothing is undecided.
+        reason: why there is no such proposal, None where there is one or none is needed.
+    """
+
+    verdict: Verdict
+    levels: tuple[str, ...]
+    rows: tuple[dict[str, Any], ...]
+    further_seeds: tuple[dict[str, Any], ...]
+    reason: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "verdict": self.verdict,
+            "confidence": CONFIDENCE,
+            "levels": list(self.levels),
+            "configurations": list(self.rows),
+            "further_seeds": list(self.further_seeds),
+            **({"reason": self.reason} if self.reason else {}),
+        }
+
+
+def contenders(
+    means: pd.DataFrame,
+    pool: NDArray[np.bool_],
+    selected: int,
+    *,
+    by_secret: Array | None = None,
+    num_draws: int = DRAWS,
+    seed: int = 0,
+) -> Contenders:
+    """Compare the members of a pool by their mean scores.
+
+    Args:
+        means: configuration means.
+        pool: [m] the members.
+        selected: the position of the selected one.
+        by_secret: [m, k] means by secret, to count the choice of secrets in.
+        num_draws, seed: of the errors.
+
+    Guarantee:
+        The configurations marked "indistinguishable" hold the one with the truly lowest score with probability 95 %, if
+        the errors of the means over seeds are Student's t with the moderated variances of `SeedNoise`, and those over
+        secrets are like the bootstrap's. It is a set for multiple comparisons with the best: member i is left out if
+        its excess over some j, in standard errors of that difference, is larger than 95 % of the largest excesses that
+        errors alone give it. Of a pool of more than 300 the 300 lowest are compared and the set is among them.
+
+    Source: Hsu 1981 (multiple comparisons with the best), with simulated critical values; Smyth 2004.
+    """
+    score = means["score"].to_numpy()
+    members = np.flatnonzero(pool)
+    members = members[np.argsort(score[members], kind="stable")][:MOST_COMPARED]
+    noise = SeedNoise.of(means["score_std"].to_numpy(), means["num_seeds"].to_numpy())
+    rng = np.random.default_rng(seed)
+    errors, of_secrets = np.zeros((num_draws, len(members))), np.zeros((len(members), len(members)))
+    if noise is not None:
+        noise = noise.take(members)
+        errors += noise.draw(rng, num_draws)
+    if by_secret is not None:
+        drawn = secret_errors(by_secret[members], rng, num_draws)
+        errors += drawn
+        of_secrets = np.atleast_2d(np.cov(drawn, rowvar=False, ddof=0))
+    levels = tuple(name for name, known in (("seeds", noise), ("secrets", by_secret)) if known is not None)
+    compared = _Compared(score=score[members], errors=errors, of_secrets=of_secrets, noise=noise)
+    rows = _rows(means.iloc[members], compared) if levels else _rows(means.iloc[members], None)
+    if not levels:
+        return Contenders(verdict="unknown", levels=(), rows=rows, further_seeds=(), reason=_NO_SEEDS)
+    inside = compared.may_be_lowest
+    if not inside[members == selected].any():
+        verdict: Verdict = "contradicted"
+    else:
+        verdict = "undecided" if inside.sum() > 1 else "supported"
+    more, reason = compared.deciding_seeds()
+    further = [
+        {name: row[name] for name in HYPERPARAMETERS} | {"seeds": int(count)}
+        for row, count in zip(rows, more, strict=True)
+        if count
+    ]
+    return Contenders(verdict=verdict, levels=levels, rows=rows, further_seeds=tuple(further), reason=reason)
+
+
+_NO_SEEDS = "no configuration has two seeds, so how far a mean may be off is not known"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Compared:
+    """k members by mean score.
+
+    Attributes:
+        score: [k] means, ascending.
+        errors: [draws, k] of the means.
+        of_secrets: [k, k] covariance of the errors over secrets.
+        noise: over seeds, None where it is not known.
+    """
+
+    score: Array
+    errors: Array
+    of_secrets: Array
+    noise: SeedNoise | None
+
+    def variances(self, more: NDArray[np.int64] | int = 0) -> Array:
+        """[k] of the errors over seeds, with more seeds."""
+        return np.zeros(len(self.score)) if self.noise is None else self.noise.std_error(more) ** 2
+
+    def scale(self, variances: Array) -> Array:
+        """[k, k] standard errors of the differences."""
+        of_secrets = np.diag(self.of_secrets)
+        squares = of_secrets[:, None] + of_secrets - 2 * self.of_secrets + variances[:, None] + variances
+        scale: Array = np.sqrt(np.maximum(squares, 0))
+        return scale
+
+    @cached_property
+    def may_be_lowest(self) -> NDArray[np.bool_]:
+        """[k] whether each may be the one with the lowest score."""
+        excess = _over(self.score[:, None] - self.score, self.scale(self.variances()))
+        inside: NDArray[np.bool_] = excess.max(axis=1) <= self.critical
+        return inside
+
+    @cached_property
+    def critical(self) -> Array:
+        """[k] what the largest excess of each exceeds by errors alone in 5 % of the draws."""
+        largest = [
+            np.concatenate([_over(part[:, i, None] - part, row).max(axis=1) for part in np.array_split(self.errors, 8)])
+            for i, row in enumerate(self.scale(self.variances()))
+        ]
+        found: Array = np.quantile(largest, CONFIDENCE, axis=1)
+        return found
+
+    def deciding_seeds(self) -> tuple[NDArray[np.int64], str | None]:
+        """[k] how many seeds to add to leave only the lowest, if the means stay; or why there is no such number.
+
+        The pair that is farthest from a decision gets a seed, where it narrows their difference most, until all are
+        decided.
+        """
+        nothing = np.zeros(len(self.score), dtype=np.int64)
+        rivals = np.flatnonzero(self.may_be_lowest)
+        rivals = rivals[rivals > 0]
+        if not len(rivals):
+            return nothing, None
+        if self.noise is None:
+            return nothing, _NO_SEEDS
+        apart = self.score[rivals] - self.score[0]
+        needed = np.divide(
+            apart, self.critical[rivals], out=np.zeros(len(rivals)), where=apart > 0
+        )  # error that would do
+        of_secrets = self.scale(np.zeros(len(self.score)))[0, rivals]
+        if (of_secrets >= needed).any():
+            if (needed <= 0).any():
+                return nothing, "two have the same mean score, which no number of further seeds changes"
+            return nothing, "further seeds would not decide it: it takes more secrets than were measured"
+        more = nothing.copy()
+        while True:
+            variances = self.variances(more)
+            error = np.sqrt(of_secrets**2 + variances[0] + variances[rivals])
+            short = error / needed
+            worst = int(short.argmax())
+            if short[worst] < 1:
+                return more, None
+            pair = np.array([0, rivals[worst]])
+            gain = variances[pair] - self.variances(more + 1)[pair]
+            more[pair[int(gain.argmax())]] += 1
+            if more.max() > MOST_SEEDS:
+                reason = f"{MOST_SEEDS} further seeds would not tell the lowest two apart. Either of them will do"
+                return nothing, reason
+
+
+def _over(difference: Array, scale: Array) -> Array:
+    """difference / scale, where without an error any difference is infinitely clear and none is 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(difference == 0, 0.0, difference / scale)
+
+
+def _rows(listed: pd.DataFrame, compared: _Compared | None) -> tuple[dict[str, Any], ...]:
+    """The compared configurations for JSON."""
+    rows = [
+        asdict(c) | {"score": float(score)} for c, score in zip(configurations(listed), listed["score"], strict=True)
+    ]
+    if compared is None:
+        unknown = {"std_error": None, "indistinguishable": None, "probability": None}
+        return tuple(row | unknown for row in rows)
+    own = np.sqrt(np.diag(compared.of_secrets) + compared.variances())
+    lowest = (compared.score + compared.errors).argmin(axis=1)
+    probability = np.bincount(lowest, minlength=len(rows)) / len(compared.errors)
+    figures = zip(own.tolist(), compared.may_be_lowest.tolist(), probability.tolist(), strict=True)
+    names = ("std_error", "indistinguishable", "probability")
+    return tuple(row | dict(zip(names, found, strict=True)) for row, found in zip(rows, figures, strict=True))

@@ -1,0 +1,95 @@
+"""Privacy risk of selection rules over all utility thresholds (Hu et al. 2025, §4.3 and App. D.3)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.selection.rules import Layout, rule_names
+from analysis.selection.thresholds import along_thresholds
+from analysis.surface.surrogate import TooManyError
+from analysis.tables.points import configuration_means
+
+
+def privacy_risk(
+    points: pd.DataFrame, *, layout: Literal["mean", "resample"] = "mean", num_layouts: int = 5000, seed: int = 0
+) -> dict[str, Any]:
+    """How much more the selected configuration leaks than the best one that the same threshold allows.
+
+    At every configuration's utility u, each rule selects from P_u = {utility_loss <= u}, u included. The absolute risk
+    is score(selected) - score(oracle), the relative risk divides it by score(oracle); both are averaged over u, one
+    threshold per configuration.
+
+    Args:
+        points: a points table.
+        layout: "mean" places each configuration at its means over seeds. "resample" draws utility and score of each
+            configuration from independent Gaussians with the mean and the standard deviation (ddof = 1) of its seeds,
+            num_layouts times, and averages over the draws too.
+        num_layouts: draws of "resample".
+        seed: of the draws.
+
+    Returns:
+        {"thresholds": m, "layout", "rules": {rule: {"relative", "absolute"}}}; "resample" adds "layouts" and "seed".
+        relative is None, with "reason", where an oracle score is 0 or below; both are for a rule that so many
+        configurations are too many for.
+
+    Raises:
+        ValueError: as `configuration_means`; an unknown layout; "resample" with a configuration that has one seed.
+
+    Source: Hu et al. 2025, §4.3; App. D.3 for the absolute risk and the resampled layouts. That P_u includes its
+    threshold and that utility is resampled as well as the score are conventions of ours.
+    """
+    means = configuration_means(points)
+    if layout == "mean":
+        utility, score = means["utility_loss"].to_numpy()[None], means["score"].to_numpy()[None]
+    elif layout == "resample":
+        utility, score = _resampled(means, num_layouts, seed)
+    else:
+        raise ValueError(f"layout must be 'mean' or 'resample', got {layout!r}. Choose one of them.")
+    layout_of_all = replace(Layout.of(means), utility_loss=utility, score=score)
+    oracle = _scores_along("oracle", layout_of_all)
+    undefined = int((oracle <= 0).sum())
+    result: dict[str, Any] = {"thresholds": len(means), "layout": layout, "rules": {}}
+    if layout == "resample":
+        result |= {"layouts": num_layouts, "seed": seed}
+    for rule in rule_names():
+        figures: dict[str, Any] = {"relative": None, "absolute": None}
+        try:
+            difference = _scores_along(rule, layout_of_all) - oracle
+        except TooManyError as error:
+            result["rules"][rule] = figures | {"reason": str(error)}
+            continue
+        figures["absolute"] = float(difference.mean())
+        if undefined:
+            figures["reason"] = f"the oracle's score is 0 or below at {undefined} of {oracle.size} thresholds"
+        else:
+            figures["relative"] = float((difference / oracle).mean())
+        result["rules"][rule] = figures
+    return result
+
+
+def _scores_along(rule: str, layout: Layout) -> NDArray[np.float64]:
+    """[layouts, m] the score of what a rule selects at every threshold."""
+    return np.take_along_axis(layout.score, along_thresholds(rule, layout), axis=1)
+
+
+def _resampled(means: pd.DataFrame, num_layouts: int, seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """[num_layouts, m] utility and score, drawn around the means."""
+    if num_layouts < 1:
+        raise ValueError(f"num_layouts must be >= 1, got {num_layouts}. The paper draws 5000.")
+    single = int((means["num_seeds"] < 2).sum())
+    if single:
+        raise ValueError(
+            f"layout 'resample' must have at least 2 seeds per configuration, got {single} of {len(means)} "
+            "configurations with one. Add seeds, or use layout 'mean'."
+        )
+    generator = np.random.default_rng(seed)
+    drawn = [
+        generator.normal(means[column], means[f"{column}_std"], size=(num_layouts, len(means)))
+        for column in ("utility_loss", "score")
+    ]
+    return drawn[0], drawn[1]

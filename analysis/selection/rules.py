@@ -1,0 +1,262 @@
+"""Selection rules: each a list of steps that narrow a pool of configurations, and a registry of them.
+
+A new rule is one step and one line in `RULES`; another package's is an entry point. Steps work on whole arrays of
+pools at once, so the rule that selects from one table is the code that the risk figures evaluate on every threshold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import entry_points
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.statistics.heuristics import Coded, Codes, pair_blocks
+from analysis.statistics.noise import SeedNoise
+from analysis.surface.surrogate import Surface
+from search_spaces.names import unknown_name
+
+Array = NDArray[np.float64]
+Pools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """What a rule may look at, for m configurations in the order (T, b, η).
+
+    Attributes:
+        coded: what the heuristics compare.
+        utility_loss: [..., m], lower is better.
+        score: [..., m], higher is more leakage; the heuristics' rules do not look at it.
+        smoother: what draws a smooth surface through scores; fitted when a rule first asks.
+    """
+
+    coded: Coded
+    utility_loss: Array
+    score: Array
+    smoother: Smoother
+
+    @classmethod
+    def of(cls, means: pd.DataFrame) -> Layout:
+        """The layout of a table of configuration means."""
+        return cls(
+            coded=Coded.of(means),
+            utility_loss=means["utility_loss"].to_numpy(),
+            score=means["score"].to_numpy(),
+            smoother=Smoother(means=means),
+        )
+
+    @property
+    def predicted_score(self) -> Array:
+        """[..., m] the scores as a smooth surface over (ln b, ln T, ln η) has them."""
+        return self.smoother.surface.smoothed(self.score)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Smoother:
+    """The surface of a table's scores.
+
+    Attributes:
+        means: configuration means.
+    """
+
+    means: pd.DataFrame
+
+    @cached_property
+    def surface(self) -> Surface:
+        """Fitted on first use.
+
+        Raises:
+            ValueError: there are more configurations than a surface can take.
+        """
+        noise = SeedNoise.of(self.means["score_std"].to_numpy(), self.means["num_seeds"].to_numpy())
+        return Surface.fit(self.means, "score", None if noise is None else noise.std_error() ** 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleStep:
+    """One narrowing of the pools.
+
+    Attributes:
+        name: short, for records.
+        text: the rule in words.
+        keep: (layout, pools [..., m]) -> pools [..., m], never emptying a pool that has a member.
+    """
+
+    name: str
+    text: str
+    keep: Callable[[Layout, Pools], Pools]
+
+
+@dataclass(frozen=True)
+class Unbeaten:
+    """Drop a configuration that another one still in the pool beats under a heuristic."""
+
+    heuristic: Literal["individual", "compute", "updates"]
+
+    def __call__(self, layout: Layout, pools: Pools) -> Pools:
+        """Narrow the pools."""
+        coded = layout.coded
+        if self.heuristic == "updates":
+            return _least_of_groups(coded.same_updates, coded.learning_rate, pools)
+        if self.heuristic == "compute":
+            return _least_of_groups(coded.same_compute, -coded.batch_size, pools)
+        flat = pools.reshape(-1, pools.shape[-1])
+        members = np.flatnonzero(flat.any(axis=0))
+        inside = flat[:, members].astype(np.float32)
+        # Counts of beating members: sums of 0s and 1s, exact in float32 below 2^24, and a BLAS product unlike bool's.
+        beaten = np.zeros_like(inside)
+        for rows, columns, holds in pair_blocks(coded.take(members), "individual"):
+            beaten[:, columns] += inside[:, rows] @ holds.astype(np.float32)
+        kept = flat.copy()
+        kept[:, members] &= beaten == 0
+        return kept.reshape(pools.shape)
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """Keep the configurations at one end of a figure."""
+
+    column: Literal["utility_loss", "score", "predicted_score"]
+    end: Literal["lowest", "highest"]
+
+    def figure(self, layout: Layout) -> Array:
+        """[..., m] the lower the better."""
+        values: Array = getattr(layout, self.column)
+        return values if self.end == "lowest" else -values
+
+    def __call__(self, layout: Layout, pools: Pools) -> Pools:
+        """Narrow the pools."""
+        figure = self.figure(layout)
+        at_end: Pools = figure == np.where(pools, figure, np.inf).min(axis=-1, keepdims=True)
+        return pools & at_end
+
+
+def _nearest_to_both_ends(layout: Layout, pools: Pools) -> Pools:
+    """Keep what is nearest to the lowest loss and the lowest score at once, both measured from the pool's Pareto front:
+    its end of lowest loss is at (0, 1), its end of lowest score at (1, 0). What lies farthest below the line between
+    the two is its knee; a dominated configuration is never it."""
+    loss, score = layout.utility_loss, layout.score
+    least_loss, its_score = _corner(loss, score, pools)
+    least_score, its_loss = _corner(score, loss, pools)
+    with np.errstate(divide="ignore", invalid="ignore"):  # 0/0: the front is one configuration
+        sums = (loss - least_loss) / (its_loss - least_loss) + (score - least_score) / (its_score - least_score)
+    alone = its_loss == least_loss
+    sums = np.where(alone, np.where((loss == least_loss) & (score == least_score), 0.0, np.inf), sums)
+    sums = np.where(pools, sums, np.inf)
+    nearest: Pools = pools & (sums == sums.min(axis=-1, keepdims=True))
+    return nearest
+
+
+def _corner(figure: Array, other: Array, pools: Pools) -> tuple[Array, Array]:
+    """[..., 1] the lowest figure in each pool, and the lowest of the other figure among those that have it."""
+    least = np.where(pools, figure, np.inf).min(axis=-1, keepdims=True)
+    return least, np.where(pools & (figure == least), other, np.inf).min(axis=-1, keepdims=True)
+
+
+def _least_of_groups(groups: Codes, rank: Codes, pools: Pools) -> Pools:
+    """The members of each pool whose rank is the least of their group in it."""
+    order = np.argsort(groups, kind="stable")
+    starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
+    nobody = np.iinfo(np.int32).max
+    least = np.minimum.reduceat(np.where(pools, rank, nobody)[..., order], starts, axis=-1)
+    kept: Pools = pools & (rank <= least[..., groups])
+    return kept
+
+
+Rule = tuple[RuleStep, ...]
+
+_LOWEST_SCORE = RuleStep(name="lowest score", text="keep the lowest measured score", keep=Extreme("score", "lowest"))
+WORST_UTILITY: Rule = (
+    RuleStep(name="worst utility", text="keep the highest utility loss", keep=Extreme("utility_loss", "highest")),
+)
+BEST_UTILITY: Rule = (
+    RuleStep(name="best utility", text="keep the lowest utility loss", keep=Extreme("utility_loss", "lowest")),
+)
+ORACLE: Rule = (_LOWEST_SCORE,)
+PROCEDURE: Rule = (
+    RuleStep(
+        name="updates",
+        text="group by updates U = b·T·η, keep the smallest η of each group",
+        keep=Unbeaten("updates"),
+    ),
+    RuleStep(
+        name="compute",
+        text="group by U and compute C = b·T, keep the largest b of each group",
+        keep=Unbeaten("compute"),
+    ),
+    RuleStep(
+        name="individual",
+        text="drop a configuration if another has b, T and η at most as large, one smaller",
+        keep=Unbeaten("individual"),
+    ),
+    *WORST_UTILITY,
+)
+"""Algorithm 1 of Hu et al. 2025."""
+PARETO_KNEE: Rule = (
+    RuleStep(
+        name="knee",
+        text="of the configurations that no other beats in both loss and score, keep the one nearest to both ends",
+        keep=_nearest_to_both_ends,
+    ),
+    _LOWEST_SCORE,
+)
+PREDICTED_SCORE: Rule = (
+    RuleStep(
+        name="predicted score",
+        text="keep the lowest score on a smooth surface through all measured ones",
+        keep=Extreme("predicted_score", "lowest"),
+    ),
+)
+
+RULES: dict[str, Rule] = {
+    "procedure": PROCEDURE,
+    "best-utility": BEST_UTILITY,
+    "worst-utility": WORST_UTILITY,
+    "oracle": ORACLE,
+    "pareto-knee": PARETO_KNEE,
+    "predicted-score": PREDICTED_SCORE,
+}
+ENTRY_POINTS = "raydp.rules"
+"""The group of entry points that others' rules are found in, each a tuple of steps."""
+
+
+def rule_names() -> list[str]:
+    """The known rules, built in and installed by others."""
+    return [*RULES, *sorted(e.name for e in entry_points(group=ENTRY_POINTS) if e.name not in RULES)]
+
+
+def rule_steps(rule: str) -> Rule:
+    """The steps of a rule.
+
+    Raises:
+        ValueError: the rule is unknown; names the nearest.
+    """
+    if rule in RULES:
+        return RULES[rule]
+    for entry in entry_points(group=ENTRY_POINTS, name=rule):
+        steps: Rule = entry.load()
+        return steps
+    raise ValueError(unknown_name("rule", rule, rule_names()))
+
+
+def choose(rule: str, layout: Layout, pools: Pools) -> NDArray[np.intp]:
+    """What a rule selects from each pool.
+
+    Args:
+        rule: a name in `RULES`.
+        layout: m configurations in the order (T, b, η).
+        pools: [..., m], true for the members of a pool; none is empty.
+
+    Returns:
+        [...] positions; the first member in the order (T, b, η) where a rule leaves several.
+    """
+    for step in rule_steps(rule):
+        pools = step.keep(layout, pools)
+    first: NDArray[np.intp] = pools.argmax(axis=-1)
+    return first

@@ -1,0 +1,192 @@
+"""Score against utility: what is left of the score's variance once utility is taken into account."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.statistics.heuristics import HEURISTICS, Coded, pair_blocks
+from analysis.statistics.noise import SeedNoise
+from analysis.tables.points import configuration_means, configurations
+
+Array = NDArray[np.float64]
+
+RESAMPLES = 2000
+_KNOTS = (0.1, 0.5, 0.9)  # of a restricted cubic spline with one term beside the line (Harrell 2015, section 2.4.5)
+_MIN_CONFIGURATIONS = 8
+_SHOWN = 20
+_CELLS_AT_ONCE = 1_000_000
+_MOST_RESAMPLED = 20_000_000  # configurations in all resamples together
+
+
+def utility_adjusted(points: pd.DataFrame, *, num_resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Any]:
+    """How much of the score's spread over configurations a model's utility does not explain.
+
+    A better model usually leaks more, so a spread of the score may only be a spread of utility. The mean score is
+    regressed on a smooth function of the mean utility loss (a restricted cubic spline with three knots); what is left
+    is the score adjusted for utility.
+
+    Args:
+        points: a points table.
+        num_resamples, seed: of the bootstrap over configurations; fewer resamples with more than 10,000 of them.
+
+    Returns:
+        "configurations"; "score_std"; "adjusted_std": of the residuals, with the degrees of freedom that the spline
+        takes left out, and its 95 % "interval"; "share_remaining": their variance over that of the scores, and
+        "share_interval"; "noise_std": what seeds alone give the mean scores on average: a spread that is no larger has
+        nothing to explain; "rows": per configuration the "score", the "expected" score at its utility and their
+        difference "adjusted"; "pairs": see below. Undefined figures are None with a "reason".
+
+        "pairs": configurations whose mean losses differ by at most "tolerance" (twice the standard error of such a
+        difference over seeds; without two seeds 2 % of the losses' range): "count", how far their scores are apart
+        ("mean_difference", "largest_difference"), the 20 "widest", and for each heuristic how often it names the one
+        with the lower score among the pairs that satisfy its condition.
+
+    Raises:
+        ValueError: as `configuration_means`.
+    """
+    means = configuration_means(points)
+    loss, score = means["utility_loss"].to_numpy(), means["score"].to_numpy()
+    result: dict[str, Any] = {"configurations": len(means)}
+    noise = SeedNoise.of(means["score_std"].to_numpy(), means["num_seeds"].to_numpy())
+    result["noise_std"] = None if noise is None else float(np.sqrt((noise.std_error() ** 2).mean()))
+    result["score_std"] = float(score.std(ddof=1)) if len(score) > 1 else None
+    undefined: dict[str, Any] = {
+        "adjusted_std": None,
+        "interval": None,
+        "share_remaining": None,
+        "share_interval": None,
+        "rows": [],
+    }
+    if len(means) < _MIN_CONFIGURATIONS:
+        result |= undefined | {"reason": f"{len(means)} configurations are too few: it takes {_MIN_CONFIGURATIONS}"}
+    elif len(np.unique(loss)) <= len(_KNOTS) or np.ptp(score) == 0:
+        reason = f"there are no more than {len(_KNOTS)} different losses, or the score is the same everywhere"
+        result |= undefined | {"reason": reason}
+    else:
+        result |= _remaining(means, loss, score, num_resamples, np.random.default_rng(seed))
+    return result | {"pairs": _matched_pairs(means, loss, score)}
+
+
+def _remaining(
+    means: pd.DataFrame, loss: Array, score: Array, num_resamples: int, rng: np.random.Generator
+) -> dict[str, Any]:
+    """The spread of the residuals, with intervals over resamples of the configurations."""
+    expected = _smooth(loss, score)
+    variance, share = _residual_variance(loss, score)
+    drawn = []
+    num_resamples = min(num_resamples, _MOST_RESAMPLED // len(loss))
+    for _ in range(num_resamples):
+        chosen = rng.integers(0, len(loss), len(loss))
+        if len(np.unique(loss[chosen])) > len(_KNOTS) and np.ptp(score[chosen]) > 0:
+            drawn.append(_residual_variance(loss[chosen], score[chosen]))
+    intervals: dict[str, Any] = {"interval": None, "share_interval": None}
+    if len(drawn) >= num_resamples / 2:
+        ends = np.quantile(drawn, [0.025, 0.975], axis=0)
+        intervals = {"interval": np.sqrt(ends[:, 0]).tolist(), "share_interval": ends[:, 1].tolist()}
+    else:  # in most resamples too few configurations differ
+        intervals["reason"] = "too few configurations differ for an interval"
+    rows = [
+        asdict(c) | {"utility_loss": float(u), "score": float(s), "expected": float(e), "adjusted": float(s - e)}
+        for c, u, s, e in zip(configurations(means), loss, score, expected, strict=True)
+    ]
+    return {
+        "adjusted_std": float(np.sqrt(variance)),
+        "share_remaining": float(share),
+        **intervals,
+        "rows": rows,
+    }
+
+
+def _residual_variance(loss: Array, score: Array) -> tuple[float, float]:
+    """Variance of the residuals and its share of the score's, both without bias for Gaussian errors."""
+    terms = _spline(loss).shape[1]
+    residuals = score - _smooth(loss, score)
+    variance = float((residuals**2).sum() / (len(loss) - terms))
+    return variance, variance / float(score.var(ddof=1))
+
+
+def _smooth(loss: Array, score: Array) -> Array:
+    """[m] the fitted scores."""
+    design = _spline(loss)
+    fitted: Array = design @ np.linalg.lstsq(design, score, rcond=None)[0]
+    return fitted
+
+
+def _spline(x: Array) -> Array:
+    """[m, 3] 1, x, and a cubic between the knots that is a line beyond them."""
+    low, middle, high = np.quantile(x, _KNOTS)
+    scale = (high - low) or 1.0
+    x, low, middle, high = (x - low) / scale, 0.0, (middle - low) / scale, (high - low) / scale
+
+    def cubic(knot: float) -> Array:
+        return np.maximum(x - knot, 0) ** 3
+
+    if not low < middle < high:
+        return np.column_stack([np.ones_like(x), x])
+    bend = cubic(low) - cubic(middle) * (high - low) / (high - middle) + cubic(high) * (middle - low) / (high - middle)
+    return np.column_stack([np.ones_like(x), x, bend])
+
+
+def _matched_pairs(means: pd.DataFrame, loss: Array, score: Array) -> dict[str, Any]:
+    """Pairs of equal utility, as far as it is known."""
+    noise = SeedNoise.of(means["utility_loss_std"].to_numpy(), means["num_seeds"].to_numpy())
+    tolerance = 0.02 * float(np.ptp(loss))
+    if noise is not None:
+        tolerance = 2 * float(np.sqrt(2 * (noise.std_error() ** 2).mean()))
+    order = np.argsort(loss, kind="stable")
+    ends = np.searchsorted(loss[order], loss[order] + tolerance, side="right")
+    count, total = 0, 0.0
+    widest: list[tuple[float, int, int]] = []
+    start = 0
+    while start < len(order):
+        stop = start + max(1, _CELLS_AT_ONCE // max(1, int(ends[start] - start)))
+        rows, columns = np.arange(start, min(stop, len(order))), np.arange(start, ends[min(stop, len(order)) - 1])
+        near = (columns > rows[:, None]) & (columns < ends[rows][:, None])
+        i, j = np.nonzero(near)
+        i, j = order[rows[i]], order[columns[j]]
+        apart = np.abs(score[i] - score[j])
+        count, total = count + len(apart), total + float(apart.sum())
+        top = np.argsort(-apart, kind="stable")[:_SHOWN]
+        widest = sorted(
+            [*widest, *zip(apart[top].tolist(), i[top].tolist(), j[top].tolist(), strict=True)], reverse=True
+        )
+        widest, start = widest[:_SHOWN], stop
+    listed = configurations(means)
+    return {
+        "tolerance": tolerance,
+        "count": count,
+        "mean_difference": total / count if count else None,
+        "largest_difference": widest[0][0] if widest else None,
+        "heuristics": _accuracy_at_equal_utility(means, loss, score, tolerance),
+        "widest": [_pair(listed, loss, score, i, j) for _, i, j in widest],
+    }
+
+
+def _accuracy_at_equal_utility(means: pd.DataFrame, loss: Array, score: Array, tolerance: float) -> dict[str, Any]:
+    """How often each heuristic is right among pairs of equal utility."""
+    coded = Coded.of(means)
+    found: dict[str, dict[str, Any]] = {}
+    for name in HEURISTICS:
+        pairs = correct = 0
+        for rows, columns, holds in pair_blocks(coded, name):
+            near = holds & (np.abs(loss[rows, None] - loss[columns]) <= tolerance)
+            pairs += int(np.count_nonzero(near))
+            correct += int(np.count_nonzero(near & (score[rows, None] < score[columns])))
+        found[name] = {"correct": correct, "pairs": pairs, "accuracy": correct / pairs if pairs else None}
+        if not pairs:
+            found[name]["reason"] = "no such pair satisfies its condition"
+    return found
+
+
+def _pair(listed: list[Any], loss: Array, score: Array, i: int, j: int) -> dict[str, Any]:
+    """Two configurations, the one with the lower score first."""
+    lower, higher = (i, j) if score[i] <= score[j] else (j, i)
+    return {
+        side: asdict(listed[k]) | {"utility_loss": float(loss[k]), "score": float(score[k])}
+        for side, k in (("lower", lower), ("higher", higher))
+    }

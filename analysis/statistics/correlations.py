@@ -1,0 +1,103 @@
+"""How the scores of a sweep's models go together."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.statistics.intervals import RESAMPLES, TAILS, resampled
+from analysis.tables.per_secret import PREFIX, score_names
+from analysis.tables.points import KEY, require_hyperparameters
+
+Array = NDArray[np.float64]
+
+MIN_DEFINED = 0.9
+"""An interval needs this share of the resamples; in the others one figure is the same in every model."""
+
+
+def score_correlations(points: pd.DataFrame, *, num_resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Any]:
+    """Spearman's and Pearson's correlation over models of every two scores, and of each with the utility loss.
+
+    Args:
+        points: a points table with columns score.<name>; one row is one model.
+        num_resamples: of the bootstrap.
+        seed: of the bootstrap.
+
+    The 95 % intervals are percentiles of a bootstrap over configurations, each drawn with all its seeds: models of one
+    configuration are not independent.
+
+    Returns:
+        {"models", "configurations", "resamples", "pairs": [{"a", "b", "models" (that have both), "spearman",
+        "spearman_interval": [low, high], "pearson", "pearson_interval"}]}. What is undefined is None, with a "reason".
+
+    Raises:
+        ValueError: as `require_hyperparameters`, or the table has fewer than one score.<name>.
+
+    Source: Hu et al. 2025, section 5.1 (Spearman); Efron and Tibshirani 1993 (percentile bootstrap of clusters).
+    """
+    points = require_hyperparameters(points)
+    names = score_names(points)
+    if not names:
+        raise ValueError("points must have a column score.<name>, got none. Use a sweep's own table.")
+    figures = {name: pd.to_numeric(points[PREFIX + name]).to_numpy(dtype=np.float64) for name in names}
+    figures["utility_loss"] = points["utility_loss"].to_numpy(dtype=np.float64)
+    groups = points.groupby(KEY, sort=True).ngroup().to_numpy()
+    pairs = []
+    for a, b in combinations(figures, 2):
+        both = np.isfinite(figures[a]) & np.isfinite(figures[b])
+        found = _of_pair(figures[a][both], figures[b][both], groups[both], num_resamples, np.random.default_rng(seed))
+        pairs.append({"a": a, "b": b, "models": int(both.sum()), **found})
+    return {
+        "models": len(points),
+        "configurations": int(groups.max()) + 1,
+        "resamples": num_resamples,
+        "pairs": pairs,
+    }
+
+
+def _of_pair(
+    one: Array, other: Array, groups: NDArray[np.int64], num_resamples: int, rng: np.random.Generator
+) -> dict[str, Any]:
+    undefined = {"spearman": None, "spearman_interval": None, "pearson": None, "pearson_interval": None}
+    if len(one) < 3:
+        return {**undefined, "reason": "fewer than 3 models have both"}
+    if min(np.ptp(one), np.ptp(other)) == 0:
+        return {**undefined, "reason": "one of the two is the same in every model"}
+    _, of_group = np.unique(groups, return_inverse=True)
+    weights = resampled(rng, num_resamples, int(of_group.max()) + 1)[:, of_group]
+    everything = np.ones((1, len(one)))
+    found: dict[str, Any] = {}
+    for name, ranked in (("spearman", True), ("pearson", False)):
+        found[name] = float(_correlation(one, other, everything, ranked)[0])
+        draws = _correlation(one, other, weights, ranked)
+        defined = draws[np.isfinite(draws)]
+        enough = len(defined) >= MIN_DEFINED * num_resamples
+        found[f"{name}_interval"] = [float(q) for q in np.quantile(defined, TAILS)] if enough else None
+        if not enough:
+            found["reason"] = "too few configurations differ for an interval"
+    return found
+
+
+def _correlation(one: Array, other: Array, weights: Array, ranked: bool) -> Array:
+    """[B] correlation of samples in which value i is weights[b, i] times; NaN where one is constant."""
+    a, b = (_ranks(values, weights) if ranked else np.tile(values, (len(weights), 1)) for values in (one, other))
+    total = weights.sum(axis=1, keepdims=True)
+    a, b = (values - (weights * values).sum(axis=1, keepdims=True) / total for values in (a, b))
+    covariance, spread = (weights * a * b).sum(axis=1), [(weights * v * v).sum(axis=1) for v in (a, b)]
+    scale = np.sqrt(spread[0] * spread[1])
+    smallest = 1e-12 * np.sqrt(np.prod([(v * v).max(axis=1) * total[:, 0] for v in (a, b)], axis=0))
+    found: Array = np.divide(covariance, scale, out=np.full(len(weights), np.nan), where=scale > smallest)
+    return found
+
+
+def _ranks(values: Array, weights: Array) -> Array:
+    """[B, n] average ranks of values in samples in which value i is weights[b, i] times."""
+    _, level = np.unique(values, return_inverse=True)
+    at_level = np.zeros((len(weights), int(level.max()) + 1))
+    np.add.at(at_level.T, level, weights.T)
+    ranks: Array = (at_level.cumsum(axis=1) - at_level + (at_level + 1) / 2)[:, level]
+    return ranks

@@ -1,0 +1,99 @@
+"""What training on some examples did to the scores of the secrets in them: two sweeps, with and without."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.tables.points import HYPERPARAMETERS, KEY
+
+
+def counterfactual(
+    with_examples: pd.DataFrame, without_examples: pd.DataFrame, *, left_out: Collection[str]
+) -> dict[str, Any]:
+    """Score with the examples minus score without them, per configuration and secret.
+
+    Args:
+        with_examples: columns batch_size, num_steps, learning_rate, seed, secret_id, value; one score of finished runs.
+        without_examples: the same of runs whose training data lack the examples with the secrets `left_out`.
+        left_out: names of these secrets.
+
+    Returns:
+        "rows": per configuration and secret "with", "without" (means over seeds), their "difference", its "std_error"
+        over seeds (None with fewer than two of either) and whether the secret was "left_out"; sorted by (T, b, η) and
+        secret. "left_out" and "others": "secrets", the mean "difference" over configurations and secrets and its
+        "std_error" over secrets (ddof = 1, None with fewer than two). The others were in both and show what the two
+        sweeps' noise and n do by themselves. "configurations": how many both have; "unmatched": how many only one has.
+
+    Raises:
+        ValueError: no configuration or no secret in common, a missing hyperparameter, or a secret left out that neither
+            sweep scored.
+
+    Source: Zhang et al. 2023 (counterfactual memorisation, Eq. 1); Feldman and Zhang 2020 (memorisation score).
+    """
+    sides = [_by_configuration(table) for table in (with_examples, without_examples)]
+    settings = [{key[:3] for key in side.index} for side in sides]
+    merged = sides[0].add_suffix("_with").join(sides[1].add_suffix("_without"), how="inner")
+    if not len(merged):
+        raise ValueError(
+            "SWEEP_WITHOUT must share a configuration and a secret with SWEEP_WITH, got none. Run both with one space "
+            "and one score."
+        )
+    rows = [_row(key, merged.loc[key], left_out) for key in merged.index]
+    if absent := set(left_out) - {row["secret_id"] for row in rows}:
+        raise ValueError(
+            f"SWEEP_WITH must score what SWEEP_WITHOUT leaves out, got no {min(absent)}. Use one task for both."
+        )
+    return {
+        "configurations": len(settings[0] & settings[1]),
+        "unmatched": len(settings[0] ^ settings[1]),
+        "left_out": _summary([row for row in rows if row["left_out"]]),
+        "others": _summary([row for row in rows if not row["left_out"]]),
+        "rows": rows,
+    }
+
+
+def _by_configuration(table: pd.DataFrame) -> pd.DataFrame:
+    """Mean, variance over seeds and number of seeds, by (T, b, η, secret)."""
+    if table[HYPERPARAMETERS].isna().any(axis=None):
+        raise ValueError(
+            "SWEEP must have batch_size, num_steps and learning_rate in every run, got a run without. Compare methods "
+            "that have them."
+        )
+    values = table.groupby([*KEY, "secret_id"], sort=True)["value"]
+    return pd.DataFrame({"mean": values.mean(), "variance": values.var(ddof=1), "seeds": values.count()})
+
+
+def _row(key: tuple[Any, ...], found: Any, left_out: Collection[str]) -> dict[str, Any]:
+    """One configuration and secret."""
+    num_steps, batch_size, learning_rate, secret_id = key
+    variance = sum(found[f"variance_{side}"] / found[f"seeds_{side}"] for side in ("with", "without"))
+    return {
+        "batch_size": int(batch_size),
+        "num_steps": int(num_steps),
+        "learning_rate": float(learning_rate),
+        "secret_id": secret_id,
+        "left_out": secret_id in left_out,
+        "with": float(found["mean_with"]),
+        "without": float(found["mean_without"]),
+        "difference": float(found["mean_with"] - found["mean_without"]),
+        "std_error": None if math.isnan(variance) else math.sqrt(variance),
+    }
+
+
+def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean difference over configurations, then over secrets."""
+    by_secret: dict[str, list[float]] = {}
+    for row in rows:
+        by_secret.setdefault(row["secret_id"], []).append(row["difference"])
+    means = [float(np.mean(differences)) for differences in by_secret.values()]
+    if not means:
+        return {"secrets": 0, "difference": None, "std_error": None, "reason": "there are no such secrets"}
+    if len(means) < 2:
+        return {"secrets": 1, "difference": means[0], "std_error": None, "reason": "std_error needs two secrets"}
+    error = float(np.std(means, ddof=1)) / math.sqrt(len(means))
+    return {"secrets": len(means), "difference": float(np.mean(means)), "std_error": error}

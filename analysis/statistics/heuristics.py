@@ -1,0 +1,147 @@
+"""The pairwise heuristics of Hu et al. (2025), §4.2, and how often they are right (their Fig. 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.tables.points import HYPERPARAMETERS, configuration_means, configurations
+from search_spaces.configuration import exact
+
+HEURISTICS = ("individual", "compute", "updates")
+
+_CELLS_AT_ONCE = 4_000_000  # pairs looked at together: a few MB a comparison
+
+Indices = NDArray[np.intp]
+Codes = NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coded:
+    """What the heuristics compare of m distinct configurations in the order (T, b, η), as integers.
+
+    C = b·T and U = C·η are compared exactly, as fractions, before they become integers.
+
+    Attributes:
+        batch_size, num_steps, learning_rate: [m] ranks.
+        same_compute: [m], equal where C and η are.
+        same_updates: [m], equal where U is.
+    """
+
+    batch_size: Codes
+    num_steps: Codes
+    learning_rate: Codes
+    same_compute: Codes
+    same_updates: Codes
+
+    @classmethod
+    def of(cls, means: pd.DataFrame) -> Coded:
+        """The codes of a table of configuration means."""
+        listed, rate = configurations(means), lru_cache(exact)
+        ranks = {name: _ranks(means[name].to_numpy()) for name in HYPERPARAMETERS}
+        return cls(
+            **ranks,
+            same_compute=_codes([(c.compute, c.learning_rate) for c in listed]),
+            same_updates=_codes([c.compute * rate(c.learning_rate) for c in listed]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.batch_size)
+
+    def take(self, members: Indices) -> Coded:
+        """The codes of some of them, in the same order."""
+        return Coded(**{field.name: getattr(self, field.name)[members] for field in fields(self)})
+
+
+def pair_blocks(coded: Coded, heuristic: str) -> Iterator[tuple[Indices, Indices, NDArray[np.bool_]]]:
+    """The pairs that satisfy a heuristic's condition, in blocks that take little memory together.
+
+    Args:
+        heuristic: "individual": T, b and η of i are at most j's, one is smaller; "compute": C and η are equal, b is
+            larger; "updates": U is equal, η is smaller.
+
+    Yields:
+        rows [r], columns [c], [r, c]: true where the configuration rows[i] is predicted to leak less than columns[j].
+
+    Source: Hu et al. 2025, §4.2.
+    """
+    if heuristic == "individual":
+        yield from _individual(coded)
+    elif heuristic == "compute":
+        yield from _within_groups(coded.same_compute, -coded.batch_size)
+    else:
+        yield from _within_groups(coded.same_updates, coded.learning_rate)
+
+
+def heuristic_accuracy(points: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """How often each heuristic names the configuration with the lower mean score.
+
+    Args:
+        points: a points table; configurations are compared by their means over seeds.
+
+    Returns:
+        heuristic -> {"correct", "pairs", "accuracy"}: accuracy = correct / all pairs that satisfy its condition. A tie
+        in the score is not correct. Without such a pair, accuracy is None and "reason" says so.
+
+    Raises:
+        ValueError: as `configuration_means`.
+
+    Source: Hu et al. 2025, §4.2, Fig. 7 and App. D.1.
+    """
+    means = configuration_means(points)
+    coded, score = Coded.of(means), _ranks(means["score"].to_numpy())
+    result: dict[str, dict[str, Any]] = {}
+    for name in HEURISTICS:
+        pairs = correct = 0
+        for rows, columns, holds in pair_blocks(coded, name):
+            pairs += int(np.count_nonzero(holds))
+            correct += int(np.count_nonzero(holds & (score[rows, None] < score[columns])))
+        result[name] = {"correct": correct, "pairs": pairs, "accuracy": correct / pairs if pairs else None}
+        if not pairs:
+            result[name]["reason"] = f"no two configurations satisfy the condition of the {name} heuristic"
+    return result
+
+
+def _individual(coded: Coded) -> Iterator[tuple[Indices, Indices, NDArray[np.bool_]]]:
+    """In the order (T, b, η) a configuration has no smaller one behind it: half of the pairs need no look."""
+    size, start = len(coded), 0
+    while start < size:
+        end = min(size, start + max(1, _CELLS_AT_ONCE // (size - start)))
+        rows, columns = np.arange(start, end), np.arange(start, size)
+        holds = coded.batch_size[rows, None] <= coded.batch_size[columns]
+        holds &= coded.learning_rate[rows, None] <= coded.learning_rate[columns]
+        holds[:, : end - start] &= np.triu(np.ones((end - start, end - start), dtype=np.bool_), k=1)
+        yield rows, columns, holds
+        start = end
+
+
+def _within_groups(groups: Codes, smaller: Codes) -> Iterator[tuple[Indices, Indices, NDArray[np.bool_]]]:
+    """Pairs of equal group, the first of which has the smaller figure."""
+    order = np.argsort(groups, kind="stable")
+    sizes = np.bincount(groups)
+    ends = np.cumsum(sizes)
+    for group in np.flatnonzero(sizes > 1):
+        members = order[ends[group] - sizes[group] : ends[group]]
+        step = max(1, _CELLS_AT_ONCE // len(members))
+        for start in range(0, len(members), step):
+            rows = members[start : start + step]
+            yield rows, members, smaller[rows, None] < smaller[members]
+
+
+def _codes(values: Sequence[Hashable]) -> Codes:
+    """Integers from 0 that are equal where the values are; for integers and fractions of any size."""
+    codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
+    return np.array([codes[value] for value in values], dtype=np.int32)
+
+
+def _ranks(values: NDArray[Any]) -> Codes:
+    """Integers in the order of the values, equal where they are. Two learning rates are equal as decimals if and only
+    if they are equal as doubles, since each stands for its shortest decimal."""
+    ranks: Codes = np.unique(values, return_inverse=True)[1].astype(np.int32)
+    return ranks

@@ -1,0 +1,118 @@
+"""Scores with intervals: mean, worst case and quantiles over secrets, resampled over secrets and seeds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.tables.per_secret import PREFIX, as_array, by_secret, score_names
+from analysis.tables.points import HYPERPARAMETERS, KEY, require_hyperparameters
+
+RESAMPLES = 2000
+QUANTILES = (0.5, 0.9)
+TAILS = (0.025, 0.975)
+
+Array = NDArray[np.float64]
+
+
+def score_intervals(
+    points: pd.DataFrame, secrets: pd.DataFrame, *, num_resamples: int = RESAMPLES, seed: int = 0
+) -> dict[str, Any]:
+    """Every score of every configuration, over its secrets and seeds, with 95 % intervals.
+
+    Args:
+        points: a points table with run_id and the columns score.<name>.
+        secrets: the sweep's secrets.parquet.
+        num_resamples: of the bootstrap.
+        seed: of the bootstrap.
+
+    The bootstrap has two levels: the seeds of the configuration are drawn with replacement, and so are the secrets,
+    the same ones for all seeds and configurations, for all models are measured on the same secrets. Its percentiles
+    are the interval. With two or three seeds it is too narrow on that level; with one it is over secrets alone
+    (`levels` says so). The worst case has an interval over seeds alone: the largest of a resample is never larger than
+    the largest of the sample, so resampling secrets says nothing of worse secrets that were not measured.
+
+    Returns:
+        {"resamples", "scores": {name: {"configurations": [{"batch_size", "num_steps", "learning_rate", "num_seeds",
+        "num_secrets", "mean", "interval": [low, high] or None, "levels": ["seeds", "secrets"], "max", "max_interval",
+        "quantiles": {"0.5", "0.9"}}], "score_std" (over configurations, of means), "worst_case_std" (of maxima)}}}.
+        max and quantiles are over secrets in one model, then averaged over seeds; None for a score without values by
+        secret.
+
+    Raises:
+        ValueError: as `require_hyperparameters`, or no score has a column.
+
+    Source: Hu et al. 2025, App. F (worst case); Owen 2007 (the pigeonhole bootstrap) for crossed levels.
+    """
+    points = require_hyperparameters(points).sort_values([*KEY, "seed"], ignore_index=True)
+    names = score_names(points)
+    if not names:
+        raise ValueError("points must have a column score.<name>, got none. Use a sweep's own table.")
+    known = set(secrets["score"])
+    scores = {}
+    for name in names:
+        measured = points[points[PREFIX + name].notna()]
+        values = as_array(by_secret(measured, secrets, name)[0]) if name in known else None
+        if len(measured):
+            scores[name] = _of_score(measured, pd.to_numeric(measured[PREFIX + name]), values, num_resamples, seed)
+    return {"resamples": num_resamples, "scores": scores}
+
+
+def _of_score(
+    points: pd.DataFrame, score: pd.Series, values: Array | None, num_resamples: int, seed: int
+) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    table = values if values is not None else score.to_numpy(dtype=np.float64)[:, None]
+    drawn = resampled(rng, num_resamples, table.shape[1])
+    rows = []
+    keys = list(map(tuple, points[KEY].to_numpy()))
+    for key in dict.fromkeys(keys):
+        chosen = np.array([k == key for k in keys])
+        row = points[chosen].iloc[0]
+        figures = _of_configuration(table[chosen], values is not None, drawn, rng)
+        rows.append({name: row[name].item() for name in HYPERPARAMETERS} | figures)
+    maxima = [row["max"] for row in rows]
+    return {
+        "configurations": rows,
+        "score_std": _std([row["mean"] for row in rows]),
+        "worst_case_std": _std(maxima) if values is not None else None,
+    }
+
+
+def _of_configuration(table: Array, has_secrets: bool, drawn: Array, rng: np.random.Generator) -> dict[str, Any]:
+    """Figures of [seed, secret] values; a score without secrets is one column."""
+    num_seeds, num_secrets = table.shape
+    seeds = resampled(rng, len(drawn), num_seeds)
+    levels = [name for name, size in (("seeds", num_seeds), ("secrets", num_secrets)) if size > 1]
+    means = np.einsum("bs,sk,bk->b", seeds, table, drawn) / table.size
+    maxima = table.max(axis=1)
+    of_maxima = seeds @ maxima / num_seeds
+    return {
+        "num_seeds": num_seeds,
+        "num_secrets": num_secrets if has_secrets else None,
+        "mean": float(table.mean()),
+        "interval": _interval(means) if levels else None,
+        "levels": levels,
+        "max": float(maxima.mean()) if has_secrets else None,
+        "max_interval": _interval(of_maxima) if has_secrets and num_seeds > 1 else None,
+        "quantiles": {
+            f"{q:g}": float(np.quantile(table, q, axis=1).mean()) if has_secrets else None for q in QUANTILES
+        },
+    }
+
+
+def resampled(rng: np.random.Generator, num_resamples: int, size: int) -> Array:
+    """[num_resamples, size] how often each of `size` things is drawn in as many draws with replacement."""
+    return rng.multinomial(size, np.full(size, 1 / size), num_resamples).astype(np.float64)
+
+
+def _interval(values: Array) -> list[float]:
+    low, high = np.quantile(values, TAILS)
+    return [float(low), float(high)]
+
+
+def _std(values: list[float]) -> float | None:
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None

@@ -1,0 +1,166 @@
+"""How far a configuration's mean score may be from what further seeds and other secrets would give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.statistics.intervals import resampled
+from analysis.tables.per_secret import as_array, by_secret
+from analysis.tables.points import KEY
+
+Array = NDArray[np.float64]
+
+_MIN_VARIANCES = 3  # fewer positive ones do not say how much variances differ
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedNoise:
+    """Spread of the score over the seeds of each configuration, after borrowing strength from the others.
+
+    With two or three seeds a configuration's own standard deviation is hardly known. The variances are taken as drawn
+    from one scaled inverse χ² distribution, whose two figures come from all of them; a configuration's variance is then
+    the average of the prior's and its own, weighted by their degrees of freedom.
+
+    Attributes:
+        std: [m] moderated standard deviation of one run's score.
+        degrees: [m] degrees of freedom of its square.
+        num_seeds: [m].
+
+    Source: Smyth 2004, "Linear models and empirical Bayes methods", sections 3 and 6.2.
+    """
+
+    std: Array
+    degrees: Array
+    num_seeds: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, std: Array, num_seeds: NDArray[np.int64]) -> SeedNoise | None:
+        """From standard deviations over seeds (ddof = 1, NaN with one seed); None where no configuration has two."""
+        own = num_seeds - 1
+        several = own > 0
+        if not several.any():
+            return None
+        variances, total = std[several] ** 2, float(own.sum())
+        prior = _prior(variances, own[several].astype(np.float64))
+        if prior is None:  # they do not differ by more than chance: one variance for all
+            pooled = float((own[several] * variances).sum()) / total
+            variance, degrees = np.full(len(std), pooled), np.full(len(std), total)
+        else:
+            scale, prior_degrees = prior
+            degrees = prior_degrees + own
+            variance = (prior_degrees * scale + own * np.where(several, std, 0.0) ** 2) / degrees
+        return cls(std=np.sqrt(variance), degrees=degrees, num_seeds=num_seeds)
+
+    def take(self, members: NDArray[np.intp]) -> SeedNoise:
+        """The figures of some configurations."""
+        return SeedNoise(std=self.std[members], degrees=self.degrees[members], num_seeds=self.num_seeds[members])
+
+    def std_error(self, more: NDArray[np.int64] | int = 0) -> Array:
+        """[m] of the mean over the seeds, with `more` seeds added to each."""
+        error: Array = self.std / np.sqrt(self.num_seeds + more)
+        return error
+
+    def draw(self, rng: np.random.Generator, num_draws: int) -> Array:
+        """[num_draws, m] errors of the means: Student's t with the degrees of freedom of the variance."""
+        drawn: Array = rng.standard_t(self.degrees, (num_draws, len(self.std))) * self.std_error()
+        return drawn
+
+
+def _prior(variances: Array, degrees: Array) -> tuple[float, float] | None:
+    """Scale and degrees of freedom of the distribution that variances with these degrees of freedom are drawn from;
+    None where they differ by no more than chance, or too few are positive to tell."""
+    from scipy.special import digamma, polygamma
+
+    positive = variances > 0
+    if positive.sum() < max(_MIN_VARIANCES, len(variances) / 2):
+        return None
+    half = degrees[positive] / 2
+    logs = np.log(variances[positive]) - digamma(half) + np.log(half)
+    excess = float(logs.var(ddof=1) - polygamma(1, half).mean())
+    if excess <= 0:
+        return None
+    half_prior = _inverse_trigamma(excess)
+    return float(np.exp(logs.mean() + digamma(half_prior) - np.log(half_prior))), 2 * half_prior
+
+
+def _inverse_trigamma(value: float) -> float:
+    """y with ψ'(y) = value, by Newton's method on 1/ψ', which is convex (Smyth 2004, appendix)."""
+    from scipy.special import polygamma
+
+    y = 0.5 + 1 / value
+    for _ in range(50):
+        trigamma = polygamma(1, y)
+        step = trigamma * (1 - trigamma / value) / polygamma(2, y)
+        y += step
+        if abs(step) < 1e-10 * y:
+            break
+    return float(y)
+
+
+def means_by_secret(points: pd.DataFrame, secrets: pd.DataFrame, name: str) -> Array:
+    """[m, k] means over seeds of a score's values by secret, configurations in the order (T, b, η).
+
+    Raises:
+        ValueError: the score has no values by secret, or a finished run has none of one.
+    """
+    values = as_array(by_secret(points, secrets, name)[0])
+    lacking = int(np.isnan(values).any(axis=1).sum())
+    if lacking:
+        raise ValueError(
+            f"secrets must have a value of {name!r} for every finished run and secret, got {lacking} runs without. "
+            "Run `raydp score SWEEP` for it again."
+        )
+    groups = points.groupby(KEY, sort=True).ngroup().to_numpy()
+    sums = np.zeros((groups.max() + 1, values.shape[1]))
+    np.add.at(sums, groups, values)
+    means: Array = sums / np.bincount(groups)[:, None]
+    return means
+
+
+def secret_errors(means: Array, rng: np.random.Generator, num_draws: int) -> Array:
+    """[num_draws, m] errors of the mean scores from having measured these secrets and not others like them.
+
+    Args:
+        means: [m, k] by secret.
+
+    The secrets are drawn with replacement, the same ones for all configurations: they share them, so that a secret that
+    every model knows does not blur a comparison.
+    """
+    size = means.shape[1]
+    errors: Array = (resampled(rng, num_draws, size) - 1) @ means.T / size
+    return errors
+
+
+def upper_limit(
+    points: pd.DataFrame, means: pd.DataFrame, by_secret: tuple[pd.DataFrame, str] | None
+) -> tuple[Array, str]:
+    """[m] one-sided 95 % upper limits of the mean scores, and what they are limits for, in words.
+
+    Args:
+        points: a checked points table.
+        means: its configuration means.
+        by_secret: the sweep's secrets.parquet and the score's name; None where the choice of secrets is not counted.
+
+    The errors over seeds are Student's t with the moderated variances; those over secrets have the variance of a mean
+    over them. Without either it is the mean itself.
+    """
+    from scipy.stats import t as student
+
+    score = means["score"].to_numpy(dtype=np.float64)
+    noise = SeedNoise.of(means["score_std"].to_numpy(), means["num_seeds"].to_numpy())
+    variance, degrees, levels = np.zeros(len(score)), np.full(len(score), np.inf), []
+    if noise is not None:
+        variance, degrees = noise.std_error() ** 2, noise.degrees
+        levels.append("seeds")
+    if by_secret is not None:
+        of_secrets = means_by_secret(points, *by_secret)
+        variance = variance + of_secrets.var(axis=1) / of_secrets.shape[1]
+        levels.append("secrets")
+    if not levels:
+        return score, "a mean score"
+    limit: Array = score + student.ppf(0.95, degrees) * np.sqrt(variance)
+    return limit, f"a 95 % upper limit of the mean score over {' and '.join(levels)}"

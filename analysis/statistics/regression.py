@@ -1,0 +1,151 @@
+"""Regression of the score on log hyperparameters (Hu et al. 2025, Table 2)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.tables.points import KEY, require_hyperparameters
+from search_spaces.names import unknown_name
+
+Errors = Literal["ols", "hc3", "cluster", "mixed"]
+ERRORS: tuple[str, ...] = get_args(Errors)
+
+_FIGURES = ("coef", "std_error", "t", "p")
+
+
+def regress(points: pd.DataFrame, *, errors: Errors = "ols") -> dict[str, dict[str, Any]]:
+    """Ordinary least squares of the score, one row per (configuration, seed); the figures of R's `lm`.
+
+    Args:
+        points: a points table. Apply `useful_points` first to regress on the models above a utility threshold.
+        errors: how standard errors, t and p are computed. "ols": as the paper, for independent rows of equal variance.
+            "hc3": for variances that differ. "cluster": for rows of one configuration that go together, as seeds do.
+            "mixed": a random intercept of each configuration, by restricted maximum likelihood; the coefficients change
+            as well, "t" is z, and "configuration_std" and "residual_std" are its two standard deviations.
+
+    Returns:
+        "individual" on (ln b, ln T, ln η) and "composite" on (ln C, ln η), C = b·T: {"n", "r_squared", "errors",
+        "terms": {"intercept", "log_...": {"coef", "std_error", "t", "p"}}}, p two-sided under Student's t with n -
+        terms degrees of freedom ("cluster": configurations - 1; "mixed": Gaussian). Where the fit is undefined its
+        figures are None and "reason" says why.
+
+    Raises:
+        ValueError: as `configuration_means`, or an unknown kind of errors.
+
+    Source: Hu et al. 2025, §4.1, Table 2; MacKinnon and White 1985 (HC3); Liang and Zeger 1986 (cluster).
+    """
+    if errors not in ERRORS:
+        raise ValueError(unknown_name("errors", errors, ERRORS))
+    points = require_hyperparameters(points)
+    score = points["score"].to_numpy(dtype=np.float64)
+    groups = np.asarray(points.groupby(KEY, sort=True).ngroup(), dtype=np.int64)
+    log_b, log_t, log_rate = (
+        np.log(points[name].to_numpy(dtype=np.float64)) for name in ("batch_size", "num_steps", "learning_rate")
+    )
+    individual = {"log_batch_size": log_b, "log_num_steps": log_t, "log_learning_rate": log_rate}
+    composite = {"log_compute": log_b + log_t, "log_learning_rate": log_rate}
+    return {
+        "individual": _fit(score, individual, groups, errors),
+        "composite": _fit(score, composite, groups, errors),
+    }
+
+
+def _fit(
+    score: NDArray[np.float64], covariates: dict[str, NDArray[np.float64]], groups: NDArray[np.int64], errors: Errors
+) -> dict[str, Any]:
+    """One regression with an intercept."""
+    design = np.column_stack([np.ones_like(score), *covariates.values()])
+    terms = ["intercept", *covariates]
+    result: dict[str, Any] = {"n": len(score), "errors": errors}
+    reason = _undefined(score, design, list(covariates)) or _without_groups(groups, len(terms), errors)
+    if reason is None:
+        fitted = _mixed(score, design, groups) if errors == "mixed" else _least_squares(score, design, groups, errors)
+        if isinstance(fitted, str):
+            reason = fitted
+        else:
+            figures, more = fitted
+            named = [dict(zip(_FIGURES, row, strict=True)) for row in figures.tolist()]
+            return result | more | {"terms": dict(zip(terms, named, strict=True))}
+    return result | {"r_squared": None, "terms": {term: dict.fromkeys(_FIGURES) for term in terms}, "reason": reason}
+
+
+Fitted = tuple[NDArray[np.float64], dict[str, Any]] | str
+"""[term, figure] and what else a fit gives, or why there is none."""
+
+
+def _least_squares(
+    score: NDArray[np.float64], design: NDArray[np.float64], groups: NDArray[np.int64], errors: Errors
+) -> Fitted:
+    from statsmodels.regression.linear_model import OLS  # half a second to import
+
+    if errors == "hc3" and ((np.linalg.qr(design)[0] ** 2).sum(axis=1) > 1 - 1e-9).any():
+        return "a row alone decides a coefficient (its leverage is 1), so HC3 is undefined"
+    kind = {"ols": "nonrobust", "hc3": "HC3", "cluster": "cluster"}[errors]
+    more = {"cov_kwds": {"groups": groups}} if errors == "cluster" else {}
+    fit = OLS(score, design).fit(cov_type=kind, use_t=True, **more)
+    figures = np.column_stack([fit.params, fit.bse, fit.tvalues, fit.pvalues])
+    if not (np.isfinite(figures).all() and np.isfinite(fit.rsquared)):
+        return "the scores are too large or too small for their squares to be doubles"
+    return figures, {"r_squared": float(fit.rsquared)}
+
+
+def _mixed(score: NDArray[np.float64], design: NDArray[np.float64], groups: NDArray[np.int64]) -> Fitted:
+    """REML with the score and the covariates standardised, which the search for the variance needs."""
+    import warnings
+
+    from statsmodels.regression.mixed_linear_model import MixedLM
+    from statsmodels.tools.sm_exceptions import ConvergenceWarning
+
+    scale, centre = float(score.std()), float(score.mean())
+    spread, middle = design[:, 1:].std(axis=0), design[:, 1:].mean(axis=0)
+    standard = np.column_stack([design[:, 0], (design[:, 1:] - middle) / spread])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a variance of 0 is on the boundary, and an answer
+        fit = MixedLM((score - centre) / scale, standard, groups).fit(reml=True, method=["lbfgs", "powell"])
+    # standard -> the covariates as they are: slopes are divided by the spread, the intercept takes their middles back.
+    terms = design.shape[1]
+    back = np.diag(np.concatenate([[1.0], 1 / spread]))
+    back[0, 1:] = -middle / spread
+    params = back @ np.asarray(fit.fe_params) * scale
+    params[0] += centre
+    covariance = back @ np.asarray(fit.cov_params())[:terms, :terms] @ back.T * scale**2
+    error = np.sqrt(np.diag(covariance))
+    if not (fit.converged and np.isfinite(error).all() and (error > 0).all()):
+        return "the mixed model has not converged"
+    from scipy.stats import norm
+
+    z = params / error
+    stds = {
+        "configuration_std": float(np.sqrt(max(0.0, float(np.asarray(fit.cov_re)[0, 0])))) * scale,
+        "residual_std": float(np.sqrt(fit.scale)) * scale,
+    }
+    return np.column_stack([params, error, z, 2 * norm.sf(np.abs(z))]), {"r_squared": None, **stds}
+
+
+def _without_groups(groups: NDArray[np.int64], terms: int, errors: Errors) -> str | None:
+    """Why errors that need several configurations, or several seeds of one, cannot be computed."""
+    count = len(np.unique(groups))
+    if errors in ("cluster", "mixed") and count <= terms:
+        return f"{count} configurations are too few for {terms} coefficients and errors by configuration"
+    if errors == "mixed" and count == len(groups):
+        return "a mixed model needs a configuration with two seeds"
+    return None
+
+
+def _undefined(score: NDArray[np.float64], design: NDArray[np.float64], names: list[str]) -> str | None:
+    """Why a fit has no figures, or None."""
+    rows, columns = design.shape
+    if rows <= columns:
+        return f"{rows} rows are too few for {columns} coefficients and their standard errors"
+    constant = [name for name, column in zip(names, design.T[1:], strict=True) if np.ptp(column) == 0]
+    if constant:
+        return f"{' and '.join(constant)} is the same in every row"
+    if np.linalg.matrix_rank(design) < columns:
+        return f"{', '.join(names)} are linearly dependent in these rows"
+    if np.ptp(score) == 0:
+        return "the score is the same in every row"
+    return None

@@ -1,0 +1,96 @@
+"""Empirical privacy variance on subsets of the secrets (Hu et al. 2025, Figures 3 and 17)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.statistics.variance import score_variance
+from analysis.tables.per_secret import by_secret
+from analysis.tables.points import require_hyperparameters
+from search_spaces.names import unknown_name
+
+FEW_COUNTS = 3
+"""So many different counts are subsets of their own; of more there are terciles."""
+
+
+def secret_subsets(
+    points: pd.DataFrame,
+    secrets: pd.DataFrame,
+    *,
+    score: str,
+    given: Sequence[str] | None = None,
+    num_random: int = 3,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """One score on subsets of its secrets: whether the spread over configurations hangs on which secrets were chosen.
+
+    Args:
+        points: a points table with run_id.
+        secrets: the sweep's secrets.parquet.
+        score: its name.
+        given: names of secrets that are a subset of their own.
+        num_random: random halves of the secrets, without replacement, as in the paper.
+        seed: of the halves.
+
+    Returns:
+        {"score", "subsets": [{"subset": "all" | "given" | "half 0" | "count 20" | "count low", ..., "secrets" (how
+        many), "counts": [least, most] training examples that contain one (None where the table does not say), "mean"
+        (over all models), "score_std" (over configurations, the empirical privacy variance), "seed_std"}]}. Counts are
+        as private as the data.
+
+    Raises:
+        ValueError: as `require_hyperparameters` and `by_secret`, a model without values, or a name that is no secret's.
+    """
+    points = require_hyperparameters(points)
+    values, counts = by_secret(points, secrets, score)
+    if values.isna().to_numpy().any():
+        raise ValueError(
+            f"score {score!r} must be measured for every finished row and secret, got rows without. Run `raydp score` "
+            "for it again."
+        )
+    names = list(map(str, values.columns))
+    for name in given or ():
+        if name not in names:
+            raise ValueError(unknown_name("secrets", name, names))
+    subsets: dict[str, list[str]] = {"all": names}
+    if given:
+        subsets["given"] = list(given)
+    rng = np.random.default_rng(seed)
+    for number in range(num_random if len(names) > 1 else 0):
+        subsets[f"half {number}"] = sorted(rng.choice(names, len(names) // 2, replace=False).tolist())
+    subsets |= _by_count(counts)
+    return {"score": score, "subsets": [_of(points, values, counts, *entry) for entry in subsets.items()]}
+
+
+def _by_count(counts: pd.Series) -> dict[str, list[str]]:
+    """Secrets by how often they occur: each count, or terciles where there are many; equal counts stay together."""
+    if counts.isna().any() or counts.nunique() < 2:
+        return {}
+    numbers = counts.astype("int64")
+    if numbers.nunique() <= FEW_COUNTS:
+        return {f"count {count}": list(map(str, part.index)) for count, part in numbers.groupby(numbers)}
+    low, high = np.quantile(numbers, [1 / 3, 2 / 3])
+    parts = {
+        "count low": numbers <= low,
+        "count middle": (numbers > low) & (numbers <= high),
+        "count high": numbers > high,
+    }
+    return {name: list(map(str, numbers.index[chosen])) for name, chosen in parts.items() if chosen.any()}
+
+
+def _of(points: pd.DataFrame, values: pd.DataFrame, counts: pd.Series, name: str, chosen: list[str]) -> dict[str, Any]:
+    means = values[chosen].mean(axis=1)
+    variance = score_variance(points.assign(score=means))
+    known = counts[chosen].dropna()
+    return {
+        "subset": name,
+        "secrets": len(chosen),
+        "counts": [int(known.min()), int(known.max())] if len(known) else None,
+        "mean": float(means.mean()),
+        "score_std": variance["score_std"],
+        "seed_std": variance["seed_std"],
+    }

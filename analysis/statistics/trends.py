@@ -1,0 +1,86 @@
+"""Empirical privacy variance across groups: ε, model, data set size, secret density, LoRA or full (Hu et al. 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any
+
+import pandas as pd
+
+from analysis.statistics.multiple import holm
+from analysis.statistics.spread import std_interval, std_ratio
+from analysis.tables.points import KEY, configuration_means
+from analysis.tables.utility_filter import useful_points
+from search_spaces.names import unknown_name
+
+
+def split_by(points: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:
+    """A table's rows by the values of one of its columns, in ascending order.
+
+    Raises:
+        ValueError: there is no such column, or it has no value in a row.
+    """
+    if column not in points.columns:
+        raise ValueError(unknown_name("by: the column", column, map(str, points)))
+    if points[column].isna().any():
+        raise ValueError(f"{column} must be given in every row to group by it, got an empty one. Fill it.")
+    return {str(value): part for value, part in points.groupby(column, sort=True)}
+
+
+def variance_trends(
+    groups: Mapping[str, pd.DataFrame], *, min_utility_gain: float | None = None, max_loss: float | None = None
+) -> dict[str, Any]:
+    """Level and spread of the mean scores in each group, and how the groups compare.
+
+    Args:
+        groups: name -> points table, in the order in which a trend is looked for.
+        min_utility_gain, max_loss: which configurations of each group count (Hu et al. keep 90 % of the best gain).
+
+    Returns:
+        "groups": [{"group", "configurations", "mean", "score_std", "interval", "score_min", "score_max"}], and
+        "comparisons" of every two: {"a", "b", "paired", "ratio" (std of b over std of a), "interval", "p", "p_holm"}.
+        Groups that have the same configurations are compared in pairs, which knows more. Undefined figures are None
+        with a "reason".
+
+    Raises:
+        ValueError: fewer than two groups, or one that `useful_points` refuses; names it.
+
+    Source: Hu et al. 2025, Fig. 2, 3 and 14 to 18.
+    """
+    if len(groups) < 2:
+        raise ValueError(f"groups must be at least 2, got {len(groups)}. Give more sweeps, or another column.")
+    means = {}
+    for name, points in groups.items():
+        try:
+            means[name] = configuration_means(
+                useful_points(points, min_utility_gain=min_utility_gain, max_loss=max_loss)
+            )
+        except ValueError as error:
+            raise ValueError(f"group {name!r}: {error}") from error
+    comparisons = [_comparison(a, b, means[a], means[b]) for a, b in combinations(means, 2)]
+    tested = [comparison for comparison in comparisons if comparison["p"] is not None]
+    for comparison, p in zip(tested, holm([c["p"] for c in tested]), strict=True):
+        comparison["p_holm"] = p
+    return {"groups": [_group(name, table) for name, table in means.items()], "comparisons": comparisons}
+
+
+def _group(name: str, means: pd.DataFrame) -> dict[str, Any]:
+    score = means["score"]
+    interval = std_interval(score.to_numpy())
+    return {
+        "group": name,
+        "configurations": len(means),
+        "mean": float(score.mean()),
+        "score_std": float(score.std(ddof=1)) if len(means) > 1 else None,
+        "interval": interval,
+        "score_min": float(score.min()),
+        "score_max": float(score.max()),
+        **({} if interval else {"reason": "an interval needs at least 4 configurations, whose scores differ"}),
+    }
+
+
+def _comparison(a: str, b: str, first: pd.DataFrame, second: pd.DataFrame) -> dict[str, Any]:
+    one, other = (table["score"].to_numpy(dtype=float) for table in (first, second))
+    paired = first[KEY].equals(second[KEY])
+    return {"a": a, "b": b, "paired": paired, **std_ratio(one, other, paired=paired)}

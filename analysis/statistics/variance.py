@@ -1,0 +1,110 @@
+"""Empirical privacy variance: what hyperparameters do to the score against what seeds do (Hu et al. 2025, Table 8)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.statistics.spread import std_interval
+from analysis.tables.points import configuration_means
+
+
+def score_variance(points: pd.DataFrame) -> dict[str, Any]:
+    """Spread of the scores under one (ε, δ), over configurations and over seeds. Standard deviations have ddof = 1.
+
+    Args:
+        points: a points table.
+
+    Returns:
+        "configurations": how many; "score_std": standard deviation over configurations of their means; "seed_std": mean
+        over the "seed_configurations" (those with several seeds) of the standard deviation over seeds; each with its
+        95 % "..._interval" (see `std_interval`); "score_min", "score_max": of the means.
+
+        "total_std": over all rows, whatever their configuration. "configuration_std": score_std without what seeds
+        give to a mean, sqrt(max(0, score_std² - mean of s² / number of seeds)); "configuration_share": its square over
+        the sum of it and the mean of s²: the part of one run's variance that its hyperparameters decide. "f_test":
+        {"f", "p"} of the claim that they decide nothing, by one-way analysis of variance.
+
+        "utility_correlation": {"pearson", "spearman"} between mean utility_loss and mean score. An undefined figure is
+        None, with a "reason" beside it.
+
+    Raises:
+        ValueError: as `configuration_means`.
+
+    Source: Hu et al. 2025, App. C.3, Table 8; Searle, Casella and McCulloch 1992, section 3.6 (components).
+    """
+    means = configuration_means(points)
+    score = means["score"]
+    seeds = means["score_std"].dropna()
+    result: dict[str, Any] = {
+        "configurations": len(means),
+        "seed_configurations": len(seeds),
+        "score_std": float(score.std(ddof=1)) if len(means) > 1 else None,
+        "score_std_interval": std_interval(score.to_numpy()),
+        "seed_std": float(seeds.mean()) if len(seeds) else None,
+        "seed_std_interval": _mean_interval(seeds.to_numpy()),
+        "score_min": float(score.min()),
+        "score_max": float(score.max()),
+        **_components(means),
+        "utility_correlation": _correlation(means["utility_loss"], score),
+    }
+    reasons = []
+    if result["score_std"] is None:
+        reasons.append("score_std needs at least 2 configurations")
+    if result["seed_std"] is None:
+        reasons.append("seed_std needs a configuration with at least 2 seeds")
+    if result["score_std_interval"] is None:
+        reasons.append("an interval needs at least 4 configurations, whose scores differ")
+    if reasons:
+        result["reason"] = "; ".join(reasons)
+    return result
+
+
+def _components(means: pd.DataFrame) -> dict[str, Any]:
+    """The parts of one run's variance: total, configurations, seeds."""
+    from scipy.stats import f as fisher
+
+    undefined: dict[str, Any] = dict.fromkeys(("total_std", "configuration_std", "configuration_share", "f_test"))
+    score, size = means["score"].to_numpy(), means["num_seeds"].to_numpy(dtype=np.float64)
+    runs, count = float(size.sum()), len(means)
+    within = float(((size - 1) * means["score_std"].fillna(0.0).to_numpy() ** 2).sum())
+    between = float((size * (score - (size * score).sum() / runs) ** 2).sum())
+    if runs < 2:
+        return undefined
+    found = undefined | {"total_std": float(np.sqrt((within + between) / (runs - 1)))}
+    if count < 2 or runs <= count:
+        return found
+    of_seeds = within / (runs - count)
+    of_configurations = max(0.0, float(score.var(ddof=1)) - of_seeds * float((1 / size).mean()))
+    found["configuration_std"] = float(np.sqrt(of_configurations))
+    if of_configurations + of_seeds > 0:
+        found["configuration_share"] = of_configurations / (of_configurations + of_seeds)
+    if of_seeds > 0:
+        f = between / (count - 1) / of_seeds
+        found["f_test"] = {"f": f, "p": float(fisher.sf(f, count - 1, runs - count))}
+    return found
+
+
+def _mean_interval(values: NDArray[np.float64]) -> list[float] | None:
+    """95 % interval of a mean, by Student's t; a standard deviation's lower end is not below 0."""
+    from scipy.stats import t as student
+
+    if len(values) < 2:
+        return None
+    margin = float(student.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
+    return [max(0.0, float(values.mean()) - margin), float(values.mean()) + margin]
+
+
+def _correlation(utility_loss: pd.Series, score: pd.Series) -> dict[str, Any]:
+    """Pearson's r and Spearman's ρ (Pearson's r of average ranks)."""
+    constant = [str(figure.name) for figure in (utility_loss, score) if figure.nunique() < 2]
+    if constant:
+        reason = f"{' and '.join(constant)} is the same in every configuration"
+        return {"pearson": None, "spearman": None, "reason": reason}
+    return {
+        "pearson": float(np.corrcoef(utility_loss, score)[0, 1]),
+        "spearman": float(np.corrcoef(utility_loss.rank(), score.rank())[0, 1]),
+    }

@@ -1,0 +1,126 @@
+"""Whether a model and data set follow the heuristics: a test of each that knows that pairs share configurations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.statistics.heuristics import HEURISTICS, Coded, Codes, pair_blocks
+from analysis.statistics.multiple import holm
+from analysis.tables.points import configuration_means
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.intp]
+
+PERMUTATIONS = 5000
+LEVEL = 0.05
+_MOST_PAIRS = 20_000
+_CELLS_AT_ONCE = 2_000_000
+_ROUNDING = 1e-9  # accuracies are counts over fewer than 1e9 pairs: equal ones differ by rounding alone
+
+
+def verify_heuristics(points: pd.DataFrame, *, num_permutations: int = PERMUTATIONS, seed: int = 0) -> dict[str, Any]:
+    """Test each heuristic against the claim that it says nothing.
+
+    Args:
+        points: a points table.
+        num_permutations: of the test.
+        seed: of the permutations.
+
+    Pairs share configurations and are not independent, so a binomial test of the accuracy would be too sure. The test
+    permutes the mean scores instead: over all configurations for the individual heuristic, within the groups of equal
+    (C, η) for compute, of equal U for updates. Under the claim that the scores there have nothing to do with the
+    hyperparameters every permutation is as likely, so the p-value is exact whatever the distribution of the scores. The
+    two p-values, one to either side, are doubled; the three heuristics are corrected after Holm.
+
+    Returns:
+        {"level": 0.05, "permutations", "heuristics": {name: {"accuracy", "pairs", "expected" (mean accuracy over the
+        permutations: below 1/2 where scores tie), "p", "p_adjusted", "p_if_all_correct" (what so few pairs can give at
+        best), "verdict"}}}: "follows" or "contradicts" where the adjusted p is at most the level, else "cannot tell".
+        Where nothing can be said, figures are None, with a "reason".
+
+    Raises:
+        ValueError: as `configuration_means`, or fewer than 100 permutations.
+
+    Source: Hu et al. 2025, §4.2 for the accuracy; Fisher 1935 (permutation tests); Holm 1979.
+    """
+    if num_permutations < 100:
+        raise ValueError(f"num_permutations must be >= 100, got {num_permutations}. The default is {PERMUTATIONS}.")
+    means = configuration_means(points)
+    coded, score = Coded.of(means), means["score"].to_numpy()
+    everywhere = np.zeros(len(means), dtype=np.int32)
+    groups = {"individual": everywhere, "compute": coded.same_compute, "updates": coded.same_updates}
+    rng = np.random.default_rng(seed)
+    found = {name: _test(coded, name, score, groups[name], num_permutations, rng) for name in HEURISTICS}
+    _adjust(list(found.values()))
+    return {"level": LEVEL, "permutations": num_permutations, "heuristics": found}
+
+
+def _test(
+    coded: Coded, heuristic: str, score: Array, groups: Codes, num_permutations: int, rng: np.random.Generator
+) -> dict[str, Any]:
+    """One heuristic: its accuracy, and how many permutations reach it."""
+    lower, higher, pairs = _pairs(coded, heuristic, rng)
+    result: dict[str, Any] = {"accuracy": None, "pairs": pairs, "expected": None, "p": None, "p_adjusted": None}
+    result |= {"p_if_all_correct": None, "verdict": "cannot tell"}
+    if not pairs:
+        return result | {"reason": "no two configurations satisfy its condition"}
+    accuracy = float((score[lower] < score[higher]).mean())
+    if np.ptp(score[np.concatenate([lower, higher])]) == 0:
+        return result | {"accuracy": accuracy, "reason": "the score is the same in all of these configurations"}
+    step = max(1, _CELLS_AT_ONCE // max(len(score), len(lower)))
+    parts = []
+    for start in range(0, num_permutations, step):
+        permuted = _permuted(score, groups, min(step, num_permutations - start), rng)
+        parts.append((permuted[:, lower] < permuted[:, higher]).mean(axis=1))
+    accuracies = np.concatenate(parts)
+    above, below = _share(accuracies >= accuracy - _ROUNDING), _share(accuracies <= accuracy + _ROUNDING)
+    return result | {
+        "accuracy": accuracy,
+        "expected": float(accuracies.mean()),
+        "p": min(1.0, 2 * min(above, below)),
+        "p_if_all_correct": min(1.0, 2 * _share(accuracies >= 1 - _ROUNDING)),
+        "verdict": "follows" if above <= below else "contradicts",
+    }
+
+
+def _share(reached: NDArray[np.bool_]) -> float:
+    """The share of the permutations, the table itself counted among them, so that no p-value is 0."""
+    return float((1 + np.count_nonzero(reached)) / (1 + len(reached)))
+
+
+def _adjust(tests: list[dict[str, Any]]) -> None:
+    """Holm's correction, and what it leaves of the verdicts."""
+    tested = [test for test in tests if test["p"] is not None]
+    for test, p in zip(tested, holm([test["p"] for test in tested]), strict=True):
+        test["p_adjusted"] = p
+        if p > LEVEL:
+            test["verdict"] = "cannot tell"
+            if test["p_if_all_correct"] > LEVEL:
+                test["reason"] = f"with {test['pairs']} pairs not even all correct would be beyond chance"
+
+
+def _permuted(score: Array, groups: Codes, count: int, rng: np.random.Generator) -> Array:
+    """[count, m] the scores, exchanged at random within the groups."""
+    shuffled = np.argsort(groups + rng.random((count, len(score))), axis=1)
+    permuted = np.empty((count, len(score)))
+    permuted[:, np.argsort(groups, kind="stable")] = score[shuffled]
+    return permuted
+
+
+def _pairs(coded: Coded, heuristic: str, rng: np.random.Generator) -> tuple[Indices, Indices, int]:
+    """Pairs that satisfy a condition, and how many there are. Of very many some at random: the test stays exact."""
+    count = sum(int(np.count_nonzero(holds)) for _, _, holds in pair_blocks(coded, heuristic))
+    share = min(1.0, _MOST_PAIRS / count) if count else 1.0
+    lower, higher = [np.empty(0, dtype=np.intp)], [np.empty(0, dtype=np.intp)]
+    for rows, columns, holds in pair_blocks(coded, heuristic):
+        i, j = np.nonzero(holds)
+        if share < 1:
+            some = np.flatnonzero(rng.random(len(i)) < share)
+            i, j = i[some], j[some]
+        lower.append(rows[i])
+        higher.append(columns[j])
+    return np.concatenate(lower), np.concatenate(higher), count

@@ -1,0 +1,146 @@
+"""Score and utility, with intervals, of configurations that have not been run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.statistics.noise import SeedNoise
+from analysis.surface.surrogate import Figure, Surface
+from analysis.tables.points import HYPERPARAMETERS, configuration_means, configurations
+from search_spaces.configuration import Configuration
+
+Array = NDArray[np.float64]
+
+FEWEST = 4
+_QUANTILES = (0.025, 0.975)
+_DRAWS = 4000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """A surface of a figure or of its logarithm.
+
+    Attributes:
+        surface: fitted.
+        logarithm: whether it is of the logarithm.
+        run_std: typical standard deviation of one run's figure over seeds, on the surface's scale; None if no
+            configuration has two seeds.
+    """
+
+    surface: Surface
+    logarithm: bool
+    run_std: float | None
+
+    @classmethod
+    def to(cls, means: pd.DataFrame, figure: Figure, *, seed: int = 0) -> Fitted:
+        """Fit the figure, or for a score its logarithm, where that predicts what is left out better: scores that are
+        probabilities are spread over orders of magnitude."""
+        plain = cls._of(means, figure, logarithm=False, seed=seed)
+        values = means[figure].to_numpy(dtype=np.float64)
+        if figure != "score" or values.min() <= 0:
+            return plain
+        logarithmic = cls._of(means, figure, logarithm=True, seed=seed)
+        density = logarithmic.surface.log_density() - float(np.log(values).sum())
+        return logarithmic if density > plain.surface.log_density() else plain
+
+    @classmethod
+    def _of(cls, means: pd.DataFrame, figure: Figure, *, logarithm: bool, seed: int) -> Fitted:
+        values, std = (means[name].to_numpy(dtype=np.float64) for name in (figure, f"{figure}_std"))
+        if logarithm:
+            values, std = np.log(values), std / values  # to first order
+        noise = SeedNoise.of(std, means["num_seeds"].to_numpy())
+        table = means.assign(**{figure: values})
+        surface = Surface.fit(table, figure, None if noise is None else noise.std_error() ** 2, seed=seed)
+        return cls(
+            surface=surface,
+            logarithm=logarithm,
+            run_std=None if noise is None else float(np.sqrt((noise.std**2).mean())),
+        )
+
+    def draw(self, candidates: pd.DataFrame, num_draws: int, *, seed: int) -> Array:
+        """[num_draws, k] whole surfaces at the candidates, on the figure's own scale."""
+        drawn = self.surface.draw(candidates, num_draws, seed=seed)
+        return np.exp(drawn) if self.logarithm else drawn
+
+    def marginals(self, candidates: pd.DataFrame, *, seed: int) -> tuple[Array, Array | None]:
+        """[draws, k] of the expectation over seeds, each candidate by itself, and of one run's figure."""
+        means, stds = self.surface.components(candidates)
+        rng = np.random.default_rng(seed)
+        times = _DRAWS // len(means)
+        expected = (means + stds * rng.standard_normal((times, *means.shape))).reshape(-1, means.shape[1])
+        runs = None if self.run_std is None else expected + self.run_std * rng.standard_normal(expected.shape)
+        if not self.logarithm:
+            return expected, runs
+        return np.exp(expected), None if runs is None else np.exp(runs)
+
+
+def predict(
+    points: pd.DataFrame,
+    candidates: Sequence[Configuration] | None = None,
+    *,
+    max_loss: float | None = None,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """What configurations that have not been run would give, by a smooth surface through those that have.
+
+    Args:
+        points: a points table with at least 4 configurations.
+        candidates: configurations; by default every combination of the table's values of b, T and η that it lacks.
+        max_loss: a utility threshold, to say how probable it is that each keeps to it.
+        seed: of the draws.
+
+    Returns:
+        Sorted by (T, b, η), one row each: "batch_size", "num_steps", "learning_rate", "score" and "utility_loss"
+        (medians), "score_interval" and "utility_interval": 95 % of the expectation over seeds; "score_run_interval" and
+        "utility_run_interval": 95 % of one run's figure, None where no configuration has two seeds; "compute" C = b·T;
+        with max_loss "within": the probability that the expected loss is at most that.
+
+    It extrapolates beyond the measured values as a line with growing uncertainty. The surfaces know nothing of a run
+    that diverges.
+
+    Raises:
+        ValueError: fewer than 4 configurations, no candidate, or as `configuration_means`.
+    """
+    means = configuration_means(points)
+    if len(means) < FEWEST:
+        raise ValueError(
+            f"points must have at least {FEWEST} configurations to predict from, got {len(means)}. Run more."
+        )
+    chosen = _missing(means) if candidates is None else list(dict.fromkeys(candidates))
+    if not chosen:
+        raise ValueError(
+            "candidates must be given, got none: the table has every combination of its values. Name some."
+        )
+    chosen = sorted(chosen, key=lambda c: c.key)
+    table = pd.DataFrame([asdict(c) for c in chosen])
+    found: dict[str, tuple[Array, Array | None]] = {
+        "score": Fitted.to(means, "score", seed=seed).marginals(table, seed=seed),
+        "utility": Fitted.to(means, "utility_loss", seed=seed).marginals(table, seed=seed),
+    }
+    rows = []
+    for at, configuration in enumerate(chosen):
+        row: dict[str, Any] = asdict(configuration)
+        for name, (expected, runs) in found.items():
+            row["score" if name == "score" else "utility_loss"] = float(np.median(expected[:, at]))
+            row[f"{name}_interval"] = np.quantile(expected[:, at], _QUANTILES).tolist()
+            row[f"{name}_run_interval"] = None if runs is None else np.quantile(runs[:, at], _QUANTILES).tolist()
+        row["compute"] = configuration.compute
+        if max_loss is not None:
+            row["within"] = float((found["utility"][0][:, at] <= max_loss).mean())
+        rows.append(row)
+    return rows
+
+
+def _missing(means: pd.DataFrame) -> list[Configuration]:
+    """Every combination of a table's values that it lacks."""
+    values = (sorted(means[name].unique().tolist()) for name in HYPERPARAMETERS)
+    known = set(configurations(means))
+    every = (Configuration(batch_size=int(b), num_steps=int(t), learning_rate=float(r)) for b, t, r in product(*values))
+    return [c for c in every if c not in known]

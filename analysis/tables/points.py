@@ -1,0 +1,242 @@
+"""The points table: one row per (configuration, seed), checked once, and its means per configuration."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.tables.files import read_table
+from search_spaces.configuration import Configuration
+from search_spaces.configuration import exact as exact
+from search_spaces.names import unknown_name
+
+HYPERPARAMETERS = ["batch_size", "num_steps", "learning_rate"]
+REQUIRED_COLUMNS = [*HYPERPARAMETERS, "seed", "utility_loss", "score"]
+KEY = ["num_steps", "batch_size", "learning_rate"]  # (T, b, η): the order of rows, and of the first among ties
+_INTEGERS = {"batch_size", "num_steps", "seed"}
+_REALS = ["learning_rate", "utility_loss", "score"]
+_POSITIVE = set(HYPERPARAMETERS)
+_OTHER_ROWS = "other_rows"
+
+
+def load_points(path: str | Path, *, by: str | None = None) -> pd.DataFrame:
+    """Read a points table.
+
+    Args:
+        path: a .csv or .parquet file with the columns batch_size, num_steps, learning_rate, seed, utility_loss (nats,
+            lower is better) and score (higher is more leakage); others are kept. With a column `status`, only rows
+            that say "finished" are used.
+        by: a column whose values name the groups of a table that holds several, each a table of its own (`split_by`).
+
+    Returns:
+        The finished rows in the file's order, checked as by `check_points`.
+
+    Raises:
+        ValueError: no such file, another extension, or a table that `check_points` refuses.
+    """
+    path = Path(path)
+    if path.suffix not in (".csv", ".parquet"):
+        raise ValueError(f"points must be a .csv or .parquet file, got {str(path)!r}. Convert it, or rename it.")
+    if not path.is_file():
+        raise ValueError(f"points must be an existing file, got {str(path)!r}. Check the path.")
+    return check_points(read_table(path, as_text=_REALS), by=by)  # pandas' parser does not promise the nearest double
+
+
+def save_points(points: pd.DataFrame, path: str | Path) -> None:
+    """Write a points table so that `load_points` reads the same values.
+
+    Raises:
+        ValueError: the extension is neither .csv nor .parquet, or there is no such folder.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():  # pandas would raise a plain OSError
+        raise ValueError(f"points must go into an existing folder, got {str(path)!r}. Create it, or correct the path.")
+    if path.suffix == ".parquet":
+        points.to_parquet(path, index=False)
+    elif path.suffix == ".csv":
+        points.to_csv(path, index=False)
+    else:
+        raise ValueError(f"points must go to a .csv or .parquet file, got {str(path)!r}. Rename it.")
+
+
+def check_points(table: pd.DataFrame, *, by: str | None = None) -> pd.DataFrame:
+    """Validate a points table and keep its finished rows.
+
+    Args:
+        by: as in `load_points`.
+
+    Returns:
+        A new table: batch_size, num_steps and seed as integers, learning_rate, utility_loss and score as float64. A
+        double keeps every decimal of at most 15 digits, so a learning rate is still the decimal that was written
+        (see `exact`). Hyperparameters may be null (methods without b, T, η); what needs them refuses such rows.
+
+    Raises:
+        ValueError: missing columns, no finished rows, text or NaN or infinity where a number is needed, values that
+            are not positive, or a (configuration, seed) that occurs twice. Rows are counted from 1.
+    """
+    missing = [column for column in REQUIRED_COLUMNS if column not in table.columns]
+    if missing:
+        raise ValueError(
+            f"points must have the columns {', '.join(REQUIRED_COLUMNS)}, got a table without {', '.join(missing)}. "
+            "Add or rename them."
+        )
+    if len(table) == 0:
+        raise ValueError("points must have at least one row, got none. Run the sweep first.")
+    points, others = _finished(table.reset_index(drop=True))
+    for column in REQUIRED_COLUMNS:
+        points[column] = _checked(points[column])
+    _refuse_duplicates(points, by)
+    points.attrs[_OTHER_ROWS] = others
+    return points.reset_index(drop=True)
+
+
+def other_rows(points: pd.DataFrame) -> dict[str, int]:
+    """How many rows of each status but finished were left out when the table was checked."""
+    counts: Mapping[str, int] = points.attrs.get(_OTHER_ROWS, {})
+    return dict(counts)
+
+
+def configuration_means(points: pd.DataFrame) -> pd.DataFrame:
+    """One row per configuration: averages over its seeds (DESIGN: averages over seeds come first).
+
+    Args:
+        points: a points table, checked here.
+
+    Returns:
+        Rows sorted by (T, b, η) with batch_size, num_steps, learning_rate, num_seeds, utility_loss and score (means,
+        correctly rounded, so that equal samples give equal means), utility_loss_std and score_std (ddof = 1, NaN with
+        one seed), base_utility_loss (mean) if the table has it, and model_uri: that of the configuration's first
+        listed row, None where there is none.
+
+    Raises:
+        ValueError: as `check_points`, or a finished row without batch_size, num_steps or learning_rate.
+    """
+    points = require_hyperparameters(points)
+    points = points.sort_values(KEY, kind="stable", ignore_index=True)
+    changed = (points[KEY].to_numpy()[1:] != points[KEY].to_numpy()[:-1]).any(axis=1)
+    starts = np.concatenate([[0], np.flatnonzero(changed) + 1])
+    means = points.loc[starts, HYPERPARAMETERS].astype({"batch_size": "int64", "num_steps": "int64"})
+    means["num_seeds"] = np.diff(starts, append=len(points))
+    for column in ("utility_loss", "score"):
+        values = points[column].to_numpy(dtype=np.float64)
+        means[column], means[f"{column}_std"] = _mean_and_std(values, starts)
+    if "base_utility_loss" in points.columns:
+        values = pd.to_numeric(points["base_utility_loss"]).to_numpy(dtype=np.float64)
+        means["base_utility_loss"], _ = _mean_and_std(values, starts)
+    uris = points["model_uri"].iloc[starts] if "model_uri" in points.columns else [None] * len(starts)
+    means["model_uri"] = pd.Series([None if pd.isna(uri) else str(uri) for uri in uris], index=starts, dtype=object)
+    return means.reset_index(drop=True)
+
+
+def require_hyperparameters(points: pd.DataFrame) -> pd.DataFrame:
+    """Check a table, and that every finished row has (b, T, η).
+
+    Raises:
+        ValueError: as `check_points`, or a row without one of them; says how many.
+    """
+    points = check_points(points)
+    nulls = int(points[HYPERPARAMETERS].isna().any(axis=1).sum())
+    if nulls:
+        raise ValueError(
+            f"batch_size, num_steps and learning_rate must be given in every finished row, got {nulls} of "
+            f"{len(points)} rows without. Keep the rows of methods that have them."
+        )
+    return points
+
+
+def configurations(table: pd.DataFrame) -> list[Configuration]:
+    """The rows of a table as configurations."""
+    columns = (table[name].tolist() for name in HYPERPARAMETERS)
+    return [
+        Configuration(batch_size=int(b), num_steps=int(t), learning_rate=float(rate))
+        for b, t, rate in zip(*columns, strict=True)
+    ]
+
+
+def _finished(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, int]]:
+    """The finished rows, and how many others there are by status; what an earlier check counted is kept."""
+    others = other_rows(table)
+    if "status" not in table.columns:
+        return table.copy(), others
+    status = table["status"].fillna("unknown").astype(str)
+    finished = status == "finished"
+    for name, count in status[~finished].value_counts().items():
+        others[str(name)] = others.get(str(name), 0) + int(count)
+    if not finished.any():
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(others.items()))
+        raise ValueError(f"points must have a finished row, got {counts}. Resume the sweep.")
+    return table[finished].copy(), others
+
+
+def _checked(column: pd.Series) -> pd.Series:
+    """A required column as numbers that obey its rule; only hyperparameters may be null."""
+    name = str(column.name)
+    numbers = _numbers(column)
+    null = column.isna().to_numpy()
+    rules = [("be a finite number", np.isfinite(numbers) | (null if name in _POSITIVE else False))]
+    if name in _INTEGERS:
+        rules.append(("be a whole number", null | (numbers == np.floor(numbers))))
+    if name in _POSITIVE:
+        rules.append(("be > 0", null | (numbers > 0)))
+    for rule, holds in rules:
+        if not holds.all():
+            at = int(np.argmin(holds))
+            raise ValueError(
+                f"{name} must {rule} in every finished row, got {column.iloc[at]} in row {column.index[at] + 1}. "
+                "Correct the row, or leave it out."
+            )
+    if name not in _INTEGERS:
+        return pd.Series(numbers, index=column.index, name=name)
+    return pd.Series(numbers, index=column.index, name=name).astype("Int64" if null.any() else "int64")
+
+
+def _numbers(column: pd.Series) -> NDArray[np.float64]:
+    """Values as doubles, null as NaN; single precision goes through its shortest decimal, so that 0.001 stays 0.001."""
+    if column.dtype in (np.float64, np.int64):
+        return column.to_numpy(dtype=np.float64)
+    try:
+        return np.array([np.nan if pd.isna(value) else float(str(value)) for value in column.array], dtype=np.float64)
+    except ValueError:
+        bad = next(at for at, value in enumerate(column) if not _is_number(value))
+        raise ValueError(
+            f"{column.name} must be a number, got {column.iloc[bad]!r} in row {column.index[bad] + 1}. Correct the row."
+        ) from None
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a cell is null or reads as a number."""
+    try:
+        float(str(value))
+    except ValueError:
+        return bool(pd.isna(value))
+    return True
+
+
+def _refuse_duplicates(points: pd.DataFrame, by: str | None) -> None:
+    """Raise if a (configuration, seed) occurs twice, in one group where there are several."""
+    if by is not None and by not in points.columns:
+        raise ValueError(unknown_name("by: the column", by, map(str, points)))
+    given = points[points[HYPERPARAMETERS].notna().all(axis=1)]
+    repeated = given[given.duplicated([*HYPERPARAMETERS, "seed", *([] if by is None else [by])])]
+    if len(repeated):
+        row = repeated.iloc[[0]]
+        raise ValueError(
+            f"points must have one row per (configuration, seed), got {configurations(row)[0]} with seed "
+            f"{row['seed'].iloc[0]} more than once. Keep one method, one task and one epsilon in a table."
+        )
+
+
+def _mean_and_std(
+    values: NDArray[np.float64], starts: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean (correctly rounded, whatever the order of rows) and standard deviation (ddof = 1) of each slice."""
+    sizes = np.diff(starts, append=len(values))
+    means = np.array([statistics.mean(part.tolist()) for part in np.split(values, starts[1:])], dtype=np.float64)
+    squares = np.add.reduceat((values - np.repeat(means, sizes)) ** 2, starts)
+    return means, np.sqrt(np.divide(squares, sizes - 1, out=np.full(len(sizes), np.nan), where=sizes > 1))

@@ -1,0 +1,126 @@
+"""The utility threshold that comes before every selection."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.tables.points import KEY, configuration_means, configurations, exact, require_hyperparameters
+
+# A threshold that a user took from another program's mean over a handful of seeds differs from ours by the rounding of
+# its sum: half a unit in the last place of each partial sum, which is no larger than the seeds' total.
+_ROUNDING_ULPS = 4
+
+
+def loss_threshold(
+    means: pd.DataFrame,
+    *,
+    max_loss: float | None = None,
+    min_utility_gain: float | None = None,
+    base_utility_loss: float | None = None,
+) -> NDArray[np.float64] | None:
+    """The largest mean utility loss that each configuration may have.
+
+    Args:
+        means: configuration means.
+        max_loss: a threshold in the unit of utility_loss; overrides min_utility_gain.
+        min_utility_gain: share in [0, 1] of the best configuration's gain, gain = base_utility_loss - utility_loss.
+        base_utility_loss: loss of the pre-trained model; without it, the column of that name.
+
+    Returns:
+        [m] thresholds, or None if neither constraint is given.
+
+    Raises:
+        ValueError: a constraint out of range, no base_utility_loss, or no configuration that gains anything.
+
+    Source: Hu et al. 2025, §3 (models with at least 90 % of the best gain are kept).
+    """
+    if max_loss is not None:
+        if not math.isfinite(max_loss):
+            raise ValueError(f"max_loss must be finite, got {max_loss}. Leave it out to select without a threshold.")
+        return np.full(len(means), max_loss)
+    if min_utility_gain is None:
+        return None
+    if not 0 <= min_utility_gain <= 1:
+        raise ValueError(f"min_utility_gain must be in [0, 1], got {min_utility_gain}. 0.9 is the paper's value.")
+    base = _base_loss(means, base_utility_loss)
+    best_gain = max(b - exact(loss) for b, loss in zip(base, means["utility_loss"], strict=True))
+    if best_gain <= 0:
+        raise ValueError(
+            f"min_utility_gain must have a gain to share, got at best {float(best_gain):.6g} over the base model. "
+            "Use max_loss, or widen the space."
+        )
+    return np.array([float(b - exact(min_utility_gain) * best_gain) for b in base])
+
+
+def within(utility_loss: NDArray[np.float64], threshold: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Whether each loss is at most its threshold, the threshold included up to rounding."""
+    scale = np.maximum(np.abs(utility_loss), np.abs(threshold))
+    allowed: NDArray[np.bool_] = utility_loss <= threshold + _ROUNDING_ULPS * np.spacing(scale)
+    return allowed
+
+
+def useful_points(
+    points: pd.DataFrame,
+    *,
+    max_loss: float | None = None,
+    min_utility_gain: float | None = None,
+    base_utility_loss: float | None = None,
+) -> pd.DataFrame:
+    """The rows of the configurations whose mean utility passes: the filter is on configurations, not on rows.
+
+    Args:
+        points: a points table; the constraints as for `loss_threshold`.
+
+    Raises:
+        ValueError: as `loss_threshold`, or none passes; says which is lowest.
+
+    Source: Hu et al. 2025, §3 and Table 2 (114 rows = 38 configurations that pass x 3 seeds).
+    """
+    points = require_hyperparameters(points)
+    means = configuration_means(points)
+    threshold = loss_threshold(
+        means, max_loss=max_loss, min_utility_gain=min_utility_gain, base_utility_loss=base_utility_loss
+    )
+    if threshold is None:
+        return points
+    keep = pool_within(means, threshold)
+    return points[pd.MultiIndex.from_frame(points[KEY]).isin(pd.MultiIndex.from_frame(means.loc[keep, KEY]))]
+
+
+def pool_within(means: pd.DataFrame, threshold: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """[m] the configurations that pass.
+
+    Raises:
+        ValueError: none does; says which comes nearest.
+    """
+    loss = means["utility_loss"].to_numpy()
+    pool = within(loss, threshold)
+    if not pool.any():
+        best = int(loss.argmin())
+        raise ValueError(
+            f"max_loss must be at least the lowest mean utility_loss, {loss[best]:.6g} of "
+            f"{configurations(means.iloc[[best]])[0]}, got {threshold[best]:.6g}. Raise it, or widen the space."
+        )
+    return pool
+
+
+def _base_loss(means: pd.DataFrame, base_utility_loss: float | None) -> list[Fraction]:
+    """[m] the pre-trained model's loss, as given or from the table; as decimals, since 3.1 - 0.9·1.2 is a float below
+    2.02 and a configuration on the boundary would be lost."""
+    if base_utility_loss is not None:
+        base = np.full(len(means), base_utility_loss, dtype=np.float64)
+    elif "base_utility_loss" in means.columns:
+        base = means["base_utility_loss"].to_numpy(dtype=np.float64)
+    else:
+        raise ValueError(
+            "min_utility_gain must have a base_utility_loss to gain on, got none. "
+            "Give it, or add the column to the points."
+        )
+    if not np.isfinite(base).all():
+        raise ValueError("base_utility_loss must be finite in every finished row, got a missing value. Use max_loss.")
+    return [exact(loss) for loss in base]
