@@ -56,8 +56,8 @@ class FrugalSearch(Section):
     Surfaces of utility and score over (ln b, ln T, ln η) are fitted to what has run (`analysis.surface.surrogate`:
     Gaussian processes whose slopes have the heuristics' signs as prior) and drawn many times at all candidates. In each
     draw the utility threshold and the rule say what would be selected from what has run, and what with one candidate
-    more: the mean difference of their scores, per unit of compute C = b·T, is what a candidate is worth. The search ends when the
-    probability that any one candidate would improve the selected score by more than `tolerance` is below
+    more: the mean difference of their scores, per unit of compute C = b·T, is what a candidate is worth. The search
+    ends when the probability that any one candidate would improve the selected score by more than `tolerance` is below
     `stop_probability`. That probability is the surfaces' own: it knows nothing of what they cannot follow.
 
     Attributes:
