@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.selection.knee import nearest_to_both_ends
 from analysis.statistics.heuristics import Coded, Codes, pair_blocks
 from analysis.statistics.noise import SeedNoise
 from analysis.surface.surrogate import Surface
@@ -137,26 +138,9 @@ class Extreme:
         return pools & at_end
 
 
-def _nearest_to_both_ends(layout: Layout, pools: Pools) -> Pools:
-    """Keep what is nearest to the lowest loss and the lowest score at once, both measured from the pool's Pareto front:
-    its end of lowest loss is at (0, 1), its end of lowest score at (1, 0). What lies farthest below the line between
-    the two is its knee; a dominated configuration is never it."""
-    loss, score = layout.utility_loss, layout.score
-    least_loss, its_score = _corner(loss, score, pools)
-    least_score, its_loss = _corner(score, loss, pools)
-    with np.errstate(divide="ignore", invalid="ignore"):  # 0/0: the front is one configuration
-        sums = (loss - least_loss) / (its_loss - least_loss) + (score - least_score) / (its_score - least_score)
-    alone = its_loss == least_loss
-    sums = np.where(alone, np.where((loss == least_loss) & (score == least_score), 0.0, np.inf), sums)
-    sums = np.where(pools, sums, np.inf)
-    nearest: Pools = pools & (sums == sums.min(axis=-1, keepdims=True))
-    return nearest
-
-
-def _corner(figure: Array, other: Array, pools: Pools) -> tuple[Array, Array]:
-    """[..., 1] the lowest figure in each pool, and the lowest of the other figure among those that have it."""
-    least = np.where(pools, figure, np.inf).min(axis=-1, keepdims=True)
-    return least, np.where(pools & (figure == least), other, np.inf).min(axis=-1, keepdims=True)
+def _knee(layout: Layout, pools: Pools) -> Pools:
+    """Keep what is nearest to the lowest loss and the lowest score at once."""
+    return nearest_to_both_ends(layout.utility_loss, layout.score, pools)
 
 
 def _least_of_groups(groups: Codes, rank: Codes, pools: Pools) -> Pools:
@@ -202,7 +186,7 @@ PARETO_KNEE: Rule = (
     RuleStep(
         name="knee",
         text="of the configurations that no other beats in both loss and score, keep the one nearest to both ends",
-        keep=_nearest_to_both_ends,
+        keep=_knee,
     ),
     _LOWEST_SCORE,
 )

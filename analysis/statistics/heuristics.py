@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.tables.points import HYPERPARAMETERS, configuration_means, configurations
+from analysis.tables.points import HYPERPARAMETERS, configuration_means
 from search_spaces.configuration import exact
 
 HEURISTICS = ("individual", "compute", "updates")
@@ -43,12 +43,13 @@ class Coded:
     @classmethod
     def of(cls, means: pd.DataFrame) -> Coded:
         """The codes of a table of configuration means."""
-        listed, rate = configurations(means), lru_cache(exact)
         ranks = {name: _ranks(means[name].to_numpy()) for name in HYPERPARAMETERS}
+        compute = [b * t for b, t in zip(means["batch_size"].tolist(), means["num_steps"].tolist(), strict=True)]
+        rates = _whole(means["learning_rate"].tolist())
         return cls(
             **ranks,
-            same_compute=_codes([(c.compute, c.learning_rate) for c in listed]),
-            same_updates=_codes([c.compute * rate(c.learning_rate) for c in listed]),
+            same_compute=_codes(list(zip(compute, rates, strict=True))),
+            same_updates=_codes([c * rate for c, rate in zip(compute, rates, strict=True)]),
         )
 
     def __len__(self) -> int:
@@ -134,8 +135,16 @@ def _within_groups(groups: Codes, smaller: Codes) -> Iterator[tuple[Indices, Ind
             yield rows, members, smaller[rows, None] < smaller[members]
 
 
+def _whole(values: Sequence[float]) -> list[int]:
+    """The decimals that were written, times a number that makes all of them whole: fractions would hash slowly."""
+    fractions = {value: exact(value) for value in dict.fromkeys(values)}
+    common = math.lcm(*(fraction.denominator for fraction in fractions.values()))
+    scaled = {value: fraction.numerator * (common // fraction.denominator) for value, fraction in fractions.items()}
+    return [scaled[value] for value in values]
+
+
 def _codes(values: Sequence[Hashable]) -> Codes:
-    """Integers from 0 that are equal where the values are; for integers and fractions of any size."""
+    """Integers from 0 that are equal where the values are; for integers of any size."""
     codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
     return np.array([codes[value] for value in values], dtype=np.int32)
 

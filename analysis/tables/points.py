@@ -237,6 +237,8 @@ def _mean_and_std(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Mean (correctly rounded, whatever the order of rows) and standard deviation (ddof = 1) of each slice."""
     sizes = np.diff(starts, append=len(values))
-    means = np.array([statistics.mean(part.tolist()) for part in np.split(values, starts[1:])], dtype=np.float64)
+    means, listed = values[starts] + 0.0, values.tolist()  # a copy; of one value it is the mean
+    for at in np.flatnonzero(sizes > 1).tolist():
+        means[at] = statistics.mean(listed[starts[at] : starts[at] + sizes[at]])
     squares = np.add.reduceat((values - np.repeat(means, sizes)) ** 2, starts)
     return means, np.sqrt(np.divide(squares, sizes - 1, out=np.full(len(sizes), np.nan), where=sizes > 1))

@@ -79,9 +79,9 @@ def naive_first(points: object) -> Point:
 
 
 def naive_knee(pool: Means) -> list[Point]:
-    """The members nearest to both ends of the Pareto front, found by going through the front."""
+    """The members nearest to both ends of the Pareto front, found by going through the front in exact arithmetic."""
     front = {
-        p: (loss, score)
+        p: (Fraction(loss), Fraction(score))
         for p, (loss, score) in pool.items()
         if not any(a <= loss and b <= score and (a, b) != (loss, score) for a, b in pool.values())
     }
@@ -89,7 +89,7 @@ def naive_knee(pool: Means) -> list[Point]:
     if least_loss == its_loss:
         return list(front)
 
-    def nearness(p: Point) -> float:
+    def nearness(p: Point) -> Fraction:
         loss, score = front[p]
         return (loss - least_loss) / (its_loss - least_loss) + (score - least_score) / (its_score - least_score)
 

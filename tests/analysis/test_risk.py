@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from point_tables import NAIVE_RULES, naive_means, naive_select, tables
 
 from analysis import RULES, configuration_means, privacy_risk
 from analysis.selection.risk import _resampled
-from analysis.selection.rules import Layout, choose
-from analysis.selection.thresholds import along_thresholds
 from search_spaces import exact, load_space
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
@@ -61,15 +56,6 @@ def test_mean_layout_is_the_loop_over_thresholds(table):
 def test_relative_risk_is_defined_on_positive_scores(table):
     assert all(figures["relative"] >= 0 for figures in privacy_risk(table)["rules"].values())
     assert privacy_risk(table)["rules"]["oracle"] == {"relative": 0.0, "absolute": 0.0}
-
-
-@settings(max_examples=100, deadline=None)
-@given(table=tables(), rule=st.sampled_from(sorted(RULES)))
-def test_one_pass_over_the_thresholds_selects_what_every_pool_does(table, rule):
-    layout = Layout.of(configuration_means(table))
-    stacked = replace(layout, utility_loss=layout.utility_loss[None], score=layout.score[None])
-    pools = layout.utility_loss <= layout.utility_loss[:, None]
-    assert along_thresholds(rule, stacked)[0].tolist() == choose(rule, layout, pools).tolist()
 
 
 @settings(max_examples=15, deadline=None)

@@ -1,0 +1,214 @@
+"""Algorithm 1 of Hu et al. (2025) on the pools of all utility thresholds, each of which holds those below it.
+
+Who is beaten under the updates or the compute heuristic stays beaten as the pool grows: what beats its beater beats it
+too. So every configuration is left after step 2 from when it enters the pool to when the first that beats it enters,
+and step 3 drops it while a smaller one is left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.selection.rules import Layout
+from analysis.statistics.heuristics import Coded
+
+_MANY = 2000
+"""Layouts with more configurations than this are followed one by one; fewer go through all layouts together, which
+takes m steps on arrays of m values a layout: 10 ms a layout at 1,000 configurations, against 15 ms."""
+
+Positions = NDArray[np.intp]
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entries:
+    """When configurations enter the pool as the threshold rises, in each of the layouts.
+
+    Attributes:
+        order: [layouts, m] configurations by utility loss.
+        first: [layouts, m] the first place in that order at whose utility a configuration is in the pool.
+        last: [layouts, m] the last place with the utility of each configuration: there the pool is P_u.
+    """
+
+    order: Positions
+    first: Positions
+    last: Positions
+
+    @classmethod
+    def of(cls, utility_loss: NDArray[np.float64]) -> Entries:
+        order = np.argsort(utility_loss, axis=1, kind="stable")
+        ordered = np.take_along_axis(utility_loss, order, axis=1)
+        places = np.broadcast_to(np.arange(order.shape[1]), order.shape)
+        begins = np.ones(order.shape, dtype=np.bool_)
+        begins[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+        ends = np.ones(order.shape, dtype=np.bool_)
+        ends[:, :-1] = begins[:, 1:]
+        first = np.maximum.accumulate(np.where(begins, places, 0), axis=1)
+        last = np.minimum.accumulate(np.where(ends, places, order.shape[1])[:, ::-1], axis=1)[:, ::-1]
+        of_configuration = np.argsort(order, axis=1)
+        return cls(
+            order=order,
+            first=np.take_along_axis(first, of_configuration, axis=1),
+            last=np.take_along_axis(last, of_configuration, axis=1),
+        )
+
+
+def procedure_on_growing_pools(layout: Layout) -> Positions:
+    """What Algorithm 1 selects from P_u = {utility_loss <= u} at the utility u of every configuration.
+
+    Args:
+        layout: utility_loss [layouts, m].
+
+    Returns:
+        [layouts, m] positions.
+    """
+    coded, entries = layout.coded, Entries.of(layout.utility_loss)
+    out = _beaten_from(coded, entries.first)
+    if len(coded) > _MANY:
+        each = zip(layout.utility_loss, entries.order, entries.first, out, strict=True)
+        selected = np.array([_follow(coded, *one) for one in each])
+    else:
+        selected = _together(layout, entries, out)
+    return np.take_along_axis(selected, entries.last, axis=1)
+
+
+def _together(layout: Layout, entries: Entries, out: Positions) -> Positions:
+    """[layouts, m] what is selected at every place of the order, in all layouts at once. A configuration is dropped by
+    step 3 where the intervals of smaller ones cover its own."""
+    coded = layout.coded
+    layouts, size = entries.first.shape
+    places, rows = np.arange(size), np.arange(layouts)[:, None] * (size + 1)
+    worst = np.full((layouts, size), -np.inf)
+    selected = np.zeros((layouts, size), dtype=np.intp)
+    for i in range(size):
+        since, until = entries.first[:, i, None], out[:, i, None]
+        if not (since < until).any():
+            continue
+        smaller = (coded.batch_size[:i] <= coded.batch_size[i]) & (coded.learning_rate[:i] <= coded.learning_rate[i])
+        smaller = np.flatnonzero(smaller)
+        always = (entries.first[:, smaller] <= since) & (out[:, smaller] == size)  # there before it, and never beaten
+        if always.any(axis=1).all():
+            continue
+        left = (since <= places) & (places < until)
+        if len(smaller):
+            begin, end = entries.first[:, smaller], np.maximum(entries.first[:, smaller], out[:, smaller])
+            count = _counts(rows + begin, layouts, size) - _counts(rows + end, layouts, size)
+            left &= np.cumsum(count, axis=1)[:, :size] == 0
+        loss = layout.utility_loss[:, i, None]
+        left &= loss > worst
+        worst, selected = np.where(left, loss, worst), np.where(left, i, selected)
+    return selected
+
+
+def _follow(
+    coded: Coded, utility_loss: NDArray[np.float64], order: Positions, first: Positions, out: Positions
+) -> Positions:
+    """[m] what is selected at every place of the order of one layout, as configurations enter and leave."""
+    size = len(order)
+    left = _Left(coded, out)
+    worst_first = np.lexsort((np.arange(size), -utility_loss))
+    rank = np.argsort(worst_first).tolist()
+    leaving = [i for i in np.argsort(out, kind="stable").tolist() if first[i] < out[i] < size]
+    selected = np.empty(size, dtype=np.intp)
+    enters, leaves, next_out = first.tolist(), out.tolist(), 0  # plain integers: they are looked up singly
+    heap: list[int] = []
+    for place, i in enumerate(order.tolist()):
+        if enters[i] == place:  # not so for those of equal loss that follow: what leaves has left
+            while next_out < len(leaving) and leaves[leaving[next_out]] <= place:
+                for back in left.leave(leaving[next_out], place):
+                    heappush(heap, rank[back])
+                next_out += 1
+        if leaves[i] > enters[i] and left.enter(i):
+            heappush(heap, rank[i])
+        while heap and worst_first[heap[0]] not in left:
+            heappop(heap)
+        selected[place] = worst_first[heap[0]] if heap else -1  # the next one of equal loss beats all others
+    return selected
+
+
+class _Left:
+    """The configurations that step 3 leaves of those that are in the pool.
+
+    One that is dropped waits for the smaller one to leave that stays longest of those that drop it; it is forgotten if
+    that stays as long as it does itself.
+    """
+
+    def __init__(self, coded: Coded, out: Positions) -> None:
+        self._codes = np.stack([coded.batch_size, coded.num_steps, coded.learning_rate])
+        self._out = out
+        self._members = np.empty(16, dtype=np.intp)
+        self._figures = np.empty((3, 16), dtype=self._codes.dtype)
+        self._place: dict[int, int] = {}
+        self._waiting: dict[int, list[int]] = {}
+
+    def __contains__(self, i: int) -> bool:
+        return i in self._place
+
+    def enter(self, i: int) -> bool:
+        """Add one to the pool, and say whether it is left."""
+        count = len(self._place)
+        members, figures, own = self._members[:count], self._figures[:, :count], self._codes[:, i, None]
+        smaller = np.flatnonzero((figures <= own).all(axis=0))
+        if len(smaller):
+            by = members[smaller]
+            longest = int(by[self._out[by].argmax()])
+            self._wait(i, longest)
+            return False
+        for larger in members[(figures >= own).all(axis=0)].tolist():
+            self._remove(larger)
+            self._wait(larger, i)
+        self._append(i)
+        return True
+
+    def leave(self, i: int, place: int) -> list[int]:
+        """Take one out of the pool, and return those that are left now."""
+        if i in self._place:
+            self._remove(i)
+        return [j for j in self._waiting.pop(i, []) if self._out[j] > place and self.enter(j)]
+
+    def _wait(self, i: int, smaller: int) -> None:
+        if self._out[i] > self._out[smaller]:
+            self._waiting.setdefault(smaller, []).append(i)
+
+    def _append(self, i: int) -> None:
+        count = len(self._place)
+        if count == len(self._members):
+            self._members = np.concatenate([self._members, self._members])
+            self._figures = np.concatenate([self._figures, self._figures], axis=1)
+        self._members[count], self._figures[:, count] = i, self._codes[:, i]
+        self._place[i] = count
+
+    def _remove(self, i: int) -> None:
+        """Put the last in its place."""
+        at, last = self._place.pop(i), len(self._place)
+        self._members[at], self._figures[:, at] = self._members[last], self._figures[:, last]
+        if at < last:
+            self._place[int(self._members[at])] = at
+
+
+def _beaten_from(coded: Coded, first: Positions) -> Positions:
+    """[layouts, m] the place from which on something in the pool beats a configuration by updates or compute."""
+    size = first.shape[1]
+    out = np.full(first.shape, size)
+    for groups, rank in ((coded.same_updates, coded.learning_rate), (coded.same_compute, -coded.batch_size)):
+        order = np.lexsort((rank, groups))
+        starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
+        for members in np.split(order, starts[1:]):
+            if len(members) < 2:
+                continue
+            earliest = np.minimum.accumulate(first[:, members], axis=1)
+            better = np.searchsorted(rank[members], rank[members], side="left")  # how many have a smaller rank
+            some = better > 0
+            beaten = earliest[:, better[some] - 1]
+            out[:, members[some]] = np.minimum(out[:, members[some]], beaten)
+    return out
+
+
+def _counts(cells: Positions, layouts: int, size: int) -> Counts:
+    """[layouts, size + 1] how often each cell occurs."""
+    counts: Counts = np.bincount(cells.ravel(), minlength=layouts * (size + 1)).reshape(layouts, size + 1)
+    return counts
