@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from analysis.selection.choice import select as select
     from analysis.selection.risk import privacy_risk as privacy_risk
     from analysis.selection.rules import RULES as RULES
+    from analysis.statistics.audited import audit_correlations as audit_correlations
     from analysis.statistics.confound import utility_adjusted as utility_adjusted
     from analysis.statistics.correlations import score_correlations as score_correlations
     from analysis.statistics.counterfactuals import counterfactual as counterfactual
@@ -47,7 +48,9 @@ _HOMES = {
     "ProfileCurve": "report.profile_grids",
     "RULES": "selection.rules",
     "Selection": "selection.choice",
+    "audit_correlations": "statistics.audited",
     "check_points": "tables.points",
+    "comparison_figures": "report.comparison_page",
     "configuration_means": "tables.points",
     "counterfactual": "statistics.counterfactuals",
     "hyperparameter_effects": "statistics.effects",

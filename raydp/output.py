@@ -68,4 +68,6 @@ def _cell(value: Any) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:.4g}"
+    if isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(end, float) for end in value):
+        return f"{_cell(value[0])} to {_cell(value[1])}"  # an interval
     return str(value)

@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.statistics.intervals import RESAMPLES, TAILS, resampled
-from analysis.tables.per_secret import PREFIX, score_names
+from analysis.tables.per_secret import score_names, score_values
 from analysis.tables.points import KEY, require_hyperparameters
 
 Array = NDArray[np.float64]
@@ -43,13 +43,13 @@ def score_correlations(points: pd.DataFrame, *, num_resamples: int = RESAMPLES, 
     names = score_names(points)
     if not names:
         raise ValueError("points must have a column score.<name>, got none. Use a sweep's own table.")
-    figures = {name: pd.to_numeric(points[PREFIX + name]).to_numpy(dtype=np.float64) for name in names}
+    figures = {name: score_values(points, name).to_numpy() for name in names}
     figures["utility_loss"] = points["utility_loss"].to_numpy(dtype=np.float64)
     groups = points.groupby(KEY, sort=True).ngroup().to_numpy()
     pairs = []
     for a, b in combinations(figures, 2):
         both = np.isfinite(figures[a]) & np.isfinite(figures[b])
-        found = _of_pair(figures[a][both], figures[b][both], groups[both], num_resamples, np.random.default_rng(seed))
+        found = correlate(figures[a][both], figures[b][both], groups[both], num_resamples, np.random.default_rng(seed))
         pairs.append({"a": a, "b": b, "models": int(both.sum()), **found})
     return {
         "models": len(points),
@@ -59,14 +59,27 @@ def score_correlations(points: pd.DataFrame, *, num_resamples: int = RESAMPLES, 
     }
 
 
-def _of_pair(
-    one: Array, other: Array, groups: NDArray[np.int64], num_resamples: int, rng: np.random.Generator
+def correlate(
+    one: Array,
+    other: Array,
+    groups: NDArray[np.int64],
+    num_resamples: int,
+    rng: np.random.Generator,
+    *,
+    of: str = "model",
 ) -> dict[str, Any]:
+    """Both correlations of two figures of n models, with bootstrap intervals over groups of them.
+
+    Args:
+        one, other: [n] finite.
+        groups: [n] equal for models that are drawn together.
+        of: what has the figures, for the reasons.
+    """
     undefined = {"spearman": None, "spearman_interval": None, "pearson": None, "pearson_interval": None}
     if len(one) < 3:
-        return {**undefined, "reason": "fewer than 3 models have both"}
+        return {**undefined, "reason": f"fewer than 3 {of}s have both"}
     if min(np.ptp(one), np.ptp(other)) == 0:
-        return {**undefined, "reason": "one of the two is the same in every model"}
+        return {**undefined, "reason": f"one of the two is the same in every {of}"}
     _, of_group = np.unique(groups, return_inverse=True)
     weights = resampled(rng, num_resamples, int(of_group.max()) + 1)[:, of_group]
     everything = np.ones((1, len(one)))
@@ -79,6 +92,15 @@ def _of_pair(
         found[f"{name}_interval"] = [float(q) for q in np.quantile(defined, TAILS)] if enough else None
         if not enough:
             found["reason"] = "too few configurations differ for an interval"
+    return found
+
+
+def spearman(one: Array, others: Array) -> Array:
+    """[B] rank correlations of values [n] with each row of [B, n], none of them constant."""
+    from scipy.stats import rankdata
+
+    a, b = rankdata(one) - (len(one) + 1) / 2, rankdata(others, axis=1) - (len(one) + 1) / 2
+    found: Array = b @ a / np.sqrt((a @ a) * (b * b).sum(axis=1))
     return found
 
 

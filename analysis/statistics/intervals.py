@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.tables.per_secret import PREFIX, as_array, by_secret, score_names
+from analysis.tables.per_secret import PREFIX, as_array, by_secret, score_names, score_values
 from analysis.tables.points import HYPERPARAMETERS, KEY, require_hyperparameters
 
 RESAMPLES = 2000
@@ -57,7 +57,7 @@ def score_intervals(
         measured = points[points[PREFIX + name].notna()]
         values = as_array(by_secret(measured, secrets, name)[0]) if name in known else None
         if len(measured):
-            scores[name] = _of_score(measured, pd.to_numeric(measured[PREFIX + name]), values, num_resamples, seed)
+            scores[name] = _of_score(measured, score_values(measured, name), values, num_resamples, seed)
     return {"resamples": num_resamples, "scores": scores}
 
 

@@ -18,6 +18,18 @@ def score_names(points: pd.DataFrame) -> list[str]:
     return [column.removeprefix(PREFIX) for column in columns]
 
 
+def score_values(points: pd.DataFrame, name: str) -> pd.Series:
+    """One of the table's scores as doubles, NaN where a run has none.
+
+    Raises:
+        ValueError: a value is no number.
+    """
+    try:
+        return pd.to_numeric(points[PREFIX + name]).astype("float64")
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{PREFIX}{name} must be a number, got {error}. Correct the column.") from error
+
+
 def with_score(points: pd.DataFrame, name: str) -> pd.DataFrame:
     """The table with another of its scores in the place of `score`.
 
@@ -27,7 +39,7 @@ def with_score(points: pd.DataFrame, name: str) -> pd.DataFrame:
     known = score_names(points)
     if name not in known:
         raise ValueError(unknown_name("score", name, known))
-    return points.assign(score=_complete(points, pd.to_numeric(points[PREFIX + name]), name))
+    return points.assign(score=_complete(points, score_values(points, name), name))
 
 
 def with_worst_case(points: pd.DataFrame, secrets: pd.DataFrame, name: str) -> pd.DataFrame:

@@ -90,7 +90,7 @@ def check_points(table: pd.DataFrame, *, by: str | None = None) -> pd.DataFrame:
         raise ValueError("points must have at least one row, got none. Run the sweep first.")
     points, others = _finished(table.reset_index(drop=True))
     for column in REQUIRED_COLUMNS:
-        points[column] = _checked(points[column])
+        points[column] = check_column(points[column])
     _refuse_duplicates(points, by)
     points.attrs[_OTHER_ROWS] = others
     return points.reset_index(drop=True)
@@ -174,8 +174,12 @@ def _finished(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, int]]:
     return table[finished].copy(), others
 
 
-def _checked(column: pd.Series) -> pd.Series:
-    """A required column as numbers that obey its rule; only hyperparameters may be null."""
+def check_column(column: pd.Series) -> pd.Series:
+    """A column as numbers that obey its name's rule; only hyperparameters may be null.
+
+    Raises:
+        ValueError: one does not; names it and its row.
+    """
     name = str(column.name)
     numbers = _numbers(column)
     null = column.isna().to_numpy()

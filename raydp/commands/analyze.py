@@ -182,7 +182,12 @@ def correlations(
     from raydp.sweep.api import points_of
     from raydp.sweep.show_scores import show_correlations
 
-    answer = score_correlations(points_of(points, storage)[0], num_resamples=resamples)
+    table = points_of(points, storage, score=score, worst_case=worst_case)[0]
+    answer = score_correlations(table, num_resamples=resamples)
+    if audit is not None:
+        from raydp.sweep.audited import audited_bounds
+
+        answer["audit"] = audit_correlations(table, audited_bounds(audit, storage), num_resamples=resamples)
     print_json(answer) if json else show_correlations(answer)
 
 

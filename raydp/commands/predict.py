@@ -37,9 +37,4 @@ def predict(
     if json:
         print_json(rows)
         return
-    shown = [{k: _interval(v) if k.endswith("interval") else v for k, v in row.items()} for row in rows]
-    print_table("predictions; 95 % intervals of the expectation over seeds, and of one run", shown)
-
-
-def _interval(ends: list[float] | None) -> str | None:
-    return None if ends is None else f"{ends[0]:.4g} to {ends[1]:.4g}"
+    print_table("predictions; 95 % intervals of the expectation over seeds, and of one run", rows)

@@ -41,7 +41,7 @@ def show_intervals(answer: dict[str, Any]) -> None:
                 **{key: row[key] for key in ("batch_size", "num_steps", "learning_rate")},
                 "seeds": row["num_seeds"],
                 "mean": row["mean"],
-                "95 %": _interval(row["interval"]),
+                "95 %": row["interval"],
                 **{f"q{q}": value for q, value in row["quantiles"].items()},
                 "max": row["max"],
             }
@@ -53,22 +53,26 @@ def show_intervals(answer: dict[str, Any]) -> None:
 
 
 def show_correlations(answer: dict[str, Any]) -> None:
-    """One row a pair."""
-    rows = [
-        {
-            "a": pair["a"],
-            "b": pair["b"],
-            "models": pair["models"],
-            "Spearman": pair["spearman"],
-            "95 %": _interval(pair["spearman_interval"]),
-            "Pearson": pair["pearson"],
-            "95 % ": _interval(pair["pearson_interval"]),
-            "note": pair.get("reason", ""),
-        }
-        for pair in answer["pairs"]
-    ]
-    print_table(f"correlations over {answer['models']} models", rows)
+    """One row a pair, of models and, where an audit was given, of configurations."""
+    print_table(f"correlations over {answer['models']} models", [_pair(pair, "models") for pair in answer["pairs"]])
+    audit = answer.get("audit")
+    if audit is not None:
+        title = f"with the audited ε̂ over {audit['configurations']} configurations that both have"
+        print_table(title, [_pair(pair, "configurations") for pair in audit["pairs"]])
+        counts = ("only_points", "only_audit", "zeros")
+        stdout.print("{} without an audit, {} without a score, {} with ε̂ = 0".format(*(audit[key] for key in counts)))
 
 
-def _interval(interval: list[float] | None) -> str:
-    return "-" if interval is None else f"{interval[0]:.3g} to {interval[1]:.3g}"
+def _pair(pair: dict[str, Any], of: str) -> dict[str, Any]:
+    """A row of two figures."""
+    return {
+        "a": pair["a"],
+        "b": pair["b"],
+        of: pair[of],
+        "Spearman": pair["spearman"],
+        "95 %": pair["spearman_interval"],
+        **({"p": pair["p"]} if "p" in pair else {}),
+        "Pearson": pair["pearson"],
+        "95 % ": pair["pearson_interval"],
+        "note": pair.get("reason", ""),
+    }

@@ -1,0 +1,118 @@
+"""Whether empirical privacy goes with what an audit proves: scores against audited lower bounds on ε."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.statistics.correlations import correlate, spearman
+from analysis.statistics.intervals import RESAMPLES
+from analysis.tables.per_secret import score_names, score_values
+from analysis.tables.points import KEY, check_column, require_hyperparameters
+
+Array = NDArray[np.float64]
+
+EPSILON_HAT = "epsilon_hat"
+PERMUTATIONS = 5000
+_ROUNDING = 1e-9  # correlations of equal ranks differ by the rounding of their sums
+
+
+def audit_correlations(
+    points: pd.DataFrame, audited: pd.DataFrame, *, num_resamples: int = RESAMPLES, seed: int = 0
+) -> dict[str, Any]:
+    """Spearman's correlation over configurations of each score, and of the utility loss, with the audited ε̂.
+
+    Args:
+        points: a points table.
+        audited: columns batch_size, num_steps, learning_rate and epsilon_hat (>= 0), one row per configuration.
+        num_resamples, seed: of the bootstrap over configurations and of 5,000 permutations.
+
+    A configuration's score is its mean over seeds. The column `score` is correlated too where it is none of the
+    score.<name>, as the worst case over secrets is. p is two-sided, of the claim that scores and bounds have nothing to
+    do with each other: the share of permutations of ε̂ whose correlation is at least as far from 0. ε̂ is a lower bound,
+    and 0 where an audit proves nothing: such configurations tie.
+
+    Returns:
+        {"configurations" (that both have), "only_points", "only_audit" (that one has), "zeros" (with ε̂ = 0),
+        "resamples", "permutations", "pairs": [{"a", "b": "epsilon_hat", "configurations", "spearman", "p",
+        "spearman_interval": [low, high], "pearson", "pearson_interval"}]}. What is undefined is None, with a "reason".
+
+    Raises:
+        ValueError: as `require_hyperparameters`; a table of bounds without the columns, with values that are not
+            numbers, or with a configuration twice; no configuration in common.
+
+    Source: Hu et al. 2025, section 5.1 and App. E.1 (ε̂ against ACR: -0.13, against utility: -0.71).
+    """
+    means = _means(require_hyperparameters(points))
+    bounds = _checked_bounds(audited)
+    both = means.join(bounds, how="inner")
+    if both.empty:
+        raise ValueError(
+            f"audit must share a configuration (b, T, η) with the points, got none of its {len(bounds)}. Audit the "
+            "same space."
+        )
+    epsilon = both.pop(EPSILON_HAT).to_numpy(dtype=np.float64)
+    figures = {name: both[name].to_numpy(dtype=np.float64) for name in both}
+    pairs = [
+        {"a": name, "b": EPSILON_HAT, **_with_epsilon(figure, epsilon, num_resamples, seed)}
+        for name, figure in figures.items()
+    ]
+    return {
+        "configurations": len(both),
+        "only_points": len(means) - len(both),
+        "only_audit": len(bounds) - len(both),
+        "zeros": int((epsilon == 0).sum()),
+        "resamples": num_resamples,
+        "permutations": PERMUTATIONS,
+        "pairs": pairs,
+    }
+
+
+def _means(points: pd.DataFrame) -> pd.DataFrame:
+    """Means over seeds of every score and the loss, by (T, b, η); a score that no run has is NaN."""
+    figures = {name: score_values(points, name) for name in score_names(points)}
+    if not any(np.array_equal(values, points["score"]) for values in figures.values()):
+        figures = {"score": points["score"], **figures}
+    figures["utility_loss"] = points["utility_loss"]
+    return pd.DataFrame(figures).groupby([points[name] for name in KEY], sort=True).mean()
+
+
+def _checked_bounds(audited: pd.DataFrame) -> pd.DataFrame:
+    """The bounds by (T, b, η)."""
+    columns = [*KEY, EPSILON_HAT]
+    missing = [name for name in columns if name not in audited.columns]
+    if missing:
+        raise ValueError(
+            f"audit must have the columns {', '.join(columns)}, got a table without {', '.join(missing)}. Take an "
+            "audit's sweep, or add them."
+        )
+    table = pd.DataFrame({name: check_column(audited[name].reset_index(drop=True)) for name in columns})
+    null = int(table[KEY].isna().any(axis=1).sum())
+    if null:
+        raise ValueError(
+            f"audit must give batch_size, num_steps and learning_rate in every row, got {null} without. Add them."
+        )
+    if (table[EPSILON_HAT] < 0).any():
+        raise ValueError(f"{EPSILON_HAT} must be >= 0, got {table[EPSILON_HAT].min():g}. Correct the row.")
+    if table.duplicated(KEY).any():
+        raise ValueError("audit must have one row per configuration, got one twice. Keep the bound for all its runs.")
+    return table.set_index(KEY)
+
+
+def _with_epsilon(score: Array, epsilon: Array, num_resamples: int, seed: int) -> dict[str, Any]:
+    """One score against ε̂."""
+    known = np.isfinite(score)
+    score, epsilon = score[known], epsilon[known]
+    rng = np.random.default_rng(seed)
+    found = correlate(score, epsilon, np.arange(len(score)), num_resamples, rng, of="configuration")
+    result = {"configurations": len(score), **found, "p": None}
+    if len(epsilon) and not epsilon.any():
+        result["reason"] = "epsilon_hat is 0 in every configuration: the audit proves nothing there"
+    if found["spearman"] is not None:
+        permuted = spearman(score, rng.permuted(np.tile(epsilon, (PERMUTATIONS, 1)), axis=1))
+        reached = np.count_nonzero(np.abs(permuted) >= abs(found["spearman"]) - _ROUNDING)
+        result["p"] = (1 + reached) / (1 + PERMUTATIONS)
+    return result
