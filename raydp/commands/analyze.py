@@ -174,10 +174,18 @@ def scores(points: Source, resamples: Resamples = 2000, storage: Storage = "rayd
 
 @analyze_app.command()
 def correlations(
-    points: Source, resamples: Resamples = 2000, storage: Storage = "raydp_runs", json: Json = False
+    points: Source,
+    audit: Annotated[
+        str | None, typer.Option(metavar="AUDIT", help="An audit's sweep, or a file with a column epsilon_hat.")
+    ] = None,
+    resamples: Resamples = 2000,
+    worst_case: WorstCase = False,
+    score: By = None,
+    storage: Storage = "raydp_runs",
+    json: Json = False,
 ) -> None:
-    """Spearman and Pearson correlations of the scores over models, with 95 % intervals."""
-    from analysis import score_correlations
+    """Spearman and Pearson correlations of the scores over models, and with audited bounds, with 95 % intervals."""
+    from analysis import audit_correlations, score_correlations
     from raydp.output import print_json
     from raydp.sweep.api import points_of
     from raydp.sweep.show_scores import show_correlations
