@@ -55,8 +55,8 @@ class SweepPlan:
 
     def rows(self) -> list[dict[str, Any]]:
         """The table of `raydp plan`, one row per configuration: n, q, σ, ε, δ, C, U and the cost in target tokens."""
-        repetitions = Counter(map(_key, self.trials))
-        one_each = {_key(trial): trial for trial in reversed(self.trials)}
+        repetitions = Counter(trial.configuration.key for trial in self.trials)
+        one_each = {trial.configuration.key: trial for trial in reversed(self.trials)}
         return [self._row(one_each[key], seeds=repetitions[key]) for key in sorted(one_each)]
 
     def _row(self, trial: TrialPlan, *, seeds: int) -> dict[str, Any]:
@@ -77,10 +77,6 @@ class SweepPlan:
             "cost_tokens": round(compute * self.facts.num_tokens / self.facts.num_units) * seeds,
             **({"single_run_epsilon": record["private_selection"]["single_run_epsilon"]} if self.selection else {}),
         }
-
-
-def _key(trial: TrialPlan) -> tuple[int, int, float]:
-    return (trial.num_steps, trial.batch_size, trial.learning_rate)
 
 
 def make_plan(
@@ -120,7 +116,7 @@ def make_plan(
             record = _record(spec, facts, trial, calibration, delta, tuned_epsilon, len(configurations))
             privacy[trial.run_id] = record
     order = {seed: position for position, seed in enumerate(spec.seeds)}
-    trials.sort(key=lambda t: (-t.batch_size * t.num_steps, order[t.seed], *_key(t)))
+    trials.sort(key=lambda t: (-t.batch_size * t.num_steps, order[t.seed], *t.configuration.key))
     return SweepPlan(
         facts=facts,
         delta=delta,
@@ -140,9 +136,7 @@ def drawn(plan: SweepPlan, spec: SweepSpec, weight_hash: str, key: bytes) -> Swe
     trials, privacy = [], {}
     for position, label in draw(num_runs_of(spec), len(plan.trials), key):
         trial = plan.trials[position]
-        b, t, rate = trial.batch_size, trial.num_steps, trial.learning_rate
-        configuration = Configuration(batch_size=b, num_steps=t, learning_rate=rate)
-        name = run_id(spec, plan.facts, weight_hash, configuration, label)
+        name = run_id(spec, plan.facts, weight_hash, trial.configuration, label)
         trials.append(replace(trial, run_id=name, seed=label))
         privacy[name] = plan.privacy[trial.run_id]
     return replace(plan, trials=tuple(trials), privacy=privacy, configurations=plan.trials)

@@ -10,6 +10,7 @@ from torch import nn
 
 from raydp.training.ledger import Ledger
 from raydp.training.memory import TokenBudget
+from search_spaces import Configuration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,11 @@ class TrialPlan:
     seed: int
     num_examples: int
     noise_multiplier: float
+
+    @property
+    def configuration(self) -> Configuration:
+        """What of it a sweep varies."""
+        return Configuration(batch_size=self.batch_size, num_steps=self.num_steps, learning_rate=self.learning_rate)
 
 
 @dataclass(frozen=True, kw_only=True)
