@@ -11,7 +11,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from raydp import registries
-from raydp.plugins import PluginField, any_plugin, messages_of, resolve_plugin
+from raydp.plugins import Plugin, PluginField, any_plugin, messages_of, resolve_plugin
 from raydp.sections import (
     ClusterSpec,
     ModelSpec,
@@ -131,6 +131,8 @@ def load_spec(source: str | Path | Mapping[str, Any]) -> SweepSpec:
             data[key] = resolve_plugin(kind, key, data[key], problems)
     if isinstance(data.get("scores"), list | tuple):
         data["scores"] = [resolve_plugin("scores", f"scores[{i}]", s, problems) for i, s in enumerate(data["scores"])]
+    if isinstance(space := data.get("space"), Mapping) and "search" in space:
+        data["space"] = {**space, "search": _search(space["search"], problems)}
     try:
         spec = SweepSpec.model_validate(data)
     except ValidationError as error:
@@ -139,6 +141,14 @@ def load_spec(source: str | Path | Mapping[str, Any]) -> SweepSpec:
     if problems:
         raise ValueError("\n".join(problems))
     return spec
+
+
+def _search(written: Any, problems: list[str]) -> Plugin | None:
+    """A name alone has no parameters; "grid" is every configuration."""
+    if written is None or written == "grid":
+        return None
+    named = {"name": written} if isinstance(written, str) else written
+    return resolve_plugin("searches", "space.search", named, problems)
 
 
 class _Loader(yaml.SafeLoader):

@@ -13,7 +13,7 @@ from pydantic import (
 )
 
 from raydp import registries
-from raydp.plugins import PluginField, resolve_plugin
+from raydp.plugins import PluginField
 from raydp.sections.base import AtLeastOne, Finite, Positive, Section
 
 
@@ -30,19 +30,6 @@ class SpaceSpec(Section):
     num_steps: Annotated[tuple[AtLeastOne, ...], Field(min_length=1)] | None = None
     learning_rate: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
     search: PluginField | None = None
-
-    @field_validator("search", mode="before")
-    @classmethod
-    def _resolved(cls, search: Any) -> Any:
-        """A name alone has no parameters; "grid" is every configuration."""
-        if search is None or search == "grid":
-            return None
-        problems: list[str] = []
-        written = {"name": search} if isinstance(search, str) else search
-        found = resolve_plugin("searches", "space.search", written, problems)
-        if problems:
-            raise ValueError("\n".join(problems))
-        return found
 
     @field_validator("points", mode="before")
     @classmethod
