@@ -47,6 +47,7 @@ BUILTIN: dict[Kind, dict[str, str]] = {
     },
     "searches": {
         "frugal": "raydp.search.frugal:FrugalSearch",
+        "optuna": "raydp.search.optuna_search:OptunaSearch",
         "random": "raydp.search.random_order:RandomSearch",
     },
     "rules": {

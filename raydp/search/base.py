@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from analysis.tables.points import KEY
 from search_spaces import Configuration
@@ -21,12 +24,28 @@ class Goal:
         max_loss: the utility threshold u; None where a share of the best gain is asked for, or nothing.
         min_utility_gain: share of the best gain over the pre-trained model.
         base_utility_loss: the pre-trained model's loss.
+        max_score, at_most: other bounds of the selection, see `analysis.selection.constraints.Constraints`. What a
+            bound rules out before it runs (σ, ε, compute) is no candidate.
     """
 
     rule: str = "procedure"
     max_loss: float | None = None
     min_utility_gain: float | None = None
     base_utility_loss: float | None = None
+    max_score: float | None = None
+    at_most: Mapping[str, float] = field(default_factory=dict)
+
+    def threshold(self, best_loss: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The largest utility loss that is allowed where the best one is this, of the same shape; infinite without a
+        threshold."""
+        if self.max_loss is not None:
+            return np.full_like(best_loss, self.max_loss)
+        if self.min_utility_gain is None or self.base_utility_loss is None:
+            return np.full_like(best_loss, np.inf)
+        allowed: NDArray[np.float64] = self.base_utility_loss - self.min_utility_gain * (
+            self.base_utility_loss - best_loss
+        )
+        return allowed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +57,15 @@ class SearchState:
         points: the points table of what has finished, None before anything has.
         running: configurations that are being run.
         failed: configurations none of whose runs has finished, or will.
+        folder: the sweep's own, where a strategy may keep a file with its name; None where nothing is to be kept, as in
+            a replay. What it keeps may be lost: the other attributes are the truth.
     """
 
     candidates: tuple[Configuration, ...]
     points: pd.DataFrame | None
     running: tuple[Configuration, ...] = ()
     failed: tuple[Configuration, ...] = ()
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,7 +102,7 @@ class FrugalSearch(Section):
         table = _table(candidates)
         loss = Fitted.to(means, "utility_loss", seed=self.seed).draw(table, self.num_draws, seed=self.seed)
         score = Fitted.to(means, "score", seed=self.seed).draw(table, self.num_draws, seed=self.seed + 1)
-        allowed = loss <= _thresholds(goal, loss)[:, None]
+        allowed = loss <= goal.threshold(loss.min(axis=1))[:, None]  # a share of the gain is of the whole space's best
         every = table.assign(score=0.0, score_std=np.nan, num_seeds=1)
         layout = replace(Layout.of(every.assign(utility_loss=0.0)), utility_loss=loss, score=score)
         rule = "oracle" if goal.rule == "predicted-score" else goal.rule  # a draw is smooth already
@@ -164,16 +164,6 @@ class FrugalSearch(Section):
 
 def _table(candidates: tuple[Configuration, ...]) -> pd.DataFrame:
     return pd.DataFrame([asdict(c) for c in candidates])
-
-
-def _thresholds(goal: Goal, loss: Array) -> Array:
-    """[S] the utility threshold in each draw; a share of the best gain is of the whole space's best."""
-    if goal.max_loss is not None:
-        return np.full(len(loss), goal.max_loss)
-    if goal.min_utility_gain is None or goal.base_utility_loss is None:
-        return np.full(len(loss), np.inf)
-    threshold: Array = goal.base_utility_loss - goal.min_utility_gain * (goal.base_utility_loss - loss.min(axis=1))
-    return threshold
 
 
 def _spread_out(

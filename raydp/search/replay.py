@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -37,13 +38,14 @@ class Replay:
     reason: str | None
 
 
-def replay(points: pd.DataFrame, search: Search, goal: Goal, *, batch: int = 1) -> Replay:
+def replay(points: pd.DataFrame, search: Search, goal: Goal, *, batch: int = 1, folder: Path | None = None) -> Replay:
     """Let a search run on a complete points table.
 
     Args:
         points: a points table in which every configuration of the space has finished.
         goal: with a threshold that at least one configuration keeps to.
         batch: configurations that run side by side: as many are proposed before any of them is seen.
+        folder: where the search may keep what a sweep's folder would hold; None for nowhere.
     """
     means = configuration_means(points)
     candidates = tuple(configurations(means))
@@ -59,7 +61,8 @@ def replay(points: pd.DataFrame, search: Search, goal: Goal, *, batch: int = 1) 
     order: list[Configuration] = []
     reason = None
     while True:
-        proposal = search.propose(SearchState(candidates=candidates, points=_of(points, order)), goal, batch)
+        state = SearchState(candidates=candidates, points=_of(points, order), folder=folder)
+        proposal = search.propose(state, goal, batch)
         if proposal.finished or not proposal.configurations:
             reason = proposal.reason
             break
@@ -79,8 +82,9 @@ def replay(points: pd.DataFrame, search: Search, goal: Goal, *, batch: int = 1) 
 
 
 def _of(points: pd.DataFrame, order: list[Configuration]) -> pd.DataFrame | None:
-    """The rows of what has run."""
+    """The rows of what has run, in the order in which it did."""
     if not order:
         return None
-    ran = pd.MultiIndex.from_tuples([c.key for c in order])
-    return points[pd.MultiIndex.from_frame(points[KEY]).isin(ran)]
+    places = {c.key: place for place, c in enumerate(order)}
+    place = pd.Series([places.get(key, -1) for key in points[KEY].itertuples(index=False, name=None)])
+    return points.iloc[place[place >= 0].sort_values(kind="stable").index]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pandas as pd
 from ray.tune.search import Searcher
 
+from analysis.tables.points import KEY, configurations
 from raydp.search.base import Goal, Search, SearchState
 from raydp.spec import SweepSpec
 from raydp.sweep.folder import BASE_RUN, SweepFolder
@@ -17,13 +18,17 @@ from raydp.sweep.points import SEARCH_FILE, points_table
 from raydp.training.trial import TrialPlan
 from search_spaces import Configuration
 
+KNOWN_BEFORE = {"batch_size", "num_steps", "learning_rate", "compute", "noise_multiplier", "epsilon", "delta"}
+"""Figures of a configuration that the plan has."""
+
 
 @dataclass(kw_only=True)
 class RunSource:
     """Gives out runs as the strategy asks for their configurations, with what the folder knows so far.
 
     It keeps no state that the folder does not have: a resumed sweep begins with the missing seeds of the configurations
-    that have a result, and asks the strategy again.
+    that were begun, and asks the strategy again. What a bound of the selection rules out before it runs is no
+    candidate.
 
     Attributes:
         base_fn: waits for the measurement of the untrained model where it is under way; None where there is none.
@@ -45,10 +50,12 @@ class RunSource:
     def __post_init__(self) -> None:
         self._runs: dict[Configuration, list[str]] = {}
         for trial in self.trials:
-            self._runs.setdefault(configuration_of(trial), []).append(trial.run_id)
+            self._runs.setdefault(trial.configuration, []).append(trial.run_id)
         for configuration, runs in self._runs.items():
-            if any(self.folder.result(run_id) for run_id in runs):
+            if any(self.folder.trial(run_id).exists() for run_id in runs):
                 self._give(configuration)
+        bounds = {k: v for k, v in self.spec.select.at_most.items() if k in KNOWN_BEFORE}
+        self._ruled_out = ruled_out(points_table(self.folder), bounds, keep=self._given) if bounds else {}
 
     def next_run(self) -> str | None:
         """The next run; None where there is none now, and none ever if `finished` is set."""
@@ -97,10 +104,11 @@ class RunSource:
     def _state(self, ended: Sequence[Configuration]) -> SearchState:
         with_results = [c for c in ended if any(self.folder.is_finished(r) for r in self._runs[c])]
         return SearchState(
-            candidates=tuple(sorted(self._runs, key=lambda c: c.key)),
+            candidates=tuple(sorted((c for c in self._runs if c not in self._ruled_out), key=lambda c: c.key)),
             points=self._points(with_results),
             running=tuple(c for c in self._given if c not in ended),
             failed=tuple(c for c in ended if c not in with_results),
+            folder=self.folder.path,
         )
 
     def _points(self, some: Sequence[Configuration]) -> pd.DataFrame | None:
@@ -118,11 +126,16 @@ class RunSource:
             max_loss=select.max_loss,
             min_utility_gain=select.min_utility_gain,
             base_utility_loss=None if base is None else base["utility_loss"],
+            max_score=select.max_score,
+            at_most=select.at_most,
         )
 
-    def _end(self, reason: str | None, skipped: Any) -> None:
+    def _end(self, reason: str | None, skipped: Mapping[Configuration, str]) -> None:
+        """Every configuration that was not given out is written down, also where the strategy gives no reason."""
         self.finished = True
-        rows = [asdict(c) | {"reason": why} for c, why in sorted(skipped.items(), key=lambda item: item[0].key)]
+        left = sorted(set(self._runs) - set(self._given), key=lambda c: c.key)
+        why = {**skipped, **self._ruled_out}
+        rows = [asdict(c) | {"reason": why.get(c, "the search gives no reason")} for c in left]
         self.folder.write_json(SEARCH_FILE, {"reason": reason, "skipped": rows})
 
 
@@ -164,6 +177,29 @@ class RunSearcher(Searcher):
         """See `save`."""
 
 
-def configuration_of(trial: TrialPlan) -> Configuration:
-    """A run's configuration."""
-    return Configuration(batch_size=trial.batch_size, num_steps=trial.num_steps, learning_rate=trial.learning_rate)
+def ruled_out(
+    points: pd.DataFrame, at_most: Mapping[str, float], *, keep: Sequence[Configuration]
+) -> dict[Configuration, str]:
+    """The configurations that a bound of the selection rules out before they run, each with the reason.
+
+    Args:
+        points: a row for every planned run.
+        at_most: column, of `KNOWN_BEFORE`, -> highest value.
+        keep: those that have been begun.
+
+    Raises:
+        ValueError: none is left.
+    """
+    points = points.assign(compute=points["batch_size"] * points["num_steps"])
+    found: dict[Configuration, str] = {}
+    for column in at_most:
+        means = points.groupby(KEY, as_index=False)[column].mean()
+        for configuration, value in zip(configurations(means), means[column], strict=True):
+            if value > at_most[column] and configuration not in keep:
+                found[configuration] = f"its {column} of {value:g} exceeds select.at_most {at_most[column]:g}"
+    if len(found) == len(points.groupby(KEY)):
+        raise ValueError(
+            f"select.at_most must leave a configuration of the space, got {dict(at_most)} that rules out all "
+            f"{len(found)}. Raise it."
+        )
+    return found

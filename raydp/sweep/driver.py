@@ -19,7 +19,7 @@ from raydp.sweep.folder import BASE_RUN, SweepFolder
 from raydp.sweep.inputs import build_task
 from raydp.sweep.measurements import write_counts
 from raydp.sweep.plan import SweepPlan, drawn, make_plan, plan_document
-from raydp.sweep.points import SEARCH_FILE, counts, write_tables
+from raydp.sweep.points import SEARCH_FILE, counts, skipped_configurations, write_tables
 from raydp.sweep.progress import SweepProgress
 from raydp.sweep.recorder import CommitCallback, Committer, Discarder, Recorder
 from raydp.sweep.selection import decided, release_best
@@ -114,8 +114,8 @@ def _ending(
 ) -> Finish:
     """Train what has no result yet, track what is not tracked, and select."""
     left = [t for t in trials if not folder.is_finished(t.run_id)]
-    if folder.read_json(SEARCH_FILE) is not None:  # what a search that has ended did not run is not left
-        left = [t for t in left if folder.result(t.run_id) is not None]
+    skipped = skipped_configurations(folder)  # what a search that has ended did not run is not left
+    left = [t for t in left if t.configuration not in skipped]
     if not trials or decided(folder):  # a private selection of no run, or one that has released its model
         left = []
     if trials and (left or folder.result(BASE_RUN) is None):

@@ -7,8 +7,10 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.tables.points import HYPERPARAMETERS
 from raydp.sweep.folder import BASE_RUN, SweepFolder
 from raydp.sweep.measurements import COUNTS_FILE, Measurements, measured_later, scores_of
+from search_spaces import Configuration
 
 POINTS_FILE = "points.csv"
 SECRETS_FILE = "secrets.parquet"
@@ -34,7 +36,8 @@ def points_table(folder: SweepFolder) -> pd.DataFrame:
         )
     base = folder.result("base") or {}
     later = measured_later(folder)
-    rows = [_row(folder, trial, plan, spec.select.score, base, later) for trial in plan["trials"]]
+    skipped = skipped_configurations(folder)
+    rows = [_row(folder, trial, plan, spec.select.score, base, later, skipped) for trial in plan["trials"]]
     constants = {
         "method": spec.method.name,
         "task_hash": plan["facts"]["content_hash"],
@@ -42,8 +45,6 @@ def points_table(folder: SweepFolder) -> pd.DataFrame:
         **{f"param.{k}": v for k, v in spec.method.params.model_dump(mode="json").items() if k != "max_grad_norm"},
     }
     table = pd.DataFrame(rows)
-    if folder.read_json(SEARCH_FILE) is not None:
-        table["status"] = table["status"].replace("pending", "skipped")
     for name, value in constants.items():
         table[name] = [value] * len(table)
     return table
@@ -103,20 +104,35 @@ def values_by_secret(points: Path, score: str | None) -> tuple[pd.DataFrame, str
 
 def counts(folder: SweepFolder) -> dict[str, Any]:
     """What `raydp status` says: runs by status, and the failures with their reasons."""
-    runs = [t["run_id"] for t in folder.read_json("plan.json")["trials"]]
-    results = {run_id: folder.result(run_id) for run_id in runs}
-    search = folder.read_json(SEARCH_FILE)
-    left = "pending" if search is None else "skipped"
-    statuses = [left if r is None else r["status"] for r in results.values()]
+    trials = folder.read_json("plan.json")["trials"]
+    results = {trial["run_id"]: folder.result(trial["run_id"]) for trial in trials}
+    search, skipped = folder.read_json(SEARCH_FILE), skipped_configurations(folder)
+    statuses = [_status(trial, results[trial["run_id"]], skipped) for trial in trials]
     return {
         **({"note": PRIVATE} if folder.spec().privacy.selects else {}),
-        "runs": len(runs),
+        "runs": len(trials),
         **{s: statuses.count(s) for s in ("finished", "failed", "stopped", "pending")},
         **({} if search is None else {"skipped": statuses.count("skipped"), "search": search}),
         "failures": [
             {"run_id": run_id, "reason": r["reason"]} for run_id, r in results.items() if r and r["status"] == "failed"
         ],
     }
+
+
+def skipped_configurations(folder: SweepFolder) -> set[Configuration]:
+    """What a search that has ended has not run; nothing before its end."""
+    search = folder.read_json(SEARCH_FILE) or {"skipped": []}
+    return {_configuration(row) for row in search["skipped"]}
+
+
+def _configuration(row: dict[str, Any]) -> Configuration:
+    return Configuration(**{name: row[name] for name in HYPERPARAMETERS})
+
+
+def _status(trial: dict[str, Any], result: dict[str, Any] | None, skipped: set[Configuration]) -> str:
+    if result is not None:
+        return str(result["status"])
+    return "skipped" if _configuration(trial) in skipped else "pending"
 
 
 def _row(
@@ -126,8 +142,10 @@ def _row(
     score: str,
     base: dict[str, Any],
     later: list[Measurements],
+    skipped: set[Configuration],
 ) -> dict[str, Any]:
-    result = folder.result(trial["run_id"]) or {"status": "pending"}
+    found = folder.result(trial["run_id"])
+    status, result = _status(trial, found, skipped), found or {}
     tracked = folder.read_json(f"trials/{trial['run_id']}/tracked.json") or {}
     privacy = plan["privacy"][trial["run_id"]]
     utility, base_utility = result.get("utility_loss"), base.get("utility_loss")
@@ -137,7 +155,7 @@ def _row(
         "utility_loss": utility,
         "score": scores.get(score, {}).get("value"),
         "run_id": trial["run_id"],
-        "status": result["status"],
+        "status": status,
         "epsilon": privacy["epsilon"],
         "delta": privacy["delta"],
         "noise_multiplier": trial["noise_multiplier"],

@@ -3,38 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from analysis import select
 from raydp.search.base import Goal, SearchState
 from raydp.search.frugal import FrugalSearch
 from raydp.search.replay import replay
-from search_spaces import grid
-
-COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
-SPACE = grid([64, 128, 256, 512], [30, 60, 120, 240], ["2.5e-3", "5e-3", "1e-2", "2e-2"])
-
-
-def surface(rng, noise=0.1):
-    """A made-up sweep: scores with slopes around Hu et al.'s Table 2 (Enron); the loss falls with compute and learning
-    rate, and rises beyond a best learning rate; two seeds."""
-    best, falls, turns = rng.uniform(-5.2, -3.8), rng.uniform(0.05, 0.2), rng.uniform(0.1, 0.6)
-    slopes = np.array([0.13, 0.37, 0.51]) * np.exp(0.3 * rng.standard_normal(3))
-    rows = []
-    for c in SPACE:
-        b, t, rate = np.log(c.batch_size), np.log(c.num_steps), np.log(c.learning_rate)
-        loss = 4 - falls * (b + t) - 0.15 * min(rate, best) + turns * max(rate - best, 0) ** 2
-        score = slopes @ [b, t, rate]
-        for seed in range(2):
-            noisy = (loss + 0.01 * rng.standard_normal(), score + noise * rng.standard_normal())
-            rows.append((c.batch_size, c.num_steps, c.learning_rate, seed, *noisy))
-    table = pd.DataFrame(rows, columns=COLUMNS)
-    return table.assign(score=table["score"] - table["score"].min() + 0.2)
-
-
-def median_loss(table):
-    return float(table.groupby(COLUMNS[:3])["utility_loss"].mean().median())
+from tests.search.made_up import COLUMNS, SPACE, median_loss, surface
 
 
 @pytest.mark.parametrize("rule", ["procedure", "oracle"])
@@ -69,26 +44,6 @@ def test_every_skipped_configuration_has_a_reason_and_the_end_says_why():
     assert "below 0.1" in end.reason
     assert set(end.skipped) == set(SPACE) - set(one.order)
     assert all("with probability" in reason for reason in end.skipped.values())
-
-
-def test_the_answer_depends_on_the_state_alone():
-    """So that an interrupted search goes on as if it had not been."""
-    table = surface(np.random.default_rng(3))
-    goal = Goal(max_loss=median_loss(table))
-    state = SearchState(candidates=tuple(SPACE), points=table[table["num_steps"] <= 60])
-    assert FrugalSearch().propose(state, goal, 2) == FrugalSearch().propose(state, goal, 2)
-
-
-def test_a_batch_holds_different_configurations_and_what_runs_is_not_proposed_again():
-    table = surface(np.random.default_rng(4))
-    goal, few = Goal(max_loss=median_loss(table)), table[table["num_steps"] == 30]
-    state = SearchState(candidates=tuple(SPACE), points=few)
-    batch = FrugalSearch(num_draws=100).propose(state, goal, 4).configurations
-    assert 1 < len(set(batch)) == len(batch)
-    again = FrugalSearch(num_draws=100).propose(
-        SearchState(candidates=tuple(SPACE), points=few, running=batch[:1], failed=batch[1:2]), goal, 4
-    )
-    assert not set(again.configurations) & set(batch[:2])
 
 
 def test_it_begins_with_cheap_configurations_far_apart_and_waits_for_the_first_results():

@@ -6,14 +6,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
-from raydp.search.base import Goal, Proposal, SearchState
+from raydp.search.base import Goal, Proposal, Search, SearchState
 from raydp.spec import load_spec
 from raydp.sweep.adaptive import RunSearcher, RunSource
 from raydp.sweep.api import Sweep
 from raydp.sweep.folder import BASE_RUN, SweepFolder
-from raydp.sweep.points import counts, points_table
+from raydp.sweep.points import counts, points_table, skipped_configurations
 from raydp.training.trial import TrialPlan
 from search_spaces import Configuration, grid
 from tests.conftest import small_spec
@@ -68,7 +69,7 @@ class World:
             scores = {"vmr_exact": {"value": 0.1, "std_error": 0.0, "num_samples": 1, "per_secret": {}}}
             self.folder.commit(run_id, {"status": status, "utility_loss": 2.0, "scores": scores, "reason": "broken"})
 
-    def source(self, search: Scripted) -> RunSource:
+    def source(self, search: Search) -> RunSource:
         return RunSource(
             spec=self.spec,
             folder=self.folder,
@@ -135,6 +136,59 @@ def test_a_resumed_search_begins_with_the_missing_seeds(tmp_path: Path) -> None:
     assert [source.next_run() for _ in range(3)] == ["4-1", "3-0", "3-1"]
 
 
+def test_a_resumed_search_goes_on_with_what_was_begun(tmp_path: Path) -> None:
+    """A run without a result that has a folder was being trained when the driver was killed."""
+    world = World(tmp_path, max_loss=9.0)
+    world.folder.trial("6-0").mkdir()
+    source = world.source(Scripted([CANDIDATES[3], CANDIDATES[0]]))
+    assert [source.next_run() for _ in range(3)] == ["6-0", "6-1", "3-0"]
+
+
+def test_what_ran_when_the_search_ended_is_not_skipped(tmp_path: Path) -> None:
+    """A kill between the end of the search and that of its last run leaves the run to a resume."""
+    world = World(tmp_path, max_loss=9.0)
+    source = world.source(Scripted([CANDIDATES[1]]))
+    assert [source.next_run() for _ in range(3)] == ["4-0", "4-1", None]
+    assert source.finished
+    world.finish("4-0")
+    found = counts(world.folder)
+    assert (found["finished"], found["pending"], found["skipped"]) == (1, 1, 6)
+    assert skipped_configurations(world.folder) == {CANDIDATES[0], *CANDIDATES[2:]}
+    by_run = points_table(world.folder).set_index("run_id")["status"]
+    assert (by_run["4-1"], by_run["3-0"]) == ("pending", "skipped")
+
+
+def test_what_a_bound_rules_out_before_it_runs_is_no_candidate(tmp_path: Path) -> None:
+    world = World(tmp_path, max_loss=9.0, max_score=0.5, at_most={"compute": 130, "score.vmr_exact": 1.0})
+    world.finish("6-0")
+    search = Scripted([])
+    source = world.source(search)
+    assert [source.next_run() for _ in range(2)] == ["6-1", None]
+    state, goal = search.told[0]
+    assert state.candidates == (CANDIDATES[0], CANDIDATES[1], CANDIDATES[3]), "what was begun stays"
+    assert (goal.max_score, dict(goal.at_most)) == (0.5, {"compute": 130, "score.vmr_exact": 1.0})
+    reasons = {row["num_steps"]: row["reason"] for row in counts(world.folder)["search"]["skipped"]}
+    assert reasons[5] == "its compute of 160 exceeds select.at_most 130"
+    assert reasons[3] == "not in the script"
+
+
+def test_bounds_that_rule_out_everything_are_refused(tmp_path: Path) -> None:
+    world = World(tmp_path, max_loss=9.0, at_most={"noise_multiplier": 0.5})
+    with pytest.raises(ValueError, match=r"select.at_most must leave a configuration of the space, got .* all 4"):
+        world.source(Scripted([]))
+
+
+def test_a_search_that_gives_no_reason_is_said_to(tmp_path: Path) -> None:
+    class Silent:
+        def propose(self, state: SearchState, goal: Goal, count: int) -> Proposal:
+            return Proposal(finished=True)
+
+    world = World(tmp_path, max_loss=9.0)
+    assert world.source(Silent()).next_run() is None
+    skipped = counts(world.folder)["search"]["skipped"]
+    assert [row["reason"] for row in skipped] == ["the search gives no reason"] * 4
+
+
 def test_a_threshold_by_gain_waits_for_the_untrained_model(tmp_path: Path) -> None:
     world = World(tmp_path, min_utility_gain=0.9)
     source = world.source(Scripted([CANDIDATES[0]]))
@@ -149,6 +203,8 @@ def test_a_threshold_by_gain_waits_for_the_untrained_model(tmp_path: Path) -> No
         ("frugl", "Did you mean 'frugal'"),
         ({"name": "frugal", "stop_probability": 2}, "space.search.stop_probability must"),
         ("random", "space.search.num_configurations must be given"),
+        ({"name": "optuna", "sampler": "gp"}, "space.search.sampler must"),
+        ({"num_configurations": 3}, "space.search must be a mapping with a name"),
     ],
 )
 def test_a_search_that_is_none_is_refused(tmp_path: Path, search: Any, message: str) -> None:
@@ -162,6 +218,7 @@ def test_a_search_is_written_by_its_name_or_with_parameters(tmp_path: Path) -> N
 
     assert search("frugal").params.stop_probability == 0.1
     assert search({"name": "random", "num_configurations": 3}).params.num_configurations == 3
+    assert search("optuna").params.sampler == "tpe"
     assert search("grid") is search(None) is None
     spec = load_spec(small_spec(tmp_path, space={**SPACE, "search": "frugal"}))
     assert load_spec(spec.model_dump(mode="json")) == spec, "as the sweep's folder keeps it"
@@ -189,3 +246,21 @@ def test_a_sweep_runs_what_was_drawn_and_a_resume_runs_nothing_more(raydp, write
     assert "1 finished" in status.out
     assert "1 configurations were drawn; 1 configurations skipped" in status.out
     assert Sweep(path).points()["status"].tolist().count("skipped") == 1
+
+
+def test_a_sweep_by_optuna_keeps_its_study_in_the_sweeps_folder(raydp, write_spec, tmp_path: Path) -> None:
+    """A real sweep of two of four configurations, two seeds each; the third exceeds a bound before it runs."""
+    space = {**SPACE, "search": {"name": "optuna", "num_configurations": 2, "initial": 2}}
+    select = {"score": "vmr_exact", "min_utility_gain": 0, "at_most": {"compute": 160}}
+    answer = raydp("sweep", write_spec(space=space, seeds=[0, 1], select=select), "--json")
+    assert answer.code == 0, answer.err
+    found = answer.json()
+    assert (found["counts"]["finished"], found["counts"]["skipped"], found["counts"]["failed"]) == (4, 4, 0)
+    skipped = {row["num_steps"]: row["reason"] for row in found["counts"]["search"]["skipped"]}
+    assert len(skipped) == 2
+    assert skipped[6] == "its compute of 192 exceeds select.at_most 160"
+    means = Sweep(tmp_path / "spec.yaml").points().groupby("num_steps")[["utility_loss", "score"]].mean().dropna()
+    study = optuna.load_study(study_name="small", storage=f"sqlite:///{found['folder']}/optuna.db")
+    told = {trial.params["num_steps"]: trial.values for trial in study.trials}
+    assert told == {steps: pytest.approx(list(row)) for steps, row in means.iterrows()}
+    assert all(set(trial.constraints) == {"utility_loss", "compute"} for trial in study.trials)

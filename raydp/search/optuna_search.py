@@ -1,0 +1,132 @@
+"""A search by Optuna: both objectives at once, (utility loss, score), under the constraints of the selection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+import pandas as pd
+from pydantic import Field
+
+from analysis.statistics.noise import upper_limit
+from analysis.tables.points import KEY, check_points, configuration_means, configurations
+from analysis.tables.utility_filter import within
+from raydp.search.base import Goal, Proposal, SearchState, known
+from raydp.sections.base import Section
+from search_spaces import Configuration
+
+DEFAULT_COST_SHARE = 0.5
+COMPUTE = "compute"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What a study is told of a configuration that has finished.
+
+    Attributes:
+        utility_loss, score: means over its seeds.
+        exceeds: name of a bound -> by how much it is exceeded, in the bound's unit; at most 0 where it is kept.
+    """
+
+    utility_loss: float
+    score: float
+    exceeds: Mapping[str, float]
+
+
+class OptunaSearch(Section):
+    """Runs what a sampler of Optuna suggests, until its budget is used up.
+
+    The study has two objectives, the means over seeds of utility_loss and score, both minimised, and the selection's
+    bounds as constraints: an infeasible configuration is never preferred to a feasible one. The sampler sees ln b, ln T
+    and ln η as numbers; its suggestion is moved to the nearest configuration of the space that has not been run and
+    that the budget has left, and that one is what the study is told of. σ follows from (b, T) and is never sampled.
+    What runs meanwhile counts as bad until its result is in (a constant liar), so that parallel runs spread out.
+
+    Attributes:
+        sampler: `tpe`, Parzen estimators of what is good and what is not; `nsga2`, a genetic algorithm.
+        initial: configurations that are drawn at random before the first estimates; of nsga2 the population.
+        max_cost_share: of the whole space's compute; a half where num_configurations is not given either.
+        num_configurations: how many are run at most.
+        seed: of the sampler.
+
+    Source: Ozaki et al. 2022 (multi-objective TPE); Deb et al. 2002 (NSGA-II); Optuna 5 for constraints.
+    """
+
+    sampler: Literal["tpe", "nsga2"] = "tpe"
+    initial: Annotated[int, Field(ge=2)] = 5
+    max_cost_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    num_configurations: Annotated[int, Field(ge=1)] | None = None
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    def propose(self, state: SearchState, goal: Goal, count: int) -> Proposal:
+        """See `Search`."""
+        from raydp.search.optuna_study import SearchStudy, new_sampler, opened
+
+        told = {} if state.points is None else _told(state.points, goal)
+        with opened(state.folder) as record:
+            study = SearchStudy.of(record, state, told)
+            waiting = study.asked_before()  # asked for before a kill, and never begun
+            chosen, taken = list(waiting[:count]), {*known(state), *waiting}
+            left = self._left(state, taken)
+            while left and len(chosen) < count:
+                sampler = new_sampler(self.sampler, self.initial, seed=[self.seed, study.num_trials])
+                chosen.append(study.ask(sampler, left))
+                taken.add(chosen[-1])
+                left = self._left(state, taken)
+        if chosen or left or state.running:  # the study is told of the last result before the search ends
+            return Proposal(configurations=tuple(chosen))
+        return self._end(state, taken)
+
+    def _left(self, state: SearchState, taken: set[Configuration]) -> list[Configuration]:
+        """What may be run: untried, and within what is left of the budget."""
+        if self.num_configurations is not None and len(taken) >= self.num_configurations:
+            return []
+        budget = self._cost_share() * sum(c.compute for c in state.candidates) - sum(c.compute for c in taken)
+        return [c for c in state.candidates if c not in taken and c.compute <= budget]
+
+    def _cost_share(self) -> float:
+        if self.max_cost_share is not None:
+            return self.max_cost_share
+        return DEFAULT_COST_SHARE if self.num_configurations is None else 1.0
+
+    def _end(self, state: SearchState, taken: set[Configuration]) -> Proposal:
+        skipped = [c for c in state.candidates if c not in taken]
+        if not skipped:
+            return Proposal(finished=True, reason="every configuration has run")
+        if self.num_configurations is not None and len(taken) >= self.num_configurations:
+            why = f"it was not suggested among the first {self.num_configurations}"
+            reason = f"the budget of {self.num_configurations} configurations is used up"
+        else:
+            why, reason = "it costs more than is left of the budget", "the budget of compute is used up"
+        return Proposal(finished=True, reason=reason, skipped=dict.fromkeys(skipped, why))
+
+
+def _told(points: pd.DataFrame, goal: Goal) -> dict[Configuration, Told]:
+    """The objectives of what has finished, and by how much each bound is exceeded as far as is known now; in the order
+    of the table."""
+    points = check_points(points)
+    means = configuration_means(points)
+    loss, score = means["utility_loss"].to_numpy(dtype=np.float64), means["score"].to_numpy(dtype=np.float64)
+    exceeds = {}
+    threshold = np.full_like(loss, goal.threshold(loss.min(keepdims=True))[0])
+    if np.isfinite(threshold).all():
+        exceeds["utility_loss"] = np.where(within(loss, threshold), np.minimum(loss - threshold, 0), loss - threshold)
+    if goal.max_score is not None:
+        exceeds["score"] = upper_limit(points, means, None)[0] - goal.max_score
+    for column, bound in goal.at_most.items():
+        if column == COMPUTE:
+            exceeds[column] = (means["batch_size"] * means["num_steps"]).to_numpy(dtype=np.float64) - bound
+        elif column in points:
+            values = points.assign(**{column: pd.to_numeric(points[column])}).groupby(KEY, sort=True)[column].mean()
+            exceeds[column] = values.to_numpy(dtype=np.float64) - bound
+    told = {
+        configuration: Told(
+            utility_loss=float(loss[at]),
+            score=float(score[at]),
+            exceeds={name: float(by[at]) for name, by in exceeds.items() if not np.isnan(by[at])},
+        )
+        for at, configuration in enumerate(configurations(means))
+    }
+    return {configuration: told[configuration] for configuration in dict.fromkeys(configurations(points))}

@@ -1,0 +1,259 @@
+"""The study of a search by Optuna: its record in the sweep's folder, and the copy that a sampler looks at.
+
+The record is an Optuna database of what was asked and told. Its trials are what was in fact run: a suggestion that was
+moved to a configuration of the space is recorded as that configuration. The sampler works on a copy in memory, whose
+values and constraints are those of the sweep's folder: a threshold that is a share of the best gain rises with each
+better result, and a trial's constraints cannot be changed once it has been told.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler, NSGAIISampler, RandomSampler, TPESampler
+from optuna.storages import InMemoryStorage, RDBStorage
+from optuna.study import Study
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+from sqlalchemy.exc import DatabaseError
+
+from raydp.search.base import SearchState
+from raydp.search.optuna_search import Told
+from search_spaces import Configuration
+
+FILE = "optuna.db"
+OBJECTIVES = ["utility_loss", "score"]
+_OF_CONSTRAINTS = "constraints"  # how Optuna's names of a trial's constraints begin
+
+
+@contextmanager
+def opened(folder: Path | None) -> Iterator[Study]:
+    """The record of a sweep, made where there is none; without a folder a new one in memory.
+
+    Raises:
+        ValueError: the file is not Optuna's, or cannot be written.
+    """
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        if folder is None:
+            yield _study("search", InMemoryStorage())
+            return
+        url = f"sqlite:///{folder.resolve() / FILE}".replace("{", "{{").replace("}", "}}")  # Optuna formats it
+        storage = RDBStorage(url)
+        try:
+            yield _study(folder.resolve().name, storage)
+        finally:
+            storage.remove_session()
+            storage.engine.dispose()
+    except (DatabaseError, optuna.exceptions.StorageInternalError) as error:
+        said = str(error).splitlines()[0]
+        raise ValueError(
+            f"SWEEP must have an {FILE} that can be read and written, got {said}. Close what else writes to it, or "
+            "delete it and go on with --resume: the search is told again of every result."
+        ) from error
+    finally:
+        optuna.logging.set_verbosity(level)
+
+
+def _study(name: str, storage: RDBStorage | InMemoryStorage, sampler: BaseSampler | None = None) -> Study:
+    study = optuna.create_study(
+        study_name=name,
+        storage=storage,
+        directions=["minimize"] * len(OBJECTIVES),
+        sampler=sampler or RandomSampler(seed=0),  # the record's: nothing is sampled from it
+        load_if_exists=True,
+    )
+    if study.metric_names is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            study.set_metric_names(OBJECTIVES)
+    return study
+
+
+def new_sampler(name: str, initial: int, *, seed: Sequence[int]) -> BaseSampler:
+    """A sampler for one suggestion; its seed is all the state it has, so that a search can be gone on with."""
+    number = int(np.random.SeedSequence(list(seed)).generate_state(1)[0])
+    if name == "nsga2":
+        return NSGAIISampler(population_size=initial, seed=number)
+    return TPESampler(n_startup_trials=initial, multivariate=True, constant_liar=True, seed=number)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchStudy:
+    """The record, brought up to date, and the sampler's copy of it.
+
+    Attributes:
+        record: every trial that was asked for, once.
+        copy: those that count now, in the record's order.
+        distributions: name -> range of a hyperparameter, logarithmic.
+        waiting: configurations that the record says are running and the sweep says are not.
+    """
+
+    record: Study
+    copy: Study
+    distributions: dict[str, BaseDistribution]
+    waiting: tuple[Configuration, ...]
+
+    @classmethod
+    def of(cls, record: Study, state: SearchState, told: Mapping[Configuration, Told]) -> SearchStudy:
+        """Tell the record what has ended since it was last open, and copy what counts."""
+        distributions = _distributions(state.candidates)
+        _bring_up_to_date(record, state, told, distributions)
+        copy = _study("copy", InMemoryStorage())
+        waiting = []
+        for trial in record.get_trials(deepcopy=False):
+            configuration = _configuration(trial)
+            if trial.state == TrialState.RUNNING:
+                copy.add_trial(_trial(configuration, distributions, system_attrs=trial.system_attrs))
+                if configuration not in state.running:
+                    waiting.append(configuration)
+            elif trial.state == TrialState.COMPLETE and configuration in told:
+                copy.add_trial(_complete(configuration, distributions, told[configuration], trial.system_attrs))
+        return cls(record=record, copy=copy, distributions=distributions, waiting=tuple(waiting))
+
+    def asked_before(self) -> tuple[Configuration, ...]:
+        """What was asked for and never begun, the first asked first."""
+        return self.waiting
+
+    @property
+    def num_trials(self) -> int:
+        """How many trials count now."""
+        return len(self.copy.get_trials(deepcopy=False))
+
+    def ask(self, sampler: BaseSampler, left: Sequence[Configuration]) -> Configuration:
+        """The configuration, of those left, that is nearest to what a sampler suggests; it is running from now on."""
+        self.copy.sampler = _Nearest(sampler, self.distributions, left)
+        asked = self.copy.ask(self.distributions)
+        trial = self.copy.get_trials(deepcopy=False)[asked.number]
+        self.record.add_trial(trial)
+        return _configuration(trial)
+
+
+def _bring_up_to_date(
+    record: Study,
+    state: SearchState,
+    told: Mapping[Configuration, Told],
+    distributions: dict[str, BaseDistribution],
+) -> None:
+    """Each finished configuration has a complete trial, each failed one a failed trial, each running one a running."""
+    running: dict[Configuration, FrozenTrial] = {}
+    ended: set[tuple[Configuration, TrialState]] = set()
+    for trial in record.get_trials(deepcopy=False):
+        if trial.state == TrialState.RUNNING:
+            running[_configuration(trial)] = trial
+        else:
+            ended.add((_configuration(trial), trial.state))
+    for configuration, one in told.items():
+        if (begun := running.pop(configuration, None)) is not None:
+            _tell(record, begun, one)
+        elif (configuration, TrialState.COMPLETE) not in ended:
+            record.add_trial(_complete(configuration, distributions, one, {}))
+    for configuration in state.failed:
+        if (begun := running.pop(configuration, None)) is not None:
+            record.tell(begun.number, state=TrialState.FAIL)
+        elif (configuration, TrialState.FAIL) not in ended:
+            record.add_trial(_trial(configuration, distributions, state=TrialState.FAIL))
+    for configuration in state.running:
+        if configuration not in running:
+            record.add_trial(_trial(configuration, distributions))
+    for configuration, trial in running.items():
+        if configuration not in state.candidates:  # a bound that was given later rules it out
+            record.tell(trial.number, state=TrialState.FAIL)
+
+
+def _tell(record: Study, trial: FrozenTrial, told: Told) -> None:
+    """Constraints come before the result: Optuna takes none afterwards."""
+    running = Trial(record, trial._trial_id)
+    for name, by in told.exceeds.items():
+        if name not in running.constraints:  # of a driver that was killed just here
+            running.set_constraint(name, by)
+    record.tell(trial.number, [told.utility_loss, told.score])
+
+
+def _trial(
+    configuration: Configuration,
+    distributions: dict[str, BaseDistribution],
+    state: TrialState = TrialState.RUNNING,
+    **more: Any,
+) -> FrozenTrial:
+    return create_trial(state=state, params=_params(configuration), distributions=distributions, **more)
+
+
+def _complete(
+    configuration: Configuration,
+    distributions: dict[str, BaseDistribution],
+    told: Told,
+    system_attrs: Mapping[str, Any],
+) -> FrozenTrial:
+    """A finished trial with today's constraints; of what a sampler noted, such as its generation, nothing is lost."""
+    noted = {name: value for name, value in system_attrs.items() if not name.startswith(_OF_CONSTRAINTS)}
+    return _trial(
+        configuration,
+        distributions,
+        TrialState.COMPLETE,
+        values=[told.utility_loss, told.score],
+        constraints=dict(told.exceeds),
+        system_attrs=noted,
+    )
+
+
+def _params(configuration: Configuration) -> dict[str, Any]:
+    return {
+        "batch_size": configuration.batch_size,
+        "num_steps": configuration.num_steps,
+        "learning_rate": configuration.learning_rate,
+    }
+
+
+def _configuration(trial: FrozenTrial) -> Configuration:
+    return Configuration(**trial.params)
+
+
+def _distributions(candidates: Sequence[Configuration]) -> dict[str, BaseDistribution]:
+    batches, steps, rates = zip(*((c.batch_size, c.num_steps, c.learning_rate) for c in candidates), strict=True)
+    return {
+        "batch_size": IntDistribution(min(batches), max(batches), log=True),
+        "num_steps": IntDistribution(min(steps), max(steps), log=True),
+        "learning_rate": FloatDistribution(min(rates), max(rates), log=True),
+    }
+
+
+class _Nearest(BaseSampler):
+    """Another sampler, each of whose suggestions is moved to the nearest of some configurations: in logarithms, each
+    hyperparameter's range being 1; the first by (T, b, η) among equals."""
+
+    def __init__(
+        self, sampler: BaseSampler, distributions: dict[str, BaseDistribution], left: Sequence[Configuration]
+    ) -> None:
+        self._sampler, self._distributions = sampler, distributions
+        self._left = sorted(left, key=lambda c: c.key)
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return self._distributions
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        inner = self._sampler.infer_relative_search_space(study, trial)
+        found = self._sampler.sample_relative(study, trial, inner)
+        distance = np.zeros(len(self._left))
+        for name, distribution in self._distributions.items():
+            if distribution.single():
+                continue
+            value = found.get(name)
+            if value is None:
+                value = self._sampler.sample_independent(study, trial, name, distribution)
+            logs = np.log([_params(c)[name] for c in self._left])
+            distance += ((logs - np.log(value)) / np.log(distribution.high / distribution.low)) ** 2
+        return _params(self._left[int(distance.argmin())])
+
+    def sample_independent(self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: Any) -> Any:
+        raise AssertionError("a configuration is sampled as a whole")
