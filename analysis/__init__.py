@@ -1,8 +1,9 @@
 """From a points table to a choice: heuristics, selection, risk, regression, variance, counterfactuals, report.
 
 Its rooms, each importing only from those before it: `tables` (the points table and what is read from it), `statistics`
-(figures of a table), `surface` (smooth predictions between configurations), `selection` (rules, constraints, risk) and
-`report` (figures and pages). The names below are imported on first use, so that importing the package is free.
+(figures of a table), `surface` (smooth predictions between configurations), `selection` (rules, constraints, risk),
+`figures` (pictures as plotly objects) and `report` (pages). The names below are imported on first use, so that
+importing the package is free.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from analysis.report.comparison_page import comparison_figures as comparison_figures
+    from analysis.report.comparison_page import write_comparison as write_comparison
     from analysis.report.profile_grids import ProfileCurve as ProfileCurve
     from analysis.report.profile_grids import write_profile_grid as write_profile_grid
     from analysis.report.profiles import write_profiles as write_profiles
+    from analysis.report.sweep_page import report_figures as report_figures
     from analysis.report.sweep_page import write_report as write_report
+    from analysis.selection.along import selections_along as selections_along
     from analysis.selection.choice import Selection as Selection
     from analysis.selection.choice import select as select
     from analysis.selection.risk import privacy_risk as privacy_risk
@@ -61,6 +66,7 @@ _HOMES = {
     "predict": "surface.prediction",
     "privacy_risk": "selection.risk",
     "regress": "statistics.regression",
+    "report_figures": "report.sweep_page",
     "save_points": "tables.points",
     "score_correlations": "statistics.correlations",
     "score_intervals": "statistics.intervals",
@@ -68,6 +74,7 @@ _HOMES = {
     "score_variance": "statistics.variance",
     "secret_subsets": "statistics.subsets",
     "select": "selection.choice",
+    "selections_along": "selection.along",
     "split_by": "statistics.trends",
     "useful_points": "tables.utility_filter",
     "utility_adjusted": "statistics.confound",
@@ -75,6 +82,7 @@ _HOMES = {
     "verify_heuristics": "statistics.verification",
     "with_score": "tables.per_secret",
     "with_worst_case": "tables.per_secret",
+    "write_comparison": "report.comparison_page",
     "write_profile_grid": "report.profile_grids",
     "write_profiles": "report.profiles",
     "write_report": "report.sweep_page",

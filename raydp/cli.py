@@ -18,6 +18,7 @@ from raydp.commands.errors import InterruptibleGroup, complain, explain
 from raydp.commands.lookup import models_app, spaces_app
 from raydp.commands.mia import mia
 from raydp.commands.predict import predict
+from raydp.commands.report import report
 from raydp.commands.score import score
 from raydp.commands.secrets import secrets_app
 
@@ -225,23 +226,6 @@ def select(
 
 
 @app.command()
-def report(
-    points: Source,
-    output: Annotated[Path, typer.Option("-o", "--output")] = Path("report.html"),
-    score: By = None,
-    worst_case: WorstCase = False,
-    storage: Storage = "raydp_runs",
-    json: Json = False,
-) -> None:
-    """A self-contained HTML report."""
-    from raydp.output import print_json, stdout
-    from raydp.sweep.api import report as write
-
-    write(points, output, storage=storage, score=score, worst_case=worst_case)
-    print_json({"report": str(output)}) if json else stdout.print(f"report written to {output}")
-
-
-@app.command()
 def selftest(
     spec: Annotated[Path | None, typer.Argument(metavar="[SPEC]", help="Also checks its task, model, method.")] = None,
     json: Json = False,
@@ -263,6 +247,7 @@ def schema() -> None:
 
 
 app.command()(predict)
+app.command()(report)
 app.command()(score)
 app.command()(mia)
 

@@ -24,7 +24,7 @@ FLOW = [
     "sweep", "preparation", "secrets", "commands", "cli",
 ]  # fmt: skip
 """Data flows from left to right; a room imports only from its left."""
-ANALYSIS = ["tables", "statistics", "surface", "selection", "report"]
+ANALYSIS = ["tables", "statistics", "surface", "selection", "figures", "report"]
 """The same inside `analysis`."""
 
 

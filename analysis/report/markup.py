@@ -10,10 +10,12 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
+import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 Cell = str | int | float | None
-_TEXT = ' class="text"'
+Attributes = Mapping[str, str | int]
+_TEXT = {"class": "text"}
 
 
 def number(value: float | None) -> str:
@@ -25,34 +27,54 @@ def number(value: float | None) -> str:
 
 def paragraph(text: str, *, css: str = "") -> str:
     """A paragraph of plain text."""
-    attribute = f' class="{escape(css)}"' if css else ""
-    return f"<p{attribute}>{escape(text)}</p>"
+    return f"<p{_written({'class': css} if css else {})}>{escape(text)}</p>"
 
 
 def bullets(texts: Sequence[str], *, css: str = "") -> str:
     """A list of plain texts, nothing for no texts."""
-    attribute = f' class="{escape(css)}"' if css else ""
-    return f"<ul{attribute}>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>" if texts else ""
+    attributes = _written({"class": css} if css else {})
+    return f"<ul{attributes}>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>" if texts else ""
 
 
 def section(heading: str, *parts: str) -> str:
     """A section with its heading; the parts are HTML."""
-    return f"<section>\n<h2>{escape(heading)}</h2>\n{chr(10).join(parts)}\n</section>"
+    return f"<section>\n<h2>{escape(heading)}</h2>\n{chr(10).join(part for part in parts if part)}\n</section>"
 
 
-def table(caption: str, headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, marked: Collection[int] = ()) -> str:
+def facts(rows: Sequence[tuple[str, str]]) -> str:
+    """Labels with their texts, as a card."""
+    body = "\n".join(f"<div><dt>{escape(label)}</dt><dd>{escape(text)}</dd></div>" for label, text in rows)
+    return f'<dl class="card">\n{body}\n</dl>'
+
+
+def table(
+    caption: str,
+    headers: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    *,
+    marked: Collection[int] = (),
+    of_row: Sequence[Attributes] | None = None,
+    of_column: Mapping[int, Attributes] | None = None,
+) -> str:
     """A table whose first cell of a row is its header, in a box of its own that scrolls on narrow screens.
 
     Args:
         caption: above the table.
         headers: one per column.
-        rows: at least one; texts align left, figures right.
+        rows: at least one; texts align left, figures and texts that begin like one right.
         marked: positions of rows to emphasise.
+        of_row: attributes of each row, for scripts.
+        of_column: column -> attributes of its cells, for scripts.
     """
-    textual = [isinstance(cell, str) for cell in rows[0]]
+    textual = [_is_text(cell) for cell in rows[0]]
     columns = zip(headers, textual, strict=True)
-    head = "".join(f'<th scope="col"{_TEXT if text else ""}>{escape(header)}</th>' for header, text in columns)
-    body = "\n".join(_row(row, emphasised=at in marked) for at, row in enumerate(rows))
+    head = "".join(
+        f"<th{_written({'scope': 'col'} | (_TEXT if text else {}))}>{escape(header)}</th>" for header, text in columns
+    )
+    body = "\n".join(
+        _row(row, ({"class": "marked"} if at in marked else {}) | dict(of_row[at] if of_row else {}), of_column or {})
+        for at, row in enumerate(rows)
+    )
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">\n<table>\n'
         f"<caption>{escape(caption)}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n</div>"
@@ -64,36 +86,74 @@ def script_json(data: Any) -> str:
     return json.dumps(data, allow_nan=False).replace("<", "\\u003c").replace("\u2028", "\\u2028")
 
 
-def _row(cells: Sequence[Cell], *, emphasised: bool) -> str:
+def plot(name: str, label: str, caption: str, *, css: str = "") -> str:
+    """The place of a figure of the page, described for those who do not see it.
+
+    Args:
+        name: of the figure, as `page` is given it.
+        label: what the figure shows, in words.
+        caption: below it.
+        css: "wide" where the figure scrolls on narrow screens, "tall" for more height.
+    """
+    return (
+        f'<figure{_written({"class": css} if css else {})}>\n<div class="scroll"><div id="{escape(name)}" class="plot" '
+        f'role="img" aria-label="{escape(label)}"></div></div>\n<figcaption>{escape(caption)}</figcaption>\n</figure>'
+    )
+
+
+def page(
+    title: str, body: Sequence[str], figures: Mapping[str, go.Figure], live: Mapping[str, Any] | None = None
+) -> str:
+    """A whole page. It loads nothing from anywhere: plotly.js is inside, its policy forbids requests.
+
+    Args:
+        title: of the page.
+        body: HTML; each figure has its `plot` in it.
+        figures: name -> figure.
+        live: what the slider's script works with (see `analysis.report.live`), None for a page without a slider.
+    """
+    told = {"figures": {name: _described(figure) for name, figure in figures.items()}, "live": live}
+    return Template(_file("template.html")).substitute(
+        title=escape(title),
+        style=_file("page.css"),
+        body="\n".join(body),
+        plotly=get_plotlyjs(),
+        told=script_json(told),
+        script=_file("page.js"),
+    )
+
+
+def _file(name: str) -> str:
+    """One of the files beside this module."""
+    return files("analysis.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _described(figure: go.Figure) -> dict[str, Any]:
+    """A figure as plain data for plotly.js; the page colours it, so that it needs no template."""
+    described: dict[str, Any] = json.loads(figure.to_json())
+    described["layout"].pop("template", None)
+    return described
+
+
+def _row(cells: Sequence[Cell], attributes: Attributes, of_column: Mapping[int, Attributes]) -> str:
     first, *others = cells
-    opening = '<tr class="marked">' if emphasised else "<tr>"
-    return f'{opening}<th scope="row">{_text(first)}</th>{"".join(map(_cell, others))}</tr>'
+    body = "".join(_cell(value, of_column.get(at, {})) for at, value in enumerate(others, start=1))
+    return f'<tr{_written(attributes)}><th scope="row">{_text(first)}</th>{body}</tr>'
 
 
-def _cell(value: Cell) -> str:
-    return f"<td{_TEXT if isinstance(value, str) else ''}>{_text(value)}</td>"
+def _cell(value: Cell, attributes: Attributes) -> str:
+    return f"<td{_written((_TEXT if _is_text(value) else {}) | dict(attributes))}>{_text(value)}</td>"
+
+
+def _is_text(value: Cell) -> bool:
+    """Whether a cell is words: the share "12%" is a figure."""
+    return isinstance(value, str) and not value[:1].isdigit() and value != number(None)
+
+
+def _written(attributes: Attributes) -> str:
+    """Attributes as HTML."""
+    return "".join(f' {name}="{escape(str(value))}"' for name, value in attributes.items())
 
 
 def _text(value: Cell) -> str:
     return escape(value if isinstance(value, str) else number(value))
-
-
-def plot(label: str, caption: str) -> str:
-    """The place of a page's figure, described for those who do not see it."""
-    return (
-        f'<figure>\n<div id="plot" class="plot" role="img" aria-label="{escape(label)}"></div>\n'
-        f"<figcaption>{escape(caption)}</figcaption>\n</figure>"
-    )
-
-
-def page(title: str, body: Sequence[str], figure: Mapping[str, Any]) -> str:
-    """A whole page with one figure. It loads nothing from anywhere: plotly.js is inside, its policy forbids requests.
-
-    Args:
-        body: HTML; one part is `plot`.
-        figure: {"data", "layout"} of plotly.
-    """
-    template = Template(files("analysis.report").joinpath("template.html").read_text(encoding="utf-8"))
-    return template.substitute(
-        title=escape(title), body="\n".join(body), plotly=get_plotlyjs(), figure=script_json(figure)
-    )

@@ -6,19 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 from plotly.subplots import make_subplots
 
+from analysis.figures.style import INK, quiet_axes
 from analysis.report.markup import page, plot, section, table
 
 NAMED_CURVES = 8
 """More curves have no legend: the table names them, and so does the pointer."""
 SHADES = (0.2, 0.85)
 """The part of the colour scale that can be seen on dark and on white pages."""
-_GRID = "rgba(128, 128, 128, 0.3)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +61,7 @@ def write_profile_grid(
         section(
             "Privacy profiles",
             plot(
+                "profiles",
                 "Upper bounds on epsilon against delta, one picture per accountant, one line per configuration. The "
                 "tables below hold the figures.",
                 f"Each line is one configuration's guarantee at every δ, darker for less noise.{meeting}",
@@ -69,7 +69,7 @@ def write_profile_grid(
             *(_table(name, curves) for name, curves in panels.items()),
         ),
     ]
-    Path(path).write_text(page(title, body, _figure(panels, target)), encoding="utf-8")
+    Path(path).write_text(page(title, body, {"profiles": _figure(panels, target)}), encoding="utf-8")
 
 
 def _table(name: str, curves: Sequence[ProfileCurve]) -> str:
@@ -80,11 +80,11 @@ def _table(name: str, curves: Sequence[ProfileCurve]) -> str:
     return table(f"ε at each δ, {name}", ["configuration", "σ", *(f"{delta:.3g}" for delta in deltas)], rows)
 
 
-def _figure(panels: Mapping[str, Sequence[ProfileCurve]], target: tuple[float, float] | None) -> dict[str, Any]:
+def _figure(panels: Mapping[str, Sequence[ProfileCurve]], target: tuple[float, float] | None) -> go.Figure:
     figure = make_subplots(
         rows=1, cols=len(panels), shared_yaxes=True, subplot_titles=list(panels), horizontal_spacing=0.07
     )
-    figure.update_layout(template=None)
+    figure.update_layout(template="none", font_color=INK)
     colours = _colours(next(iter(panels.values())))
     for column, (name, curves) in enumerate(panels.items(), start=1):
         for position, curve in enumerate(curves):
@@ -106,16 +106,14 @@ def _figure(panels: Mapping[str, Sequence[ProfileCurve]], target: tuple[float, f
             mark = {"symbol": "diamond-open", "size": 12, "color": "#d55e00", "line": {"width": 2}}
             at = {"x": [target[0]], "y": [target[1]], "hovertemplate": "target δ %{x:.3g}, ε %{y:.4g}<extra></extra>"}
             figure.add_trace(go.Scatter(**at, mode="markers", marker=mark, showlegend=False), row=1, col=column)
-    figure.update_xaxes(title_text="δ", type="log", exponentformat="power", dtick=2, tickfont_size=11, zeroline=False)
-    figure.update_yaxes(rangemode="tozero", zeroline=False)
-    figure.for_each_xaxis(lambda axis: axis.update(gridcolor=_GRID, linecolor=_GRID, automargin=True))
-    figure.for_each_yaxis(lambda axis: axis.update(gridcolor=_GRID, linecolor=_GRID, automargin=True))
+    figure.update_xaxes(title_text="δ", type="log", exponentformat="power", dtick=2, tickfont_size=11)
+    figure.update_yaxes(rangemode="tozero")
+    quiet_axes(figure)
     figure.update_yaxes(title_text="ε", col=1)
     figure.update_layout(
         legend={"orientation": "h", "x": 0, "y": -0.25, "yanchor": "top"}, margin={"l": 8, "r": 8, "t": 32, "b": 8}
     )
-    described: dict[str, Any] = figure.to_plotly_json()
-    return described
+    return figure
 
 
 def _colours(curves: Sequence[ProfileCurve]) -> list[str]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import plotly.graph_objects as go
 
+from analysis.figures.style import SEQUENCE, blank, quiet_axes
 from analysis.report.markup import bullets, number, page, plot, section, table
-
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # kept apart by colour-blind readers (Okabe and Ito)
 
 
 def write_profiles(
@@ -44,6 +42,7 @@ def write_profiles(
         section(
             "Privacy profile",
             plot(
+                "profile",
                 "Upper bounds on epsilon against delta, one line per accountant. The table below holds the figures.",
                 "Every point is a guarantee; all hold at once. Lower is more private.",
             ),
@@ -63,12 +62,12 @@ def write_profiles(
         )
     if notes:
         body.append(section("Notes", bullets(notes)))
-    Path(path).write_text(page(title, body, _figure(curves)), encoding="utf-8")
+    Path(path).write_text(page(title, body, {"profile": _figure(curves)}), encoding="utf-8")
 
 
-def _figure(curves: Mapping[str, Sequence[tuple[float, float | None]]]) -> dict[str, Any]:
-    figure = go.Figure(layout={"template": None})
-    for (label, curve), colour in zip(curves.items(), _COLOURS, strict=False):
+def _figure(curves: Mapping[str, Sequence[tuple[float, float | None]]]) -> go.Figure:
+    figure = blank()
+    for (label, curve), colour in zip(curves.items(), SEQUENCE, strict=False):
         points = sorted((delta, epsilon) for delta, epsilon in curve if epsilon is not None)
         figure.add_trace(
             go.Scatter(
@@ -83,8 +82,5 @@ def _figure(curves: Mapping[str, Sequence[tuple[float, float | None]]]) -> dict[
     figure.update_layout(
         xaxis={"title": {"text": "δ"}, "type": "log", "exponentformat": "power", "automargin": True},
         yaxis={"title": {"text": "ε"}, "rangemode": "tozero", "automargin": True},
-        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-        margin={"l": 8, "r": 8, "t": 8, "b": 8},
     )
-    described: dict[str, Any] = figure.to_plotly_json()
-    return described
+    return quiet_axes(figure)

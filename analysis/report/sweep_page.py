@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from html import escape
 from pathlib import Path
 
 import pandas as pd
+import plotly.graph_objects as go
 
-from analysis.report.figures import score_against_utility
+from analysis.figures import (
+    configurations_and_seeds,
+    effect_lines,
+    heuristic_accuracies,
+    hyperparameter_cube,
+    score_against_utility,
+    score_along_thresholds,
+    selection_risks,
+)
+from analysis.report.card import card, contenders_table, secrets_table
+from analysis.report.live import configurations_table, live_data, live_section
 from analysis.report.markup import Cell, bullets, number, page, paragraph, plot, section, table
-from analysis.report.tables import heuristics_table, regression_tables, risk_table, variance_table
+from analysis.report.tables import (
+    confound_table,
+    effects_table,
+    heuristics_table,
+    regression_tables,
+    risk_table,
+    variance_table,
+)
+from analysis.selection.along import SelectionsAlong, selections_along
 from analysis.selection.choice import Selection, select
-from analysis.tables.points import configuration_means, configurations, require_hyperparameters
+from analysis.selection.constraints import Constraints
+from analysis.tables.points import configuration_means, require_hyperparameters
 from search_spaces.configuration import Configuration
 
 _BEST, _ORACLE = "best-utility", "oracle"
@@ -26,6 +47,8 @@ def write_report(
     title: str,
     base_utility_loss: float | None = None,
     base_score: float | None = None,
+    by_secret: tuple[pd.DataFrame, str] | None = None,
+    card_rows: Mapping[str, str] | None = None,
     warnings: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> None:
@@ -33,13 +56,15 @@ def write_report(
 
     Args:
         points: the points table that the selections were made from.
-        selections: the first is the headline; others are listed. Best-utility and oracle under the same utility
-            threshold are added for comparison.
+        selections: the first is the headline. Best-utility and oracle under the same constraints are added for
+            comparison where they are not given.
         path: of the HTML file. It loads nothing from anywhere: plotly.js is inside, and its policy forbids requests.
         title: of the page.
         base_utility_loss: loss of the pre-trained model, to express utility as a share of the gain; without it, the
             mean of the points' column of that name, if they have one.
         base_score: score of the pre-trained model, to compare with.
+        by_secret: the sweep's secrets.parquet and the score's name, for the table of secrets.
+        card_rows: label -> text: what the card of the selected model says beside what the table holds.
         warnings: plain sentences to print at the top, before those of the first selection.
         notes: plain sentences to print at the end, such as what the guarantee covers.
 
@@ -53,29 +78,90 @@ def write_report(
     means = configuration_means(points)
     if base_utility_loss is None and "base_utility_loss" in means and means["base_utility_loss"].notna().all():
         base_utility_loss = float(means["base_utility_loss"].mean())
-    compared = _with_baselines(points, given)
     headline = given[0]
-    marks = {"Selected": headline.configuration} | {
-        label: compared[rule].configuration for rule, label in ((_BEST, "Best utility"), (_ORACLE, "Oracle"))
-    }
+    constraints = headline.constraints or Constraints(max_loss=headline.max_loss)
+    compared = _with_baselines(points, given, constraints, by_secret)
+    along = selections_along(points, constraints, by_secret=by_secret)
     body = [
         f"<h1>{escape(title)}</h1>",
         paragraph(headline_sentence(headline, compared[_BEST]), css="headline"),
         *_context(headline, compared, base_utility_loss, base_score),
         bullets([*warnings, *headline.warnings], css="warnings"),
         paragraph(_counts(points, means), css="soft"),
-        section("Score and utility", _plot(headline)),
-        section("Selection", _rules_table(compared), _steps_table(headline)),
-        section("Configurations", _configurations_table(means, headline, compared)),
-        section("Heuristics", heuristics_table(points)),
-        section("Privacy risk", risk_table(points)),
-        section("Variance", variance_table(points)),
-        section("Regression", *regression_tables(points)),
+        section("The selected model", card(points, headline, card_rows or {})),
+        section("Score and utility", *live_section(along, headline.rule, base_utility_loss)),
+        section("How sure is the choice", contenders_table(headline), _steps_table(headline)),
+        *_analyses(points),
+        section("Configurations", configurations_table(along, headline.rule)),
     ]
+    if by_secret is not None:
+        body.append(section("Secrets", secrets_table(points, compared, by_secret)))
     if notes:
         body.append(section("Notes", bullets(notes)))
-    figure = score_against_utility(means, marks, max_loss=headline.max_loss)
-    Path(path).write_text(page(title, body, figure), encoding="utf-8")
+    document = page(title, body, report_figures(points, along), live_data(along, headline.rule, base_utility_loss))
+    Path(path).write_text(document, encoding="utf-8")
+
+
+def report_figures(points: pd.DataFrame, along: SelectionsAlong | None = None) -> dict[str, go.Figure]:
+    """The figures of a report by name, also for files and notebooks.
+
+    Args:
+        points: a points table.
+        along: what the rules select from it, under the report's constraints; under none without it.
+    """
+    along = along or selections_along(points)
+    return {
+        "layout": score_against_utility(along),
+        "along": score_along_thresholds(along),
+        "cube": hyperparameter_cube(points),
+        "effects": effect_lines(points),
+        "heuristics": heuristic_accuracies({"all": points}),
+        "risk": selection_risks({"all": points}),
+        "spread": configurations_and_seeds(points),
+    }
+
+
+def _analyses(points: pd.DataFrame) -> list[str]:
+    """The sections on all configurations, with their figures."""
+    cube = plot(
+        "cube",
+        "Every configuration in a cube of log b, log T and log η, its mean score as colour. The table of "
+        "configurations holds the figures.",
+        "Drag to turn. On a level of η the anti-diagonals have equal compute C = b·T.",
+    )
+    effects = plot(
+        "effects",
+        "Lines of the mean score and the mean utility loss along configurations that differ in one hyperparameter. The "
+        "table below holds the mean changes.",
+        "Each line joins configurations that differ in one thing.",
+        css="wide",
+    )
+    accuracies = plot(
+        "heuristics",
+        "Bars of the share of correct pairs of each heuristic. The table holds the figures.",
+        "How often the configuration that a heuristic prefers has the lower score; the dashed line is guessing.",
+        css="low",
+    )
+    risk = plot(
+        "risk",
+        "Bars of each rule's risk. The table holds the figures.",
+        "What a rule's choice scores above the oracle's, averaged over all utility thresholds. Shorter is better.",
+        css="low",
+    )
+    spread = plot(
+        "spread",
+        "Two columns of points: mean scores of the configurations, and runs around their configuration's mean.",
+        "All of these models have the same ε. If the left column is much wider than the right one, hyperparameters "
+        "and not chance decide what leaks.",
+        css="low",
+    )
+    return [
+        section("What each hyperparameter does", cube, effects, effects_table(points)),
+        section("Heuristics", accuracies, heuristics_table(points)),
+        section("Privacy risk", risk, risk_table(points)),
+        section("Variance", spread, variance_table(points), confound_table(points)),
+        section("Regression", *regression_tables(points)),
+    ]
 
 
 def headline_sentence(selected: Selection, best: Selection) -> str:
@@ -100,11 +186,17 @@ def _name(configuration: Configuration) -> str:
     return f"b = {configuration.batch_size}, T = {configuration.num_steps}, η = {configuration.learning_rate:g}"
 
 
-def _with_baselines(points: pd.DataFrame, given: Sequence[Selection]) -> dict[str, Selection]:
-    """The selections by rule; best-utility and oracle under the headline's threshold where they are not given."""
+def _with_baselines(
+    points: pd.DataFrame,
+    given: Sequence[Selection],
+    constraints: Constraints,
+    by_secret: tuple[pd.DataFrame, str] | None,
+) -> dict[str, Selection]:
+    """The selections by rule; best-utility and oracle under the headline's constraints where they are not given."""
     compared = {selection.rule: selection for selection in given}
     for rule in (_BEST, _ORACLE):
-        compared.setdefault(rule, select(points, rule=rule, max_loss=given[0].max_loss))
+        if rule not in compared:
+            compared[rule] = select(points, rule=rule, by_secret=by_secret, **asdict(constraints))
     return compared
 
 
@@ -139,55 +231,6 @@ def _counts(points: pd.DataFrame, means: pd.DataFrame) -> str:
     )
 
 
-def _plot(selected: Selection) -> str:
-    """The place of the figure, described for those who do not see it."""
-    threshold = "" if selected.max_loss is None else " The dashed line is the utility threshold."
-    label = (
-        f"Scatter plot of the mean score against the mean utility loss of every configuration. The selected one, "
-        f"{_name(selected.configuration)}, has utility loss {number(selected.utility_loss)} and score "
-        f"{number(selected.score)}. The table of configurations holds the same figures."
-    )
-    caption = (
-        f"One point per configuration; bars are one standard deviation over seeds. Lower left is better.{threshold}"
-    )
-    return plot(label, caption)
-
-
-def _rules_table(compared: dict[str, Selection]) -> str:
-    rows: list[list[Cell]] = []
-    for rule, s in compared.items():
-        c = s.configuration
-        rows.append(
-            [rule, c.batch_size, c.num_steps, c.learning_rate, s.utility_loss, s.score, s.model_uri or "none recorded"]
-        )
-    return table("What each rule selects", ["Rule", "b", "T", "η", "Utility loss", "Score", "Model"], rows)
-
-
 def _steps_table(selected: Selection) -> str:
     rows: list[list[Cell]] = [[step.name, step.rule, len(step.dropped), len(step.survivors)] for step in selected.steps]
     return table(f"Steps of the rule {selected.rule}", ["Step", "Rule", "Dropped", "Kept"], rows)
-
-
-def _configurations_table(means: pd.DataFrame, selected: Selection, compared: dict[str, Selection]) -> str:
-    headers = [
-        "b",
-        "T",
-        "η",
-        "C = bT",
-        "U = Cη",
-        "Seeds",
-        "Utility loss",
-        "Loss std",
-        "Score",
-        "Score std",
-        "Chosen by",
-    ]
-    listed = configurations(means)
-    figures = means[["num_seeds", "utility_loss", "utility_loss_std", "score", "score_std"]].itertuples(index=False)
-    rows: list[list[Cell]] = []
-    for c, (seeds, *values) in zip(listed, figures, strict=True):
-        chosen = ", ".join(rule for rule, selection in compared.items() if selection.configuration == c)
-        name: list[Cell] = [c.batch_size, c.num_steps, c.learning_rate, c.compute, float(c.updates)]
-        rows.append([*name, int(seeds), *map(float, values), chosen])
-    marked = {listed.index(selected.configuration)}
-    return table("Means over seeds, sorted by T, b, η", headers, rows, marked=marked)

@@ -1,4 +1,4 @@
-"""The tables of figures in the report: heuristics, risk, variance, regression."""
+"""The tables of figures in the report: heuristics, effects, risk, variance, regression."""
 
 from __future__ import annotations
 
@@ -6,22 +6,49 @@ import pandas as pd
 
 from analysis.report.markup import Cell, paragraph, table
 from analysis.selection.risk import privacy_risk
+from analysis.statistics.confound import utility_adjusted
+from analysis.statistics.effects import hyperparameter_effects
 from analysis.statistics.heuristics import heuristic_accuracy
 from analysis.statistics.regression import regress
 from analysis.statistics.variance import score_variance
+from analysis.statistics.verification import verify_heuristics
 
 
 def heuristics_table(points: pd.DataFrame) -> str:
-    """How often each pairwise heuristic is right."""
-    rows: list[list[Cell]] = [
-        [name, figures["correct"], figures["pairs"], _percent(figures["accuracy"])]
-        for name, figures in heuristic_accuracy(points).items()
-    ]
+    """How often each pairwise heuristic is right, and whether that is more than chance."""
+    tests = verify_heuristics(points)["heuristics"]
+    rows: list[list[Cell]] = []
+    for name, figures in heuristic_accuracy(points).items():
+        test = tests[name]
+        counts: list[Cell] = [name, figures["correct"], figures["pairs"], _percent(figures["accuracy"])]
+        rows.append([*counts, _percent(test["expected"]), test["p_adjusted"], test["verdict"]])
     return table(
-        "Share of pairs in which the configuration that a heuristic prefers has the lower score",
-        ["Heuristic", "Correct", "Pairs", "Accuracy"],
+        "Pairs in which the configuration that a heuristic prefers has the lower score; p by permutation, after Holm",
+        ["Heuristic", "Correct", "Pairs", "Accuracy", "By chance", "p", "Data"],
         rows,
     )
+
+
+def effects_table(points: pd.DataFrame) -> str:
+    """The mean change of the score per doubling."""
+    rows: list[list[Cell]] = []
+    for name, effect in hyperparameter_effects(points).items():
+        rows.append([_VARIED[name], effect["series_count"], effect["per_doubling"], effect["std_error"]])
+    caption = "Change of the score for a doubling, mean over series of configurations that differ in nothing else"
+    return table(caption, ["Doubled", "Series", "Change", "Std. error"], rows)
+
+
+def confound_table(points: pd.DataFrame) -> str:
+    """What of the spread is more than a spread of utility."""
+    found = utility_adjusted(points)
+    if "reason" in found:
+        return paragraph(f"Whether the spread is more than one of utility is not known: {found['reason']}.", css="soft")
+    rows: list[list[Cell]] = [
+        ["Standard deviation over configurations", found["score_std"], None, None],
+        ["The same, adjusted for utility", found["adjusted_std"], *found["interval"]],
+        ["Share of the variance that utility leaves", found["share_remaining"], *found["share_interval"]],
+    ]
+    return table("Is it more than utility?", ["Figure", "Value", "95 % from", "to"], rows)
 
 
 def risk_table(points: pd.DataFrame) -> str:
@@ -64,6 +91,15 @@ def regression_tables(points: pd.DataFrame) -> list[str]:
         caption = f"Score on {name} hyperparameters: {fit['n']} rows, R² = {fit['r_squared']:.3f}"
         parts.append(table(caption, ["Term", "Coefficient", "Std. error", "t", "p"], rows))
     return parts
+
+
+_VARIED = {
+    "batch_size": "batch size b",
+    "num_steps": "steps T",
+    "learning_rate": "learning rate η",
+    "compute": "b at equal compute C",
+    "updates": "η at equal updates U",
+}
 
 
 def _percent(share: float | None) -> str | None:

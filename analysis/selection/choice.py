@@ -68,6 +68,7 @@ class Selection:
         max_loss: the utility threshold that was applied, None without one.
         warnings: what the user should know before relying on it.
         contenders: which configurations may be the one with the lowest score, None where nobody asked.
+        constraints: what was kept to, None where the selection was not made by a rule.
     """
 
     configuration: Configuration
@@ -79,6 +80,7 @@ class Selection:
     max_loss: float | None = None
     warnings: tuple[str, ...] = ()
     contenders: Contenders | None = None
+    constraints: Constraints | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The document that `raydp select --json` prints."""
@@ -171,6 +173,7 @@ def select(
         max_loss=None if (threshold := constraints.threshold(means)) is None else float(threshold.max()),
         warnings=tuple(warnings),
         contenders=compared,
+        constraints=constraints,
     )
 
 

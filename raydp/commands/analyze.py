@@ -124,19 +124,11 @@ def trends(
     json: Json = False,
 ) -> None:
     """Empirical privacy variance of several sweeps, or of a table's groups: spreads and ratios (Fig. 2, 14)."""
-    from analysis import split_by, variance_trends
+    from analysis import variance_trends
     from raydp.output import print_json, print_table
-    from raydp.sweep.api import points_of
+    from raydp.sweep.api import tables_of
 
-    tables = {name: points_of(name, storage, score=score, worst_case=worst_case, by=by)[0] for name in points}
-    if len(tables) < len(points):
-        raise ValueError(f"POINTS must be named once each, got {', '.join(points)}. Remove the repeated one.")
-    if by is not None:
-        if len(tables) > 1:
-            raise ValueError(
-                f"--by must go with one table, got {len(tables)}. Leave it out: the tables are the groups."
-            )
-        tables = split_by(next(iter(tables.values())), by)
+    tables = tables_of(points, storage, score=score, worst_case=worst_case, by=by)
     answer = variance_trends(tables, max_loss=max_loss, min_utility_gain=min_utility_gain)
     if json:
         print_json(answer)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from analysis import Selection, load_points, with_score, with_worst_case
+from analysis import Selection, load_points, split_by, with_score, with_worst_case
 from analysis import select as select_from
 from raydp.output import stderr
 from raydp.spec import SweepSpec, load_spec
@@ -110,7 +110,7 @@ def select(
 
         return select_released(folder, score=score, worst_case=worst_case or None, **options)
     table, defaults = points_of(points, storage, score=score, worst_case=worst_case)
-    values = None if worst_case else _by_secret(points, storage, score)
+    values = None if worst_case else secrets_of(points, storage, score)
     given = {k: v for k, v in options.items() if v is not None}
     return select_from(table, by_secret=values, **{**defaults, **given})
 
@@ -128,30 +128,6 @@ def folder_of(source: str | Path, storage: str = "raydp_runs") -> SweepFolder | 
         of_a_sweep = path.name == POINTS_FILE and (path.parent / "spec.yaml").is_file()
         return SweepFolder.open(path.parent) if of_a_sweep else None
     return sweep_folder(source, storage)
-
-
-def report(
-    points: str | Path,
-    output: Path,
-    *,
-    storage: str = "raydp_runs",
-    score: str | None = None,
-    worst_case: bool = False,
-) -> None:
-    """Write the report of a points table or, with what its guarantee says, of a sweep; by a score as in `select`."""
-    from analysis import write_report
-    from raydp.sweep.notes import about
-
-    table, options = points_of(points, storage, score=score, worst_case=worst_case)
-    folder = folder_of(points, storage)
-    if folder is not None and folder.spec().privacy.selects:
-        selections = [select(points, storage=storage, score=score, worst_case=worst_case)]
-    else:
-        values = None if worst_case else _by_secret(points, storage, score)
-        rules = (options.pop("rule", "procedure"), "best-utility")
-        selections = [select_from(table, rule=rule, by_secret=values, **options) for rule in rules]
-    told = {} if folder is None else about(folder, score=score, worst_case=worst_case)
-    write_report(table, selections, output, **({"title": str(points)} if folder is None else told))
 
 
 def points_of(
@@ -189,7 +165,23 @@ def with_secrets(source: str | Path, storage: str = "raydp_runs") -> tuple[pd.Da
     return load_points(file), secrets_beside(file), None if folder is None else folder.spec().select.score
 
 
-def _by_secret(source: str | Path, storage: str, score: str | None) -> tuple[pd.DataFrame, str] | None:
+def tables_of(
+    sources: list[str], storage: str = "raydp_runs", *, score: str | None, worst_case: bool, by: str | None = None
+) -> dict[str, pd.DataFrame]:
+    """The points of several sources by their names, or of one by the values of a column.
+
+    Raises:
+        ValueError: a source is named twice, or by goes with several.
+    """
+    if by is not None and len(sources) > 1:
+        raise ValueError(f"--by must go with one table, got {len(sources)}. Leave it out: the tables are the groups.")
+    tables = {name: points_of(name, storage, score=score, worst_case=worst_case, by=by)[0] for name in sources}
+    if len(tables) < len(sources):
+        raise ValueError(f"POINTS must be named once each, got {', '.join(sources)}. Remove the repeated one.")
+    return tables if by is None else split_by(next(iter(tables.values())), by)
+
+
+def secrets_of(source: str | Path, storage: str, score: str | None) -> tuple[pd.DataFrame, str] | None:
     """The values by secret of the score that a source is selected by, as far as it has them; `points_of` has written
     those of a sweep."""
     folder = folder_of(source, storage)

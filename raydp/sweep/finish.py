@@ -63,7 +63,7 @@ def finish(spec: SweepSpec, folder: SweepFolder, recorder: Recorder) -> Finish:
         stderr.print(f"warning: privacy-preferred is not set: {alarm}", style="red", markup=False)
     set_aliases(spec, aliases)
     report = folder.path / "report.html"
-    write_report(points, list(selections.values()), report, **about(folder))
+    write_report(points, list(selections.values()), report, by_secret=options["by_secret"], **about(folder))
     summary = {
         "counts": counts(folder),
         "selected": selected.to_dict(),

@@ -12,7 +12,7 @@ from raydp.tasks.base import TaskFacts
 
 
 def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = False) -> dict[str, Any]:
-    """What `analysis.write_report` is told of a sweep beside its points: title, base score, warnings and notes.
+    """What `analysis.write_report` is told of a sweep beside its points: title, base score, card, warnings and notes.
 
     Args:
         score: the score that the report is by; the one that the sweep selects by where it is None.
@@ -25,8 +25,21 @@ def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = F
     return {
         "title": spec.name + (f"{by}{score or spec.select.score}" if by else ""),
         "base_score": base,
+        "card_rows": card_of(folder.read_json("plan.json")),
         "warnings": [f"This page shows {PRIVATE}."] if spec.privacy.selects else [],
         "notes": [*notes_of(folder.read_json("plan.json")), *together_notes(folder.read_json("released.json"))],
+    }
+
+
+def card_of(plan: dict[str, Any]) -> dict[str, str]:
+    """What the report's card says of the guarantee beside the figures of the table."""
+    record = next(iter(plan["privacy"].values()))
+    return {
+        "Unit of privacy": str(record["unit"]),
+        "Adjacency": str(record["adjacency"]).replace("-", " "),
+        "Sampler": str(record["sampler"]),
+        "Accountant": f"{record['accountant']} ({record['accountant_version']})",
+        "Certified": "yes" if record["certified"] else f"no: {'; '.join(record['not_certified_because'])}",
     }
 
 

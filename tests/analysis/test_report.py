@@ -3,90 +3,51 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
-import subprocess
-from html.parser import HTMLParser
 
 import numpy as np
 import pandas as pd
 import pytest
+from report_pages import COLUMNS, MAX_LOSS, TITLE, Page, made_up_sweep
 
-from analysis import heuristic_accuracy, privacy_risk, regress, select, write_report
+from analysis import RULES, heuristic_accuracy, privacy_risk, regress, select, verify_heuristics, write_report
+from analysis.report.markup import number
 from analysis.report.sweep_page import headline_sentence
-from search_spaces import load_space
-
-COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
-TITLE = "<script>alert(1)</script> & 'quotes'"
-
-
-class Page(HTMLParser):
-    """Tags with attributes, and the text of the elements that readers see, by table caption or tag."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text: dict[str, list[str]] = {}
-        self.rows: dict[str, list[list[str]]] = {}
-        self._open: list[str] = []
-        self._caption = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-        self._open.append(tag)
-        if tag == "tr":
-            self.rows.setdefault(self._caption, []).append([])
-        if tag in ("td", "th"):
-            self.rows[self._caption][-1].append("")
-
-    def handle_endtag(self, tag):
-        while self._open.pop() != tag:
-            pass
-
-    def handle_data(self, data):
-        tag = self._open[-1] if self._open else ""
-        self.text.setdefault(tag, []).append(data)
-        if tag == "caption":
-            self._caption = data
-        if tag in ("td", "th"):
-            self.rows[self._caption][-1][-1] += data
+from analysis.selection.along import selections_along
+from analysis.selection.constraints import Constraints
 
 
 @pytest.fixture(scope="module")
-def points():
-    generator = np.random.default_rng(0)
-    rows = [
-        (c.batch_size, c.num_steps, c.learning_rate, seed, 3 - 0.1 * np.log(float(c.updates)), score)
-        for c in load_space("tofu-1").configurations
-        for seed, score in enumerate(np.log(2 + c.num_steps * c.learning_rate) + generator.normal(0, 0.01, 3))
-    ]
-    return pd.DataFrame(rows, columns=COLUMNS).assign(status="finished", model_uri="models:/<m>/1")
+def sweep():
+    return made_up_sweep()
 
 
 @pytest.fixture(scope="module")
-def selection(points):
-    return select(points, max_loss=2.6)
+def points(sweep):
+    return sweep[0]
 
 
 @pytest.fixture(scope="module")
-def file(points, selection, tmp_path_factory):
+def selection(sweep):
+    points, secrets = sweep
+    return select(points, max_loss=MAX_LOSS, by_secret=(secrets, "vmr"))
+
+
+@pytest.fixture(scope="module")
+def page(sweep, selection, tmp_path_factory):
+    points, secrets = sweep
     path = tmp_path_factory.mktemp("report") / "report.html"
     write_report(
         points,
-        [selection, select(points, rule="worst-utility", max_loss=2.6)],
+        [selection, select(points, rule="worst-utility", max_loss=MAX_LOSS)],
         path,
         title=TITLE,
         base_utility_loss=3.4,
         base_score=0.01,
+        by_secret=(secrets, "vmr"),
+        card_rows={"Unit of privacy": "<mail>"},
         notes=["ε covers <one> model."],
     )
-    return path
-
-
-@pytest.fixture(scope="module")
-def page(file):
-    return Page(file.read_text(encoding="utf-8"))
+    return Page(path.read_text(encoding="utf-8"))
 
 
 def test_nothing_is_loaded_from_elsewhere(page):
@@ -105,67 +66,122 @@ def test_texts_are_escaped(page):
     assert page.text["title"] == [TITLE]
     assert page.text["h1"] == [TITLE]
     assert "ε covers <one> model." in page.text["li"]
-    assert sum(tag == "script" for tag, _ in page.tags) == 2
-    assert [row[-1] for row in page.rows["What each rule selects"][1:]] == ["models:/<m>/1"] * 4
+    assert {"<mail>", "models:/<m>/1"} <= set(page.text["dd"])
+    assert sum(tag == "script" for tag, _ in page.tags) == 3
+    assert [row[-1] for row in page.table("What each rule")] == ["models:/<m>/1"] * len(RULES)
+    assert {row[0] for row in page.table("Score vmr by secret")} == {"<s0>", "<s1>", "<s2>"}
 
 
-def test_selection_is_that_of_select(page, points, selection):
-    rows = {row[0]: row[1:6] for row in page.rows["What each rule selects"][1:]}
-    assert list(rows) == ["procedure", "worst-utility", "best-utility", "oracle"]
+def test_every_rule_starts_with_what_select_says(page, points, selection):
+    rows = {row[0]: row[1:6] for row in page.table("What each rule")}
+    assert list(rows) == list(RULES)
     for rule, cells in rows.items():
-        s = select(points, rule=rule, max_loss=2.6)
+        s = select(points, rule=rule, max_loss=MAX_LOSS)
         c = s.configuration
-        expected = [c.batch_size, c.num_steps, c.learning_rate, s.utility_loss, s.score]
-        assert [float(cell) for cell in cells] == [float(f"{value:.4g}") for value in expected]
-    best = select(points, rule="best-utility", max_loss=2.6)
+        assert cells == [number(v) for v in (c.batch_size, c.num_steps, c.learning_rate, s.utility_loss, s.score)]
+    best = select(points, rule="best-utility", max_loss=MAX_LOSS)
     assert headline_sentence(selection, best) in page.text["p"]
-    steps = page.rows["Steps of the rule procedure"][1:]
+    steps = page.table("Steps of the rule procedure")
     assert [(row[0], int(row[3])) for row in steps] == [(s.name, len(s.survivors)) for s in selection.steps]
-    marked = [attributes for tag, attributes in page.tags if tag == "tr" and attributes.get("class") == "marked"]
-    assert len(marked) == 1
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_at_every_threshold_the_page_holds_what_select_says(page, points, rule):
+    live = page.told["live"]
+    assert len(live["thresholds"]) == 60
+    for at, threshold in enumerate(live["thresholds"]):
+        said = select(points, rule=rule, max_loss=threshold)
+        assert live["names"][live["selected"][rule][at]] == str(said.configuration)
+        left = said.steps[0].survivors
+        assert live["members"][at] == len(left)
+        assert sum(loss <= live["limits"][at] for loss in live["loss"]) == len(left)
+
+
+def test_other_constraints_hold_at_every_threshold(points):
+    """Thresholds are those of the allowed, and the rules choose among them alone."""
+    bounds = {"compute": 60_000.0}
+    along = selections_along(points, Constraints(at_most=bounds))
+    assert 0 < along.allowed.sum() < 60
+    for rule, positions in along.selected.items():
+        for threshold, position in zip(along.thresholds, positions, strict=True):
+            said = select(points, rule=rule, max_loss=threshold, at_most=bounds)
+            row = along.means.iloc[position]
+            assert (row["batch_size"], row["num_steps"]) == (
+                said.configuration.batch_size,
+                said.configuration.num_steps,
+            )
+            assert row["score"] == said.score
+
+
+def test_thresholds_that_differ_by_rounding_are_one(points):
+    """A threshold lets in what `select` lets in: losses that differ by the rounding of a mean."""
+    one = points[points["seed"] == 0].head(4).assign(utility_loss=[2.0, np.nextafter(2.0, 3), 2.5, 3.0])
+    along = selections_along(one)
+    for rule, positions in along.selected.items():
+        for threshold, position in zip(along.thresholds, positions, strict=True):
+            assert along.means["score"].iloc[position] == select(one, rule=rule, max_loss=threshold).score
+    assert along.members.tolist() == [2, 2, 3, 4]
+
+
+def test_many_thresholds_are_thinned_out(points):
+    along = selections_along(points, max_thresholds=5)
+    losses = np.unique(along.means["utility_loss"])
+    assert (along.thresholds[0], along.thresholds[-1], len(along.thresholds)) == (losses[0], losses[-1], 5)
+
+
+def test_card_and_contenders_are_those_of_the_selection(page, selection):
+    labels, texts = page.text["dt"], page.text["dd"]
+    card = dict(zip(labels, texts, strict=True))
+    row = next(r for r in selection.contenders.rows if r["score"] == selection.score)
+    assert card["Configuration"] == str(selection.configuration)
+    assert card["ε"] == "7.99"
+    assert card["Score"] == f"{number(selection.score)} ± {row['std_error']:.2g}"
+    rows = page.table("By mean score")
+    assert [r[5] for r in rows] == [f"{r['probability']:.1%}" for r in selection.contenders.rows[:15]]
+
+
+def test_secrets_are_means_over_seeds_by_id(page, points):
+    """Values are the score and half above and below it, in every run."""
+    rows = {row[0]: row[1:] for row in page.table("Score vmr by secret")}
+    best = select(points, rule="best-utility", max_loss=MAX_LOSS)
+    for k, shift in enumerate((-0.5, 0.0, 0.5)):
+        assert rows[f"<s{k}>"][0] == str(2 + k)
+        assert rows[f"<s{k}>"][3] == number(best.score + shift)
+        assert rows[f"<s{k}>"][-1] == number(points["score"].max() + shift)
 
 
 def test_tables_hold_the_figures_of_the_analyses(page, points):
-    assert len(page.rows["Means over seeds, sorted by T, b, η"]) == 1 + 60
-    heuristics = next(rows for caption, rows in page.rows.items() if caption.startswith("Share of pairs"))
-    assert {r[0]: (int(r[1]), int(r[2])) for r in heuristics[1:]} == {
+    assert len(page.table("Means over seeds, sorted")) == 60
+    heuristics = page.table("Pairs in which")
+    assert {r[0]: (int(r[1]), int(r[2])) for r in heuristics} == {
         name: (f["correct"], f["pairs"]) for name, f in heuristic_accuracy(points).items()
     }
-    risk = next(rows for caption, rows in page.rows.items() if "60 utility thresholds" in caption)
-    assert {r[0]: r[2] for r in risk[1:]} == {
-        rule: f"{figures['absolute']:.4g}" for rule, figures in privacy_risk(points)["rules"].items()
+    tests = verify_heuristics(points)["heuristics"]
+    assert [r[-1] for r in heuristics] == [test["verdict"] for test in tests.values()]
+    risk = page.table("Score above the oracle's")
+    assert {r[0]: r[2] for r in risk} == {
+        rule: number(figures["absolute"]) for rule, figures in privacy_risk(points)["rules"].items()
     }
-    fits = [rows for caption, rows in page.rows.items() if "180 rows" in caption]
-    coefficients = {(i, row[0]): row[1] for i, rows in enumerate(fits) for row in rows[1:]}
+    fits = [rows[1:] for caption, rows in page.rows.items() if "180 rows" in caption]
+    coefficients = {(i, row[0]): row[1] for i, rows in enumerate(fits) for row in rows}
     assert coefficients == {
-        (i, term): f"{figures['coef']:.4g}"
+        (i, term): number(figures["coef"])
         for i, fit in enumerate(regress(points).values())
         for term, figures in fit["terms"].items()
     }
 
 
-def test_figure_marks_the_selected_configuration(page, selection):
-    script = page.text["script"][-1]
-    figure = json.loads(re.search(r"const figure = (.*);", script)[1])
-    traces = {trace["name"]: trace for trace in figure["data"]}
-    assert (traces["Selected"]["x"], traces["Selected"]["y"]) == ([selection.utility_loss], [selection.score])
-    assert {"Best utility", "Oracle"} <= set(traces)
-    inside, outside = traces["Configuration"], traces["Above the threshold"]
-    assert len(inside["x"]) + len(outside["x"]) == 60
-    assert max(inside["x"]) <= 2.6 < min(outside["x"])
-    assert len(inside["error_y"]["array"]) == len(inside["x"])
-    assert figure["layout"]["shapes"][0]["x0"] == 2.6
-
-
-def test_page_can_be_read_by_machines_and_without_the_figure(page):
+def test_page_can_be_read_by_machines_and_without_the_figures(page):
     tags = dict(page.tags)
     assert tags["html"]["lang"] == "en"
-    plot = next(a for _, a in page.tags if a.get("id") == "plot")
-    assert plot["role"] == "img"
-    assert "Scatter plot" in plot["aria-label"]
+    plots = [a for _, a in page.tags if a.get("class") == "plot"]
+    assert {a["id"] for a in plots} == set(page.told["figures"])
+    assert all(a["role"] == "img" and len(a["aria-label"]) > 30 for a in plots)
     headers = [a for tag, a in page.tags if tag == "th"]
     assert all(a["scope"] in ("col", "row") for a in headers)
-    assert sum(tag == "table" for tag, _ in page.tags) == sum(tag == "caption" for tag, _ in page.tags) == 8
+    assert sum(tag == "table" for tag, _ in page.tags) == sum(tag == "caption" for tag, _ in page.tags)
+    labels = [a["for"] for tag, a in page.tags if tag == "label"]
+    assert labels == [a["id"] for tag, a in page.tags if tag == "input"]
 
 
 def test_the_base_loss_may_come_from_the_points(points, tmp_path):
@@ -186,24 +202,27 @@ def test_undefined_figures_are_explained(tmp_path):
         "at least 2 configurations",
         "1 rows are too few for 4",
         "the same in every",
+        "no configuration has two seeds",
+        "it takes 8",
     ):
         assert reason in text
     with pytest.raises(ValueError, match="at least one selection"):
         write_report(one, [], tmp_path / "none.html", title="None")
 
 
-@pytest.mark.browser
-def test_browser_draws_the_figure_and_refuses_nothing(file, tmp_path):
-    """Chromium renders the page offline, and neither the policy nor a script complains."""
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    assert chromium is not None, "install Chromium, or leave out the marker browser"
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
-    flags += ["--disable-background-networking", "--disable-component-update", f"--user-data-dir={tmp_path}"]
-    done = subprocess.run(
-        [chromium, *flags, "--virtual-time-budget=5000", "--enable-logging=stderr", "--dump-dom", file.as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    drawn = done.stdout.rsplit('id="plot"', 1)[1] if 'id="plot"' in done.stdout else ""
-    assert "main-svg" in drawn
-    assert done.stdout.count('class="legendtext"') == 5
-    assert "CONSOLE" not in done.stderr
+def test_large_tables_are_shortened_and_say_so(tmp_path):
+    """6,000 configurations: the lowest losses are listed, the scatter draws 5,000 and all that are selected."""
+    generator = np.random.default_rng(1)
+    rates = [float(f"{r:.6g}") for r in np.geomspace(1e-5, 1, 6000)]
+    table = pd.DataFrame({"batch_size": 8, "num_steps": 2, "learning_rate": rates, "seed": 0})
+    table["utility_loss"], table["score"] = generator.uniform(2, 3, 6000), generator.uniform(0.1, 1, 6000)
+    write_report(table, select(table, max_loss=2.5), tmp_path / "large.html", title="Large")
+    page = Page((tmp_path / "large.html").read_text(encoding="utf-8"))
+    rows = page.table("Means over seeds of the 1000 configurations of lowest loss of 6000")
+    assert max(float(row[6]) for row in rows) <= float(f"{np.sort(table['utility_loss'])[999]:.4g}")
+    live = page.told["live"]
+    assert len(live["thresholds"]) == 400
+    assert 5000 <= len(live["drawn"]) < 6000
+    assert {p for positions in live["selected"].values() for p in positions} <= set(live["drawn"])
+    assert any("predicted-score: " in text for text in page.text["p"])
+    assert len(json.dumps(page.told)) < 6_000_000

@@ -19,12 +19,12 @@ from raydp import select
 from raydp.output import stderr
 from raydp.scores.requests import requests_from
 from raydp.spec import load_spec
-from raydp.sweep.api import report
 from raydp.sweep.finish import finish
 from raydp.sweep.folder import BASE_RUN, SweepFolder
 from raydp.sweep.inputs import build_task
 from raydp.sweep.measurements import Measurements
 from raydp.sweep.points import points_table, secrets_table
+from raydp.sweep.reports import report
 from raydp.sweep.scoring import score_sweep
 from raydp.sweep.selection import release_best
 from raydp.tracking import find_models

@@ -1,0 +1,12 @@
+"""Figures as plotly objects, for notebooks, pages and files."""
+
+from analysis.figures.cube import hyperparameter_cube as hyperparameter_cube
+from analysis.figures.effects import effect_lines as effect_lines
+from analysis.figures.files import save_figures as save_figures
+from analysis.figures.groups import configurations_and_seeds as configurations_and_seeds
+from analysis.figures.groups import heuristic_accuracies as heuristic_accuracies
+from analysis.figures.groups import scores_against_utility as scores_against_utility
+from analysis.figures.groups import selection_risks as selection_risks
+from analysis.figures.groups import variance_by_group as variance_by_group
+from analysis.figures.scatter import score_against_utility as score_against_utility
+from analysis.figures.scatter import score_along_thresholds as score_along_thresholds

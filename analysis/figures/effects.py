@@ -1,0 +1,84 @@
+"""One hyperparameter at a time, the others held fixed (Hu et al. 2025, Fig. 5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from analysis.figures.style import INK, MARGIN, SEQUENCE, quiet_axes
+from analysis.statistics.effects import SERIES, hyperparameter_effects
+
+_PANELS = {
+    "batch_size": ("b", "batch_size", "T, η fixed"),
+    "num_steps": ("T", "num_steps", "b, η fixed"),
+    "learning_rate": ("η", "learning_rate", "b, T fixed"),
+    "compute": ("b", "batch_size", "C, η fixed"),
+    "updates": ("η", "learning_rate", "U fixed"),
+}
+_ROWS = (("score", "Score", SEQUENCE[1]), ("utility_loss", "Utility loss", SEQUENCE[0]))
+MOST_SERIES = 40
+"""Lines in a panel; of more the longest are drawn."""
+
+
+def effect_lines(points: pd.DataFrame) -> go.Figure:
+    """The mean score (above) and utility loss (below) along series of configurations that differ in one thing.
+
+    Args:
+        points: a points table.
+
+    Returns:
+        Five columns: batch size, steps and learning rate with the other two fixed, batch size at fixed compute,
+        learning rate at fixed updates; one thin line per series. A panel whose series do not exist says so.
+
+    Raises:
+        ValueError: as `configuration_means`.
+    """
+    effects = hyperparameter_effects(points)
+    titles = [f"{_PANELS[name][0]} ({_PANELS[name][2]})" for name in SERIES]
+    figure = make_subplots(
+        rows=2, cols=len(SERIES), shared_xaxes=True, shared_yaxes=True, subplot_titles=titles, horizontal_spacing=0.02,
+        vertical_spacing=0.06,
+    )  # fmt: skip
+    figure.update_layout(template="none", font_color=INK, margin=MARGIN | {"t": 28}, hovermode="closest")
+    figure.update_layout(showlegend=False)
+    figure.update_annotations(font_size=13)
+    for column, name in enumerate(SERIES, start=1):
+        symbol, moving, _ = _PANELS[name]
+        series = sorted(effects[name]["series"], key=lambda one: -len(one["points"]))[:MOST_SERIES]
+        for row, (figure_name, label, colour) in enumerate(_ROWS, start=1):
+            for one in series:
+                figure.add_trace(_line(one, moving, figure_name, label, colour), row=row, col=column)
+            if not series:
+                empty = go.Scatter(x=[1], y=[None], mode="text", text=["none"], hoverinfo="skip")
+                figure.add_trace(empty, row=row, col=column)
+        axis = {"type": "log", **_ticks(series, moving)} if series else {"visible": False}
+        figure.update_xaxes(col=column, **axis)
+        figure.update_xaxes(title_text=symbol, row=2, col=column)
+    for row, (_, label, _) in enumerate(_ROWS, start=1):
+        figure.update_yaxes(title_text=label, row=row, col=1)
+    return quiet_axes(figure)
+
+
+def _line(series: dict[str, Any], moving: str, figure_name: str, label: str, colour: str) -> go.Scatter:
+    fixed = ", ".join(f"{name} {value:g}" for name, value in series["fixed"].items())
+    return go.Scatter(
+        x=[one[moving] for one in series["points"]],
+        y=[one[figure_name] for one in series["points"]],
+        mode="lines+markers",
+        line={"color": colour, "width": 1.2},
+        marker={"size": 5},
+        opacity=0.75,
+        hovertemplate=f"{moving} %{{x:g}}<br>{label.lower()} %{{y:.4g}}<extra>{fixed}</extra>",
+    )
+
+
+def _ticks(series: list[dict[str, Any]], moving: str) -> dict[str, Any]:
+    """The values that occur, where they are few."""
+    values = np.unique([float(one[moving]) for s in series for one in s["points"]])
+    if len(values) > 5:
+        return {"nticks": 4}
+    return {"tickvals": values.tolist(), "ticktext": [f"{value:g}" for value in values]}

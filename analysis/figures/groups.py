@@ -1,0 +1,181 @@
+"""Several tables beside each other: spread, accuracy of the heuristics, risk of the rules (Hu et al. 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from analysis.figures.style import LINE, LOSS, SCORE, SEQUENCE, blank, describe, mark_of, quiet_axes
+from analysis.selection.risk import privacy_risk
+from analysis.statistics.heuristics import heuristic_accuracy
+from analysis.tables.points import KEY, configuration_means, configurations, require_hyperparameters
+
+_WIDTH = 0.45  # of a group's points, in distances of two groups
+_GOLDEN = 0.6180339887498949
+_MOST_POINTS = 2000
+
+
+def variance_by_group(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
+    """The mean score of every configuration, one column of points per group, its standard deviation above.
+
+    Args:
+        groups: name -> points table.
+
+    Raises:
+        ValueError: as `configuration_means`.
+
+    Source: Hu et al. 2025, Fig. 2, 3 and 14 to 18.
+    """
+    return _strips({name: configuration_means(points) for name, points in groups.items()})
+
+
+def configurations_and_seeds(points: pd.DataFrame) -> go.Figure:
+    """The spread of one table over configurations beside the one over seeds, on one axis.
+
+    Args:
+        points: a points table.
+
+    Returns:
+        Two columns of points: the configurations' means, and the single runs as far as they are from their
+        configuration's mean, around the mean of all. The second is empty where no configuration has two seeds.
+
+    Raises:
+        ValueError: as `configuration_means`.
+
+    Source: Hu et al. 2025, Table 8 and App. C.3.
+    """
+    points = require_hyperparameters(points)
+    means = configuration_means(points)
+    merged = points.merge(means[[*KEY, "num_seeds", "score"]], on=KEY, suffixes=("", "_mean"))
+    several = merged[merged["num_seeds"] > 1]
+    runs = several.assign(score=several["score"] - several["score_mean"] + means["score"].mean())
+    return _strips({"Configurations": means, "Seeds, around the mean": runs})
+
+
+def _strips(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
+    """One column of points per group, spread to the side so that they do not hide each other."""
+    figure = blank(yaxis_title_text=SCORE, showlegend=False)
+    for place, (name, table) in enumerate(groups.items()):
+        some = table if len(table) <= _MOST_POINTS else table.sample(_MOST_POINTS, random_state=0)
+        some = some.sort_values("score", kind="stable")
+        aside = (np.arange(len(some)) * _GOLDEN) % 1 - 0.5  # neighbours in score lie apart
+        colour = SEQUENCE[place % len(SEQUENCE)]
+        figure.add_trace(
+            go.Scatter(
+                x=(place + _WIDTH * aside).tolist(),
+                y=some["score"].tolist(),
+                mode="markers",
+                name=name,
+                marker={"size": 7, "color": colour, "opacity": 0.7},
+                text=[describe(c) for c in configurations(some)],
+                hovertemplate="%{text}<br>score %{y:.4g}<extra></extra>",
+            )
+        )
+        if len(table) > 1:
+            text = f"std {table['score'].std(ddof=1):.3g}"
+            figure.add_annotation(x=place, y=float(table["score"].max()), text=text, showarrow=False, yshift=14)
+    figure.update_xaxes(tickvals=list(range(len(groups))), ticktext=list(groups), range=[-0.6, len(groups) - 0.4])
+    quiet_axes(figure).update_xaxes(showgrid=False)
+    return figure
+
+
+def heuristic_accuracies(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
+    """How often each heuristic is right, one bar per group; the dashed line is guessing.
+
+    Args:
+        groups: name -> points table.
+
+    Raises:
+        ValueError: as `heuristic_accuracy`.
+
+    Source: Hu et al. 2025, Fig. 7 and 19.
+    """
+    figure = blank(
+        yaxis_title_text="Correct pairs", yaxis_range=[0, 1.08], yaxis_tickformat=".0%", barmode="group", bargap=0.4
+    )
+    for place, (name, points) in enumerate(groups.items()):
+        accuracy = heuristic_accuracy(points)
+        figure.add_trace(
+            go.Bar(
+                x=list(accuracy),
+                y=[figures["accuracy"] for figures in accuracy.values()],
+                name=name,
+                text=[f"{figures['correct']} of {figures['pairs']}" for figures in accuracy.values()],
+                textposition="outside",
+                cliponaxis=False,
+                marker_color=SEQUENCE[place % len(SEQUENCE)],
+                hovertemplate="%{x}: %{y:.1%}, %{text} pairs<extra>" + name + "</extra>",
+            )
+        )
+    figure.add_hline(y=0.5, line={"dash": "dash", "width": 1.5, "color": LINE})
+    figure.update_layout(showlegend=len(groups) > 1)
+    return quiet_axes(figure)
+
+
+def selection_risks(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
+    """How much more than the oracle's choice each rule's leaks, averaged over the utility thresholds.
+
+    Args:
+        groups: name -> points table.
+
+    Returns:
+        Bars of the relative risk, or of the absolute one where a relative one is undefined in some group.
+
+    Raises:
+        ValueError: as `privacy_risk`.
+
+    Source: Hu et al. 2025, §4.3, Table 4 and App. D.
+    """
+    risks = {name: privacy_risk(points)["rules"] for name, points in groups.items()}
+    relative = all("oracle" in rules and rules["oracle"]["relative"] is not None for rules in risks.values())
+    kind, form = ("relative", ".0%") if relative else ("absolute", ".3g")
+    title = "Score above the oracle's, relative" if relative else "Score above the oracle's"
+    figure = blank(xaxis_title_text=title, xaxis_tickformat=form, barmode="group", bargap=0.4)
+    for place, (name, rules) in enumerate(risks.items()):
+        shown = [rule for rule in reversed(rules) if rules[rule][kind] is not None and rule != "oracle"]
+        alone = len(risks) == 1
+        figure.add_trace(
+            go.Bar(
+                y=shown,
+                x=[rules[rule][kind] for rule in shown],
+                orientation="h",
+                name=name,
+                texttemplate=f"%{{x:{form}}}",
+                textposition="outside",
+                cliponaxis=False,
+                marker_color=[mark_of(rule)[2] for rule in shown] if alone else SEQUENCE[place % len(SEQUENCE)],
+                hovertemplate=f"%{{y}}: %{{x:{form}}}<extra>{name}</extra>",
+            )
+        )
+    figure.update_layout(showlegend=len(risks) > 1)
+    return quiet_axes(figure)
+
+
+def scores_against_utility(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
+    """Mean score against mean utility loss, the groups in one picture.
+
+    Args:
+        groups: name -> points table.
+
+    Raises:
+        ValueError: as `configuration_means`.
+    """
+    figure = blank(xaxis_title_text=LOSS, yaxis_title_text=SCORE)
+    for place, (name, points) in enumerate(groups.items()):
+        means = configuration_means(points)
+        some = means if len(means) <= _MOST_POINTS else means.sample(_MOST_POINTS, random_state=0)
+        figure.add_trace(
+            go.Scatter(
+                x=some["utility_loss"].tolist(),
+                y=some["score"].tolist(),
+                mode="markers",
+                name=name,
+                marker={"size": 8, "color": SEQUENCE[place % len(SEQUENCE)], "opacity": 0.8},
+                text=[describe(c) for c in configurations(some)],
+                hovertemplate="%{text}<br>utility loss %{x:.4f}<br>score %{y:.4g}<extra>" + name + "</extra>",
+            )
+        )
+    return quiet_axes(figure)

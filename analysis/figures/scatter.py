@@ -1,0 +1,129 @@
+"""Score against utility, and what each rule selects at each utility threshold (Hu et al. 2025, Fig. 9 and 20)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from analysis.figures.style import LINE, LOSS, POINT, SCORE, blank, describe, mark_of, quiet_axes
+from analysis.selection.along import Pool, SelectionsAlong, selections_along
+from analysis.selection.constraints import Constraints
+from analysis.tables.points import configurations
+
+MOST_POINTS = 5000
+"""Of more configurations as many are drawn, evenly spread over the losses, and all that a rule selects."""
+
+
+def score_against_utility(
+    points: pd.DataFrame | SelectionsAlong, *, constraints: Constraints | None = None
+) -> go.Figure:
+    """Scatter of the mean score (y) against the mean utility loss (x), one point per configuration.
+
+    Args:
+        points: a points table, or what `selections_along` has made of one.
+        constraints: which configurations count; the others are grey, the utility threshold is a dashed line.
+
+    Returns:
+        The traces "Configuration" and "Excluded", each with a y for its own points alone and one standard deviation
+        over seeds as bars, and one ring per rule around what it selects.
+
+    Raises:
+        ValueError: as `selections_along`.
+
+    Source: Hu et al. 2025, Fig. 9.
+    """
+    along = points if isinstance(points, SelectionsAlong) else selections_along(points, constraints)
+    figure = blank(xaxis_title_text=LOSS, yaxis_title_text=SCORE)
+    shown = drawn_rows(along)
+    means, passed = along.means.iloc[shown], along.passed[shown]
+    for name, opacity, member in (("Configuration", 1.0, passed), ("Excluded", 0.4, ~passed)):
+        figure.add_trace(_points(means, member, name, opacity))
+    for rule, position in along.start.items():
+        symbol, size, colour = mark_of(rule)
+        row = along.means.iloc[position]
+        figure.add_trace(
+            go.Scatter(
+                x=[float(row["utility_loss"])],
+                y=[float(row["score"])],
+                mode="markers",
+                name=rule,
+                marker={"symbol": symbol, "size": size, "color": colour, "line": {"width": 2.5}},
+                hoverinfo="skip",
+            )
+        )
+    if not along.passed.all():
+        figure.add_vline(x=along.threshold, line={"dash": "dash", "width": 1.5, "color": LINE})
+    return quiet_axes(figure)
+
+
+def score_along_thresholds(
+    points: pd.DataFrame | SelectionsAlong, *, constraints: Constraints | None = None
+) -> go.Figure:
+    """The score of what each rule selects (y) at each utility threshold (x), one line per rule.
+
+    Args:
+        points, constraints: as for `score_against_utility`; the oracle's line is the Pareto front.
+
+    Raises:
+        ValueError: as `selections_along`.
+
+    Source: Hu et al. 2025, Fig. 20 (b).
+    """
+    along = points if isinstance(points, SelectionsAlong) else selections_along(points, constraints)
+    score = along.means["score"].to_numpy()
+    figure = blank(xaxis_title_text="Utility threshold u", yaxis_title_text="Score of what is selected")
+    for rule, positions in sorted(along.selected.items(), key=lambda one: one[0] != "oracle"):
+        figure.add_trace(
+            go.Scatter(
+                x=along.thresholds.tolist(),
+                y=score[positions].tolist(),
+                mode="lines",
+                name=rule,
+                line={"color": mark_of(rule)[2], "width": 2, "shape": "hv"} | _wide(rule),
+                opacity=0.45 if rule == "oracle" else 1,
+                hovertemplate=f"{rule}: %{{y:.4g}}<extra></extra>",
+            )
+        )
+    figure.update_layout(hovermode="x unified")
+    return quiet_axes(figure)
+
+
+def drawn_rows(along: SelectionsAlong) -> np.ndarray[Any, np.dtype[np.intp]]:
+    """[at most MOST_POINTS and the selected] positions of the configurations that a scatter draws, ascending."""
+    count = len(along.means)
+    if count <= MOST_POINTS:
+        return np.arange(count)
+    order = np.argsort(along.means["utility_loss"].to_numpy(), kind="stable")
+    some = order[np.linspace(0, count - 1, MOST_POINTS).round().astype(np.intp)]
+    selected = [*along.selected.values(), np.array(list(along.start.values()), dtype=np.intp)]
+    return np.unique(np.concatenate([some, *selected]))
+
+
+def _wide(rule: str) -> dict[str, int]:
+    """The oracle is what the others are compared with: a band behind them."""
+    return {"width": 8} if rule == "oracle" else {}
+
+
+def _points(rows: pd.DataFrame, member: Pool, name: str, opacity: float) -> go.Scatter:
+    """Configurations with their error bars and hover."""
+    return go.Scatter(
+        x=rows["utility_loss"].tolist(),
+        y=[score if inside else None for score, inside in zip(rows["score"].tolist(), member, strict=True)],
+        error_x=_error_bars(rows["utility_loss_std"]),
+        error_y=_error_bars(rows["score_std"]),
+        mode="markers",
+        name=name,
+        marker={"size": 7, "color": POINT},
+        opacity=opacity,
+        customdata=rows["num_seeds"].tolist(),
+        text=[describe(c) for c in configurations(rows)],
+        hovertemplate="%{text}<br>utility loss %{x:.4f}<br>score %{y:.4g}<br>seeds %{customdata}<extra></extra>",
+    )
+
+
+def _error_bars(std: pd.Series) -> dict[str, Any]:
+    """One standard deviation; none where it is undefined."""
+    return {"type": "data", "array": std.fillna(0).tolist(), "color": POINT, "thickness": 1, "width": 0}

@@ -1,0 +1,57 @@
+"""What all figures share: colours that colour-blind readers can tell apart, marks of the rules, layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import plotly.graph_objects as go
+
+from search_spaces.configuration import Configuration
+
+INK = "#1c2128"
+POINT, LINE = "#6b7c93", "#8a939c"
+SEQUENCE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7a5ba6")
+"""Okabe and Ito 2008, and two more for many groups."""
+MARKS = {
+    "procedure": ("circle-open", 15, "#d55e00"),
+    "best-utility": ("square-open", 19, "#009e73"),
+    "worst-utility": ("triangle-up-open", 21, "#e69f00"),
+    "oracle": ("diamond-open", 24, "#cc79a7"),
+    "pareto-knee": ("pentagon-open", 27, "#0072b2"),
+    "predicted-score": ("hexagon-open", 31, "#56b4e9"),
+}
+"""Symbol, size in pixels and colour of each rule; rings of growing size stay visible where rules agree."""
+_OTHER_MARK = ("star-open", 35, "#8c6d31")
+MARGIN = {"l": 8, "r": 8, "t": 8, "b": 8}
+LEGEND_ABOVE = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
+GRID = "rgba(128, 128, 128, 0.3)"
+GRID_3D = "#9aa3ad"
+"""Both are seen on dark and on white pages; a third dimension has no transparent lines."""
+SCORE, LOSS = "Score (higher leaks more)", "Utility loss (lower is better)"
+
+
+def mark_of(rule: str) -> tuple[str, int, str]:
+    """Symbol, size and colour of a rule, also of one that another package brings."""
+    return MARKS.get(rule, _OTHER_MARK)
+
+
+def blank(**layout: Any) -> go.Figure:
+    """A figure without data in the common style."""
+    figure = go.Figure(layout={"template": "none"})
+    figure.update_layout(legend=LEGEND_ABOVE, margin=MARGIN, hovermode="closest", font_color=INK)
+    figure.update_layout(**layout)
+    return figure
+
+
+def quiet_axes(figure: go.Figure) -> go.Figure:
+    """Grid lines that stay behind the data, labels that are never cut off."""
+    figure.update_xaxes(gridcolor=GRID, linecolor=GRID, zeroline=False, automargin=True)
+    figure.update_yaxes(gridcolor=GRID, linecolor=GRID, zeroline=False, automargin=True)
+    return figure
+
+
+def describe(configuration: Configuration) -> str:
+    """A configuration for the box beside the pointer."""
+    c = configuration
+    name = f"b = {c.batch_size}, T = {c.num_steps}, η = {c.learning_rate:g}"
+    return f"{name}<br>C = {c.compute}, U = {float(c.updates):g}"

@@ -1,0 +1,109 @@
+"""The selected model's card, who may have the lowest score, and what it gives away of every secret."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from analysis.report.markup import Cell, facts, number, paragraph, table
+from analysis.selection.choice import Selection
+from analysis.tables.per_secret import by_secret as values_by_secret
+from analysis.tables.points import HYPERPARAMETERS, configurations
+from search_spaces.configuration import Configuration
+
+MOST_SECRETS = 200
+"""Rows of the table of secrets; of more, those that the selected model gives away most."""
+MOST_CONTENDERS = 15
+_GUARANTEE = {
+    "epsilon": "ε",
+    "delta": "δ",
+    "noise_multiplier": "Noise multiplier σ",
+    "max_grad_norm": "Clipping norm c",
+}
+
+
+def card(points: pd.DataFrame, selected: Selection, told: Mapping[str, str]) -> str:
+    """What to know of the selected model, as HTML.
+
+    Args:
+        points: the points table.
+        selected: from it.
+        told: label -> text: what the table does not hold, such as the unit of privacy.
+    """
+    rows = [("Model", selected.model_uri or "none recorded"), ("Configuration", str(selected.configuration))]
+    own = points[np.array([c == selected.configuration for c in configurations(points)])].iloc[0]
+    rows += [(label, number(float(own[name]))) for name, label in _GUARANTEE.items() if _known(own, name)]
+    rows += [("Utility loss", number(selected.utility_loss)), ("Score", _score(selected))]
+    return facts([*rows, *told.items()])
+
+
+def contenders_table(selected: Selection) -> str:
+    """Which configurations may have the lowest score."""
+    compared = selected.contenders
+    if compared is None:
+        return ""
+    if not compared.levels:
+        return paragraph(f"Not known: {compared.reason}.", css="soft")
+    rows: list[list[Cell]] = []
+    marked = []
+    for place, row in enumerate(compared.rows[:MOST_CONTENDERS]):
+        inside = "may be the lowest" if row["indistinguishable"] else "is not"
+        settings: list[Cell] = [row[name] for name in HYPERPARAMETERS]
+        rows.append([*settings, row["score"], row["std_error"], f"{row['probability']:.1%}", inside])
+        if Configuration(**{name: row[name] for name in HYPERPARAMETERS}) == selected.configuration:
+            marked.append(place)
+    over = " and ".join(compared.levels)
+    of = f", the first {MOST_CONTENDERS} of {len(compared.rows)}" if len(compared.rows) > MOST_CONTENDERS else ""
+    caption = f"By mean score{of}; standard errors and probabilities over {over}; the last column at 95 %"
+    headers = ["b", "T", "η", "Score", "Std. error", "Probability", "Lowest"]
+    further = [
+        f"{row['seeds']} more of b = {row['batch_size']}, T = {row['num_steps']}, η = {row['learning_rate']:g}"
+        for row in compared.further_seeds
+    ]
+    decided = f"Runs that would decide it, if the means stay: {'; '.join(further)}." if further else compared.reason
+    note = paragraph(decided[0].upper() + decided[1:], css="soft") if decided else ""
+    return "\n".join([table(caption, headers, rows, marked=marked), note])
+
+
+def secrets_table(points: pd.DataFrame, compared: Mapping[str, Selection], by_secret: tuple[pd.DataFrame, str]) -> str:
+    """What the selected models give away of every secret: identifiers and figures, never the secrets.
+
+    Args:
+        points: the points table, with run_id.
+        compared: rule -> selection; the first is the one that the table is sorted by.
+        by_secret: secrets.parquet and the name of the score.
+    """
+    values, counts = values_by_secret(points, *by_secret)
+    of_row = configurations(points)
+    columns = {
+        rule: values[np.array([c == s.configuration for c in of_row])].mean(axis=0) for rule, s in compared.items()
+    }
+    shown = pd.DataFrame(columns).assign(count=counts, most=values.max(axis=0))
+    order = shown.iloc[:, 0].sort_values(ascending=False, kind="stable").index[:MOST_SECRETS]
+    rows: list[list[Cell]] = [
+        [
+            str(name),
+            None if pd.isna(row["count"]) else int(row["count"]),
+            *(float(row[rule]) for rule in compared),
+            float(row["most"]),
+        ]
+        for name, row in shown.loc[order].iterrows()
+    ]
+    of = f", the first {MOST_SECRETS} of {len(shown)}" if len(shown) > MOST_SECRETS else ""
+    caption = f"Score {by_secret[1]} by secret, means over seeds{of}; the last column over all runs"
+    return table(caption, ["Secret", "In examples", *compared, "Highest"], rows)
+
+
+def _score(selected: Selection) -> str:
+    """The score with its standard error, where that is known."""
+    for row in selected.contenders.rows if selected.contenders else ():
+        same = all(row[name] == getattr(selected.configuration, name) for name in HYPERPARAMETERS)
+        if same and row["std_error"] is not None:
+            return f"{number(selected.score)} ± {row['std_error']:.2g}"
+    return number(selected.score)
+
+
+def _known(row: pd.Series, name: str) -> bool:
+    return name in row and not pd.isna(row[name]) and not isinstance(row[name], str)

@@ -1,0 +1,189 @@
+"""One self-contained HTML file on several points tables: ε, models, data sets (Hu et al. 2025, Fig. 2, 7 and 19)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from analysis.figures import heuristic_accuracies, scores_against_utility, selection_risks, variance_by_group
+from analysis.report.markup import Cell, bullets, page, paragraph, plot, section, table
+from analysis.selection.choice import Selection
+from analysis.selection.risk import privacy_risk
+from analysis.statistics.heuristics import heuristic_accuracy
+from analysis.statistics.trends import variance_trends
+
+
+def write_comparison(
+    groups: Mapping[str, pd.DataFrame],
+    selections: Mapping[str, Sequence[Selection]],
+    path: str | Path,
+    *,
+    title: str,
+    notes: Sequence[str] = (),
+) -> None:
+    """Write the comparison.
+
+    Args:
+        groups: name -> points table, in the order in which a trend is looked for; at least two.
+        selections: name -> what was selected from each, the headline first, best utility last.
+        path: of the HTML file, self-contained.
+        title: of the page.
+        notes: plain sentences to print at the end.
+
+    Raises:
+        ValueError: fewer than two groups, or a table that `variance_trends` refuses.
+    """
+    trends = variance_trends(groups)
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        paragraph(_lead(groups, trends["groups"]), css="headline"),
+        section("Selections", _selections_table(groups, selections), bullets(_warnings(selections), css="warnings")),
+        section("Score and utility", _LAYOUT, *_not_comparable(groups)),
+        section("Variance", _SPREAD, _spread_table(trends["groups"]), _ratios_table(trends["comparisons"])),
+        section("Heuristics", _HEURISTICS, _heuristics_table(groups)),
+        section("Privacy risk", _RISK, _risk_table(groups)),
+    ]
+    if notes:
+        body.append(section("Notes", bullets(notes)))
+    Path(path).write_text(page(title, body, comparison_figures(groups)), encoding="utf-8")
+
+
+def comparison_figures(groups: Mapping[str, pd.DataFrame]) -> dict[str, go.Figure]:
+    """The figures of a comparison by name, also for files and notebooks.
+
+    Args:
+        groups: name -> points table.
+    """
+    return {
+        "layout": scores_against_utility(groups),
+        "spread": variance_by_group(groups),
+        "heuristics": heuristic_accuracies(groups),
+        "risk": selection_risks(groups),
+    }
+
+
+_LAYOUT = plot(
+    "layout",
+    "Scatter plot of mean scores against mean utility losses, one colour per group.",
+    "One point per configuration. Lower left is better.",
+)
+_SPREAD = plot(
+    "spread",
+    "One column of points per group: the mean scores of its configurations.",
+    "All models of a group have the same ε: how far its points lie apart is what ε does not say. The standard "
+    "deviation is written above.",
+)
+_HEURISTICS = plot(
+    "heuristics",
+    "Bars of the share of correct pairs of each heuristic in each group. The table holds the figures.",
+    "How often the configuration that a heuristic prefers has the lower score; the dashed line is guessing.",
+)
+_RISK = plot(
+    "risk",
+    "Bars of each rule's risk in each group. The table holds the figures.",
+    "What a rule's choice scores above the oracle's, averaged over all utility thresholds. Shorter is better.",
+)
+
+
+def _lead(groups: Mapping[str, pd.DataFrame], spreads: Sequence[Mapping[str, float | None]]) -> str:
+    known = [row for row in spreads if row["score_std"] is not None]
+    counted = f"{len(groups)} groups, {sum(int(row['configurations'] or 0) for row in spreads)} configurations."
+    if not known:
+        return counted
+    widest = max(known, key=lambda row: row["score_std"] or 0.0)
+    return (
+        f"{counted} The scores lie farthest apart in {widest['group']}: standard deviation {widest['score_std']:.3g}."
+    )
+
+
+def _selections_table(groups: Mapping[str, pd.DataFrame], selections: Mapping[str, Sequence[Selection]]) -> str:
+    rows: list[list[Cell]] = []
+    for name, (selected, *_, best) in ((name, selections[name]) for name in groups):
+        c = selected.configuration
+        verdict = "not asked" if selected.contenders is None else selected.contenders.verdict
+        rows.append(
+            [
+                name,
+                _one_value(groups[name], "epsilon"),
+                c.batch_size,
+                c.num_steps,
+                c.learning_rate,
+                selected.utility_loss,
+                selected.score,
+                best.utility_loss,
+                best.score,
+                verdict,
+            ]
+        )
+    headers = ["Group", "ε", "b", "T", "η", "Loss", "Score", "Best loss", "Its score", "Choice is"]
+    return table("What is selected in each group, beside the configuration of best utility", headers, rows)
+
+
+def _one_value(points: pd.DataFrame, column: str) -> Cell:
+    """The largest value of a column: the guarantee that holds for all rows."""
+    if column not in points or not pd.api.types.is_numeric_dtype(points[column]) or points[column].isna().all():
+        return None
+    return float(points[column].max())
+
+
+def _warnings(selections: Mapping[str, Sequence[Selection]]) -> list[str]:
+    return [f"{name}: {warning}" for name, (selected, *_) in selections.items() for warning in selected.warnings]
+
+
+def _not_comparable(groups: Mapping[str, pd.DataFrame]) -> list[str]:
+    """A caution, where the groups are of different data."""
+    tasks = [set(points["task_hash"]) if "task_hash" in points else set() for points in groups.values()]
+    if all(tasks) and len(set.union(*tasks)) == 1:
+        return []
+    return [
+        paragraph(
+            "The groups are not known to be of the same data: levels of score and loss can be compared only within a "
+            "group, shapes between them.",
+            css="soft",
+        )
+    ]
+
+
+def _spread_table(rows: Sequence[Mapping[str, float | None]]) -> str:
+    cells: list[list[Cell]] = []
+    for row in rows:
+        low, high = row["interval"] or (None, None)  # type: ignore[misc]
+        level = [row["mean"], row["score_min"], row["score_max"]]
+        cells.append([str(row["group"]), row["configurations"], *level, row["score_std"], low, high])
+    headers = ["Group", "Configurations", "Mean", "Lowest", "Highest", "Std", "95 % from", "to"]
+    return table("Mean scores of the configurations in each group", headers, cells)
+
+
+def _ratios_table(rows: Sequence[Mapping[str, float | None]]) -> str:
+    cells: list[list[Cell]] = []
+    for row in rows:
+        low, high = row["interval"] or (None, None)  # type: ignore[misc]
+        paired = "paired" if row["paired"] else "unpaired"
+        cells.append([f"{row['b']} over {row['a']}", row["ratio"], low, high, row.get("p_holm"), paired])
+    headers = ["Groups", "Ratio", "95 % from", "to", "p", "Configurations"]
+    return table("Ratios of the standard deviations; p after Holm", headers, cells)
+
+
+def _heuristics_table(groups: Mapping[str, pd.DataFrame]) -> str:
+    rows: list[list[Cell]] = []
+    for name, points in groups.items():
+        row: list[Cell] = [name]
+        for figures in heuristic_accuracy(points).values():
+            row += [figures["correct"], figures["pairs"]]
+        rows.append(row)
+    headers = ["Group", "Individual", "of", "Compute", "of", "Updates", "of"]
+    return table("Correct pairs of each heuristic", headers, rows)
+
+
+def _risk_table(groups: Mapping[str, pd.DataFrame]) -> str:
+    risks = {name: privacy_risk(points)["rules"] for name, points in groups.items()}
+    rules = list(next(iter(risks.values())))
+    rows: list[list[Cell]] = []
+    for name, of_rule in risks.items():
+        for kind in ("relative", "absolute"):
+            rows.append([f"{name}, {kind}", *(of_rule[rule][kind] for rule in rules)])
+    return table("Score above the oracle's, averaged over the thresholds", ["Group", *rules], rows)

@@ -1,0 +1,159 @@
+"""The part of the page that follows the slider: what each rule selects at each utility threshold."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.figures.scatter import drawn_rows
+from analysis.report.markup import Cell, number, paragraph, plot, table
+from analysis.selection.along import SelectionsAlong
+from analysis.tables.points import configurations
+from analysis.tables.utility_filter import within
+
+MOST_LISTED = 1000
+"""Configurations in the table; of more, those of lowest loss."""
+_FIGURES = ["batch_size", "num_steps", "learning_rate", "utility_loss", "score", "gain", "above", "model"]
+_HEADERS = ["Rule", "b", "T", "η", "Utility loss", "Score", "Share of gain", "Above oracle", "Model"]
+
+
+def live_section(along: SelectionsAlong, rule: str, base_utility_loss: float | None) -> list[str]:
+    """The slider, the two figures that move with it ("layout" and "along") and the table of rules, as HTML.
+
+    Args:
+        along: what every rule selects.
+        rule: the one that the page is about.
+        base_utility_loss: of the pre-trained model, where it is known.
+    """
+    last = len(along.thresholds) - 1
+    slider = (
+        '<div class="live">\n<label for="threshold">Utility threshold u</label>\n'
+        f'<input type="range" id="threshold" min="0" max="{last}" step="1" value="{_start_at(along)}" '
+        f'aria-describedby="threshold-says">\n<output id="threshold-value" for="threshold">{escape(_start_text(along))}'
+        '</output>\n<button type="button" id="threshold-reset">As selected</button>\n'
+        '<p id="threshold-says" class="soft" aria-live="polite"></p>\n</div>'
+    )
+    scatter = plot(
+        "layout",
+        "Scatter plot of the mean score against the mean utility loss of every configuration, with a mark around what "
+        "each rule selects at the threshold. The tables hold the same figures.",
+        "One point per configuration; bars are one standard deviation over seeds. Lower left is better. Only points to "
+        "the left of the dashed line, the threshold, may be selected.",
+    )
+    lines = plot(
+        "along",
+        "Lines of the score of what each rule selects, against the utility threshold.",
+        "What each rule would select at every threshold. The oracle's line is the best that scores allow: a rule that "
+        "stays near it wherever the threshold is set can be relied on.",
+        css="low",
+    )
+    figures = _figures(along, base_utility_loss)
+    score = along.means["score"].to_numpy()
+    rows: list[list[Cell]] = []
+    for name, at in along.start.items():
+        cells = {key: column[at] for key, column in figures.items()}
+        cells["above"] = _above(score[at], score[along.start["oracle"]])
+        rows.append([name, *(cells[key] for key in _FIGURES)])
+    rules = table(
+        "What each rule selects at the threshold",
+        _HEADERS,
+        rows,
+        marked=[list(along.start).index(rule)] if rule in along.start else [],
+        of_row=[{"data-rule": name} for name in along.start],
+        of_column={at: {"data-figure": name} for at, name in enumerate(_FIGURES, start=1)},
+    )
+    reasons = [paragraph(f"{name}: {reason}.", css="soft") for name, reason in along.reasons.items()]
+    return [slider, scatter, rules, *reasons, lines]
+
+
+def live_data(along: SelectionsAlong, rule: str, base_utility_loss: float | None) -> dict[str, Any]:
+    """What the slider's script looks up: selections by rule and threshold, and the figures as texts."""
+    loss = along.means["utility_loss"].to_numpy()
+    return {
+        "rule": rule,
+        "thresholds": along.thresholds.tolist(),
+        "texts": [number(float(u)) for u in along.thresholds],
+        "limits": [float(loss[within(loss, np.full(len(loss), u))].max()) for u in along.thresholds],
+        "members": along.members.tolist(),
+        "selected": {name: positions.tolist() for name, positions in along.selected.items()},
+        "start": dict(along.start),
+        "start_at": _start_at(along),
+        "start_threshold": along.threshold,
+        "start_text": _start_text(along),
+        "start_members": int(along.passed.sum()),
+        "allowed": along.allowed.tolist(),
+        "passed": along.passed.tolist(),
+        "drawn": drawn_rows(along).tolist(),
+        "loss": loss.tolist(),
+        "score": along.means["score"].tolist(),
+        "names": [str(c) for c in configurations(along.means)],
+        "figures": _figures(along, base_utility_loss),
+    }
+
+
+def configurations_table(along: SelectionsAlong, rule: str) -> str:
+    """Every configuration with its means; the rows follow the slider."""
+    means = along.means
+    listed = means
+    caption = "Means over seeds, sorted by T, b, η"
+    if len(means) > MOST_LISTED:
+        listed = means.nsmallest(MOST_LISTED, "utility_loss", keep="first").sort_index()
+        caption = f"Means over seeds of the {MOST_LISTED} configurations of lowest loss of {len(means)}"
+    headers = [
+        "b",
+        "T",
+        "η",
+        "C = bT",
+        "U = Cη",
+        "Seeds",
+        "Utility loss",
+        "Loss std",
+        "Score",
+        "Score std",
+        "Chosen by",
+    ]
+    rows: list[list[Cell]] = []
+    columns = listed[["num_seeds", "utility_loss", "utility_loss_std", "score", "score_std"]].itertuples(index=False)
+    for at, c, (seeds, *values) in zip(listed.index, configurations(listed), columns, strict=True):
+        chosen = ", ".join(name for name, position in along.start.items() if position == at)
+        name: list[Cell] = [c.batch_size, c.num_steps, c.learning_rate, c.compute, float(c.updates)]
+        rows.append([*name, int(seeds), *map(float, values), chosen])
+    marked = [place for place, at in enumerate(listed.index) if at == along.start.get(rule)]
+    attributes: list[dict[str, str | int]] = [
+        {"data-position": int(at)} if place in marked or along.passed[at]
+        else {"data-position": int(at), "class": "excluded"}
+        for place, at in enumerate(listed.index)
+    ]  # fmt: skip
+    return table(caption, headers, rows, marked=marked, of_row=attributes)
+
+
+def _figures(along: SelectionsAlong, base_utility_loss: float | None) -> dict[str, list[str]]:
+    """Column -> [m] texts of the table of rules."""
+    means = along.means
+    columns = {name: [number(value) for value in means[name].tolist()] for name in _FIGURES[:5]}
+    best = float(means["utility_loss"].min())
+    if base_utility_loss is None or base_utility_loss <= best:
+        gain = ["–"] * len(means)
+    else:
+        share = (base_utility_loss - means["utility_loss"]) / (base_utility_loss - best)
+        gain = [f"{value:.0%}" for value in share]
+    uris = ["none recorded" if pd.isna(uri) else str(uri) for uri in means["model_uri"]]
+    return {**columns, "gain": gain, "model": uris}
+
+
+def _above(score: float, oracle: float) -> str:
+    """The relative risk at one threshold, as the script writes it."""
+    return f"{np.floor(100 * (score - oracle) / oracle + 0.5):.0f} %" if oracle > 0 else "–"
+
+
+def _start_text(along: SelectionsAlong) -> str:
+    return number(along.threshold)
+
+
+def _start_at(along: SelectionsAlong) -> int:
+    """The place of the threshold on the slider."""
+    highest = float(along.means.loc[along.passed, "utility_loss"].max())
+    return int(np.searchsorted(along.thresholds, highest, side="right")) - 1

@@ -1,0 +1,144 @@
+"""The choice of every rule as a function of the utility threshold (Hu et al. 2025, Fig. 20)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.selection.constraints import Constraints
+from analysis.selection.rules import Layout, choose, rule_names
+from analysis.selection.thresholds import along_thresholds
+from analysis.surface.surrogate import TooManyError
+from analysis.tables.points import configuration_means, require_hyperparameters
+from analysis.tables.utility_filter import within
+
+Array = NDArray[np.float64]
+Pool = NDArray[np.bool_]
+Positions = NDArray[np.intp]
+
+MOST_THRESHOLDS = 400
+"""More are thinned out, the lowest and the highest kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionsAlong:
+    """What rules select as the utility threshold rises.
+
+    Attributes:
+        means: [m] configuration means in the order (T, b, η).
+        thresholds: [k] utility losses, ascending: those of the configurations that the other constraints allow.
+        members: [k] how many configurations each threshold leaves.
+        selected: rule -> [k] position in means of what it selects, as `select` does at that threshold.
+        allowed: [m] who keeps to the constraints other than the threshold.
+        passed: [m] who keeps to all of them as they were given.
+        threshold: the utility threshold as it was given, else the highest loss of those who passed.
+        start: rule -> the position that it selects from `passed`.
+        reasons: rule -> why it can select nothing here; such a rule is in neither of the other two.
+    """
+
+    means: pd.DataFrame
+    thresholds: Array
+    members: NDArray[np.int64]
+    selected: Mapping[str, Positions]
+    allowed: Pool
+    passed: Pool
+    threshold: float
+    start: Mapping[str, int]
+    reasons: Mapping[str, str]
+
+
+def selections_along(
+    points: pd.DataFrame,
+    constraints: Constraints | None = None,
+    *,
+    by_secret: tuple[pd.DataFrame, str] | None = None,
+    max_thresholds: int = MOST_THRESHOLDS,
+) -> SelectionsAlong:
+    """Let every rule select at the utility loss of every configuration.
+
+    Args:
+        points: a points table.
+        constraints: those other than the utility threshold hold at every threshold; the threshold among them, if there
+            is one, is where the answer starts.
+        by_secret: as for `select`.
+        max_thresholds: at least 2; of more some are left out, evenly.
+
+    Raises:
+        ValueError: as `select`.
+
+    Source: Hu et al. 2025, Fig. 9 and 20.
+    """
+    points = require_hyperparameters(points)
+    means = configuration_means(points)
+    constraints = constraints or Constraints()
+    narrowings = constraints.narrowings(points, means, by_secret)
+    passed = _all(means, [kept for _, _, kept in narrowings])
+    allowed = _all(means, [kept for name, _, kept in narrowings if name != "utility threshold"])
+    loss = means["utility_loss"].to_numpy()
+    thresholds = np.unique(loss[allowed])
+    thresholds = thresholds[_even(len(thresholds), max_thresholds)]
+    given = constraints.threshold(means)
+    layout = Layout.of(means)
+    selected, start, reasons = {}, {}, {}
+    for rule in rule_names():
+        try:
+            start[rule] = int(choose(rule, layout, passed))
+            selected[rule] = _along(rule, layout, allowed, thresholds)
+        except TooManyError as error:
+            reasons[rule] = str(error)
+    members = np.array([int((within(loss, np.full(len(loss), u)) & allowed).sum()) for u in thresholds])
+    return SelectionsAlong(
+        means=means,
+        thresholds=thresholds,
+        members=members,
+        selected=selected,
+        allowed=allowed,
+        passed=passed,
+        threshold=float(loss[passed].max() if given is None else given.max()),
+        start=start,
+        reasons=reasons,
+    )
+
+
+def _all(means: pd.DataFrame, kept: list[Pool]) -> Pool:
+    """[m] who is kept by all; somebody must be.
+
+    Raises:
+        ValueError: nobody is.
+    """
+    pool = np.ones(len(means), dtype=np.bool_)
+    for one in kept:
+        pool &= one
+    if not pool.any():
+        raise ValueError("constraints must leave a configuration, got none that keeps to all. Relax one of them.")
+    return pool
+
+
+def _along(rule: str, layout: Layout, allowed: Pool, thresholds: Array) -> Positions:
+    """[k] what a rule selects at each threshold."""
+    loss = layout.utility_loss
+    if not allowed.all():
+        return np.concatenate([_from_pools(rule, layout, allowed, part) for part in np.array_split(thresholds, 8)])
+    one = Layout(coded=layout.coded, utility_loss=loss[None], score=layout.score[None], smoother=layout.smoother)
+    at_every = along_thresholds(rule, one)[0]
+    order = np.argsort(loss, kind="stable")
+    # The last configuration that the threshold lets in, rounding forgiven as `within` does it.
+    last = np.array([np.flatnonzero(within(loss[order], np.full(len(loss), u)))[-1] for u in thresholds])
+    found: Positions = at_every[order[last]]
+    return found
+
+
+def _from_pools(rule: str, layout: Layout, allowed: Pool, thresholds: Array) -> Positions:
+    """[k] what a rule selects from some of the members at each threshold."""
+    shape = (len(thresholds), len(allowed))
+    pools = within(np.broadcast_to(layout.utility_loss, shape), np.broadcast_to(thresholds[:, None], shape)) & allowed
+    return choose(rule, layout, pools)
+
+
+def _even(count: int, most: int) -> Positions:
+    """Positions of at most so many of so many, evenly apart, with both ends."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.intp))

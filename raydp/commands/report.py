@@ -1,0 +1,52 @@
+"""`raydp report`: a page on one sweep, or on several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raydp.commands.arguments import By, Json, Storage, WorstCase
+
+
+def report(
+    points: Annotated[list[str], typer.Argument(metavar="POINTS|SWEEP...", help="Several are compared on one page.")],
+    output: Annotated[Path, typer.Option("-o", "--output")] = Path("report.html"),
+    by: Annotated[str | None, typer.Option(help="Compare one table's groups by this column, such as epsilon.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Also write the figures into this folder.")] = None,
+    file_format: Annotated[str, typer.Option("--format", help="Of the figures: svg, png or pdf.")] = "svg",
+    score: By = None,
+    worst_case: WorstCase = False,
+    storage: Storage = "raydp_runs",
+    json: Json = False,
+) -> None:
+    """A self-contained HTML report of a sweep, or a comparison of several."""
+    from raydp.output import print_json, stderr, stdout
+    from raydp.sweep.reports import comparison
+    from raydp.sweep.reports import report as of_one
+
+    if figures is not None:
+        from analysis.figures.files import check_format
+
+        check_format(file_format)
+    if not output.absolute().parent.is_dir():
+        raise ValueError(f"--output must lie in an existing folder, got {str(output)!r}. Create it.")
+    options = {"storage": storage, "score": score, "worst_case": worst_case}
+    with stderr.status("analysing"):
+        if len(points) > 1 or by is not None:
+            drawn = comparison(points, output, by=by, **options)
+        else:
+            drawn = of_one(points[0], output, **options)
+    files = []
+    if figures is not None:
+        from analysis.figures import save_figures
+
+        with stderr.status("drawing the figures"):
+            files = [str(file) for file in save_figures(drawn, figures, file_format=file_format)]
+    if json:
+        print_json({"report": str(output), **({"figures": files} if files else {})})
+        return
+    stdout.print(f"report written to {output}", markup=False)
+    if files:
+        stdout.print(f"{len(files)} figures written to {figures}", markup=False)

@@ -1,0 +1,99 @@
+"""Pages and figure files on sweeps and points tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analysis import select as select_from
+from analysis import selections_along, write_comparison, write_report
+from raydp.sweep.api import folder_of, points_of, private_selection_of, secrets_of, select, tables_of
+from raydp.sweep.notes import about
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+    from analysis import Selection
+
+
+def report(
+    points: str | Path,
+    output: Path,
+    *,
+    storage: str = "raydp_runs",
+    score: str | None = None,
+    worst_case: bool = False,
+) -> Mapping[str, go.Figure]:
+    """Write the report of a points table or, with what its guarantee says, of a sweep; by a score as in `select`.
+
+    Returns:
+        Its figures by name.
+    """
+    from analysis import report_figures
+
+    table, options = points_of(points, storage, score=score, worst_case=worst_case)
+    folder = folder_of(points, storage)
+    values = None if worst_case else secrets_of(points, storage, score)
+    if private_selection_of(points, storage) is not None:
+        selections, values = [select(points, storage=storage, score=score, worst_case=worst_case)], None
+    else:
+        selections = _selections(table, options, values)
+    told = {} if folder is None else about(folder, score=score, worst_case=worst_case)
+    write_report(table, selections, output, by_secret=values, **({"title": str(points)} if folder is None else told))
+    return report_figures(table, selections_along(table, selections[0].constraints, by_secret=values))
+
+
+def comparison(
+    sources: list[str],
+    output: Path,
+    *,
+    by: str | None = None,
+    storage: str = "raydp_runs",
+    score: str | None = None,
+    worst_case: bool = False,
+) -> Mapping[str, go.Figure]:
+    """Write the comparison of several sweeps or tables, or of one table's groups.
+
+    Args:
+        by: the column that groups the one table.
+
+    Returns:
+        Its figures by name.
+
+    Raises:
+        ValueError: a private selection among them: its runs may not be compared.
+    """
+    from analysis import comparison_figures
+
+    for source in sources:
+        if private_selection_of(source, storage) is not None:
+            raise ValueError(f"SWEEP must not be a private selection to be compared, got {source!r}. Leave it out.")
+    tables = tables_of(sources, storage, score=score, worst_case=worst_case, by=by)
+    of_source = dict.fromkeys(tables, sources[0]) if by is not None else _by_short_name(sources)
+    tables = dict(zip(of_source, tables.values(), strict=True))
+    selections = {}
+    for name, table in tables.items():
+        source = of_source[name]
+        _, options = points_of(source, storage, by=by)
+        values = None if worst_case else secrets_of(source, storage, score)
+        selections[name] = _selections(table, options, values)
+    title = f"{sources[0]} by {by}" if by is not None else f"{len(sources)} sweeps"
+    write_comparison(tables, selections, output, title=title)
+    return comparison_figures(tables)
+
+
+def _by_short_name(sources: list[str]) -> dict[str, str]:
+    """Names of sweeps and files without their folders, where these tell them apart."""
+    short = {Path(source).with_suffix("").name: source for source in sources}
+    return short if len(short) == len(sources) else {source: source for source in sources}
+
+
+def _selections(
+    table: pd.DataFrame, options: Mapping[str, Any], by_secret: tuple[pd.DataFrame, str] | None
+) -> list[Selection]:
+    """What the options' rule selects, and the best utility."""
+    others = {name: value for name, value in options.items() if name != "rule"}
+    rules = dict.fromkeys([options.get("rule", "procedure"), "best-utility"])
+    return [select_from(table, rule=rule, by_secret=by_secret, **others) for rule in rules]

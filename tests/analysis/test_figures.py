@@ -1,0 +1,161 @@
+"""Figures are plotly objects that hold the figures of the analyses, and become files."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+from report_pages import made_up_sweep
+
+from analysis import (
+    comparison_figures,
+    configuration_means,
+    heuristic_accuracy,
+    hyperparameter_effects,
+    privacy_risk,
+    report_figures,
+    score_variance,
+    select,
+)
+from analysis.figures import (
+    configurations_and_seeds,
+    effect_lines,
+    heuristic_accuracies,
+    hyperparameter_cube,
+    save_figures,
+    score_against_utility,
+    score_along_thresholds,
+    selection_risks,
+    variance_by_group,
+)
+from analysis.selection.constraints import Constraints
+
+
+@pytest.fixture(scope="module")
+def points():
+    return made_up_sweep()[0]
+
+
+@pytest.fixture(scope="module")
+def means(points):
+    return configuration_means(points)
+
+
+def traces(figure: go.Figure) -> dict[str, go.Scatter]:
+    return {trace.name: trace for trace in figure.data}
+
+
+def test_scatter_separates_what_the_constraints_allow(points):
+    figure = score_against_utility(points, constraints=Constraints(max_loss=2.6))
+    found = traces(figure)
+    inside = [x for x, y in zip(found["Configuration"].x, found["Configuration"].y, strict=True) if y is not None]
+    outside = [x for x, y in zip(found["Excluded"].x, found["Excluded"].y, strict=True) if y is not None]
+    assert len(inside) + len(outside) == 60
+    assert max(inside) <= 2.6 < min(outside)
+    assert figure.layout.shapes[0].x0 == 2.6
+    for rule in ("procedure", "oracle"):
+        s = select(points, rule=rule, max_loss=2.6)
+        assert (found[rule].x[0], found[rule].y[0]) == (s.utility_loss, s.score)
+
+
+def test_lines_along_the_thresholds_are_the_selections(points, means):
+    found = traces(score_along_thresholds(points))
+    losses = np.sort(means["utility_loss"].unique())
+    front = np.minimum.accumulate(means.sort_values("utility_loss")["score"])
+    assert list(found["oracle"].x) == losses.tolist()
+    np.testing.assert_array_equal(found["oracle"].y, front)  # losses are all different here
+    at = 40
+    assert found["procedure"].y[at] == select(points, max_loss=losses[at]).score
+
+
+def test_cube_has_every_configuration_once(points, means):
+    (trace,) = hyperparameter_cube(points).data
+    corners = set(zip(trace.x, trace.y, trace.z, strict=True))
+    assert corners == set(means[["batch_size", "num_steps", "learning_rate"]].itertuples(index=False, name=None))
+    assert list(trace.marker.color) == means["score"].tolist()
+    assert all(getattr(hyperparameter_cube(points).layout.scene, f"{axis}axis").type == "log" for axis in "xyz")
+
+
+def test_effect_lines_are_the_series_of_the_analysis(points):
+    effects = hyperparameter_effects(points)
+    figure = effect_lines(points)
+    drawn = sorted((tuple(t.x), tuple(t.y)) for t in figure.data)
+    expected = []
+    for name, moving in [
+        ("batch_size", "batch_size"), ("num_steps", "num_steps"), ("learning_rate", "learning_rate"),
+        ("compute", "batch_size"), ("updates", "learning_rate"),
+    ]:  # fmt: skip
+        for series in effects[name]["series"]:
+            assert len(effects[name]["series"]) <= 40
+            for column in ("score", "utility_loss"):
+                rows = series["points"]
+                expected.append((tuple(r[moving] for r in rows), tuple(r[column] for r in rows)))
+    assert drawn == sorted(expected)
+
+
+def test_effect_lines_without_a_series_say_so():
+    one = pd.DataFrame([(4, 2, 0.1, 0, 2.0, 0.5)], columns=made_up_sweep()[0].columns[:6])
+    assert {trace.text for trace in effect_lines(one).data} == {("none",)}
+
+
+def test_strips_show_means_and_their_standard_deviation(points, means):
+    double = points.assign(score=points["score"] * 2)
+    figure = variance_by_group({"one": points, "two": double})
+    assert [sorted(t.y) for t in figure.data] == [sorted(means["score"]), sorted(means["score"] * 2)]
+    std = means["score"].std(ddof=1)
+    assert [a.text for a in figure.layout.annotations] == [f"std {std:.3g}", f"std {2 * std:.3g}"]
+    assert all(abs(x - place) < 0.5 for place, t in enumerate(figure.data) for x in t.x)
+
+
+def test_seeds_are_drawn_around_the_mean(points, means):
+    configurations, seeds = configurations_and_seeds(points).data
+    assert len(configurations.y) == 60
+    assert np.mean(seeds.y) == pytest.approx(means["score"].mean())
+    within = np.sqrt(np.sum((np.array(seeds.y) - np.mean(seeds.y)) ** 2) / (180 - 60))
+    assert within == pytest.approx(np.sqrt((means["score_std"] ** 2).mean()))
+    assert score_variance(points)["seed_std"] == pytest.approx(within, rel=0.2)  # a mean of roots, not a root of means
+
+
+def test_bars_are_accuracies_and_risks(points):
+    (bars,) = heuristic_accuracies({"all": points}).data
+    assert dict(zip(bars.x, bars.y, strict=True)) == {
+        name: figures["accuracy"] for name, figures in heuristic_accuracy(points).items()
+    }
+    (bars,) = selection_risks({"all": points}).data
+    risk = privacy_risk(points)["rules"]
+    drawn = dict(zip(bars.y, bars.x, strict=True))
+    assert drawn == {rule: figures["relative"] for rule, figures in risk.items() if rule != "oracle"}
+
+
+def test_risks_are_absolute_where_a_relative_one_is_undefined(points):
+    figure = selection_risks({"a": points, "b": points.assign(score=points["score"] - 2)})
+    absolute = privacy_risk(points)["rules"]["best-utility"]["absolute"]
+    for bars in figure.data:
+        assert dict(zip(bars.y, bars.x, strict=True))["best-utility"] == pytest.approx(absolute)
+
+
+def test_a_table_without_pairs_or_seeds_has_figures(points):
+    """One configuration: nothing to compare, nothing that fails."""
+    one = points.head(1)
+    assert all(isinstance(figure, go.Figure) for figure in report_figures(one).values())
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("file_format", "start"), [("svg", b"<svg"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
+def test_figures_become_files(points, tmp_path, file_format, start):
+    figures = comparison_figures({"a": points, "b": points})
+    files = save_figures(figures, tmp_path / "new", file_format=file_format)
+    assert [file.name for file in files] == [f"{name}.{file_format}" for name in figures]
+    assert all(file.read_bytes().startswith(start) for file in files)
+
+
+def test_files_need_a_known_format_and_kaleido(points, tmp_path, monkeypatch):
+    figures = {"cube": hyperparameter_cube(points)}
+    with pytest.raises(ValueError, match=r"format must be one of svg, png, pdf, got 'gif'\."):
+        save_figures(figures, tmp_path, file_format="gif")
+    monkeypatch.setitem(sys.modules, "kaleido", None)
+    with pytest.raises(ValueError, match=r"pip install 'raydp-tune\[figures\]'"):
+        save_figures(figures, tmp_path)

@@ -1,0 +1,160 @@
+"""The report in a real browser: the slider moves every rule's selection, by mouse and keyboard, on any screen."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+from report_pages import MAX_LOSS, made_up_sweep
+
+from analysis import RULES, select, write_comparison, write_report
+from analysis.report.markup import number
+from tests.chromium import OpenPage
+
+pytestmark = pytest.mark.browser
+
+ROW = "Array.from(document.querySelector('tr[data-rule=\"{rule}\"]').children, cell => cell.textContent)"
+FIGURES = {"layout", "along", "cube", "effects", "heuristics", "risk", "spread"}
+
+
+@pytest.fixture(scope="module")
+def points():
+    return made_up_sweep()[0]
+
+
+@pytest.fixture(scope="module")
+def file(points, tmp_path_factory):
+    path = tmp_path_factory.mktemp("browser") / "report.html"
+    selections = [select(points, rule=rule, max_loss=MAX_LOSS) for rule in ("procedure", "best-utility")]
+    write_report(points, selections, path, title="Report", base_utility_loss=3.4)
+    return path
+
+
+@pytest.fixture(scope="module")
+def page(file):
+    with OpenPage(file.as_uri()) as opened:
+        drawn(opened)
+        yield opened
+
+
+def drawn(page: OpenPage) -> None:
+    """Wait until every figure and the slider are there."""
+    page.wait_for("document.querySelectorAll('.plot .main-svg').length >= Object.keys(told.figures).length")
+    page.wait_for("!told.live || document.getElementById('threshold-says').textContent")
+
+
+def said_by_select(points, rule: str, threshold: float) -> list[str]:
+    s = select(points, rule=rule, max_loss=threshold)
+    c = s.configuration
+    return [rule, *map(number, (c.batch_size, c.num_steps, c.learning_rate, s.utility_loss, s.score))]
+
+
+def slide(page: OpenPage, at: int) -> None:
+    page.evaluate(
+        f"(() => {{ const s = document.getElementById('threshold'); s.value = {at};"
+        " s.dispatchEvent(new Event('input')); })()"
+    )
+
+
+def test_it_is_drawn_and_asks_for_nothing(page, file):
+    assert set(page.evaluate("Object.keys(told.figures)")) == FIGURES
+    assert page.complaints == []
+    assert [url for url in page.requested if not url.startswith(("data:", "blob:"))] == [file.as_uri()]
+
+
+def test_it_starts_where_the_selection_was_made(page, points):
+    for rule in RULES:
+        assert page.evaluate(ROW.format(rule=rule))[:6] == said_by_select(points, rule, MAX_LOSS)
+
+
+def test_the_slider_moves_every_selection(page, points):
+    """At each of a dozen thresholds, in the table, in the scatter and in the list of configurations."""
+    thresholds = page.evaluate("told.live.thresholds")
+    moved = set()
+    for at in range(0, len(thresholds), 5):
+        slide(page, at)
+        traces = page.evaluate("document.getElementById('layout').data.map(t => [t.name, t.x, t.y])")
+        rings = {name: (x, y) for name, x, y in traces}
+        for rule in RULES:
+            s = select(points, rule=rule, max_loss=thresholds[at])
+            assert page.evaluate(ROW.format(rule=rule))[:6] == said_by_select(points, rule, thresholds[at])
+            assert rings[rule] == ([s.utility_loss], [s.score])
+        members = len(select(points, max_loss=thresholds[at]).steps[0].survivors)
+        assert sum(y is not None for y in rings["Configuration"][1]) == members
+        assert page.evaluate("document.querySelectorAll('tr.excluded').length") == 60 - members
+        marked = page.evaluate(
+            "Array.from(document.querySelector('tr[data-position].marked').children, c => c.textContent)"
+        )
+        assert marked[:3] == said_by_select(points, "procedure", thresholds[at])[1:4]
+        assert "procedure" in marked[-1]
+        for figure in ("layout", "along"):
+            (line,) = page.evaluate(f"document.getElementById('{figure}').layout.shapes.map(s => s.x0)")
+            assert line == thresholds[at]
+        moved |= {(rule, *rings[rule][0]) for rule in RULES}
+    assert len(moved) > 20, "a selection that never moves shows nothing"
+
+
+def test_the_risk_against_the_oracle_is_that_of_its_scores(page, points):
+    slide(page, 30)
+    threshold = page.evaluate("told.live.thresholds[30]")
+    oracle = select(points, rule="oracle", max_loss=threshold).score
+    for rule in RULES:
+        score = select(points, rule=rule, max_loss=threshold).score
+        assert page.evaluate(ROW.format(rule=rule))[7] == f"{int(100 * (score - oracle) / oracle + 0.5)} %"
+
+
+def test_keys_move_the_slider_and_the_button_takes_it_back(page, points):
+    thresholds = page.evaluate("told.live.thresholds")
+    page.evaluate("document.getElementById('threshold').focus()")
+    page.press("Home")
+    assert page.evaluate(ROW.format(rule="procedure"))[:6] == said_by_select(points, "procedure", thresholds[0])
+    page.press("ArrowRight")
+    assert page.evaluate(ROW.format(rule="oracle"))[:6] == said_by_select(points, "oracle", thresholds[1])
+    page.press("End")
+    assert page.evaluate(ROW.format(rule="procedure"))[:6] == said_by_select(points, "procedure", thresholds[-1])
+    spoken = page.evaluate("document.getElementById('threshold').getAttribute('aria-valuetext')")
+    assert spoken.startswith(f"{number(thresholds[-1])}: 60 of 60 configurations; procedure: (b=")
+    page.evaluate("document.getElementById('threshold-reset').focus()")
+    page.press("Enter")
+    assert page.evaluate(ROW.format(rule="procedure"))[:6] == said_by_select(points, "procedure", MAX_LOSS)
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_no_screen_is_too_narrow(file, width):
+    """The page itself never scrolls sideways; what is wider scrolls in a box of its own."""
+    with OpenPage(file.as_uri(), width=width) as page:
+        drawn(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        right = "Array.from(document.querySelectorAll('main > *, section > *'), e => e.getBoundingClientRect().right)"
+        assert max(page.evaluate(right)) <= width
+
+
+def test_dark_pages_are_dark_and_print_is_not(file):
+    colour = "getComputedStyle(document.body).backgroundColor"
+    ink = "getComputedStyle(document.querySelector('#layout .xtick text')).fill"
+    with OpenPage(file.as_uri(), dark=True) as page:
+        drawn(page)
+        assert brightness(page.evaluate(colour)) < 40
+        page.wait_for(f"{ink} === 'rgb(228, 232, 236)'")
+        page.evaluate(f"addEventListener('beforeprint', () => {{ window.printed = {colour}; }})")
+        document = base64.b64decode(page.print_to_pdf())
+        assert document.startswith(b"%PDF")
+        assert brightness(page.evaluate("window.printed")) > 250
+        assert brightness(page.evaluate(colour)) < 40
+
+
+def test_a_comparison_is_drawn_too(points, tmp_path):
+    groups = {"ε = 4": points, "ε = 8": points.assign(score=points["score"] * 2)}
+    selections = {name: [select(p), select(p, rule="best-utility")] for name, p in groups.items()}
+    write_comparison(groups, selections, tmp_path / "both.html", title="Both")
+    with OpenPage((tmp_path / "both.html").as_uri()) as page:
+        drawn(page)
+        assert page.complaints == []
+        assert page.evaluate("document.getElementById('spread').data.map(t => t.name)") == list(groups)
+
+
+def brightness(colour: str) -> float:
+    """Mean of the channels of rgb(r, g, b), 0 to 255."""
+    channels = json.loads(f"[{colour[colour.index('(') + 1 : -1]}]")[:3]
+    return sum(channels) / 3

@@ -1,0 +1,82 @@
+"""`raydp report`: one table, several, groups of one, figures as files; mistakes are said before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.conftest import Answer
+
+Command = Callable[..., Answer]
+ROWS = [
+    (b, t, rate, seed, 3 - 0.1 * b**0.2 * t * rate - 0.01 * seed, 0.1 + b * t * rate / 100 + 0.01 * seed)
+    for b in (16, 32)
+    for t in (2, 4)
+    for rate in (0.1, 0.2)
+    for seed in (0, 1)
+]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    columns = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
+    points = pd.DataFrame(ROWS, columns=columns)
+    for epsilon in (4, 8):
+        points.assign(score=points["score"] * epsilon).to_csv(tmp_path / f"eps-{epsilon}.csv", index=False)
+    both = [points.assign(epsilon=e, score=points["score"] * e) for e in (4, 8)]
+    pd.concat(both).to_csv(tmp_path / "both.csv", index=False)
+    return tmp_path / "eps-8.csv"
+
+
+def test_one_table(raydp: Command, table: Path) -> None:
+    answer = raydp("report", table, "-o", "one.html", "--json")
+    assert answer.code == 0, answer.err
+    assert answer.json() == {"report": "one.html"}
+    page = Path("one.html").read_text()
+    assert 'id="threshold"' in page
+    assert "<td>32</td>" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [(["eps-4.csv", "eps-8.csv"], ["eps-4", "eps-8"]), (["both.csv", "--by", "epsilon"], ["4", "8"])],
+)
+def test_several_groups_are_compared(raydp: Command, table: Path, arguments: list[str], names: list[str]) -> None:
+    answer = raydp("report", *arguments, "-o", "both.html", "--json")
+    assert answer.code == 0, answer.err
+    page = Path("both.html").read_text()
+    for name in names:
+        assert f'<th scope="row">{name}</th>' in page
+    assert f'<th scope="row">{names[1]} over {names[0]}</th><td>2</td>' in page  # scores are twice as far apart
+    assert 'id="threshold"' not in page
+
+
+@pytest.mark.browser
+def test_figures_are_written_beside_the_page(raydp: Command, table: Path) -> None:
+    answer = raydp("report", table, "-o", "one.html", "--figures", "pictures", "--format", "svg", "--json")
+    assert answer.code == 0, answer.err
+    files = [Path(file) for file in answer.json()["figures"]]
+    names = {"layout", "along", "cube", "effects", "heuristics", "risk", "spread"}
+    assert {file.stem for file in files} == names
+    assert all(file.read_text().startswith("<svg") for file in files)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["eps-8.csv", "--figures", "f", "--format", "gif"], "format must be one of svg, png, pdf, got 'gif'"),
+        (["eps-8.csv", "-o", "nowhere/r.html"], "--output must lie in an existing folder"),
+        (["eps-8.csv", "eps-8.csv"], "must be named once each"),
+        (["eps-8.csv", "eps-4.csv", "--by", "seed"], "--by must go with one table"),
+        (["eps-8.csv", "--by", "epsilom"], "epsilom"),
+        (["nothing"], "nothing"),
+    ],
+)
+def test_it_says_what_to_change(raydp: Command, table: Path, arguments: list[str], message: str) -> None:
+    answer = raydp("report", *arguments)
+    assert answer.code == 2
+    assert message in answer.err
+    assert not Path("report.html").exists()
