@@ -27,7 +27,7 @@ class _Outlook:
 
     Attributes:
         layout: of the m candidates, utility_loss and score [S, m].
-        allowed: [S, m] who keeps to the utility threshold of each draw.
+        allowed: [S, m] who keeps to the utility threshold of each draw, and to the bound of the score.
         rule: how one is selected.
     """
 
@@ -103,6 +103,8 @@ class FrugalSearch(Section):
         loss = Fitted.to(means, "utility_loss", seed=self.seed).draw(table, self.num_draws, seed=self.seed)
         score = Fitted.to(means, "score", seed=self.seed).draw(table, self.num_draws, seed=self.seed + 1)
         allowed = loss <= goal.threshold(loss.min(axis=1))[:, None]  # a share of the gain is of the whole space's best
+        if goal.max_score is not None:
+            allowed &= score <= goal.max_score
         every = table.assign(score=0.0, score_std=np.nan, num_seeds=1)
         layout = replace(Layout.of(every.assign(utility_loss=0.0)), utility_loss=loss, score=score)
         rule = "oracle" if goal.rule == "predicted-score" else goal.rule  # a draw is smooth already

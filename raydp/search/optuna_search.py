@@ -67,8 +67,7 @@ class OptunaSearch(Section):
         told = {} if state.points is None else _told(state.points, goal)
         with opened(state.folder) as record:
             study = SearchStudy.of(record, state, told)
-            waiting = study.asked_before()  # asked for before a kill, and never begun
-            chosen, taken = list(waiting[:count]), {*known(state), *waiting}
+            chosen, taken = list(study.waiting[:count]), {*known(state), *study.waiting}
             left = self._left(state, taken)
             while left and len(chosen) < count:
                 sampler = new_sampler(self.sampler, self.initial, seed=[self.seed, study.num_trials])

@@ -63,12 +63,12 @@ def opened(folder: Path | None) -> Iterator[Study]:
         optuna.logging.set_verbosity(level)
 
 
-def _study(name: str, storage: RDBStorage | InMemoryStorage, sampler: BaseSampler | None = None) -> Study:
+def _study(name: str, storage: RDBStorage | InMemoryStorage) -> Study:
     study = optuna.create_study(
         study_name=name,
         storage=storage,
         directions=["minimize"] * len(OBJECTIVES),
-        sampler=sampler or RandomSampler(seed=0),  # the record's: nothing is sampled from it
+        sampler=RandomSampler(seed=0),  # of the record, from which nothing is sampled; the copy is given another
         load_if_exists=True,
     )
     if study.metric_names is None:
@@ -94,7 +94,7 @@ class SearchStudy:
         record: every trial that was asked for, once.
         copy: those that count now, in the record's order.
         distributions: name -> range of a hyperparameter, logarithmic.
-        waiting: configurations that the record says are running and the sweep says are not.
+        waiting: what was asked for before a kill and never begun, the first asked first.
     """
 
     record: Study
@@ -119,14 +119,10 @@ class SearchStudy:
                 copy.add_trial(_complete(configuration, distributions, told[configuration], trial.system_attrs))
         return cls(record=record, copy=copy, distributions=distributions, waiting=tuple(waiting))
 
-    def asked_before(self) -> tuple[Configuration, ...]:
-        """What was asked for and never begun, the first asked first."""
-        return self.waiting
-
     @property
     def num_trials(self) -> int:
-        """How many trials count now."""
-        return len(self.copy.get_trials(deepcopy=False))
+        """How many trials were asked for."""
+        return len(self.record.get_trials(deepcopy=False))
 
     def ask(self, sampler: BaseSampler, left: Sequence[Configuration]) -> Configuration:
         """The configuration, of those left, that is nearest to what a sampler suggests; it is running from now on."""

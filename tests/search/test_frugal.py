@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis import select
+from analysis import configuration_means, select
 from raydp.search.base import Goal, SearchState
 from raydp.search.frugal import FrugalSearch
 from raydp.search.replay import replay
@@ -73,3 +73,13 @@ def test_a_share_of_the_gain_is_of_the_whole_spaces_best():
     assert one.selected is not None
     assert one.relative_excess <= 0.1
     assert one.cost_share < 0.6
+
+
+def test_a_bound_on_the_score_holds_in_every_draw():
+    table = surface(np.random.default_rng(7))
+    limit = float(table["score"].median())
+    goal = Goal(max_loss=median_loss(table), max_score=limit)
+    outlook = FrugalSearch(num_draws=50)._outlook(tuple(SPACE), configuration_means(table), goal)
+    kept = outlook.allowed.mean(axis=0)
+    assert 0 < kept.mean() < 0.5
+    assert not outlook.allowed[outlook.layout.score > limit].any()
