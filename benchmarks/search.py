@@ -3,9 +3,11 @@
     python benchmarks/search.py --points raydp_runs/demo/points.csv --surfaces 12 -o search.json
 
 For every table, three utility thresholds (quantiles of the losses) and each rule, the frugal search runs what it asks
-for; random search runs as many configurations (ten seeds). The cost is compute, b·T, over the whole grid's. The excess
-is that of the score which the rule selects from what was run over the one that it selects from all, relative to it; it
-is infinite where nothing that was run keeps to the threshold.
+for; Optuna (TPE) and random search run as many configurations, and Optuna also half of the compute, its default. The
+cost is compute, b·T, over the whole grid's. The excess is that of the score which the rule selects from what was run
+over the one that it selects from all, relative to it; it is infinite where nothing that was run keeps to the threshold.
+The front is the area (utility loss, score) that what was run dominates, of what the whole grid does, among those that
+keep to the threshold, up to the worst of both.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ import pandas as pd
 from machine import describe
 
 from analysis import configuration_means, load_points
+from analysis.tables.points import KEY
 from raydp.search.base import Goal
 from raydp.search.frugal import FrugalSearch
+from raydp.search.optuna_search import OptunaSearch
 from raydp.search.random_order import RandomSearch
 from raydp.search.replay import Replay, replay
 from search_spaces import grid
@@ -49,25 +53,57 @@ def surface(seed: int) -> pd.DataFrame:
     return table.assign(score=table["score"] - table["score"].min() + 0.2)
 
 
-def compare(name: str, points: pd.DataFrame) -> list[dict[str, Any]]:
-    """Both searches on one table."""
+def compare(name: str, points: pd.DataFrame, optuna_seeds: int) -> list[dict[str, Any]]:
+    """Every search on one table; medians over the seeds of those that draw."""
     means, found = configuration_means(points), []
     for rule in RULES:
         for quantile in QUANTILES:
             goal = Goal(rule=rule, max_loss=float(means["utility_loss"].quantile(quantile)))
             frugal = replay(points, FrugalSearch(), goal)
-            drawn = [
-                replay(points, RandomSearch(num_configurations=len(frugal.order), seed=seed), goal)
-                for seed in range(RANDOM_SEEDS)
-            ]
-            found.append({
-                "table": name, "configurations": len(means), "rule": rule, "quantile": quantile,
-                "ran": len(frugal.order), "cost_share": frugal.cost_share, "excess": _excess(frugal),
-                "random_cost_share": float(np.mean([one.cost_share for one in drawn])),
-                "random_excess": float(np.median([_excess(one) for one in drawn])),
-            })  # fmt: skip
-            print(found[-1], file=sys.stderr, flush=True)
+            number = len(frugal.order)
+            by_search = {
+                "frugal": [frugal],
+                "optuna": [
+                    replay(points, OptunaSearch(num_configurations=number, seed=k), goal) for k in range(optuna_seeds)
+                ],
+                "random": [
+                    replay(points, RandomSearch(num_configurations=number, seed=k), goal) for k in range(RANDOM_SEEDS)
+                ],
+                "optuna, half": [replay(points, OptunaSearch(seed=k), goal) for k in range(optuna_seeds)],
+            }
+            for search, replays in by_search.items():
+                excess = [_excess(one) for one in replays]
+                found.append({
+                    "table": name, "configurations": len(means), "rule": rule, "quantile": quantile, "search": search,
+                    "ran": float(np.median([len(one.order) for one in replays])),
+                    "cost_share": float(np.median([one.cost_share for one in replays])),
+                    "excess": float(np.median(excess)),
+                    "within_5_percent": float(np.mean(np.array(excess) <= 0.05)),
+                    "largest_excess": float(np.max(excess)),
+                    "front": float(np.median([front_share(means, one, goal) for one in replays])),
+                })  # fmt: skip
+                print(found[-1], file=sys.stderr, flush=True)
     return found
+
+
+def front_share(means: pd.DataFrame, one: Replay, goal: Goal) -> float:
+    """The dominated area of what was run over that of the whole grid; NaN where the grid's is none."""
+    allowed = means[means["utility_loss"] <= goal.max_loss]
+    ran = {c.key for c in one.order}
+    mask = [key in ran for key in allowed[KEY].itertuples(index=False, name=None)]
+    corner = allowed[["utility_loss", "score"]].max().to_numpy()
+    of_all = dominated_area(allowed, corner)
+    return dominated_area(allowed[mask], corner) / of_all if of_all > 0 else float("nan")
+
+
+def dominated_area(means: pd.DataFrame, corner: np.ndarray) -> float:
+    """The area between the front of some configurations and a corner that is worse than each."""
+    area, lowest = 0.0, float(corner[1])
+    for loss, score in means.sort_values("utility_loss")[["utility_loss", "score"]].itertuples(index=False):
+        if score < lowest:
+            area += (float(corner[0]) - loss) * (lowest - score)
+            lowest = score
+    return area
 
 
 def _excess(one: Replay) -> float:
@@ -78,16 +114,19 @@ def _excess(one: Replay) -> float:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians, and how often the choice is within 5 %."""
-    excess = np.array([row["excess"] for row in rows])
+    """By search: medians, and how often the choice is within 5 %."""
+    table = pd.DataFrame(rows)
     return {
-        "replays": len(rows),
-        "median_cost_share": float(np.median([row["cost_share"] for row in rows])),
-        "median_excess": float(np.median(excess)),
-        "within_5_percent": float(np.mean(excess <= 0.05)),
-        "largest_excess": float(excess.max()),
-        "random_median_cost_share": float(np.median([row["random_cost_share"] for row in rows])),
-        "random_median_excess": float(np.median([row["random_excess"] for row in rows])),
+        str(search): {
+            "replays": len(part),
+            "median_configurations": float(part["ran"].median()),
+            "median_cost_share": float(part["cost_share"].median()),
+            "median_excess": float(part["excess"].median()),
+            "within_5_percent": float(part["within_5_percent"].mean()),
+            "largest_excess": float(part["largest_excess"].max()),
+            "median_front": float(part["front"].median()),
+        }
+        for search, part in table.groupby("search", sort=False)
     }
 
 
@@ -95,16 +134,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--points", type=Path, nargs="*", default=[], help="points files of complete sweeps")
     parser.add_argument("--surfaces", type=int, default=12, help="made-up surfaces")
+    parser.add_argument("--optuna-seeds", type=int, default=3, help="repetitions of the search by Optuna")
     parser.add_argument("-o", "--output", type=Path)
     args = parser.parse_args()
     rows = []
     for path in args.points:
-        rows += compare(f"{path.parent.name}/{path.name}", load_points(path))
-    made_up = [row for k in range(args.surfaces) for row in compare(f"surface {k}", surface(k))]
+        rows += compare(f"{path.parent.name}/{path.name}", load_points(path), args.optuna_seeds)
+    made_up = [row for k in range(args.surfaces) for row in compare(f"surface {k}", surface(k), args.optuna_seeds)]
     tables = {name: [row for row in rows if row["table"] == name] for name in dict.fromkeys(r["table"] for r in rows)}
     document = {
-        **describe(),
-        "settings": FrugalSearch().model_dump(),
+        **describe("optuna", "numpy", "pandas", "scikit-learn"),
+        "settings": {"frugal": FrugalSearch().model_dump(), "optuna": OptunaSearch().model_dump()},
         "summary": {name: summary(part) for name, part in {**tables, "surfaces": made_up}.items() if part},
         "rows": rows + made_up,
     }
