@@ -105,9 +105,13 @@ def _adjust(tests: list[dict[str, Any]]) -> None:
 
 def _permuted(score: Array, groups: Codes, count: int, rng: np.random.Generator) -> Array:
     """[count, m] the scores, exchanged at random within the groups."""
-    shuffled = np.argsort(groups + rng.random((count, len(score))), axis=1)
-    permuted = np.empty((count, len(score)))
-    permuted[:, np.argsort(groups, kind="stable")] = score[shuffled]
+    permuted = np.tile(score, (count, 1))
+    if np.ptp(groups) == 0:
+        return rng.permuted(permuted, axis=1, out=permuted)
+    shared = np.flatnonzero(np.bincount(groups)[groups] > 1)  # who is alone in its group stays where it is
+    of_group = groups[shared]
+    shuffled = np.argsort(of_group + rng.random((count, len(shared))), axis=1)
+    permuted[:, shared[np.argsort(of_group, kind="stable")]] = score[shared][shuffled]
     return permuted
 
 

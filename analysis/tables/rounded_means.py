@@ -1,0 +1,71 @@
+"""Correctly rounded means of many small groups, without going through fractions for each."""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+_LARGEST_GROUP = 64
+_SAFE = (1e-200, 1e150)  # products of such numbers neither overflow nor lose digits
+_SPLIT = 2.0**27 + 1
+_NEAR_TIE = 1e-6  # in units of the last place; what is computed here is right to some 1e-14 of them
+
+
+def rounded_means(values: Array, starts: NDArray[np.int64]) -> Array:
+    """The mean of each slice, correctly rounded: equal samples have equal means, whatever the order of their values.
+
+    Args:
+        values: [n] finite numbers.
+        starts: [m] where each slice begins, ascending, the first at 0; none is empty.
+
+    Returns:
+        [m] the double nearest to each exact mean, as `statistics.mean` has it.
+
+    Source: Dekker 1971 and Knuth 1969 for sums and products with their rounding errors.
+    """
+    sizes = np.diff(starts, append=len(values))
+    total, error = np.zeros(len(starts)), np.zeros(len(starts))
+    size = np.abs(values)
+    fits = np.logical_and.reduceat((size == 0) | ((size > _SAFE[0]) & (size < _SAFE[1])), starts)
+    fits &= sizes <= _LARGEST_GROUP
+    for k in range(int(sizes[fits].max(initial=0))):
+        some = np.flatnonzero(fits & (sizes > k))
+        total[some], lost = _sum(total[some], values[starts[some] + k])
+        error[some] += lost
+    total, error = _sum(total, error)
+    count = sizes.astype(np.float64)
+    quotient = total / count
+    product, lost = _product(quotient, count)
+    correction = ((total - product) - lost + error) / count  # of the quotient; total - product is exact
+    mean: Array = quotient + correction
+    rest, place = np.abs((quotient - mean) + correction), np.spacing(np.abs(mean))
+    # Near the middle of two doubles, or a quarter of the way below a power of two, the last digits decide.
+    tie = (np.abs(rest - place / 2) < _NEAR_TIE * place) | (np.abs(rest - place / 4) < _NEAR_TIE * place)
+    for at in np.flatnonzero(tie | ~fits):
+        mean[at] = statistics.mean(values[starts[at] : starts[at] + sizes[at]].tolist())
+    return mean
+
+
+def _sum(a: Array, b: Array) -> tuple[Array, Array]:
+    """The rounded sum and what rounding lost."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
+
+
+def _product(a: Array, b: Array) -> tuple[Array, Array]:
+    """The rounded product and what rounding lost."""
+    product = a * b
+    (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
+    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+
+
+def _halves(a: Array) -> tuple[Array, Array]:
+    """Two numbers of half the digits that sum to it."""
+    high = _SPLIT * a
+    high = high - (high - a)
+    return high, a - high
