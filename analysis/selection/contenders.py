@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.statistics.noise import SeedNoise, secret_errors
+from analysis.statistics.spread import unit_of
 from analysis.tables.points import HYPERPARAMETERS, configurations
 
 Array = NDArray[np.float64]
@@ -20,6 +21,7 @@ DRAWS = 4000
 CONFIDENCE = 0.95
 MOST_COMPARED = 300
 """Every two of these are compared; of a larger pool, those with the lowest mean scores."""
+_BEYOND_MEASURE = 1e300
 MOST_SEEDS = 64
 """More further seeds than this for one configuration are not proposed."""
 
@@ -85,22 +87,25 @@ def contenders(
 
     Source: Hsu 1981 (multiple comparisons with the best), with simulated critical values; Smyth 2004.
     """
-    score = means["score"].to_numpy()
+    own, score = SeedNoise.of(means["score_std"].to_numpy(), means["num_seeds"].to_numpy()), means["score"].to_numpy()
+    of_secret = np.empty(0) if by_secret is None else (by_secret - by_secret.min()).ravel()
+    unit = unit_of(np.concatenate([score - score.min(), [0.0] if own is None else own.std, of_secret]))
+    score = score / unit
     members = np.flatnonzero(pool)
     members = members[np.argsort(score[members], kind="stable")][:MOST_COMPARED]
-    noise = SeedNoise.of(means["score_std"].to_numpy(), means["num_seeds"].to_numpy())
+    noise = None if own is None else own.over(unit)
     rng = np.random.default_rng(seed)
     errors, of_secrets = np.zeros((num_draws, len(members))), np.zeros((len(members), len(members)))
     if noise is not None:
         noise = noise.take(members)
         errors += noise.draw(rng, num_draws)
     if by_secret is not None:
-        drawn = secret_errors(by_secret[members], rng, num_draws)
+        drawn = secret_errors(by_secret[members] / unit, rng, num_draws)
         errors += drawn
         of_secrets = np.atleast_2d(np.cov(drawn, rowvar=False, ddof=0))
     levels = tuple(name for name, known in (("seeds", noise), ("secrets", by_secret)) if known is not None)
     compared = _Compared(score=score[members], errors=errors, of_secrets=of_secrets, noise=noise)
-    rows = _rows(means.iloc[members], compared) if levels else _rows(means.iloc[members], None)
+    rows = _rows(means.iloc[members], compared if levels else None, unit)
     if not levels:
         return Contenders(verdict="unknown", levels=(), rows=rows, further_seeds=(), reason=_NO_SEEDS)
     inside = compared.may_be_lowest
@@ -203,20 +208,20 @@ class _Compared:
 
 
 def _over(difference: Array, scale: Array) -> Array:
-    """difference / scale, where without an error any difference is infinitely clear and none is 0."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(difference == 0, 0.0, difference / scale)
+    """difference / scale, where without an error any difference is clear beyond measure and none is 0."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return np.where(difference == 0, 0.0, (difference / scale).clip(-_BEYOND_MEASURE, _BEYOND_MEASURE))
 
 
-def _rows(listed: pd.DataFrame, compared: _Compared | None) -> tuple[dict[str, Any], ...]:
-    """The compared configurations for JSON."""
+def _rows(listed: pd.DataFrame, compared: _Compared | None, unit: float) -> tuple[dict[str, Any], ...]:
+    """The compared configurations for JSON; unit: of the compared scores."""
     rows = [
         asdict(c) | {"score": float(score)} for c, score in zip(configurations(listed), listed["score"], strict=True)
     ]
     if compared is None:
         unknown = {"std_error": None, "indistinguishable": None, "probability": None}
         return tuple(row | unknown for row in rows)
-    own = np.sqrt(np.diag(compared.of_secrets) + compared.variances())
+    own = unit * np.sqrt(np.diag(compared.of_secrets) + compared.variances())
     lowest = (compared.score + compared.errors).argmin(axis=1)
     probability = np.bincount(lowest, minlength=len(rows)) / len(compared.errors)
     figures = zip(own.tolist(), compared.may_be_lowest.tolist(), probability.tolist(), strict=True)

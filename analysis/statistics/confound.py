@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from analysis.statistics.heuristics import HEURISTICS, Coded, pair_blocks
 from analysis.statistics.noise import SeedNoise
+from analysis.statistics.spread import std, unit_of
 from analysis.tables.points import configuration_means, configurations
 
 Array = NDArray[np.float64]
@@ -54,7 +55,7 @@ def utility_adjusted(points: pd.DataFrame, *, num_resamples: int = RESAMPLES, se
     result: dict[str, Any] = {"configurations": len(means)}
     noise = SeedNoise.of(means["score_std"].to_numpy(), means["num_seeds"].to_numpy())
     result["noise_std"] = None if noise is None else float(np.sqrt((noise.std_error() ** 2).mean()))
-    result["score_std"] = float(score.std(ddof=1)) if len(score) > 1 else None
+    result["score_std"] = std(score) if len(score) > 1 else None
     undefined: dict[str, Any] = {
         "adjusted_std": None,
         "interval": None,
@@ -76,7 +77,8 @@ def _remaining(
     means: pd.DataFrame, loss: Array, score: Array, num_resamples: int, rng: np.random.Generator
 ) -> dict[str, Any]:
     """The spread of the residuals, with intervals over resamples of the configurations."""
-    expected = _smooth(loss, score)
+    unit = unit_of(score)
+    expected, score = _smooth(loss, score), score / unit
     variance, share = _residual_variance(loss, score)
     drawn = []
     num_resamples = min(num_resamples, _MOST_RESAMPLED // len(loss))
@@ -87,15 +89,15 @@ def _remaining(
     intervals: dict[str, Any] = {"interval": None, "share_interval": None}
     if len(drawn) >= num_resamples / 2:
         ends = np.quantile(drawn, [0.025, 0.975], axis=0)
-        intervals = {"interval": np.sqrt(ends[:, 0]).tolist(), "share_interval": ends[:, 1].tolist()}
+        intervals = {"interval": (unit * np.sqrt(ends[:, 0])).tolist(), "share_interval": ends[:, 1].tolist()}
     else:  # in most resamples too few configurations differ
         intervals["reason"] = "too few configurations differ for an interval"
     rows = [
         asdict(c) | {"utility_loss": float(u), "score": float(s), "expected": float(e), "adjusted": float(s - e)}
-        for c, u, s, e in zip(configurations(means), loss, score, expected, strict=True)
+        for c, u, s, e in zip(configurations(means), loss, score * unit, expected, strict=True)
     ]
     return {
-        "adjusted_std": float(np.sqrt(variance)),
+        "adjusted_std": unit * float(np.sqrt(variance)),
         "share_remaining": float(share),
         **intervals,
         "rows": rows,

@@ -10,6 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.statistics.intervals import RESAMPLES, TAILS, resampled
+from analysis.statistics.spread import unit_of
 from analysis.tables.per_secret import score_names, score_values
 from analysis.tables.points import KEY, require_hyperparameters
 
@@ -81,6 +82,7 @@ def correlate(
     if min(np.ptp(one), np.ptp(other)) == 0:
         return {**undefined, "reason": f"one of the two is the same in every {of}"}
     _, of_group = np.unique(groups, return_inverse=True)
+    one, other = one / unit_of(one), other / unit_of(other)
     weights = resampled(rng, num_resamples, int(of_group.max()) + 1)[:, of_group]
     everything = np.ones((1, len(one)))
     found: dict[str, Any] = {}

@@ -82,6 +82,7 @@ def _row(key: tuple[Any, ...], found: Any, left_out: Collection[str]) -> dict[st
         "without": float(found["mean_without"]),
         "difference": float(found["mean_with"] - found["mean_without"]),
         "std_error": None if math.isnan(variance) else math.sqrt(variance),
+        **({"reason": "std_error needs two seeds of both"} if math.isnan(variance) else {}),
     }
 
 

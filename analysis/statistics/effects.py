@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analysis.statistics.heuristics import Coded
+from analysis.statistics.spread import std
 from analysis.tables.points import HYPERPARAMETERS, configuration_means, configurations
 
 SERIES = (*HYPERPARAMETERS, "compute", "updates")
@@ -34,7 +36,11 @@ def hyperparameter_effects(points: pd.DataFrame) -> dict[str, Any]:
     means = configuration_means(points)
     coded = Coded.of(means)
     figures = ["batch_size", "num_steps", "learning_rate", "score", "score_std", "utility_loss"]
-    rows = means[figures].astype(object).where(means[figures].notna(), None).to_dict("records")
+    listed_figures = means[figures].astype(object).where(means[figures].notna(), None).to_dict("records")
+    rows: list[dict[str, Any]] = [{str(name): value for name, value in row.items()} for row in listed_figures]
+    for row in rows:
+        if row["score_std"] is None:
+            row["reason"] = "score_std needs two seeds"
     listed = configurations(means)
     fixed = {
         **{
@@ -79,5 +85,7 @@ def _per_doubling(series: list[dict[str, Any]], moving: str) -> dict[str, Any]:
         x = np.log2([float(p[moving]) for p in one["points"]])
         y = np.array([float(p["score"]) for p in one["points"]])
         slopes.append(float(((x - x.mean()) * y).sum() / ((x - x.mean()) ** 2).sum()))
-    error = float(np.std(slopes, ddof=1) / np.sqrt(len(slopes))) if len(slopes) > 1 else None
-    return {"per_doubling": float(np.mean(slopes)), "std_error": error, "series_count": len(series)}
+    found: dict[str, Any] = {"per_doubling": float(np.mean(slopes)), "std_error": None, "series_count": len(series)}
+    if len(slopes) < 2:
+        return found | {"reason": "std_error needs two series"}
+    return found | {"std_error": std(np.array(slopes)) / math.sqrt(len(slopes))}

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.statistics.spread import std
 from analysis.tables.per_secret import PREFIX, as_array, by_secret, score_names, score_values
 from analysis.tables.points import HYPERPARAMETERS, KEY, require_hyperparameters
 
@@ -75,11 +76,14 @@ def _of_score(
         figures = _of_configuration(table[chosen], values is not None, drawn, rng)
         rows.append({name: row[name].item() for name in HYPERPARAMETERS} | figures)
     maxima = [row["max"] for row in rows]
-    return {
+    found = {
         "configurations": rows,
         "score_std": _std([row["mean"] for row in rows]),
         "worst_case_std": _std(maxima) if values is not None else None,
     }
+    if len(rows) < 2:
+        return found | {"reason": "a spread needs at least 2 configurations"}
+    return found if values is not None else found | {"reason": "the score has no values by secret"}
 
 
 def _of_configuration(table: Array, has_secrets: bool, drawn: Array, rng: np.random.Generator) -> dict[str, Any]:
@@ -90,6 +94,10 @@ def _of_configuration(table: Array, has_secrets: bool, drawn: Array, rng: np.ran
     means = np.einsum("bs,sk,bk->b", seeds, table, drawn) / table.size
     maxima = table.max(axis=1)
     of_maxima = seeds @ maxima / num_seeds
+    reasons = [
+        *([] if has_secrets else ["the score has no values by secret"]),
+        *([] if num_seeds > 1 else ["an interval over seeds needs two"]),
+    ]
     return {
         "num_seeds": num_seeds,
         "num_secrets": num_secrets if has_secrets else None,
@@ -101,6 +109,7 @@ def _of_configuration(table: Array, has_secrets: bool, drawn: Array, rng: np.ran
         "quantiles": {
             f"{q:g}": float(np.quantile(table, q, axis=1).mean()) if has_secrets else None for q in QUANTILES
         },
+        **({"reason": "; ".join(reasons)} if reasons else {}),
     }
 
 
@@ -115,4 +124,4 @@ def _interval(values: Array) -> list[float]:
 
 
 def _std(values: list[float]) -> float | None:
-    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return std(np.array(values)) if len(values) > 1 else None

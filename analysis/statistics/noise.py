@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.statistics.intervals import resampled
+from analysis.statistics.spread import unit_of
 from analysis.tables.per_secret import as_array, by_secret
 from analysis.tables.points import KEY
 
 Array = NDArray[np.float64]
 
+_FARTHEST = 1e100
 _MIN_VARIANCES = 3  # fewer positive ones do not say how much variances differ
 
 
@@ -44,7 +46,9 @@ class SeedNoise:
         several = own > 0
         if not several.any():
             return None
-        variances, total = std[several] ** 2, float(own.sum())
+        unit = unit_of(np.append(std[several], 0.0))
+        std, total = std / unit, float(own.sum())
+        variances = std[several] ** 2
         prior = _prior(variances, own[several].astype(np.float64))
         if prior is None:  # they do not differ by more than chance: one variance for all
             pooled = float((own[several] * variances).sum()) / total
@@ -53,11 +57,15 @@ class SeedNoise:
             scale, prior_degrees = prior
             degrees = prior_degrees + own
             variance = (prior_degrees * scale + own * np.where(several, std, 0.0) ** 2) / degrees
-        return cls(std=np.sqrt(variance), degrees=degrees, num_seeds=num_seeds)
+        return cls(std=np.sqrt(variance) * unit, degrees=degrees, num_seeds=num_seeds)
 
     def take(self, members: NDArray[np.intp]) -> SeedNoise:
         """The figures of some configurations."""
         return SeedNoise(std=self.std[members], degrees=self.degrees[members], num_seeds=self.num_seeds[members])
+
+    def over(self, unit: float) -> SeedNoise:
+        """The figures in another unit of the score."""
+        return replace(self, std=self.std / unit)
 
     def std_error(self, more: NDArray[np.int64] | int = 0) -> Array:
         """[m] of the mean over the seeds, with `more` seeds added to each."""
@@ -66,7 +74,9 @@ class SeedNoise:
 
     def draw(self, rng: np.random.Generator, num_draws: int) -> Array:
         """[num_draws, m] errors of the means: Student's t with the degrees of freedom of the variance."""
-        drawn: Array = rng.standard_t(self.degrees, (num_draws, len(self.std))) * self.std_error()
+        # Where a configuration has one seed and the others' spreads hardly agree, a draw may be beyond all doubles.
+        drawn: Array = rng.standard_t(self.degrees, (num_draws, len(self.std))).clip(-_FARTHEST, _FARTHEST)
+        drawn *= self.std_error()
         return drawn
 
 
@@ -152,15 +162,15 @@ def upper_limit(
 
     score = means["score"].to_numpy(dtype=np.float64)
     noise = SeedNoise.of(means["score_std"].to_numpy(), means["num_seeds"].to_numpy())
-    variance, degrees, levels = np.zeros(len(score)), np.full(len(score), np.inf), []
+    error, degrees, levels = np.zeros(len(score)), np.full(len(score), np.inf), []
     if noise is not None:
-        variance, degrees = noise.std_error() ** 2, noise.degrees
+        error, degrees = noise.std_error(), noise.degrees
         levels.append("seeds")
     if by_secret is not None:
         of_secrets = means_by_secret(points, *by_secret)
-        variance = variance + of_secrets.var(axis=1) / of_secrets.shape[1]
+        error = np.hypot(error, of_secrets.std(axis=1) / np.sqrt(of_secrets.shape[1]))
         levels.append("secrets")
     if not levels:
         return score, "a mean score"
-    limit: Array = score + student.ppf(0.95, degrees) * np.sqrt(variance)
+    limit: Array = score + student.ppf(0.95, degrees) * error
     return limit, f"a 95 % upper limit of the mean score over {' and '.join(levels)}"

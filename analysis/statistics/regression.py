@@ -8,12 +8,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.statistics.spread import std, unit_of
 from analysis.tables.points import KEY, require_hyperparameters
 from search_spaces.names import unknown_name
 
 Errors = Literal["ols", "hc3", "cluster", "mixed"]
 ERRORS: tuple[str, ...] = get_args(Errors)
 
+_NOT_CONVERGED = "the mixed model has not converged"
 _FIGURES = ("coef", "std_error", "t", "p")
 
 
@@ -62,12 +64,16 @@ def _fit(
     terms = ["intercept", *covariates]
     result: dict[str, Any] = {"n": len(score), "errors": errors}
     reason = _undefined(score, design, list(covariates)) or _without_groups(groups, len(terms), errors)
+    unit = unit_of(score)  # so that no square of a score vanishes or overflows
     if reason is None:
+        score = score / unit
         fitted = _mixed(score, design, groups) if errors == "mixed" else _least_squares(score, design, groups, errors)
         if isinstance(fitted, str):
             reason = fitted
         else:
             figures, more = fitted
+            figures[:, :2] *= unit
+            more = {name: value * unit if name.endswith("_std") else value for name, value in more.items()}
             named = [dict(zip(_FIGURES, row, strict=True)) for row in figures.tolist()]
             return result | more | {"terms": dict(zip(terms, named, strict=True))}
     return result | {"r_squared": None, "terms": {term: dict.fromkeys(_FIGURES) for term in terms}, "reason": reason}
@@ -86,10 +92,11 @@ def _least_squares(
         return "a row alone decides a coefficient (its leverage is 1), so HC3 is undefined"
     kind = {"ols": "nonrobust", "hc3": "HC3", "cluster": "cluster"}[errors]
     more = {"cov_kwds": {"groups": groups}} if errors == "cluster" else {}
-    fit = OLS(score, design).fit(cov_type=kind, use_t=True, **more)
-    figures = np.column_stack([fit.params, fit.bse, fit.tvalues, fit.pvalues])
+    with np.errstate(all="ignore"):  # what is no figure is seen below
+        fit = OLS(score, design).fit(cov_type=kind, use_t=True, **more)
+        figures = np.column_stack([fit.params, fit.bse, fit.tvalues, fit.pvalues])
     if not (np.isfinite(figures).all() and np.isfinite(fit.rsquared)):
-        return "the scores are too large or too small for their squares to be doubles"
+        return "the standard errors are lost in rounding: the scores are fitted exactly"
     return figures, {"r_squared": float(fit.rsquared)}
 
 
@@ -98,14 +105,18 @@ def _mixed(score: NDArray[np.float64], design: NDArray[np.float64], groups: NDAr
     import warnings
 
     from statsmodels.regression.mixed_linear_model import MixedLM
-    from statsmodels.tools.sm_exceptions import ConvergenceWarning
+    from statsmodels.tools.sm_exceptions import ConvergenceWarning, SingularMatrixWarning
 
-    scale, centre = float(score.std()), float(score.mean())
+    scale, centre = std(score), float(score.mean())
     spread, middle = design[:, 1:].std(axis=0), design[:, 1:].mean(axis=0)
     standard = np.column_stack([design[:, 0], (design[:, 1:] - middle) / spread])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # a variance of 0 is on the boundary, and an answer
-        fit = MixedLM((score - centre) / scale, standard, groups).fit(reml=True, method=["lbfgs", "powell"])
+        for kind in (ConvergenceWarning, SingularMatrixWarning):  # a variance of 0 is on the boundary, and an answer
+            warnings.simplefilter("ignore", kind)
+        try:
+            fit = MixedLM((score - centre) / scale, standard, groups).fit(reml=True, method=["lbfgs", "powell"])
+        except np.linalg.LinAlgError:
+            return _NOT_CONVERGED
     # standard -> the covariates as they are: slopes are divided by the spread, the intercept takes their middles back.
     terms = design.shape[1]
     back = np.diag(np.concatenate([[1.0], 1 / spread]))
@@ -113,9 +124,10 @@ def _mixed(score: NDArray[np.float64], design: NDArray[np.float64], groups: NDAr
     params = back @ np.asarray(fit.fe_params) * scale
     params[0] += centre
     covariance = back @ np.asarray(fit.cov_params())[:terms, :terms] @ back.T * scale**2
-    error = np.sqrt(np.diag(covariance))
-    if not (fit.converged and np.isfinite(error).all() and (error > 0).all()):
-        return "the mixed model has not converged"
+    variance = np.diag(covariance)
+    if not (fit.converged and np.isfinite(variance).all() and (variance > 0).all()):
+        return _NOT_CONVERGED
+    error = np.sqrt(variance)
     from scipy.stats import norm
 
     z = params / error
@@ -123,7 +135,11 @@ def _mixed(score: NDArray[np.float64], design: NDArray[np.float64], groups: NDAr
         "configuration_std": float(np.sqrt(max(0.0, float(np.asarray(fit.cov_re)[0, 0])))) * scale,
         "residual_std": float(np.sqrt(fit.scale)) * scale,
     }
-    return np.column_stack([params, error, z, 2 * norm.sf(np.abs(z))]), {"r_squared": None, **stds}
+    return np.column_stack([params, error, z, 2 * norm.sf(np.abs(z))]), {
+        "r_squared": None,
+        "reason": "a mixed model has no r_squared",
+        **stds,
+    }
 
 
 def _without_groups(groups: NDArray[np.int64], terms: int, errors: Errors) -> str | None:

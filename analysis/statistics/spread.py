@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,24 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 _FEWEST = 4
+
+
+def unit_of(values: Array) -> float:
+    """A power of two near the range of some values, 1 for equal ones: over it, squares of their deviations neither
+    vanish nor overflow, and no digit is lost."""
+    return math.ldexp(1.0, math.frexp(float(np.ptp(values)))[1]) if len(values) and np.ptp(values) > 0 else 1.0
+
+
+def std(values: Array) -> float:
+    """Standard deviation (ddof = 1) of at least two values of any size."""
+    unit = unit_of(values)
+    return float((values / unit).std(ddof=1) * unit)
+
+
+def _log_std(values: Array) -> float:
+    """Its logarithm, of values that differ; the deviation itself may be too small for a double."""
+    unit = unit_of(values)
+    return float(np.log((values / unit).std(ddof=1))) + math.log(unit)
 
 
 def std_interval(values: Array) -> list[float] | None:
@@ -26,7 +45,7 @@ def std_interval(values: Array) -> list[float] | None:
     if pseudo is None:
         return None
     error = pseudo.std(ddof=1) / np.sqrt(len(pseudo))
-    centre, margin = float(np.log(values.std(ddof=1))), float(student.ppf(0.975, len(pseudo) - 1) * error)
+    centre, margin = _log_std(values), float(student.ppf(0.975, len(pseudo) - 1) * error)
     return [float(np.exp(centre - margin)), float(np.exp(centre + margin))]
 
 
@@ -35,13 +54,14 @@ def log_std_pseudovalues(values: Array) -> Array | None:
     size = len(values)
     if size < _FEWEST:
         return None
-    squares = (values - values.mean()) ** 2
+    unit = unit_of(values)
+    squares = (values / unit - (values / unit).mean()) ** 2
     total = squares.sum()
     without = total - squares * size / (size - 1)  # sums of squares about the means without one
     if (without <= 1e-12 * total).any():
         return None
     logs = 0.5 * np.log(without / (size - 2))
-    pseudo: Array = size * 0.5 * np.log(total / (size - 1)) - (size - 1) * logs
+    pseudo: Array = size * 0.5 * np.log(total / (size - 1)) - (size - 1) * logs + math.log(unit)
     return pseudo
 
 
@@ -64,7 +84,7 @@ def std_ratio(one: Array, other: Array, *, paired: bool) -> dict[str, Any]:
     if first is None or second is None:
         reason = "a group has fewer than 4 configurations, or too few whose scores differ"
         return {"ratio": None, "interval": None, "p": None, "reason": reason}
-    centre = float(np.log(other.std(ddof=1) / one.std(ddof=1)))
+    centre = _log_std(other) - _log_std(one)
     if paired:
         error = float((second - first).std(ddof=1) / np.sqrt(len(first)))
         degrees = len(first) - 1.0

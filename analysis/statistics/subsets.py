@@ -86,6 +86,9 @@ def _of(points: pd.DataFrame, values: pd.DataFrame, counts: pd.Series, name: str
     means = values[chosen].mean(axis=1)
     variance = score_variance(points.assign(score=means))
     known = counts[chosen].dropna()
+    reasons = [] if len(known) else ["the table does not say how often a secret occurs"]
+    if None in (variance["score_std"], variance["seed_std"]):
+        reasons.append(variance["reason"])
     return {
         "subset": name,
         "secrets": len(chosen),
@@ -93,4 +96,5 @@ def _of(points: pd.DataFrame, values: pd.DataFrame, counts: pd.Series, name: str
         "mean": float(means.mean()),
         "score_std": variance["score_std"],
         "seed_std": variance["seed_std"],
+        **({"reason": "; ".join(reasons)} if reasons else {}),
     }

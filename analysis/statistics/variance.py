@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.spread import std_interval
+from analysis.statistics.spread import std, std_interval, unit_of
 from analysis.tables.points import configuration_means
 
 
@@ -42,7 +42,7 @@ def score_variance(points: pd.DataFrame) -> dict[str, Any]:
     result: dict[str, Any] = {
         "configurations": len(means),
         "seed_configurations": len(seeds),
-        "score_std": float(score.std(ddof=1)) if len(means) > 1 else None,
+        "score_std": std(score.to_numpy()) if len(means) > 1 else None,
         "score_std_interval": std_interval(score.to_numpy()),
         "seed_std": float(seeds.mean()) if len(seeds) else None,
         "seed_std_interval": _mean_interval(seeds.to_numpy()),
@@ -58,6 +58,12 @@ def score_variance(points: pd.DataFrame) -> dict[str, Any]:
         reasons.append("seed_std needs a configuration with at least 2 seeds")
     if result["score_std_interval"] is None:
         reasons.append("an interval needs at least 4 configurations, whose scores differ")
+    if result["seed_std_interval"] is None:
+        reasons.append("seed_std_interval needs 2 configurations with at least 2 seeds")
+    if result["configuration_std"] is None:
+        reasons.append("the parts need 2 configurations, one of them with at least 2 seeds")
+    elif result["f_test"] is None:
+        reasons.append("the F test needs seeds that differ")
     if reasons:
         result["reason"] = "; ".join(reasons)
     return result
@@ -68,18 +74,21 @@ def _components(means: pd.DataFrame) -> dict[str, Any]:
     from scipy.stats import f as fisher
 
     undefined: dict[str, Any] = dict.fromkeys(("total_std", "configuration_std", "configuration_share", "f_test"))
-    score, size = means["score"].to_numpy(), means["num_seeds"].to_numpy(dtype=np.float64)
+    seeds, size = means["score_std"].fillna(0.0).to_numpy(), means["num_seeds"].to_numpy(dtype=np.float64)
+    score = means["score"].to_numpy()
+    unit = unit_of(np.concatenate([score - score.min(), seeds]))
+    score, seeds = score / unit, seeds / unit
     runs, count = float(size.sum()), len(means)
-    within = float(((size - 1) * means["score_std"].fillna(0.0).to_numpy() ** 2).sum())
+    within = float(((size - 1) * seeds**2).sum())
     between = float((size * (score - (size * score).sum() / runs) ** 2).sum())
     if runs < 2:
         return undefined
-    found = undefined | {"total_std": float(np.sqrt((within + between) / (runs - 1)))}
+    found = undefined | {"total_std": unit * float(np.sqrt((within + between) / (runs - 1)))}
     if count < 2 or runs <= count:
         return found
     of_seeds = within / (runs - count)
     of_configurations = max(0.0, float(score.var(ddof=1)) - of_seeds * float((1 / size).mean()))
-    found["configuration_std"] = float(np.sqrt(of_configurations))
+    found["configuration_std"] = unit * float(np.sqrt(of_configurations))
     if of_configurations + of_seeds > 0:
         found["configuration_share"] = of_configurations / (of_configurations + of_seeds)
     if of_seeds > 0:
@@ -104,7 +113,8 @@ def _correlation(utility_loss: pd.Series, score: pd.Series) -> dict[str, Any]:
     if constant:
         reason = f"{' and '.join(constant)} is the same in every configuration"
         return {"pearson": None, "spearman": None, "reason": reason}
+    loss_unit, unit = unit_of(utility_loss.to_numpy()), unit_of(score.to_numpy())
     return {
-        "pearson": float(np.corrcoef(utility_loss, score)[0, 1]),
+        "pearson": float(np.corrcoef(utility_loss / loss_unit, score / unit)[0, 1]),
         "spearman": float(np.corrcoef(utility_loss.rank(), score.rank())[0, 1]),
     }

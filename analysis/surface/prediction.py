@@ -21,6 +21,7 @@ Array = NDArray[np.float64]
 FEWEST = 4
 _QUANTILES = (0.025, 0.975)
 _DRAWS = 4000
+_MOST_LOG = 700.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,7 @@ class Fitted:
     def draw(self, candidates: pd.DataFrame, num_draws: int, *, seed: int) -> Array:
         """[num_draws, k] whole surfaces at the candidates, on the figure's own scale."""
         drawn = self.surface.draw(candidates, num_draws, seed=seed)
-        return np.exp(drawn) if self.logarithm else drawn
+        return _exponential(drawn) if self.logarithm else drawn
 
     def marginals(self, candidates: pd.DataFrame, *, seed: int) -> tuple[Array, Array | None]:
         """[draws, k] of the expectation over seeds, each candidate by itself, and of one run's figure."""
@@ -78,7 +79,7 @@ class Fitted:
         runs = None if self.run_std is None else expected + self.run_std * rng.standard_normal(expected.shape)
         if not self.logarithm:
             return expected, runs
-        return np.exp(expected), None if runs is None else np.exp(runs)
+        return _exponential(expected), None if runs is None else _exponential(runs)
 
 
 def predict(
@@ -134,8 +135,16 @@ def predict(
         row["compute"] = configuration.compute
         if max_loss is not None:
             row["within"] = float((found["utility"][0][:, at] <= max_loss).mean())
+        if None in row.values():
+            row["reason"] = "no configuration has two seeds, so how much runs differ is not known"
         rows.append(row)
     return rows
+
+
+def _exponential(logarithms: Array) -> Array:
+    """e to the power of what may lie beyond all doubles, far from what was measured."""
+    exponential: Array = np.exp(np.clip(logarithms, -_MOST_LOG, _MOST_LOG))
+    return exponential
 
 
 def _missing(means: pd.DataFrame) -> list[Configuration]:

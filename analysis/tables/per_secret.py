@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.tables.points import LARGEST, numbers
 from search_spaces.names import unknown_name
 
 PREFIX, ERROR = "score.", ".std_error"
@@ -22,12 +23,18 @@ def score_values(points: pd.DataFrame, name: str) -> pd.Series:
     """One of the table's scores as doubles, NaN where a run has none.
 
     Raises:
-        ValueError: a value is no number.
+        ValueError: a value is no number, or larger than the analyses can square.
     """
-    try:
-        return pd.to_numeric(points[PREFIX + name]).astype("float64")
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{PREFIX}{name} must be a number, got {error}. Correct the column.") from error
+    column = points[PREFIX + name].reset_index(drop=True)
+    values = numbers(column)
+    large = np.isfinite(values) & (np.abs(values) > LARGEST)
+    if large.any():
+        at = int(large.argmax())
+        raise ValueError(
+            f"{PREFIX}{name} must be at most {LARGEST:g} in size, got {column.iloc[at]} in row {at + 1}. Correct the "
+            "row, or leave it out."
+        )
+    return pd.Series(values, index=points.index, name=PREFIX + name)
 
 
 def with_score(points: pd.DataFrame, name: str) -> pd.DataFrame:

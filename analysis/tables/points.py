@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.tables.files import read_table
+from analysis.tables.rounded_means import rounded_means
 from search_spaces.configuration import Configuration
 from search_spaces.configuration import exact as exact
 from search_spaces.names import unknown_name
@@ -23,6 +23,10 @@ _INTEGERS = {"batch_size", "num_steps", "seed"}
 _REALS = ["learning_rate", "utility_loss", "score"]
 _POSITIVE = set(HYPERPARAMETERS)
 _OTHER_ROWS = "other_rows"
+_LARGEST_INTEGER = 2**53
+"""Whole numbers beyond it are not told apart by doubles."""
+LARGEST = 1e100
+"""Losses and scores are squared and multiplied; products of larger ones are no doubles."""
 
 
 def load_points(path: str | Path, *, by: str | None = None) -> pd.DataFrame:
@@ -127,8 +131,7 @@ def configuration_means(points: pd.DataFrame) -> pd.DataFrame:
         values = points[column].to_numpy(dtype=np.float64)
         means[column], means[f"{column}_std"] = _mean_and_std(values, starts)
     if "base_utility_loss" in points.columns:
-        values = pd.to_numeric(points["base_utility_loss"]).to_numpy(dtype=np.float64)
-        means["base_utility_loss"], _ = _mean_and_std(values, starts)
+        means["base_utility_loss"] = rounded_means(numbers(points["base_utility_loss"]), starts)
     uris = points["model_uri"].iloc[starts] if "model_uri" in points.columns else [None] * len(starts)
     means["model_uri"] = pd.Series([None if pd.isna(uri) else str(uri) for uri in uris], index=starts, dtype=object)
     return means.reset_index(drop=True)
@@ -181,13 +184,18 @@ def check_column(column: pd.Series) -> pd.Series:
         ValueError: one does not; names it and its row.
     """
     name = str(column.name)
-    numbers = _numbers(column)
+    if name == "seed" and column.dtype == np.int64:
+        return column  # a label: one of 64 bits is not to go through a double
+    found = numbers(column)
     null = column.isna().to_numpy()
-    rules = [("be a finite number", np.isfinite(numbers) | (null if name in _POSITIVE else False))]
+    rules = [("be a finite number", np.isfinite(found) | (null if name in _POSITIVE else False))]
     if name in _INTEGERS:
-        rules.append(("be a whole number", null | (numbers == np.floor(numbers))))
+        rules.append(("be a whole number", null | (found == np.floor(found))))
+        rules.append(("be a whole number of at most 2^53 in size", null | (np.abs(found) <= _LARGEST_INTEGER)))
     if name in _POSITIVE:
-        rules.append(("be > 0", null | (numbers > 0)))
+        rules.append(("be > 0", null | (found > 0)))
+    else:
+        rules.append((f"be at most {LARGEST:g} in size", np.abs(found) <= LARGEST))
     for rule, holds in rules:
         if not holds.all():
             at = int(np.argmin(holds))
@@ -196,12 +204,16 @@ def check_column(column: pd.Series) -> pd.Series:
                 "Correct the row, or leave it out."
             )
     if name not in _INTEGERS:
-        return pd.Series(numbers, index=column.index, name=name)
-    return pd.Series(numbers, index=column.index, name=name).astype("Int64" if null.any() else "int64")
+        return pd.Series(found, index=column.index, name=name)
+    return pd.Series(found, index=column.index, name=name).astype("Int64" if null.any() else "int64")
 
 
-def _numbers(column: pd.Series) -> NDArray[np.float64]:
-    """Values as doubles, null as NaN; single precision goes through its shortest decimal, so that 0.001 stays 0.001."""
+def numbers(column: pd.Series) -> NDArray[np.float64]:
+    """Values as doubles, null as NaN; single precision goes through its shortest decimal, so that 0.001 stays 0.001.
+
+    Raises:
+        ValueError: one is no number; names it and its row.
+    """
     if column.dtype in (np.float64, np.int64):
         return column.to_numpy(dtype=np.float64)
     try:
@@ -239,10 +251,10 @@ def _refuse_duplicates(points: pd.DataFrame, by: str | None) -> None:
 def _mean_and_std(
     values: NDArray[np.float64], starts: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean (correctly rounded, whatever the order of rows) and standard deviation (ddof = 1) of each slice."""
-    sizes = np.diff(starts, append=len(values))
-    means, listed = values[starts] + 0.0, values.tolist()  # a copy; of one value it is the mean
-    for at in np.flatnonzero(sizes > 1).tolist():
-        means[at] = statistics.mean(listed[starts[at] : starts[at] + sizes[at]])
-    squares = np.add.reduceat((values - np.repeat(means, sizes)) ** 2, starts)
-    return means, np.sqrt(np.divide(squares, sizes - 1, out=np.full(len(sizes), np.nan), where=sizes > 1))
+    """Mean and standard deviation (ddof = 1) of each slice."""
+    sizes, means = np.diff(starts, append=len(values)), rounded_means(values, starts)
+    deviations = values - np.repeat(means, sizes)
+    largest = np.maximum.reduceat(np.abs(deviations), starts)
+    unit = np.ldexp(1.0, np.frexp(np.where(largest > 0, largest, 1.0))[1])  # so that no square vanishes; loses no digit
+    squares = np.add.reduceat((deviations / np.repeat(unit, sizes)) ** 2, starts)
+    return means, unit * np.sqrt(np.divide(squares, sizes - 1, out=np.full(len(sizes), np.nan), where=sizes > 1))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+from fractions import Fraction
 
 import numpy as np
 import pandas as pd
@@ -30,8 +32,7 @@ def test_figures_are_those_of_table_8(table):
     # Both sides err by a few units in the last place of figures of order 1.
     assert found["score_std"] == (pytest.approx(statistics.stdev(scores), abs=1e-12) if len(means) > 1 else None)
     assert found["seed_std"] == (pytest.approx(statistics.mean(spreads), abs=1e-12) if spreads else None)
-    figures = ("score_std", "score_std_interval", "seed_std")
-    assert ("reason" in found) == any(found[name] is None for name in figures)
+    assert ("reason" in found) == (None in found.values())
 
 
 @settings(max_examples=40, deadline=None)
@@ -52,7 +53,8 @@ def test_one_run_has_no_spread():
     assert (found["score_std"], found["seed_std"]) == (None, None)
     assert found["reason"] == (
         "score_std needs at least 2 configurations; seed_std needs a configuration with at least 2 seeds; an interval "
-        "needs at least 4 configurations, whose scores differ"
+        "needs at least 4 configurations, whose scores differ; seed_std_interval needs 2 configurations with at least "
+        "2 seeds; the parts need 2 configurations, one of them with at least 2 seeds"
     )
 
 
@@ -68,6 +70,36 @@ def test_the_parts_are_those_of_a_one_way_analysis_of_variance():
     expected = stats.f_oneway(*groups)
     assert (found["f_test"]["f"], found["f_test"]["p"]) == pytest.approx(tuple(expected), rel=1e-9)
     assert found["total_std"] == pytest.approx(np.std(np.concatenate(groups), ddof=1), rel=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(table=tables())
+def test_the_parts_are_sums_of_squares_in_exact_fractions(table):
+    found, groups = score_variance(table), {}
+    for row in table.itertuples():
+        key = (row.batch_size, row.num_steps, Fraction(row.learning_rate))
+        groups.setdefault(key, []).append(Fraction(row.score))
+    runs, count = sum(map(len, groups.values())), len(groups)
+    means = [sum(group) / len(group) for group in groups.values()]
+    grand = sum(sum(group) for group in groups.values()) / runs
+    within = sum((x - m) ** 2 for m, group in zip(means, groups.values(), strict=True) for x in group)
+    between = sum(len(group) * (m - grand) ** 2 for m, group in zip(means, groups.values(), strict=True))
+    expected = dict.fromkeys(("total_std", "configuration_std", "configuration_share"))
+    if runs > 1:
+        expected["total_std"] = math.sqrt((within + between) / (runs - 1))
+    if 1 < count < runs:
+        of_seeds = within / (runs - count)
+        spread = sum((m - sum(means) / count) ** 2 for m in means) / (count - 1)
+        own = max(Fraction(0), spread - of_seeds * sum(Fraction(1, len(group)) for group in groups.values()) / count)
+        expected["configuration_std"] = math.sqrt(own)
+        if own + of_seeds > 0:
+            expected["configuration_share"] = float(own / (own + of_seeds))
+        f = found["f_test"]
+        assert (f is None) == (within == 0)
+        if f is not None:
+            assert f["f"] == pytest.approx(float(between / (count - 1) / of_seeds), rel=1e-9)
+    for name, value in expected.items():  # a difference of nearly equal sums of order 1 errs by 1e-16, its root by 1e-8
+        assert found[name] == (None if value is None else pytest.approx(value, abs=1e-7)), name
 
 
 def test_the_components_are_found_without_bias():
