@@ -70,6 +70,9 @@ def utility_adjusted(points: pd.DataFrame, *, num_resamples: int = RESAMPLES, se
         result |= undefined | {"reason": reason}
     else:
         result |= _remaining(means, loss, score, num_resamples, np.random.default_rng(seed))
+    if noise is None:
+        reasons = [result["reason"]] if "reason" in result else []
+        result["reason"] = "; ".join([*reasons, "noise_std needs a configuration with two seeds"])
     return result | {"pairs": _matched_pairs(means, loss, score)}
 
 
