@@ -156,7 +156,8 @@ def unexplained(document: Any, path: str = "", explained: bool = False) -> Itera
         explained = explained or bool(document.get("reason"))
         for key, value in document.items():
             if key not in NOT_FIGURES:
-                yield from unexplained(value, f"{path}.{key}", explained)
+                own = bool(document.get(f"{key.removesuffix('_std')}_reason"))
+                yield from unexplained(value, f"{path}.{key}", explained or own)
     elif isinstance(document, list | tuple):
         for k, value in enumerate(document):
             yield from unexplained(value, f"{path}[{k}]", explained)
