@@ -39,7 +39,8 @@ def utility_adjusted(points: pd.DataFrame, *, num_resamples: int = RESAMPLES, se
         "configurations"; "score_std"; "adjusted_std": of the residuals, with the degrees of freedom that the spline
         takes left out, and its 95 % "interval"; "share_remaining": their variance over that of the scores, and
         "share_interval"; "noise_std": what seeds alone give the mean scores on average: a spread that is no larger has
-        nothing to explain (None with a "noise_reason"); "rows": per configuration the "score", the "expected" score at its utility and their
+        nothing to explain (None with a "noise_reason");
+        "rows": per configuration the "score", the "expected" score at its utility and their
         difference "adjusted"; "pairs": see below. Undefined figures are None with a "reason".
 
         "pairs": configurations whose mean losses differ by at most "tolerance" (twice the standard error of such a
