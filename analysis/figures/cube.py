@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from analysis.figures.style import GRID_3D, SCORE, blank, describe
+from analysis.figures.style import GRID_3D, SCORE, blank, describe, drawn_positions
 from analysis.tables.points import configuration_means, configurations
 
 _AXES = {"batch_size": "b", "num_steps": "T", "learning_rate": "η"}
@@ -29,6 +29,7 @@ def hyperparameter_cube(points: pd.DataFrame) -> go.Figure:
         ValueError: as `configuration_means`.
     """
     means = configuration_means(points)
+    means = means.iloc[drawn_positions(means)]
     figure = blank()
     score = means["score"].tolist()
     figure.add_trace(

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from analysis.figures.style import LINE, LOSS, SCORE, SEQUENCE, blank, describe, mark_of, quiet_axes
+from analysis.figures.style import LINE, LOSS, SCORE, SEQUENCE, blank, describe, drawn_positions, mark_of, quiet_axes
 from analysis.selection.risk import privacy_risk
 from analysis.statistics.heuristics import heuristic_accuracy
 from analysis.tables.points import KEY, configuration_means, configurations, require_hyperparameters
@@ -166,7 +166,7 @@ def scores_against_utility(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
     figure = blank(xaxis_title_text=LOSS, yaxis_title_text=SCORE)
     for place, (name, points) in enumerate(groups.items()):
         means = configuration_means(points)
-        some = means if len(means) <= _MOST_POINTS else means.sample(_MOST_POINTS, random_state=0)
+        some = means.iloc[drawn_positions(means)]
         figure.add_trace(
             go.Scatter(
                 x=some["utility_loss"].tolist(),

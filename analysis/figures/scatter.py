@@ -7,14 +7,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 
-from analysis.figures.style import LINE, LOSS, POINT, SCORE, blank, describe, mark_of, quiet_axes
+from analysis.figures.style import LINE, LOSS, POINT, SCORE, blank, describe, drawn_positions, mark_of, quiet_axes
 from analysis.selection.along import Pool, SelectionsAlong, selections_along
 from analysis.selection.constraints import Constraints
 from analysis.tables.points import configurations
-
-MOST_POINTS = 5000
-"""Of more configurations as many are drawn, evenly spread over the losses, and all that a rule selects."""
 
 
 def score_against_utility(
@@ -91,15 +89,10 @@ def score_along_thresholds(
     return quiet_axes(figure)
 
 
-def drawn_rows(along: SelectionsAlong) -> np.ndarray[Any, np.dtype[np.intp]]:
-    """[at most MOST_POINTS and the selected] positions of the configurations that a scatter draws, ascending."""
-    count = len(along.means)
-    if count <= MOST_POINTS:
-        return np.arange(count)
-    order = np.argsort(along.means["utility_loss"].to_numpy(), kind="stable")
-    some = order[np.linspace(0, count - 1, MOST_POINTS).round().astype(np.intp)]
+def drawn_rows(along: SelectionsAlong) -> NDArray[np.intp]:
+    """Positions of the configurations that the scatter draws: of very many some, and all that a rule selects."""
     selected = [*along.selected.values(), np.array(list(along.start.values()), dtype=np.intp)]
-    return np.unique(np.concatenate([some, *selected]))
+    return np.unique(np.concatenate([drawn_positions(along.means), *selected]))
 
 
 def _wide(rule: str) -> dict[str, int]:

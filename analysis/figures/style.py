@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 
 from search_spaces.configuration import Configuration
 
@@ -27,6 +30,8 @@ LEGEND_ABOVE = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
 GRID = "rgba(128, 128, 128, 0.3)"
 GRID_3D = "#9aa3ad"
 """Both are seen on dark and on white pages; a third dimension has no transparent lines."""
+MOST_POINTS = 5000
+"""Of more configurations a figure draws as many."""
 SCORE, LOSS = "Score (higher leaks more)", "Utility loss (lower is better)"
 
 
@@ -55,3 +60,12 @@ def describe(configuration: Configuration) -> str:
     c = configuration
     name = f"b = {c.batch_size}, T = {c.num_steps}, η = {c.learning_rate:g}"
     return f"{name}<br>C = {c.compute}, U = {float(c.updates):g}"
+
+
+def drawn_positions(means: pd.DataFrame) -> NDArray[np.intp]:
+    """[at most MOST_POINTS] positions of the configurations that a figure draws, ascending: all, or evenly over the
+    losses, both ends among them."""
+    if len(means) <= MOST_POINTS:
+        return np.arange(len(means))
+    order = np.argsort(means["utility_loss"].to_numpy(), kind="stable")
+    return np.sort(order[np.linspace(0, len(means) - 1, MOST_POINTS).round().astype(np.intp)])

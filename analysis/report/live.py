@@ -38,10 +38,10 @@ def live_section(along: SelectionsAlong, rule: str, base_utility_loss: float | N
     )
     scatter = plot(
         "layout",
-        "Scatter plot of the mean score against the mean utility loss of every configuration, with a mark around what "
-        "each rule selects at the threshold. The tables hold the same figures.",
-        "One point per configuration; bars are one standard deviation over seeds. Lower left is better. Only points to "
-        "the left of the dashed line, the threshold, may be selected.",
+        "Scatter plot of the mean score against the mean utility loss of configurations, with a mark around what each "
+        "rule selects at the threshold. The tables hold the same figures.",
+        f"{_drawn(along)}; bars are one standard deviation over seeds. Lower left is better. Only points to the left of "
+        "the dashed line, the threshold, may be selected.",
     )
     lines = plot(
         "along",
@@ -147,6 +147,12 @@ def _figures(along: SelectionsAlong, base_utility_loss: float | None) -> dict[st
 def _above(score: float, oracle: float) -> str:
     """The relative risk at one threshold, as the script writes it."""
     return f"{np.floor(100 * (score - oracle) / oracle + 0.5):.0f} %" if oracle > 0 else "–"
+
+
+def _drawn(along: SelectionsAlong) -> str:
+    """What the scatter draws."""
+    drawn, count = len(drawn_rows(along)), len(along.means)
+    return "One point per configuration" if drawn == count else f"{drawn} of {count} configurations"
 
 
 def _start_text(along: SelectionsAlong) -> str:

@@ -31,7 +31,7 @@ def report(
 
         check_format(file_format)
     if not output.absolute().parent.is_dir():
-        raise ValueError(f"--output must lie in an existing folder, got {str(output)!r}. Create it.")
+        raise ValueError(f"--output must lie in an existing folder, got {str(output)!r}. Create its folder.")
     options = {"storage": storage, "score": score, "worst_case": worst_case}
     with stderr.status("analysing"):
         if len(points) > 1 or by is not None:

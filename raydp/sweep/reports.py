@@ -41,7 +41,7 @@ def report(
     else:
         selections = _selections(table, options, values)
     told = {} if folder is None else about(folder, score=score, worst_case=worst_case)
-    write_report(table, selections, output, by_secret=values, **({"title": str(points)} if folder is None else told))
+    write_report(table, selections, output, by_secret=values, **({"title": Path(points).stem} if folder is None else told))
     return report_figures(table, selections_along(table, selections[0].constraints, by_secret=values))
 
 
@@ -79,7 +79,7 @@ def comparison(
         _, options = points_of(source, storage, by=by)
         values = None if worst_case else secrets_of(source, storage, score)
         selections[name] = _selections(table, options, values)
-    title = f"{sources[0]} by {by}" if by is not None else f"{len(sources)} sweeps"
+    title = f"{Path(sources[0]).stem} by {by}" if by is not None else f"{len(sources)} sweeps"
     write_comparison(tables, selections, output, title=title)
     return comparison_figures(tables)
 

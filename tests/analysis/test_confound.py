@@ -85,3 +85,18 @@ def test_too_few_or_equal_figures_say_so():
     few = points[points["num_steps"] == 60].iloc[:10]
     assert "too few" in utility_adjusted(few)["reason"]
     assert utility_adjusted(few.iloc[:1])["pairs"]["count"] == 0
+
+
+def test_of_many_configurations_some_are_paired_evenly():
+    """6,000 configurations: pairs of a sample, with the same mean difference (of two normals 2/sqrt(pi))."""
+    rng = np.random.default_rng(0)
+    rates = np.geomspace(1e-5, 1, 6000).round(9)
+    table = pd.DataFrame({"batch_size": 8, "num_steps": 2, "learning_rate": rates, "seed": 0})
+    table["utility_loss"], table["score"] = rng.permutation(6000) / 6000, rng.normal(size=6000)
+    pairs = utility_adjusted(table, num_resamples=2)["pairs"]
+    assert pairs["paired"] == 5000
+    assert pairs["mean_difference"] == pytest.approx(2 / np.sqrt(np.pi), rel=0.03)
+    assert len(pairs["widest"]) == 20
+    apart = [abs(one["higher"]["score"] - one["lower"]["score"]) for one in pairs["widest"]]
+    assert apart == sorted(apart, reverse=True)
+    assert apart[0] == pairs["largest_difference"]
