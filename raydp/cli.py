@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from raydp.commands.analyze import analyze_app
-from raydp.commands.arguments import By, Json, Source, Storage, WorstCase
+from raydp.commands.arguments import By, Json, MaxLoss, MinGain, Rule, Source, Storage, WorstCase
 from raydp.commands.audit import audit_app
 from raydp.commands.data import data_app
 from raydp.commands.errors import InterruptibleGroup, complain, explain
@@ -201,13 +201,11 @@ def profile(
 @app.command()
 def select(
     points: Source,
-    max_loss: Annotated[float | None, typer.Option(help="Highest utility_loss; overrides min_utility_gain.")] = None,
+    max_loss: MaxLoss = None,
+    min_utility_gain: MinGain = None,
     max_score: Annotated[float | None, typer.Option(help="Highest 95 % upper limit of the score.")] = None,
     at_most: Annotated[list[str] | None, typer.Option(help="COLUMN=VALUE, such as epsilon=8; repeatable.")] = None,
-    rule: Annotated[
-        str | None,
-        typer.Option(help="procedure, best-utility, worst-utility, oracle, pareto-knee or predicted-score."),
-    ] = None,
+    rule: Rule = None,
     score: By = None,
     worst_case: WorstCase = False,
     storage: Storage = "raydp_runs",
@@ -220,7 +218,8 @@ def select(
     from raydp.sweep.show import show_selection
 
     by = {"score": score, "worst_case": worst_case}
-    limits = {"max_loss": max_loss, "max_score": max_score, "at_most": bounds(at_most)}
+    limits = {"max_loss": max_loss, "min_utility_gain": min_utility_gain}
+    limits |= {"max_score": max_score, "at_most": bounds(at_most)}
     selection = choose(points, storage=storage, rule=rule, **limits, **by)
     print_json(selection.to_dict()) if json else show_selection(selection.to_dict())
 

@@ -80,3 +80,20 @@ def test_it_says_what_to_change(raydp: Command, table: Path, arguments: list[str
     assert answer.code == 2
     assert message in answer.err
     assert not Path("report.html").exists()
+
+
+def test_a_rule_and_a_threshold_may_be_given(raydp: Command, table: Path) -> None:
+    answer = raydp("report", table, "--rule", "oracle", "--max-loss", "2.9", "--json")
+    assert answer.code == 0, answer.err
+    said = raydp("select", table, "--rule", "oracle", "--max-loss", "2.9", "--json").json()
+    c = f"b = {said['batch_size']}, T = {said['num_steps']}, η = {said['learning_rate']:g}"
+    assert f"Selected by the rule oracle: {c}." in Path("report.html").read_text()
+
+
+def test_a_share_of_the_gain_takes_the_place_of_a_sweeps_threshold() -> None:
+    from raydp.sweep.api import with_given
+
+    own = {"rule": "procedure", "max_loss": 2.0}
+    assert with_given(own, {"min_utility_gain": 0.9, "rule": None}) == {"rule": "procedure", "min_utility_gain": 0.9}
+    assert with_given(own, {"max_loss": 3.0}) == {"rule": "procedure", "max_loss": 3.0}
+    assert with_given(own, {}) == own

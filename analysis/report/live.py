@@ -40,8 +40,8 @@ def live_section(along: SelectionsAlong, rule: str, base_utility_loss: float | N
         "layout",
         "Scatter plot of the mean score against the mean utility loss of configurations, with a mark around what each "
         "rule selects at the threshold. The tables hold the same figures.",
-        f"{_drawn(along)}; bars are one standard deviation over seeds. Lower left is better. Only points to the left of "
-        "the dashed line, the threshold, may be selected.",
+        f"{_drawn(along)}; bars are one standard deviation over seeds. Lower left is better. Only points to the left "
+        "of the dashed line, the threshold, may be selected.",
     )
     lines = plot(
         "along",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raydp.commands.arguments import By, Json, Source, Storage, WorstCase
+from raydp.commands.arguments import By, Json, MaxLoss, MinGain, Source, Storage, WorstCase
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,12 +15,6 @@ if TYPE_CHECKING:
 analyze_app = typer.Typer(help="Figures of a points table.", no_args_is_help=True)
 
 Resamples = Annotated[int, typer.Option(min=100, help="Of the bootstrap.")]
-
-
-MaxLoss = Annotated[float | None, typer.Option(help="Only configurations with at most this mean utility_loss.")]
-MinGain = Annotated[
-    float | None, typer.Option(help="Only those with this share of the best utility gain, such as 0.9.")
-]
 Layouts = Annotated[int, typer.Option(help="resample: draws around the means.")]
 
 FIGURES = {

@@ -16,6 +16,14 @@ Source = Annotated[str, typer.Argument(metavar="POINTS|SWEEP", help="CSV or Parq
 Storage = Annotated[str, typer.Option(help="Folder that sweeps are looked up in by name.")]
 By = Annotated[str | None, typer.Option("--score", help="Another of the table's scores, also one measured later.")]
 WorstCase = Annotated[bool, typer.Option("--worst-case", help="A model's largest value over its secrets.")]
+MaxLoss = Annotated[float | None, typer.Option(help="Only configurations with at most this mean utility_loss.")]
+MinGain = Annotated[
+    float | None, typer.Option(help="Only those with this share of the best utility gain, such as 0.9.")
+]
+Rule = Annotated[
+    str | None,
+    typer.Option(help="procedure, best-utility, worst-utility, oracle, pareto-knee or predicted-score."),
+]
 
 
 def bounds(given: list[str] | None) -> dict[str, float] | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from raydp.commands.arguments import By, Json, Storage, WorstCase
+from raydp.commands.arguments import By, Json, MaxLoss, MinGain, Rule, Storage, WorstCase
 
 
 def report(
@@ -16,6 +16,9 @@ def report(
     by: Annotated[str | None, typer.Option(help="Compare one table's groups by this column, such as epsilon.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Also write the figures into this folder.")] = None,
     file_format: Annotated[str, typer.Option("--format", help="Of the figures: svg, png or pdf.")] = "svg",
+    rule: Rule = None,
+    max_loss: MaxLoss = None,
+    min_utility_gain: MinGain = None,
     score: By = None,
     worst_case: WorstCase = False,
     storage: Storage = "raydp_runs",
@@ -32,7 +35,8 @@ def report(
         check_format(file_format)
     if not output.absolute().parent.is_dir():
         raise ValueError(f"--output must lie in an existing folder, got {str(output)!r}. Create its folder.")
-    options = {"storage": storage, "score": score, "worst_case": worst_case}
+    options: dict[str, Any] = {"storage": storage, "score": score, "worst_case": worst_case}
+    options |= {"rule": rule, "max_loss": max_loss, "min_utility_gain": min_utility_gain}
     with stderr.status("analysing"):
         if len(points) > 1 or by is not None:
             drawn = comparison(points, output, by=by, **options)

@@ -111,8 +111,17 @@ def select(
         return select_released(folder, score=score, worst_case=worst_case or None, **options)
     table, defaults = points_of(points, storage, score=score, worst_case=worst_case)
     values = None if worst_case else secrets_of(points, storage, score)
-    given = {k: v for k, v in options.items() if v is not None}
-    return select_from(table, by_secret=values, **{**defaults, **given})
+    return select_from(table, by_secret=values, **with_given(defaults, options))
+
+
+def with_given(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A sweep's selection options with those in their place that a user gave. A share of the gain takes the place of a
+    threshold too, which would override it."""
+    given = {name: value for name, value in given.items() if value is not None}
+    kept = {
+        name: value for name, value in defaults.items() if (name, "min_utility_gain" in given) != ("max_loss", True)
+    }
+    return {**kept, **given}
 
 
 def private_selection_of(source: str | Path, storage: str = "raydp_runs") -> SweepFolder | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis import select as select_from
 from analysis import selections_along, write_comparison, write_report
-from raydp.sweep.api import folder_of, points_of, private_selection_of, secrets_of, select, tables_of
+from raydp.sweep.api import folder_of, points_of, private_selection_of, secrets_of, select, tables_of, with_given
 from raydp.sweep.notes import about
 
 if TYPE_CHECKING:
@@ -25,23 +25,27 @@ def report(
     storage: str = "raydp_runs",
     score: str | None = None,
     worst_case: bool = False,
+    **options: Any,
 ) -> Mapping[str, go.Figure]:
     """Write the report of a points table or, with what its guarantee says, of a sweep; by a score as in `select`.
+
+    Args:
+        options: rule and constraints in the place of the sweep's, as in `analysis.select`.
 
     Returns:
         Its figures by name.
     """
     from analysis import report_figures
 
-    table, options = points_of(points, storage, score=score, worst_case=worst_case)
+    table, defaults = points_of(points, storage, score=score, worst_case=worst_case)
     folder = folder_of(points, storage)
     values = None if worst_case else secrets_of(points, storage, score)
     if private_selection_of(points, storage) is not None:
-        selections, values = [select(points, storage=storage, score=score, worst_case=worst_case)], None
+        selections, values = [select(points, storage=storage, score=score, worst_case=worst_case, **options)], None
     else:
-        selections = _selections(table, options, values)
-    told = {} if folder is None else about(folder, score=score, worst_case=worst_case)
-    write_report(table, selections, output, by_secret=values, **({"title": Path(points).stem} if folder is None else told))
+        selections = _selections(table, with_given(defaults, options), values)
+    told = {"title": Path(points).stem} if folder is None else about(folder, score=score, worst_case=worst_case)
+    write_report(table, selections, output, by_secret=values, **told)
     return report_figures(table, selections_along(table, selections[0].constraints, by_secret=values))
 
 
@@ -53,11 +57,13 @@ def comparison(
     storage: str = "raydp_runs",
     score: str | None = None,
     worst_case: bool = False,
+    **options: Any,
 ) -> Mapping[str, go.Figure]:
     """Write the comparison of several sweeps or tables, or of one table's groups.
 
     Args:
         by: the column that groups the one table.
+        options: rule and constraints in the place of each sweep's.
 
     Returns:
         Its figures by name.
@@ -76,9 +82,9 @@ def comparison(
     selections = {}
     for name, table in tables.items():
         source = of_source[name]
-        _, options = points_of(source, storage, by=by)
+        _, defaults = points_of(source, storage, by=by)
         values = None if worst_case else secrets_of(source, storage, score)
-        selections[name] = _selections(table, options, values)
+        selections[name] = _selections(table, with_given(defaults, options), values)
     title = f"{Path(sources[0]).stem} by {by}" if by is not None else f"{len(sources)} sweeps"
     write_comparison(tables, selections, output, title=title)
     return comparison_figures(tables)
