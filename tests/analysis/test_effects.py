@@ -30,10 +30,17 @@ def test_series_are_the_groups_of_configurations_that_share_the_rest(name, table
         groups.setdefault(shared(name, p), set()).add(p)
     at = {"batch_size": 0, "num_steps": 1, "learning_rate": 2, "compute": 0, "updates": 2}[name]
     expected = {frozenset(group) for group in groups.values() if len({p[at] for p in group}) > 1}
-    series = hyperparameter_effects(table)[name]["series"]
+    effect = hyperparameter_effects(table)[name]
+    series = effect["series"]
     found = [[(p["batch_size"], p["num_steps"], exact(p["learning_rate"])) for p in one["points"]] for one in series]
     assert {frozenset(one) for one in found} == expected
     assert all([p[at] for p in one] == sorted(p[at] for p in one) for one in found)
+    means = naive_means(table)
+    slopes = [np.polyfit([np.log2(float(p[at])) for p in g], [means[p][1] for p in g], 1)[0] for g in expected]
+    if slopes:
+        assert effect["per_doubling"] == pytest.approx(np.mean(slopes), abs=1e-9)
+    if len(slopes) > 1:
+        assert effect["std_error"] == pytest.approx(np.std(slopes, ddof=1) / np.sqrt(len(slopes)), abs=1e-9)
 
 
 def test_the_change_per_doubling_is_that_of_a_linear_score():
