@@ -174,6 +174,7 @@ def _matched_pairs(means: pd.DataFrame, loss: Array, score: Array) -> dict[str, 
         "count": count,
         "mean_difference": total / count if count else None,
         "largest_difference": widest[0][0] if widest else None,
+        **({} if count else {"reason": "no two configurations have equal utility"}),
         "heuristics": _accuracy_at_equal_utility(means, loss, score, tolerance),
         "widest": [_pair(listed, loss, score, i, j) for _, i, j in widest],
     }

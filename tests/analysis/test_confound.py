@@ -100,3 +100,12 @@ def test_of_many_configurations_some_are_paired_evenly():
     apart = [abs(one["higher"]["score"] - one["lower"]["score"]) for one in pairs["widest"]]
     assert apart == sorted(apart, reverse=True)
     assert apart[0] == pairs["largest_difference"]
+
+
+def test_no_pairs_are_explained():
+    """Losses that are farther apart than their errors."""
+    rows = [(8, 2, rate, seed, loss + 1e-9 * seed, loss) for rate, loss in ((0.1, 1.0), (0.2, 2.0)) for seed in (0, 1)]
+    columns = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
+    pairs = utility_adjusted(pd.DataFrame(rows, columns=columns))["pairs"]
+    assert (pairs["count"], pairs["mean_difference"]) == (0, None)
+    assert pairs["reason"] == "no two configurations have equal utility"

@@ -206,7 +206,7 @@ def test_an_answer_or_a_clear_error(name: str, table: pd.DataFrame) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ANALYSES)
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(table=changed_tables())
 def test_an_answer_or_a_clear_error_on_many_tables(name: str, table: pd.DataFrame) -> None:
     check_answer(name, table)
