@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 PLAIN_WIDTH = 160
 """Columns of a table that goes to a file or a pipe."""
@@ -49,17 +50,17 @@ def print_json(document: Any) -> None:
 def print_table(title: str, rows: Sequence[Mapping[str, Any]], *, marks: Mapping[int, str] | None = None) -> None:
     """A table for people; marks name rows by their position."""
     if not rows:
-        stdout.print(f"{title}: none")
+        stdout.print(f"{title}: none", markup=False)
         return
-    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    table = Table(title=Text(title), title_justify="left", box=None, header_style="bold", pad_edge=False)
     for name in rows[0]:
-        table.add_column(str(name), justify="right", overflow="fold")
+        table.add_column(Text(str(name)), justify="right", overflow="fold")
     if marks:
         table.add_column("")
     for position, row in enumerate(rows):
         cells = [_cell(v) for v in row.values()]
         mark = [(marks or {}).get(position, "")] if marks else []
-        table.add_row(*cells, *mark, style="bold" if marks and position in marks else None)
+        table.add_row(*map(Text, [*cells, *mark]), style="bold" if marks and position in marks else None)
     stdout.print(table)
 
 

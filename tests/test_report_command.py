@@ -20,10 +20,12 @@ ROWS = [
 ]
 
 
+COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
+
+
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    columns = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
-    points = pd.DataFrame(ROWS, columns=columns)
+    points = pd.DataFrame(ROWS, columns=COLUMNS)
     for epsilon in (4, 8):
         points.assign(score=points["score"] * epsilon).to_csv(tmp_path / f"eps-{epsilon}.csv", index=False)
     both = [points.assign(epsilon=e, score=points["score"] * e) for e in (4, 8)]
@@ -97,3 +99,45 @@ def test_a_share_of_the_gain_takes_the_place_of_a_sweeps_threshold() -> None:
     assert with_given(own, {"min_utility_gain": 0.9, "rule": None}) == {"rule": "procedure", "min_utility_gain": 0.9}
     assert with_given(own, {"max_loss": 3.0}) == {"rule": "procedure", "max_loss": 3.0}
     assert with_given(own, {}) == own
+
+
+def test_a_table_is_not_overwritten(raydp: Command, table: Path) -> None:
+    before = table.read_text()
+    answer = raydp("report", table, "-o", table)
+    assert answer.code == 2
+    assert "--output must be a page" in answer.err
+    assert table.read_text() == before
+
+
+def test_best_utility_may_be_what_is_compared(raydp: Command, table: Path) -> None:
+    answer = raydp("report", "eps-4.csv", "eps-8.csv", "--rule", "best-utility", "--json")
+    assert answer.code == 0, answer.err
+
+
+def test_a_comparison_names_no_folder_above_what_tells_its_sources_apart(raydp: Command, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        pd.DataFrame(ROWS, columns=COLUMNS).to_csv(tmp_path / name / "points.csv", index=False)
+    sources = [tmp_path / name / "points.csv" for name in ("one", "two")]
+    assert raydp("report", *sources, "-o", "both.html").code == 0
+    page = Path("both.html").read_text()
+    assert "one/points" in page
+    assert str(tmp_path) not in page
+
+
+def test_the_epsilon_that_runs_of_one_target_reach_is_one_group(raydp: Command, tmp_path: Path) -> None:
+    points = pd.DataFrame(ROWS, columns=COLUMNS)
+    reached = 7.99 + 0.0001 * points.index
+    pd.concat([points.assign(epsilon=reached), points.assign(epsilon=reached / 2)]).to_csv("e.csv", index=False)
+    answer = raydp("analyze", "trends", "e.csv", "--by", "epsilon", "--json")
+    assert [row["group"] for row in answer.json()["groups"]] == ["4", "7.99"]
+
+
+def test_scores_of_different_kinds_are_not_compared(raydp: Command, table: Path) -> None:
+    for file, name in (("eps-4.csv", "score.logprob"), ("eps-8.csv", "score.vmr")):
+        points = pd.read_csv(file)
+        points.assign(**{name: points["score"]}).to_csv(file, index=False)
+    assert raydp("report", "eps-4.csv", "eps-8.csv", "-o", "both.html").code == 0
+    page = Path("both.html").read_text()
+    assert "not known to be of the same score" in page
+    assert "Ratios of the standard deviations" not in page

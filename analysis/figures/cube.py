@@ -51,7 +51,7 @@ def hyperparameter_cube(points: pd.DataFrame) -> go.Figure:
     )
     figure.update_layout(
         scene={f"{axis}axis": _log_axis(means[name]) for axis, name in zip("xyz", _AXES, strict=True)}
-        | {"camera": {"eye": {"x": 1.5, "y": -1.7, "z": 0.9}}, "aspectmode": "cube"}
+        | {"camera": {"eye": {"x": 1.75, "y": -2.0, "z": 1.0}}, "aspectmode": "cube"}
     )
     return figure
 

@@ -29,7 +29,7 @@ def save_figures(figures: Mapping[str, go.Figure], folder: str | Path, *, file_f
     check_format(file_format)
     try:
         import kaleido
-        from choreographer.errors import ChromeNotFoundError
+        from choreographer.errors import BrowserClosedError, BrowserFailedError, ChromeNotFoundError
     except ImportError as error:
         raise ValueError(
             "figures must have kaleido to become files, got none. Run pip install 'raydp-tune[figures]'."
@@ -44,9 +44,10 @@ def save_figures(figures: Mapping[str, go.Figure], folder: str | Path, *, file_f
     ]
     try:
         kaleido.write_fig_from_object_sync(jobs)
-    except ChromeNotFoundError as error:
+    except (ChromeNotFoundError, BrowserFailedError, BrowserClosedError) as error:
         raise ValueError(
-            "figures must have a browser to become files, got none. Install Chrome or Chromium, or set BROWSER_PATH."
+            "figures must have a browser that starts to become files, got none. Install Chrome or Chromium, or set "
+            "BROWSER_PATH; the page itself is written."
         ) from error
     return files
 

@@ -8,7 +8,18 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from analysis.figures.style import LINE, LOSS, SCORE, SEQUENCE, blank, describe, drawn_positions, mark_of, quiet_axes
+from analysis.figures.style import (
+    LINE,
+    LOSS,
+    SCORE,
+    SEQUENCE,
+    blank,
+    describe,
+    drawn_positions,
+    mark_of,
+    plain,
+    quiet_axes,
+)
 from analysis.selection.risk import privacy_risk
 from analysis.statistics.heuristics import heuristic_accuracy
 from analysis.tables.points import KEY, configuration_means, configurations, require_hyperparameters
@@ -68,7 +79,7 @@ def _strips(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
                 x=(place + _WIDTH * aside).tolist(),
                 y=some["score"].tolist(),
                 mode="markers",
-                name=name,
+                name=plain(name),
                 marker={"size": 7, "color": colour, "opacity": 0.7},
                 text=[describe(c) for c in configurations(some)],
                 hovertemplate="%{text}<br>score %{y:.4g}<extra></extra>",
@@ -77,7 +88,8 @@ def _strips(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
         if len(table) > 1:
             text = f"std {table['score'].std(ddof=1):.3g}"
             figure.add_annotation(x=place, y=float(table["score"].max()), text=text, showarrow=False, yshift=14)
-    figure.update_xaxes(tickvals=list(range(len(groups))), ticktext=list(groups), range=[-0.6, len(groups) - 0.4])
+    figure.update_xaxes(tickvals=list(range(len(groups))), ticktext=list(map(plain, groups)))
+    figure.update_xaxes(range=[-0.6, len(groups) - 0.4])
     quiet_axes(figure).update_xaxes(showgrid=False)
     return figure
 
@@ -102,12 +114,12 @@ def heuristic_accuracies(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
             go.Bar(
                 x=list(accuracy),
                 y=[figures["accuracy"] for figures in accuracy.values()],
-                name=name,
+                name=plain(name),
                 text=[f"{figures['correct']} of {figures['pairs']}" for figures in accuracy.values()],
                 textposition="outside",
                 cliponaxis=False,
                 marker_color=SEQUENCE[place % len(SEQUENCE)],
-                hovertemplate="%{x}: %{y:.1%}, %{text} pairs<extra>" + name + "</extra>",
+                hovertemplate="%{x}: %{y:.1%}, %{text} pairs<extra>" + plain(name) + "</extra>",
             )
         )
     figure.add_hline(y=0.5, line={"dash": "dash", "width": 1.5, "color": LINE})
@@ -142,15 +154,17 @@ def selection_risks(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
                 y=shown,
                 x=[rules[rule][kind] for rule in shown],
                 orientation="h",
-                name=name,
+                name=plain(name),
                 texttemplate=f"%{{x:{form}}}",
                 textposition="outside",
                 cliponaxis=False,
                 marker_color=[mark_of(rule)[2] for rule in shown] if alone else SEQUENCE[place % len(SEQUENCE)],
-                hovertemplate=f"%{{y}}: %{{x:{form}}}<extra>{name}</extra>",
+                hovertemplate=f"%{{y}}: %{{x:{form}}}<extra>{plain(name)}</extra>",
             )
         )
-    figure.update_layout(showlegend=len(risks) > 1)
+    largest = max((x for bars in figure.data for x in bars.x), default=0.0)
+    figure.update_xaxes(range=[0, 1.12 * largest] if largest > 0 else None)  # room for the figures beside the bars
+    figure.update_layout(showlegend=len(risks) > 1, legend_traceorder="reversed")
     return quiet_axes(figure)
 
 
@@ -172,10 +186,10 @@ def scores_against_utility(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
                 x=some["utility_loss"].tolist(),
                 y=some["score"].tolist(),
                 mode="markers",
-                name=name,
+                name=plain(name),
                 marker={"size": 8, "color": SEQUENCE[place % len(SEQUENCE)], "opacity": 0.8},
                 text=[describe(c) for c in configurations(some)],
-                hovertemplate="%{text}<br>utility loss %{x:.4f}<br>score %{y:.4g}<extra>" + name + "</extra>",
+                hovertemplate="%{text}<br>utility loss %{x:.4f}<br>score %{y:.4g}<extra>" + plain(name) + "</extra>",
             )
         )
     return quiet_axes(figure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,14 @@ from search_spaces.configuration import Configuration
 
 INK = "#1c2128"
 POINT, LINE = "#6b7c93", "#8a939c"
-SEQUENCE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7a5ba6")
-"""Okabe and Ito 2008, and two more for many groups."""
+SEQUENCE = ("#2b83c6", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7a5ba6")
+"""After Okabe and Ito 2008, the blue bright enough for dark pages, and two more for many groups."""
 MARKS = {
     "procedure": ("circle-open", 15, "#d55e00"),
     "best-utility": ("square-open", 19, "#009e73"),
     "worst-utility": ("triangle-up-open", 21, "#e69f00"),
     "oracle": ("diamond-open", 24, "#cc79a7"),
-    "pareto-knee": ("pentagon-open", 27, "#0072b2"),
+    "pareto-knee": ("pentagon-open", 27, "#2b83c6"),
     "predicted-score": ("hexagon-open", 31, "#56b4e9"),
 }
 """Symbol, size in pixels and colour of each rule; rings of growing size stay visible where rules agree."""
@@ -60,6 +61,11 @@ def describe(configuration: Configuration) -> str:
     c = configuration
     name = f"b = {c.batch_size}, T = {c.num_steps}, η = {c.learning_rate:g}"
     return f"{name}<br>C = {c.compute}, U = {float(c.updates):g}"
+
+
+def plain(text: str) -> str:
+    """A text as plotly shows it letter by letter: it reads tags, and %{...} in boxes beside the pointer."""
+    return escape(text).replace("%", "&#37;")
 
 
 def drawn_positions(means: pd.DataFrame) -> NDArray[np.intp]:

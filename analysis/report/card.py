@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from analysis.report.markup import Cell, facts, number, paragraph, table
+from analysis.report.markup import Cell, facts, number, paragraph, percent, table
 from analysis.selection.choice import Selection
 from analysis.tables.per_secret import by_secret as values_by_secret
 from analysis.tables.points import HYPERPARAMETERS, configurations
@@ -15,7 +15,7 @@ from search_spaces.configuration import Configuration
 
 MOST_SECRETS = 200
 """Rows of the table of secrets; of more, those that the selected model gives away most."""
-MOST_CONTENDERS = 15
+MOST_CONTENDERS = 20
 _GUARANTEE = {
     "epsilon": "ε",
     "delta": "δ",
@@ -33,8 +33,8 @@ def card(points: pd.DataFrame, selected: Selection, told: Mapping[str, str]) -> 
         told: label -> text: what the table does not hold, such as the unit of privacy.
     """
     rows = [("Model", selected.model_uri or "none recorded"), ("Configuration", str(selected.configuration))]
-    own = points[np.array([c == selected.configuration for c in configurations(points)])].iloc[0]
-    rows += [(label, number(float(own[name]))) for name, label in _GUARANTEE.items() if _known(own, name)]
+    own = points[np.array([c == selected.configuration for c in configurations(points)])]
+    rows += [(label, _largest(own[name])) for name, label in _GUARANTEE.items() if name in own]
     rows += [("Utility loss", number(selected.utility_loss)), ("Score", _score(selected))]
     return facts([*rows, *told.items()])
 
@@ -49,15 +49,15 @@ def contenders_table(selected: Selection) -> str:
     rows: list[list[Cell]] = []
     marked = []
     for place, row in enumerate(compared.rows[:MOST_CONTENDERS]):
-        inside = "may be the lowest" if row["indistinguishable"] else "is not"
+        inside = "may be" if row["indistinguishable"] else "is not"
         settings: list[Cell] = [row[name] for name in HYPERPARAMETERS]
-        rows.append([*settings, row["score"], row["std_error"], f"{row['probability']:.1%}", inside])
+        rows.append([*settings, row["score"], row["std_error"], percent(row["probability"], 1), inside])
         if Configuration(**{name: row[name] for name in HYPERPARAMETERS}) == selected.configuration:
             marked.append(place)
     over = " and ".join(compared.levels)
     of = f", the first {MOST_CONTENDERS} of {len(compared.rows)}" if len(compared.rows) > MOST_CONTENDERS else ""
     caption = f"By mean score{of}; standard errors and probabilities over {over}; the last column at 95 %"
-    headers = ["b", "T", "η", "Score", "Std. error", "Probability", "Lowest"]
+    headers = ["b", "T", "η", "Score", "Std. error", "Probability", "The lowest"]
     further = [
         f"{row['seeds']} more of b = {row['batch_size']}, T = {row['num_steps']}, η = {row['learning_rate']:g}"
         for row in compared.further_seeds
@@ -76,10 +76,7 @@ def secrets_table(points: pd.DataFrame, compared: Mapping[str, Selection], by_se
         by_secret: secrets.parquet and the name of the score.
     """
     values, counts = values_by_secret(points, *by_secret)
-    of_row = configurations(points)
-    columns = {
-        rule: values[np.array([c == s.configuration for c in of_row])].mean(axis=0) for rule, s in compared.items()
-    }
+    columns = {rule: secret_means(points, selected, *by_secret) for rule, selected in compared.items()}
     shown = pd.DataFrame(columns).assign(count=counts, most=values.max(axis=0))
     order = shown.iloc[:, 0].sort_values(ascending=False, kind="stable").index[:MOST_SECRETS]
     rows: list[list[Cell]] = [
@@ -96,6 +93,13 @@ def secrets_table(points: pd.DataFrame, compared: Mapping[str, Selection], by_se
     return table(caption, ["Secret", "In examples", *compared, "Highest"], rows)
 
 
+def secret_means(points: pd.DataFrame, selected: Selection, secrets: pd.DataFrame, score: str) -> pd.Series:
+    """[secret] the selected configuration's values, means over its seeds."""
+    values, _ = values_by_secret(points, secrets, score)
+    own: pd.Series = values[np.array([c == selected.configuration for c in configurations(points)])].mean(axis=0)
+    return own
+
+
 def _score(selected: Selection) -> str:
     """The score with its standard error, where that is known."""
     for row in selected.contenders.rows if selected.contenders else ():
@@ -105,5 +109,7 @@ def _score(selected: Selection) -> str:
     return number(selected.score)
 
 
-def _known(row: pd.Series, name: str) -> bool:
-    return name in row and not pd.isna(row[name]) and not isinstance(row[name], str)
+def _largest(values: pd.Series) -> str:
+    """The largest value of a column, which holds for all seeds; texts such as "inf" read as numbers."""
+    found = pd.to_numeric(values, errors="coerce")
+    return number(None if found.isna().any() else float(found.max()))

@@ -15,6 +15,8 @@ from analysis.selection.choice import Selection
 from analysis.selection.risk import privacy_risk
 from analysis.statistics.heuristics import heuristic_accuracy
 from analysis.statistics.trends import variance_trends
+from analysis.tables.per_secret import own_score
+from analysis.tables.points import configuration_means
 
 
 def write_comparison(
@@ -38,12 +40,14 @@ def write_comparison(
         ValueError: fewer than two groups, or a table that `variance_trends` refuses.
     """
     trends = variance_trends(groups)
+    comparable = _same_score(groups)
     body = [
         f"<h1>{escape(title)}</h1>",
-        paragraph(_lead(groups, trends["groups"]), css="headline"),
+        paragraph(_lead(groups, trends["groups"] if comparable else []), css="headline"),
+        "" if comparable else bullets([_OTHER_SCORES], css="warnings"),
         section("Selections", _selections_table(groups, selections), bullets(_warnings(selections), css="warnings")),
         section("Score and utility", _LAYOUT, *_not_comparable(groups)),
-        section("Variance", _SPREAD, _spread_table(trends["groups"]), _ratios_table(trends["comparisons"])),
+        section("Variance", _SPREAD, _spread_table(trends["groups"]), _ratios(trends["comparisons"], comparable)),
         section("Heuristics", _HEURISTICS, _heuristics_table(groups)),
         section("Privacy risk", _RISK, _risk_table(groups)),
     ]
@@ -89,9 +93,25 @@ _RISK = plot(
 )
 
 
+_OTHER_SCORES = (
+    "The groups are not known to be of the same score: its levels, spreads and risks cannot be compared between them, "
+    "the accuracies of the heuristics can. Name one by --score."
+)
+
+
+def _same_score(groups: Mapping[str, pd.DataFrame]) -> bool:
+    """Whether the groups have the same score, or are tables that name none."""
+    return len({own_score(points) for points in groups.values()}) == 1
+
+
+def _ratios(rows: Sequence[Mapping[str, float | None]], comparable: bool) -> str:
+    return _ratios_table(rows) if comparable else ""
+
+
 def _lead(groups: Mapping[str, pd.DataFrame], spreads: Sequence[Mapping[str, float | None]]) -> str:
     known = [row for row in spreads if row["score_std"] is not None]
-    counted = f"{len(groups)} groups, {sum(int(row['configurations'] or 0) for row in spreads)} configurations."
+    count = sum(len(configuration_means(points)) for points in groups.values())
+    counted = f"{len(groups)} groups, {count} configurations."
     if not known:
         return counted
     widest = max(known, key=lambda row: row["score_std"] or 0.0)
@@ -102,12 +122,13 @@ def _lead(groups: Mapping[str, pd.DataFrame], spreads: Sequence[Mapping[str, flo
 
 def _selections_table(groups: Mapping[str, pd.DataFrame], selections: Mapping[str, Sequence[Selection]]) -> str:
     rows: list[list[Cell]] = []
-    for name, (selected, *_, best) in ((name, selections[name]) for name in groups):
+    for name, (selected, best) in ((name, (selections[name][0], selections[name][-1])) for name in groups):
         c = selected.configuration
         verdict = "not asked" if selected.contenders is None else selected.contenders.verdict
         rows.append(
             [
                 name,
+                own_score(groups[name]) or "not named",
                 _one_value(groups[name], "epsilon"),
                 c.batch_size,
                 c.num_steps,
@@ -119,15 +140,16 @@ def _selections_table(groups: Mapping[str, pd.DataFrame], selections: Mapping[st
                 verdict,
             ]
         )
-    headers = ["Group", "ε", "b", "T", "η", "Loss", "Score", "Best loss", "Its score", "Choice is"]
+    headers = ["Group", "Score is", "ε", "b", "T", "η", "Loss", "Score", "Best loss", "Its score", "Choice is"]
     return table("What is selected in each group, beside the configuration of best utility", headers, rows)
 
 
 def _one_value(points: pd.DataFrame, column: str) -> Cell:
     """The largest value of a column: the guarantee that holds for all rows."""
-    if column not in points or not pd.api.types.is_numeric_dtype(points[column]) or points[column].isna().all():
+    if column not in points:
         return None
-    return float(points[column].max())
+    values = pd.to_numeric(points[column], errors="coerce")
+    return None if values.isna().any() else float(values.max())
 
 
 def _warnings(selections: Mapping[str, Sequence[Selection]]) -> list[str]:

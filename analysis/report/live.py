@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import ROUND_CEILING, Decimal
 from html import escape
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.figures.scatter import drawn_rows
-from analysis.report.markup import Cell, number, paragraph, plot, table
+from analysis.report.markup import Cell, number, paragraph, percent, plot, table
 from analysis.selection.along import SelectionsAlong
 from analysis.tables.points import configurations
 from analysis.tables.utility_filter import within
@@ -20,19 +21,20 @@ _FIGURES = ["batch_size", "num_steps", "learning_rate", "utility_loss", "score",
 _HEADERS = ["Rule", "b", "T", "η", "Utility loss", "Score", "Share of gain", "Above oracle", "Model"]
 
 
-def live_section(along: SelectionsAlong, rule: str, base_utility_loss: float | None) -> list[str]:
+def live_section(along: SelectionsAlong, rule: str, base_utility_loss: float | None, *, relative: bool) -> list[str]:
     """The slider, the two figures that move with it ("layout" and "along") and the table of rules, as HTML.
 
     Args:
         along: what every rule selects.
         rule: the one that the page is about.
         base_utility_loss: of the pre-trained model, where it is known.
+        relative: whether scores have shares: not so logarithmic ones.
     """
     last = len(along.thresholds) - 1
     slider = (
         '<div class="live">\n<label for="threshold">Utility threshold u</label>\n'
         f'<input type="range" id="threshold" min="0" max="{last}" step="1" value="{_start_at(along)}" '
-        f'aria-describedby="threshold-says">\n<output id="threshold-value" for="threshold">{escape(_start_text(along))}'
+        f'aria-describedby="threshold-says">\n<output id="threshold-value" for="threshold">{escape(start_text(along))}'
         '</output>\n<button type="button" id="threshold-reset">As selected</button>\n'
         '<p id="threshold-says" class="soft" aria-live="polite"></p>\n</div>'
     )
@@ -55,7 +57,7 @@ def live_section(along: SelectionsAlong, rule: str, base_utility_loss: float | N
     rows: list[list[Cell]] = []
     for name, at in along.start.items():
         cells = {key: column[at] for key, column in figures.items()}
-        cells["above"] = _above(score[at], score[along.start["oracle"]])
+        cells["above"] = _above(score[at], score[along.start["oracle"]], relative=relative)
         rows.append([name, *(cells[key] for key in _FIGURES)])
     rules = table(
         "What each rule selects at the threshold",
@@ -69,20 +71,21 @@ def live_section(along: SelectionsAlong, rule: str, base_utility_loss: float | N
     return [slider, scatter, rules, *reasons, lines]
 
 
-def live_data(along: SelectionsAlong, rule: str, base_utility_loss: float | None) -> dict[str, Any]:
+def live_data(along: SelectionsAlong, rule: str, base_utility_loss: float | None, *, relative: bool) -> dict[str, Any]:
     """What the slider's script looks up: selections by rule and threshold, and the figures as texts."""
     loss = along.means["utility_loss"].to_numpy()
     return {
         "rule": rule,
+        "relative": relative,
         "thresholds": along.thresholds.tolist(),
-        "texts": [number(float(u)) for u in along.thresholds],
+        "texts": _labels(along),
         "limits": [float(loss[within(loss, np.full(len(loss), u))].max()) for u in along.thresholds],
         "members": along.members.tolist(),
         "selected": {name: positions.tolist() for name, positions in along.selected.items()},
         "start": dict(along.start),
         "start_at": _start_at(along),
         "start_threshold": along.threshold,
-        "start_text": _start_text(along),
+        "start_text": start_text(along),
         "start_members": int(along.passed.sum()),
         "allowed": along.allowed.tolist(),
         "passed": along.passed.tolist(),
@@ -134,19 +137,19 @@ def _figures(along: SelectionsAlong, base_utility_loss: float | None) -> dict[st
     """Column -> [m] texts of the table of rules."""
     means = along.means
     columns = {name: [number(value) for value in means[name].tolist()] for name in _FIGURES[:5]}
-    best = float(means["utility_loss"].min())
+    best = float(means.loc[along.allowed, "utility_loss"].min())
     if base_utility_loss is None or base_utility_loss <= best:
         gain = ["–"] * len(means)
     else:
         share = (base_utility_loss - means["utility_loss"]) / (base_utility_loss - best)
-        gain = [f"{value:.0%}" for value in share]
+        gain = [percent(value) for value in share]
     uris = ["none recorded" if pd.isna(uri) else str(uri) for uri in means["model_uri"]]
     return {**columns, "gain": gain, "model": uris}
 
 
-def _above(score: float, oracle: float) -> str:
+def _above(score: float, oracle: float, *, relative: bool) -> str:
     """The relative risk at one threshold, as the script writes it."""
-    return f"{np.floor(100 * (score - oracle) / oracle + 0.5):.0f} %" if oracle > 0 else "–"
+    return f"{np.floor(100 * (score - oracle) / oracle + 0.5):.0f} %" if relative and oracle > 0 else "–"
 
 
 def _drawn(along: SelectionsAlong) -> str:
@@ -155,8 +158,31 @@ def _drawn(along: SelectionsAlong) -> str:
     return "One point per configuration" if drawn == count else f"{drawn} of {count} configurations"
 
 
-def _start_text(along: SelectionsAlong) -> str:
-    return number(along.threshold)
+def start_text(along: SelectionsAlong) -> str:
+    """The threshold as it was given, in digits that select the same."""
+    highest = float(along.means.loc[along.passed, "utility_loss"].max())
+    above = along.means.loc[along.allowed & ~along.passed, "utility_loss"].to_numpy()
+    return threshold_text(max(along.threshold, highest), float(above[above > along.threshold].min(initial=np.inf)))
+
+
+def _labels(along: SelectionsAlong) -> list[str]:
+    """[k] the thresholds in digits that select the same."""
+    losses = np.unique(along.means["utility_loss"].to_numpy())
+    following = np.searchsorted(losses, along.thresholds, side="right")
+    above = [float(losses[at]) if at < len(losses) else np.inf for at in following]
+    return [threshold_text(float(u), next_one) for u, next_one in zip(along.thresholds, above, strict=True)]
+
+
+def threshold_text(threshold: float, above: float) -> str:
+    """A threshold in as few digits, four at least, as leave it between itself and the next loss above it: what a reader
+    gives to `--max-loss` lets in what it lets in."""
+    exact = Decimal(repr(threshold))
+    for digits in range(4, 18):
+        place = Decimal(1).scaleb(exact.adjusted() - digits + 1)
+        rounded = exact.quantize(place, rounding=ROUND_CEILING)
+        if rounded < Decimal(repr(above)):
+            return f"{rounded.normalize():f}" if abs(exact.adjusted()) < 7 else f"{rounded.normalize():e}"
+    return repr(threshold)
 
 
 def _start_at(along: SelectionsAlong) -> int:

@@ -25,6 +25,11 @@ def number(value: float | None) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def percent(share: float | None, digits: int = 0) -> str:
+    """A share for readers, a dash where it is undefined."""
+    return number(None) if share is None else f"{share:.{digits}%}".replace("%", " %")
+
+
 def paragraph(text: str, *, css: str = "") -> str:
     """A paragraph of plain text."""
     return f"<p{_written({'class': css} if css else {})}>{escape(text)}</p>"
@@ -76,6 +81,7 @@ def table(
         for at, row in enumerate(rows)
     )
     return (
+        f'<p class="soft caption" aria-hidden="true">{escape(caption)}</p>\n'
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">\n<table>\n'
         f"<caption>{escape(caption)}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n</div>"
     )
@@ -95,9 +101,12 @@ def plot(name: str, label: str, caption: str, *, css: str = "") -> str:
         caption: below it.
         css: "wide" where the figure scrolls on narrow screens, "tall" for more height.
     """
+    focus: Attributes = {"tabindex": 0, "role": "region", "aria-label": caption} if css == "wide" else {}
+    place: Attributes = {"id": name, "class": "plot", "role": "img", "aria-label": label}
     return (
-        f'<figure{_written({"class": css} if css else {})}>\n<div class="scroll"><div id="{escape(name)}" class="plot" '
-        f'role="img" aria-label="{escape(label)}"></div></div>\n<figcaption>{escape(caption)}</figcaption>\n</figure>'
+        f"<figure{_written({'class': css} if css else {})}>\n"
+        f'<div class="scroll"{_written(focus)}><div{_written(place)}></div></div>\n'
+        f"<figcaption>{escape(caption)}</figcaption>\n</figure>"
     )
 
 

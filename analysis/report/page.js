@@ -51,7 +51,7 @@ const follow = (live) => {
     Plotly.restyle(layout, { x: rules.map((rule) => [live.loss[chosen(rule)]]), y: rules.map((rule) => [live.score[chosen(rule)]]) }, rules.map((_, i) => i + 2));
     for (const plot of [layout, along]) Plotly.relayout(plot, { shapes: [line(u)] });
   };
-  const above = (score, oracle) => (oracle > 0 ? Math.round((100 * (score - oracle)) / oracle) + " %" : "–");
+  const above = (score, oracle) => (live.relative && oracle > 0 ? Math.round((100 * (score - oracle)) / oracle) + " %" : "–");
   slider.addEventListener("input", () => show(Number(slider.value)));
   reset.addEventListener("click", () => { slider.value = live.start_at; show(null); });
   slider.value = live.start_at; // a browser may restore another one

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 from plotly.subplots import make_subplots
 
-from analysis.figures.style import INK, quiet_axes
+from analysis.figures.style import INK, plain, quiet_axes
 from analysis.report.markup import page, plot, section, table
 
 NAMED_CURVES = 8
@@ -82,7 +82,11 @@ def _table(name: str, curves: Sequence[ProfileCurve]) -> str:
 
 def _figure(panels: Mapping[str, Sequence[ProfileCurve]], target: tuple[float, float] | None) -> go.Figure:
     figure = make_subplots(
-        rows=1, cols=len(panels), shared_yaxes=True, subplot_titles=list(panels), horizontal_spacing=0.07
+        rows=1,
+        cols=len(panels),
+        shared_yaxes=True,
+        subplot_titles=[plain(name) for name in panels],
+        horizontal_spacing=0.07,
     )
     figure.update_layout(template="none", font_color=INK)
     colours = _colours(next(iter(panels.values())))
@@ -90,12 +94,12 @@ def _figure(panels: Mapping[str, Sequence[ProfileCurve]], target: tuple[float, f
         for position, curve in enumerate(curves):
             points = sorted((delta, epsilon) for delta, epsilon in curve.points if epsilon is not None)
             sigma = "" if curve.noise_multiplier is None else f"<br>σ {curve.noise_multiplier:.4g}"
-            hover = f"{escape(curve.label)}{sigma}<br>δ %{{x:.3g}}<br>ε %{{y:.4g}}<extra>{escape(name)}</extra>"
+            hover = f"{plain(curve.label)}{sigma}<br>δ %{{x:.3g}}<br>ε %{{y:.4g}}<extra>{plain(name)}</extra>"
             line = go.Scatter(
                 x=[delta for delta, _ in points],
                 y=[epsilon for _, epsilon in points],
                 mode="lines",
-                name=curve.label,
+                name=plain(curve.label),
                 legendgroup=curve.label,
                 showlegend=column == 1 and len(curves) <= NAMED_CURVES,
                 line={"color": colours[position], "width": 1.8},

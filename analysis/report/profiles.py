@@ -8,7 +8,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from analysis.figures.style import SEQUENCE, blank, quiet_axes
+from analysis.figures.style import SEQUENCE, blank, plain, quiet_axes
 from analysis.report.markup import bullets, number, page, plot, section, table
 
 
@@ -74,9 +74,9 @@ def _figure(curves: Mapping[str, Sequence[tuple[float, float | None]]]) -> go.Fi
                 x=[delta for delta, _ in points],
                 y=[epsilon for _, epsilon in points],
                 mode="lines+markers",
-                name=label,
+                name=plain(label),
                 line={"color": colour},
-                hovertemplate="δ %{x:.3g}<br>ε %{y:.4g}<extra>" + escape(label) + "</extra>",
+                hovertemplate="δ %{x:.3g}<br>ε %{y:.4g}<extra>" + plain(label) + "</extra>",
             )
         )
     figure.update_layout(

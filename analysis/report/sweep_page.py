@@ -19,9 +19,9 @@ from analysis.figures import (
     score_along_thresholds,
     selection_risks,
 )
-from analysis.report.card import card, contenders_table, secrets_table
-from analysis.report.live import configurations_table, live_data, live_section
-from analysis.report.markup import Cell, bullets, number, page, paragraph, plot, section, table
+from analysis.report.card import card, contenders_table, secret_means, secrets_table
+from analysis.report.live import configurations_table, live_data, live_section, start_text
+from analysis.report.markup import Cell, bullets, number, page, paragraph, percent, plot, section, table
 from analysis.report.tables import (
     confound_table,
     effects_table,
@@ -33,6 +33,7 @@ from analysis.report.tables import (
 from analysis.selection.along import SelectionsAlong, selections_along
 from analysis.selection.choice import Selection, select
 from analysis.selection.constraints import Constraints
+from analysis.tables.per_secret import LOGARITHMIC, own_score
 from analysis.tables.points import configuration_means, require_hyperparameters
 from search_spaces.configuration import Configuration
 
@@ -48,6 +49,8 @@ def write_report(
     base_utility_loss: float | None = None,
     base_score: float | None = None,
     by_secret: tuple[pd.DataFrame, str] | None = None,
+    score_name: str | None = None,
+    score_text: str = "",
     card_rows: Mapping[str, str] | None = None,
     warnings: Sequence[str] = (),
     notes: Sequence[str] = (),
@@ -64,6 +67,8 @@ def write_report(
             mean of the points' column of that name, if they have one.
         base_score: score of the pre-trained model, to compare with.
         by_secret: the sweep's secrets.parquet and the score's name, for the table of secrets.
+        score_name: of the score, where the table does not tell (`own_score`).
+        score_text: what it measures, in a sentence.
         card_rows: label -> text: what the card of the selected model says beside what the table holds.
         warnings: plain sentences to print at the top, before those of the first selection.
         notes: plain sentences to print at the end, such as what the guarantee covers.
@@ -82,15 +87,20 @@ def write_report(
     constraints = headline.constraints or Constraints(max_loss=headline.max_loss)
     compared = _with_baselines(points, given, constraints, by_secret)
     along = selections_along(points, constraints, by_secret=by_secret)
+    score_name = score_name or own_score(points)
+    relative = score_name not in LOGARITHMIC and bool((means["score"] >= 0).all())
     body = [
         f"<h1>{escape(title)}</h1>",
-        paragraph(headline_sentence(headline, compared[_BEST]), css="headline"),
-        *_context(headline, compared, base_utility_loss, base_score),
+        paragraph(headline_sentence(headline, compared[_BEST], relative=relative), css="headline"),
+        paragraph(_context(headline, compared, base_utility_loss, base_score, start_text(along))),
+        paragraph(_worst_secret(points, headline, by_secret)) if by_secret is not None else "",
         bullets([*warnings, *headline.warnings], css="warnings"),
-        paragraph(_counts(points, means), css="soft"),
+        paragraph(f"{_of_score(score_name, score_text)} {_counts(points, means)} {_CONFIDENTIAL}", css="soft"),
         section("The selected model", card(points, headline, card_rows or {})),
-        section("Score and utility", *live_section(along, headline.rule, base_utility_loss)),
-        section("How sure is the choice", contenders_table(headline), _steps_table(headline)),
+        section("Score and utility", *live_section(along, headline.rule, base_utility_loss, relative=relative)),
+        section(
+            "How sure is the choice", paragraph(_FIXED, css="soft"), contenders_table(headline), _steps_table(headline)
+        ),
         *_analyses(points),
         section("Configurations", configurations_table(along, headline.rule)),
     ]
@@ -98,7 +108,12 @@ def write_report(
         body.append(section("Secrets", secrets_table(points, compared, by_secret)))
     if notes:
         body.append(section("Notes", bullets(notes)))
-    document = page(title, body, report_figures(points, along), live_data(along, headline.rule, base_utility_loss))
+    document = page(
+        title,
+        body,
+        report_figures(points, along),
+        live_data(along, headline.rule, base_utility_loss, relative=relative),
+    )
     Path(path).write_text(document, encoding="utf-8")
 
 
@@ -133,7 +148,8 @@ def _analyses(points: pd.DataFrame) -> list[str]:
         "effects",
         "Lines of the mean score and the mean utility loss along configurations that differ in one hyperparameter. The "
         "table below holds the mean changes.",
-        "Each line joins configurations that differ in one thing.",
+        "Each line joins configurations that share the rest; in the last two panels they share compute C = b·T, or "
+        "updates U = C·η.",
         css="wide",
     )
     accuracies = plot(
@@ -151,8 +167,8 @@ def _analyses(points: pd.DataFrame) -> list[str]:
     spread = plot(
         "spread",
         "Two columns of points: mean scores of the configurations, and runs around their configuration's mean.",
-        "All of these models have the same ε. If the left column is much wider than the right one, hyperparameters "
-        "and not chance decide what leaks.",
+        "Left the configurations, right single runs around their configuration's mean, where there are two seeds. All "
+        "have the same ε: if left is much wider, hyperparameters and not chance decide what leaks.",
         css="low",
     )
     return [
@@ -164,13 +180,19 @@ def _analyses(points: pd.DataFrame) -> list[str]:
     ]
 
 
-def headline_sentence(selected: Selection, best: Selection) -> str:
+_CONFIDENTIAL = "The page is made from private data and is not covered by ε: it is for those who may see the scores."
+_FIXED = "At the threshold as selected: this section and the card above do not follow the slider."
+
+
+def headline_sentence(selected: Selection, best: Selection, *, relative: bool) -> str:
     """What was selected, and how it differs from the best-utility configuration."""
     start = f"Selected by the rule {selected.rule}: {_name(selected.configuration)}. "
     if selected.configuration == best.configuration:
         return start + f"It is also the best-utility configuration (score {number(selected.score)})."
     difference = selected.score - best.score
-    share = f" ({abs(difference) / best.score:.0%} {_direction(difference)})" if best.score > 0 and difference else ""
+    share = ""
+    if relative and best.score > 0 and difference:
+        share = f" ({percent(abs(difference) / best.score)} {_direction(difference)})"
     return (
         f"{start}Its score is {number(selected.score)} against {number(best.score)}{share} for the best-utility "
         f"configuration {_name(best.configuration)}; its utility loss is {number(selected.utility_loss)} against "
@@ -201,24 +223,42 @@ def _with_baselines(
 
 
 def _context(
-    selected: Selection, compared: dict[str, Selection], base_utility_loss: float | None, base_score: float | None
-) -> list[str]:
-    """The selection beside the pre-trained model, as far as that is known."""
-    sentences = []
+    selected: Selection,
+    compared: dict[str, Selection],
+    base_utility_loss: float | None,
+    base_score: float | None,
+    threshold: str,
+) -> str:
+    """The selection beside the lowest score there is, and beside the pre-trained model as far as that is known."""
+    sentences = [f"The lowest score that may be selected is {number(compared[_ORACLE].score)}."]
+    if selected.configuration == compared[_ORACLE].configuration:
+        sentences = ["No configuration that may be selected has a lower score."]
     best_gain = None if base_utility_loss is None else base_utility_loss - compared[_BEST].utility_loss
     if base_utility_loss is not None and best_gain is not None and best_gain > 0:
         share = (base_utility_loss - selected.utility_loss) / best_gain
         sentences.append(
-            f"It keeps {share:.0%} of the best utility gain over the pre-trained model "
+            f"It keeps {percent(share)} of the best utility gain over the pre-trained model "
             f"(utility loss {number(base_utility_loss)})."
         )
     if base_score is not None:
         sentences.append(f"The pre-trained model scores {number(base_score)}.")
     if selected.max_loss is not None:
-        sentences.append(
-            f"Only configurations with a mean utility loss of at most {number(selected.max_loss)} were considered."
-        )
-    return [paragraph(" ".join(sentences))] if sentences else []
+        sentences.append(f"Only configurations with a mean utility loss of at most {threshold} were considered.")
+    return " ".join(sentences)
+
+
+def _worst_secret(points: pd.DataFrame, selected: Selection, by_secret: tuple[pd.DataFrame, str]) -> str:
+    """The secret that the selected model gives away most."""
+    values = secret_means(points, selected, by_secret[0], by_secret[1])
+    return (
+        f"Of {len(values)} secrets it gives {values.idxmax()} away most: {by_secret[1]} {number(float(values.max()))}."
+    )
+
+
+def _of_score(name: str | None, text: str) -> str:
+    """What the score is."""
+    told = f"Score: {name or 'as in the table, which does not name it'}"
+    return f"{told}, {text[0].lower()}{text[1:]} Higher leaks more." if text else f"{told}. Higher leaks more."
 
 
 def _counts(points: pd.DataFrame, means: pd.DataFrame) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.report.markup import Cell, paragraph, table
+from analysis.report.markup import Cell, paragraph, percent, table
 from analysis.selection.risk import privacy_risk
 from analysis.statistics.confound import utility_adjusted
 from analysis.statistics.effects import hyperparameter_effects
@@ -20,8 +20,8 @@ def heuristics_table(points: pd.DataFrame) -> str:
     rows: list[list[Cell]] = []
     for name, figures in heuristic_accuracy(points).items():
         test = tests[name]
-        counts: list[Cell] = [name, figures["correct"], figures["pairs"], _percent(figures["accuracy"])]
-        rows.append([*counts, _percent(test["expected"]), test["p_adjusted"], test["verdict"]])
+        counts: list[Cell] = [name, figures["correct"], figures["pairs"], percent(figures["accuracy"], 1)]
+        rows.append([*counts, percent(test["expected"], 1), test["p_adjusted"], test["verdict"]])
     return table(
         "Pairs in which the configuration that a heuristic prefers has the lower score; p by permutation, after Holm",
         ["Heuristic", "Correct", "Pairs", "Accuracy", "By chance", "p", "Data"],
@@ -100,7 +100,3 @@ _VARIED = {
     "compute": "b at equal compute C",
     "updates": "η at equal updates U",
 }
-
-
-def _percent(share: float | None) -> str | None:
-    return None if share is None else f"{share:.1%}"

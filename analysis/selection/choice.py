@@ -230,7 +230,9 @@ def _unsupported(compared: Contenders, members: int) -> list[str]:
         total = sum(row["seeds"] for row in compared.further_seeds)
         asked = ", ".join(f"{row['seeds']} more of {_name(row)}" for row in compared.further_seeds[:_NAMED])
         more = ", ..." if len(compared.further_seeds) > _NAMED else ""
-        return [f"{text} If the means stay, {total} further runs would decide it: {asked}{more}."]
+        runs = "one further run" if total == 1 else f"{total} further runs"
+        unknown = "" if "secrets" in compared.levels else " How much the choice of secrets adds is not known here."
+        return [f"{text} If the means stay, {runs} would decide it: {asked}{more}.{unknown}"]
     return [f"{text} {compared.reason[0].upper()}{compared.reason[1:]}." if compared.reason else text]
 
 
@@ -253,7 +255,7 @@ def _beaten(means: pd.DataFrame, passed: NDArray[np.bool_], selected: int) -> li
     return [
         f"{int(better.sum())} of {int(passed.sum())} configurations have less loss and a lower score than the selected "
         f"one, such as {one}: the rule does not look at the scores, and they speak against it here. See `raydp analyze "
-        "heuristics`, and add seeds."
+        "heuristics`."
     ]
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.statistics.noise import upper_limit
-from analysis.tables.points import KEY
+from analysis.tables.points import column_means
 from analysis.tables.utility_filter import loss_threshold, pool_within
 from search_spaces.names import unknown_name
 
@@ -78,11 +78,12 @@ class Constraints:
 def _column(points: pd.DataFrame, means: pd.DataFrame, column: str) -> Array:
     """[m] means over seeds of a column, in the order of the means."""
     if column == COMPUTE:
-        return (means["batch_size"] * means["num_steps"]).to_numpy(dtype=np.float64)
+        compute: Array = means["batch_size"].to_numpy(dtype=np.float64) * means["num_steps"].to_numpy(dtype=np.float64)
+        return compute
     known = [str(c) for c in points if pd.api.types.is_numeric_dtype(points[c])]
     if column not in known:
         raise ValueError(unknown_name("at_most: the column", column, [*known, COMPUTE]))
-    values = points.groupby(KEY, sort=True)[column].mean().to_numpy(dtype=np.float64)
+    values = column_means(points, column)
     if np.isnan(values).any():
         raise ValueError(
             f"{column} must be given in every finished row to be bounded, got {int(np.isnan(values).sum())} of "
@@ -97,5 +98,7 @@ def _kept(name: str, values: Array, bound: float) -> Pool:
         raise ValueError(f"{name} must be finite, got {bound}. Leave it out for no bound.")
     kept: Pool = values <= bound
     if not kept.any():
-        raise ValueError(f"{name} must be at least {values.min():.6g}, the lowest there is, got {bound:g}. Raise it.")
+        raise ValueError(
+            f"{name} must be at least {float(values.min())!r}, the lowest there is, got {bound:g}. Raise it."
+        )
     return kept

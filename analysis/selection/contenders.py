@@ -81,18 +81,25 @@ def contenders(
     Guarantee:
         The configurations marked "indistinguishable" hold the one with the truly lowest score with probability 95 %, if
         the errors of the means over seeds are Student's t with the moderated variances of `SeedNoise`, and those over
-        secrets are like the bootstrap's. It is a set for multiple comparisons with the best: member i is left out if
-        its excess over some j, in standard errors of that difference, is larger than 95 % of the largest excesses that
-        errors alone give it. Of a pool of more than 300 the 300 lowest are compared and the set is among them.
+        secrets are Gaussian with unknown covariance. It is a set for multiple comparisons with the best: member i is
+        left out if its excess over some j, in standard errors of that difference, is larger than 95 % of the largest
+        excesses that errors alone give it. Of a pool of more than 300 the lowest and the selected one are compared, 300
+        in all, at 5 % times their share of the pool.
 
     Source: Hsu 1981 (multiple comparisons with the best), with simulated critical values; Smyth 2004.
     """
+    if by_secret is not None and by_secret.shape[1] < 2:
+        by_secret = None  # one secret does not say how far others may be
     own, score = SeedNoise.of(means["score_std"].to_numpy(), means["num_seeds"].to_numpy()), means["score"].to_numpy()
     of_secret = np.empty(0) if by_secret is None else (by_secret - by_secret.min()).ravel()
     unit = unit_of(np.concatenate([score - score.min(), [0.0] if own is None else own.std, of_secret]))
     score = score / unit
     members = np.flatnonzero(pool)
-    members = members[np.argsort(score[members], kind="stable")][:MOST_COMPARED]
+    members = members[np.argsort(score[members], kind="stable")]
+    share = min(1.0, MOST_COMPARED / len(members))
+    if len(members) > MOST_COMPARED:
+        lowest = members[:MOST_COMPARED]
+        members = lowest if selected in lowest else np.append(lowest[:-1], selected)
     noise = None if own is None else own.over(unit)
     rng = np.random.default_rng(seed)
     errors, of_secrets = np.zeros((num_draws, len(members))), np.zeros((len(members), len(members)))
@@ -100,11 +107,10 @@ def contenders(
         noise = noise.take(members)
         errors += noise.draw(rng, num_draws)
     if by_secret is not None:
-        drawn = secret_errors(by_secret[members] / unit, rng, num_draws)
+        drawn, of_secrets = secret_errors(by_secret[members] / unit, rng, num_draws)
         errors += drawn
-        of_secrets = np.atleast_2d(np.cov(drawn, rowvar=False, ddof=0))
     levels = tuple(name for name, known in (("seeds", noise), ("secrets", by_secret)) if known is not None)
-    compared = _Compared(score=score[members], errors=errors, of_secrets=of_secrets, noise=noise)
+    compared = _Compared(score=score[members], errors=errors, of_secrets=of_secrets, noise=noise, share=share)
     rows = _rows(means.iloc[members], compared if levels else None, unit)
     if not levels:
         return Contenders(verdict="unknown", levels=(), rows=rows, further_seeds=(), reason=_NO_SEEDS)
@@ -122,7 +128,7 @@ def contenders(
     return Contenders(verdict=verdict, levels=levels, rows=rows, further_seeds=tuple(further), reason=reason)
 
 
-_NO_SEEDS = "no configuration has two seeds, so how far a mean may be off is not known"
+_NO_SEEDS = "no configuration has two seeds, and no two secrets are known, so how far a mean may be off is not known"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,12 +140,14 @@ class _Compared:
         errors: [draws, k] of the means.
         of_secrets: [k, k] covariance of the errors over secrets.
         noise: over seeds, None where it is not known.
+        share: of the pool that is compared; the critical values are so much stricter.
     """
 
     score: Array
     errors: Array
     of_secrets: Array
     noise: SeedNoise | None
+    share: float
 
     def variances(self, more: NDArray[np.int64] | int = 0) -> Array:
         """[k] of the errors over seeds, with more seeds."""
@@ -166,7 +174,7 @@ class _Compared:
             np.concatenate([_over(part[:, i, None] - part, row).max(axis=1) for part in np.array_split(self.errors, 8)])
             for i, row in enumerate(self.scale(self.variances()))
         ]
-        found: Array = np.quantile(largest, CONFIDENCE, axis=1)
+        found: Array = np.quantile(largest, 1 - (1 - CONFIDENCE) * self.share, axis=1)
         return found
 
     def deciding_seeds(self) -> tuple[NDArray[np.int64], str | None]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from analysis.statistics.multiple import holm
@@ -14,9 +15,14 @@ from analysis.tables.points import KEY, configuration_means
 from analysis.tables.utility_filter import useful_points
 from search_spaces.names import unknown_name
 
+_SAME = 0.01
+
 
 def split_by(points: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:
     """A table's rows by the values of one of its columns, in ascending order.
+
+    Numbers that follow one another at less than 1 % are one group, named after the largest: the ε that runs of one
+    target reach differ in their last digits.
 
     Raises:
         ValueError: there is no such column, or it has no value in a row.
@@ -25,7 +31,13 @@ def split_by(points: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:
         raise ValueError(unknown_name("by: the column", column, map(str, points)))
     if points[column].isna().any():
         raise ValueError(f"{column} must be given in every row to group by it, got an empty one. Fill it.")
-    return {str(value): part for value, part in points.groupby(column, sort=True)}
+    if not pd.api.types.is_float_dtype(points[column]):
+        return {str(value): part for value, part in points.groupby(column, sort=True)}
+    values = np.unique(points[column].to_numpy(dtype=np.float64))
+    apart = np.diff(values) > _SAME * np.maximum(np.abs(values[1:]), np.abs(values[:-1]))
+    group = np.concatenate([[0], np.cumsum(apart)])[np.searchsorted(values, points[column])]
+    parts = [points[group == g] for g in range(group.max() + 1)]
+    return {f"{part[column].max():.{'3' if part[column].nunique() > 1 else '12'}g}": part for part in parts}
 
 
 def variance_trends(

@@ -10,6 +10,8 @@ from analysis.tables.points import LARGEST, numbers
 from search_spaces.names import unknown_name
 
 PREFIX, ERROR = "score.", ".std_error"
+LOGARITHMIC = {"exposure", "logprob"}
+"""Scores whose zero means nothing: differences can be told, shares cannot."""
 SECRET_COLUMNS = ["run_id", "score", "secret_id", "value"]
 
 
@@ -35,6 +37,15 @@ def score_values(points: pd.DataFrame, name: str) -> pd.Series:
             "row, or leave it out."
         )
     return pd.Series(values, index=points.index, name=PREFIX + name)
+
+
+def own_score(points: pd.DataFrame) -> str | None:
+    """The name of the score that the column `score` holds, None where none of the table's scores is the same."""
+    for name in score_names(points):
+        values = pd.to_numeric(points[PREFIX + name], errors="coerce")
+        if values.notna().all() and (values == points["score"]).all():
+            return name
+    return None
 
 
 def with_score(points: pd.DataFrame, name: str) -> pd.DataFrame:

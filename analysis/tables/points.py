@@ -137,6 +137,13 @@ def configuration_means(points: pd.DataFrame) -> pd.DataFrame:
     return means.reset_index(drop=True)
 
 
+def column_means(points: pd.DataFrame, column: str) -> NDArray[np.float64]:
+    """[m] means over seeds of another numeric column, in the order of `configuration_means`; NaN where one is null."""
+    ordered = points.sort_values(KEY, kind="stable", ignore_index=True)
+    changed = (ordered[KEY].to_numpy()[1:] != ordered[KEY].to_numpy()[:-1]).any(axis=1)
+    return rounded_means(numbers(ordered[column]), np.concatenate([[0], np.flatnonzero(changed) + 1]))
+
+
 def require_hyperparameters(points: pd.DataFrame) -> pd.DataFrame:
     """Check a table, and that every finished row has (b, T, η).
 
@@ -244,7 +251,8 @@ def _refuse_duplicates(points: pd.DataFrame, by: str | None) -> None:
         row = repeated.iloc[[0]]
         raise ValueError(
             f"points must have one row per (configuration, seed), got {configurations(row)[0]} with seed "
-            f"{row['seed'].iloc[0]} more than once. Keep one method, one task and one epsilon in a table."
+            f"{row['seed'].iloc[0]} more than once. Keep one method, one task and one epsilon in "
+            "a table, or name the column that tells them apart (--by)."
         )
 
 

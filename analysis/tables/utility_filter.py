@@ -103,7 +103,7 @@ def pool_within(means: pd.DataFrame, threshold: NDArray[np.float64]) -> NDArray[
     if not pool.any():
         best = int(loss.argmin())
         raise ValueError(
-            f"max_loss must be at least the lowest mean utility_loss, {loss[best]:.6g} of "
+            f"max_loss must be at least the lowest mean utility_loss, {float(loss[best])!r} of "
             f"{configurations(means.iloc[[best]])[0]}, got {threshold[best]:.6g}. Raise it, or widen the space."
         )
     return pool

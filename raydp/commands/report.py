@@ -35,6 +35,8 @@ def report(
         check_format(file_format)
     if not output.absolute().parent.is_dir():
         raise ValueError(f"--output must lie in an existing folder, got {str(output)!r}. Create its folder.")
+    if output.suffix in (".csv", ".parquet"):
+        raise ValueError(f"--output must be a page, got {str(output)!r}. Name it .html: a table would be overwritten.")
     options: dict[str, Any] = {"storage": storage, "score": score, "worst_case": worst_case}
     options |= {"rule": rule, "max_loss": max_loss, "min_utility_gain": min_utility_gain}
     with stderr.status("analysing"):

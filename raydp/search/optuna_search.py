@@ -11,7 +11,7 @@ import pandas as pd
 from pydantic import Field
 
 from analysis.statistics.noise import upper_limit
-from analysis.tables.points import KEY, check_points, configuration_means, configurations
+from analysis.tables.points import check_points, column_means, configuration_means, configurations
 from analysis.tables.utility_filter import within
 from raydp.search.base import Goal, Proposal, SearchState, known
 from raydp.sections.base import Section
@@ -47,7 +47,8 @@ class OptunaSearch(Section):
     Attributes:
         sampler: `tpe`, Parzen estimators of what is good and what is not; `nsga2`, a genetic algorithm.
         initial: configurations that are drawn at random before the first estimates; of nsga2 the population.
-        max_cost_share: of the whole space's compute; a half where num_configurations is not given either.
+        max_cost_share: of the whole space's compute; a half where num_configurations is not given either. One
+            configuration is run whatever it costs.
         num_configurations: how many are run at most.
         seed: of the sampler.
 
@@ -82,7 +83,11 @@ class OptunaSearch(Section):
         """What may be run: untried, and within what is left of the budget."""
         if self.num_configurations is not None and len(taken) >= self.num_configurations:
             return []
-        budget = self._cost_share() * sum(c.compute for c in state.candidates) - sum(c.compute for c in taken)
+        if not taken:  # whatever the budget: a search that runs nothing selects nothing
+            cheapest = min(c.compute for c in state.candidates)
+            budget = max(self._cost_share() * sum(c.compute for c in state.candidates), cheapest)
+        else:
+            budget = self._cost_share() * sum(c.compute for c in state.candidates) - sum(c.compute for c in taken)
         return [c for c in state.candidates if c not in taken and c.compute <= budget]
 
     def _cost_share(self) -> float:
@@ -116,10 +121,9 @@ def _told(points: pd.DataFrame, goal: Goal) -> dict[Configuration, Told]:
         exceeds["score"] = upper_limit(points, means, None)[0] - goal.max_score
     for column, bound in goal.at_most.items():
         if column == COMPUTE:
-            exceeds[column] = (means["batch_size"] * means["num_steps"]).to_numpy(dtype=np.float64) - bound
+            exceeds[column] = np.array([c.compute - bound for c in configurations(means)], dtype=np.float64)
         elif column in points:
-            values = points.assign(**{column: pd.to_numeric(points[column])}).groupby(KEY, sort=True)[column].mean()
-            exceeds[column] = values.to_numpy(dtype=np.float64) - bound
+            exceeds[column] = column_means(points, column) - bound
     told = {
         configuration: Told(
             utility_loss=float(loss[at]),

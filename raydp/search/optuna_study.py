@@ -18,13 +18,15 @@ from typing import Any
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.exceptions import StorageInternalError
 from optuna.samplers import BaseSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.storages import InMemoryStorage, RDBStorage
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+from sqlalchemy import URL
 from sqlalchemy.exc import DatabaseError
 
-from raydp.search.base import SearchState
+from raydp.search.base import SearchState, known
 from raydp.search.optuna_search import Told
 from search_spaces import Configuration
 
@@ -46,14 +48,17 @@ def opened(folder: Path | None) -> Iterator[Study]:
         if folder is None:
             yield _study("search", InMemoryStorage())
             return
-        url = f"sqlite:///{folder.resolve() / FILE}".replace("{", "{{").replace("}", "}}")  # Optuna formats it
-        storage = RDBStorage(url)
+        url = URL.create("sqlite", database=str(folder.resolve() / FILE)).render_as_string()
+        try:
+            storage = RDBStorage(url)
+        except RuntimeError as error:  # the file is of another version of Optuna
+            raise StorageInternalError(str(error)) from error
         try:
             yield _study(folder.resolve().name, storage)
         finally:
             storage.remove_session()
             storage.engine.dispose()
-    except (DatabaseError, optuna.exceptions.StorageInternalError) as error:
+    except (DatabaseError, StorageInternalError) as error:
         said = str(error).splitlines()[0]
         raise ValueError(
             f"SWEEP must have an {FILE} that can be read and written, got {said}. Close what else writes to it, or "
@@ -113,7 +118,7 @@ class SearchStudy:
             configuration = _configuration(trial)
             if trial.state == TrialState.RUNNING:
                 copy.add_trial(_trial(configuration, distributions, system_attrs=trial.system_attrs))
-                if configuration not in state.running:
+                if configuration not in known(state):
                     waiting.append(configuration)
             elif trial.state == TrialState.COMPLETE and configuration in told:
                 copy.add_trial(_complete(configuration, distributions, told[configuration], trial.system_attrs))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
+from raydp.registries import names, resolve
+from raydp.spec import SweepSpec
 from raydp.sweep.folder import BASE_RUN, SweepFolder
 from raydp.sweep.measurements import measured_later, scores_of
-from raydp.sweep.points import PRIVATE
+from raydp.sweep.points import PRIVATE, SEARCH_FILE
 from raydp.sweep.show import data_notes
 from raydp.tasks.base import TaskFacts
 
@@ -21,21 +24,47 @@ def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = F
     spec = folder.spec()
     measured = scores_of(folder, BASE_RUN, measured_later(folder)).get(score or spec.select.score)
     base = None if measured is None else max(measured["per_secret"].values()) if worst_case else measured["value"]
+    named = score or spec.select.score
     by = "" if score is None and not worst_case else f", by {'the worst case of ' if worst_case else ''}"
     return {
         "title": spec.name + (f"{by}{score or spec.select.score}" if by else ""),
         "base_score": base,
-        "card_rows": card_of(folder.read_json("plan.json")),
-        "warnings": [f"This page shows {PRIVATE}."] if spec.privacy.selects else [],
+        "score_name": f"{'worst case of ' if worst_case else ''}{named}",
+        "score_text": _meaning(spec, named),
+        "card_rows": {
+            "Base model": spec.model.name,
+            "Task": spec.task.name,
+            "Method": spec.method.name,
+            **card_of(folder.read_json("plan.json")),
+        },
+        "warnings": [*([f"This page shows {PRIVATE}."] if spec.privacy.selects else []), *_searched(folder, spec)],
         "notes": [*notes_of(folder.read_json("plan.json")), *together_notes(folder.read_json("released.json"))],
     }
+
+
+def _meaning(spec: SweepSpec, score: str) -> str:
+    """What a score measures: the first line of its class, "" for one that was measured under a label of its own."""
+    if score not in names("scores"):
+        return ""
+    return str(inspect.getdoc(resolve("scores", score))).partition("\n")[0]
+
+
+def _searched(folder: SweepFolder, spec: SweepSpec) -> list[str]:
+    """A caution where a strategy chose what was run."""
+    search = folder.read_json(SEARCH_FILE)
+    if search is None or spec.space.search is None:
+        return []
+    return [
+        f"The search {spec.space.search.name} chose which configurations were run and left out "
+        f"{len(search['skipped'])}: accuracies, regressions, spreads and risks are of what it chose."
+    ]
 
 
 def card_of(plan: dict[str, Any]) -> dict[str, str]:
     """What the report's card says of the guarantee beside the figures of the table."""
     record = next(iter(plan["privacy"].values()))
     return {
-        "Unit of privacy": str(record["unit"]),
+        "Unit of privacy": " ".join([str(record["unit"]), *plan["facts"]["notes"].get("caveats", [])]),
         "Adjacency": str(record["adjacency"]).replace("-", " "),
         "Sampler": str(record["sampler"]),
         "Accountant": f"{record['accountant']} ({record['accountant_version']})",

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from analysis import Selection
 
 
+_NAMED = 4
+
+
 def report(
     points: str | Path,
     output: Path,
@@ -85,15 +88,20 @@ def comparison(
         _, defaults = points_of(source, storage, by=by)
         values = None if worst_case else secrets_of(source, storage, score)
         selections[name] = _selections(table, with_given(defaults, options), values)
-    title = f"{Path(sources[0]).stem} by {by}" if by is not None else f"{len(sources)} sweeps"
+    names = ", ".join(tables) if len(tables) <= _NAMED else f"{len(tables)} sweeps"
+    title = names if by is None else f"{Path(sources[0]).stem} by {by}"
     write_comparison(tables, selections, output, title=title)
     return comparison_figures(tables)
 
 
 def _by_short_name(sources: list[str]) -> dict[str, str]:
-    """Names of sweeps and files without their folders, where these tell them apart."""
-    short = {Path(source).with_suffix("").name: source for source in sources}
-    return short if len(short) == len(sources) else {source: source for source in sources}
+    """Sources by the last parts of their paths, as few as tell them apart: a page does not name the folders above."""
+    parts = [Path(source).with_suffix("").parts for source in sources]
+    for count in range(1, max(map(len, parts)) + 1):
+        short = {"/".join(path[-count:]): source for path, source in zip(parts, sources, strict=True)}
+        if len(short) == len(sources):
+            return short
+    return {source: source for source in sources}
 
 
 def _selections(

@@ -159,3 +159,14 @@ def test_files_need_a_known_format_and_kaleido(points, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "kaleido", None)
     with pytest.raises(ValueError, match=r"pip install 'raydp-tune\[figures\]'"):
         save_figures(figures, tmp_path)
+
+
+def test_names_are_shown_letter_by_letter(points):
+    """Plotly reads tags in names, and %{...} in the boxes beside the pointer."""
+    name = "<a href='https://example.org'>x</a>%{x}"
+    for figure in comparison_figures({name: points, "b": points}).values():
+        written = figure.to_json()
+        assert "<a" not in written
+        assert "\\u003ca" not in written
+        assert "%{x}%" not in written
+        assert "</a>%{x}" not in written

@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import json
 
+import numpy as np
 import pytest
 from report_pages import MAX_LOSS, made_up_sweep
 
 from analysis import RULES, select, write_comparison, write_report
+from analysis.report.live import threshold_text
 from analysis.report.markup import number
 from tests.chromium import OpenPage
 
@@ -114,7 +116,7 @@ def test_keys_move_the_slider_and_the_button_takes_it_back(page, points):
     page.press("End")
     assert page.evaluate(ROW.format(rule="procedure"))[:6] == said_by_select(points, "procedure", thresholds[-1])
     spoken = page.evaluate("document.getElementById('threshold').getAttribute('aria-valuetext')")
-    assert spoken.startswith(f"{number(thresholds[-1])}: 60 of 60 configurations; procedure: (b=")
+    assert spoken.startswith(f"{threshold_text(thresholds[-1], np.inf)}: 60 of 60 configurations; procedure: (b=")
     page.evaluate("document.getElementById('threshold-reset').focus()")
     page.press("Enter")
     assert page.evaluate(ROW.format(rule="procedure"))[:6] == said_by_select(points, "procedure", MAX_LOSS)

@@ -224,3 +224,25 @@ def test_a_choice_that_another_beats_in_both_says_so(rule, table):
     if said:
         assert said[0].startswith(f"{len(beaten)} of ")
         assert rule in ("procedure", "worst-utility")
+
+
+@pytest.mark.parametrize(("value", "seeds"), [(0.1, 3), (0.7, 6), (0.7, 7), (2.3, 6)])
+def test_a_column_that_is_the_bound_everywhere_keeps_to_it(value, seeds):
+    """Plain sums of these, divided by their number, are larger than each."""
+    rows = [(2, 1, 0.1, seed, 1.0, 0.5) for seed in range(seeds)]
+    table = pd.DataFrame(rows, columns=COLUMNS).assign(x=value)
+    assert select(table, at_most={"x": value}).utility_loss == 1.0
+
+
+def test_compute_beyond_64_bits_is_no_small_one():
+    table = pd.DataFrame([(2**52, 2**52, 0.1, 0, 1.0, 0.5)], columns=COLUMNS)
+    with pytest.raises(ValueError, match=r"at_most compute must be at least 2\.028\d*e\+31"):
+        select(table, at_most={"compute": 1})
+
+
+def test_a_bound_that_a_message_names_is_one_that_holds():
+    table = full_grid(lambda c: 2.954760000004321)
+    with pytest.raises(ValueError, match="at least the lowest") as refused:
+        select(table, max_loss=1.0)
+    named = float(re.search(r"utility_loss, ([\d.]+) of", str(refused.value))[1])
+    assert select(table, max_loss=named).utility_loss == 2.954760000004321

@@ -36,7 +36,7 @@ def test_a_table_with_several_epsilons_is_split(tmp_path):
     with pytest.raises(ValueError, match="more than once"):
         load_points(tmp_path / "both.csv")
     parts = split_by(load_points(tmp_path / "both.csv", by="epsilon"), "epsilon")
-    assert list(parts) == ["1.0", "8.0"]
+    assert list(parts) == ["1", "8"]
     assert variance_trends(parts)["comparisons"][0]["ratio"] > 2
     with pytest.raises(ValueError, match="Did you mean 'epsilon'"):
         load_points(tmp_path / "both.csv", by="epsilo")

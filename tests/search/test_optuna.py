@@ -210,3 +210,21 @@ def test_a_suggestion_is_moved_to_the_nearest_in_logarithms() -> None:
         "num_steps": 30,
         "learning_rate": 3e-2,
     }
+
+
+def test_one_configuration_is_run_whatever_it_costs(tmp_path: Path) -> None:
+    """A search that runs nothing selects nothing."""
+    table, one = surface(np.random.default_rng(8)), CANDIDATES[:1]
+    only = SearchState(candidates=one, points=None, folder=tmp_path)
+    assert OptunaSearch().propose(only, Goal(), 2).configurations == one
+    poor = OptunaSearch(max_cost_share=1e-9).propose(state(table, tmp_path / "."), Goal(), 2)
+    assert len(poor.configurations) == 1
+
+
+def test_a_folder_of_any_name_holds_its_own_study(tmp_path: Path) -> None:
+    folder = tmp_path / "weird {x} %20 ?a=1#b"
+    folder.mkdir()
+    with opened(folder):
+        pass
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [FILE]
+    assert (folder / FILE).is_file()
