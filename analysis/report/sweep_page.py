@@ -237,7 +237,7 @@ def _context(
     if base_utility_loss is not None and best_gain is not None and best_gain > 0:
         share = (base_utility_loss - selected.utility_loss) / best_gain
         sentences.append(
-            f"It keeps {percent(share)} of the best utility gain over the pre-trained model "
+            f"The selected one keeps {percent(share)} of the best utility gain over the pre-trained model "
             f"(utility loss {number(base_utility_loss)})."
         )
     if base_score is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -101,6 +102,7 @@ def predict(
         Sorted by (T, b, η), one row each: "batch_size", "num_steps", "learning_rate", "score" and "utility_loss"
         (medians), "score_interval" and "utility_interval": 95 % of the expectation over seeds; "score_run_interval" and
         "utility_run_interval": 95 % of one run's figure, None where no configuration has two seeds; "compute" C = b·T;
+        "beyond": the hyperparameters whose value lies beyond all measured ones, so that the row is an extrapolation;
         with max_loss "within": the probability that the expected loss is at most that.
 
     It extrapolates beyond the measured values as a line with growing uncertainty. The surfaces know nothing of a run
@@ -109,6 +111,8 @@ def predict(
     Raises:
         ValueError: fewer than 4 configurations, no candidate, or as `configuration_means`.
     """
+    if max_loss is not None and not math.isfinite(max_loss):
+        raise ValueError(f"max_loss must be finite, got {max_loss}. Leave it out to ask for no probability.")
     means = configuration_means(points)
     if len(means) < FEWEST:
         raise ValueError(
@@ -133,12 +137,17 @@ def predict(
             row[f"{name}_interval"] = np.quantile(expected[:, at], _QUANTILES).tolist()
             row[f"{name}_run_interval"] = None if runs is None else np.quantile(runs[:, at], _QUANTILES).tolist()
         row["compute"] = configuration.compute
+        row["beyond"] = [name for name in HYPERPARAMETERS if not _between(means[name], row[name])]
         if max_loss is not None:
             row["within"] = float((found["utility"][0][:, at] <= max_loss).mean())
         if None in row.values():
             row["reason"] = "no configuration has two seeds, so how much runs differ is not known"
         rows.append(row)
     return rows
+
+
+def _between(measured: pd.Series, value: float) -> bool:
+    return bool(measured.min() <= value <= measured.max())
 
 
 def _exponential(logarithms: Array) -> Array:

@@ -64,7 +64,7 @@ def card_of(plan: dict[str, Any]) -> dict[str, str]:
     """What the report's card says of the guarantee beside the figures of the table."""
     record = next(iter(plan["privacy"].values()))
     return {
-        "Unit of privacy": " ".join([str(record["unit"]), *plan["facts"]["notes"].get("caveats", [])]),
+        "Unit of privacy": ". ".join([str(record["unit"]), *plan["facts"]["notes"].get("caveats", [])]),
         "Adjacency": str(record["adjacency"]).replace("-", " "),
         "Sampler": str(record["sampler"]),
         "Accountant": f"{record['accountant']} ({record['accountant_version']})",

@@ -96,3 +96,14 @@ def test_the_command_prints_rows(raydp, tmp_path):
     assert (row["batch_size"], row["num_steps"], row["learning_rate"], row["compute"]) == (96, 90, 0.007, 96 * 90)
     assert raydp("predict", tmp_path / "p.csv", "--configuration", "96,90").code == 2
     assert "0.007" in raydp("predict", tmp_path / "p.csv", "--configuration", "96,90,0.007").out
+
+
+def test_what_lies_beyond_the_measured_values_is_named():
+    rows = [(b, t, rate, 0, 3 - 0.1 * b, 0.1 * b) for b in (2, 4) for t in (1, 2) for rate in (0.1, 0.2)]
+    table = pd.DataFrame(rows, columns=["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"])
+    inside = Configuration(batch_size=3, num_steps=2, learning_rate=0.1)
+    outside = Configuration(batch_size=8, num_steps=2, learning_rate=0.05)
+    found = {row["batch_size"]: row["beyond"] for row in predict(table, [inside, outside])}
+    assert found == {3: [], 8: ["batch_size", "learning_rate"]}
+    with pytest.raises(ValueError, match="max_loss must be finite, got nan"):
+        predict(table, [inside], max_loss=float("nan"))
