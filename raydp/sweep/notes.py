@@ -62,9 +62,10 @@ def _searched(folder: SweepFolder, spec: SweepSpec) -> list[str]:
 
 def card_of(plan: dict[str, Any]) -> dict[str, str]:
     """What the report's card says of the guarantee beside the figures of the table."""
-    record = next(iter(plan["privacy"].values()))
+    record, caveats = next(iter(plan["privacy"].values())), plan["facts"]["notes"].get("caveats", [])
     return {
-        "Unit of privacy": ". ".join([str(record["unit"]), *plan["facts"]["notes"].get("caveats", [])]),
+        "Unit of privacy": str(record["unit"]),
+        **({"Caveats": f"{len(caveats)}, among the notes at the end"} if caveats else {}),
         "Adjacency": str(record["adjacency"]).replace("-", " "),
         "Sampler": str(record["sampler"]),
         "Accountant": f"{record['accountant']} ({record['accountant_version']})",
