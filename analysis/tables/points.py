@@ -201,8 +201,8 @@ def check_column(column: pd.Series) -> pd.Series:
         rules.append(("be a whole number of at most 2^53 in size", null | (np.abs(found) <= _LARGEST_INTEGER)))
     if name in _POSITIVE:
         rules.append(("be > 0", null | (found > 0)))
-    else:
-        rules.append((f"be at most {LARGEST:g} in size", np.abs(found) <= LARGEST))
+    if name not in _INTEGERS:
+        rules.append((f"be at most {LARGEST:g} in size", null | (np.abs(found) <= LARGEST)))
     for rule, holds in rules:
         if not holds.all():
             at = int(np.argmin(holds))

@@ -194,3 +194,10 @@ def test_seeds_of_64_bits_are_told_apart():
     table = pd.DataFrame({"batch_size": 2, "num_steps": 3, "learning_rate": 0.1, "seed": seeds})
     points = check_points(table.assign(utility_loss=[1.0, 2.0], score=[1.0, 2.0]))
     assert points["seed"].tolist() == seeds
+
+
+def test_updates_beyond_all_doubles_are_refused():
+    columns = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
+    table = pd.DataFrame([(10000, 100000, 1e305, 0, 1.0, 1.0)], columns=columns)
+    with pytest.raises(ValueError, match=r"learning_rate must be at most 1e\+100 in size"):
+        check_points(table)

@@ -192,13 +192,13 @@ def changed_tables(draw: st.DrawFn) -> pd.DataFrame:
     for name in names:
         try:
             table = CHANGES[name](table, draw(st.data()))
-        except (KeyError, TypeError, ValueError):  # the second cannot be made of what the first has left
+        except (KeyError, TypeError, ValueError, OverflowError):  # the second cannot be made of what the first has left
             break
     return table
 
 
 @pytest.mark.parametrize("name", ANALYSES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(table=changed_tables())
 def test_an_answer_or_a_clear_error(name: str, table: pd.DataFrame) -> None:
     check_answer(name, table)
@@ -206,7 +206,7 @@ def test_an_answer_or_a_clear_error(name: str, table: pd.DataFrame) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ANALYSES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(table=changed_tables())
 def test_an_answer_or_a_clear_error_on_many_tables(name: str, table: pd.DataFrame) -> None:
     check_answer(name, table)
