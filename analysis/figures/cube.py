@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from analysis.figures.style import GRID_3D, SCORE, blank, describe, drawn_positions
 from analysis.tables.points import configuration_means, configurations
+from analysis.tables.thinning import evenly
 
 _AXES = {"batch_size": "b", "num_steps": "T", "learning_rate": "η"}
 _MOST_TICKS = 8
@@ -59,8 +60,7 @@ def hyperparameter_cube(points: pd.DataFrame) -> go.Figure:
 def _log_axis(values: pd.Series) -> dict[str, Any]:
     """A logarithmic axis with the values that occur as ticks."""
     ticks = np.unique(values.to_numpy(dtype=np.float64))
-    if len(ticks) > _MOST_TICKS:
-        ticks = ticks[np.linspace(0, len(ticks) - 1, _MOST_TICKS).round().astype(np.intp)]
+    ticks = ticks[evenly(len(ticks), _MOST_TICKS)]
     return {
         "title": {"text": _AXES[str(values.name)]},
         "type": "log",

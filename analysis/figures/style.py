@@ -10,6 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
+from analysis.tables.thinning import evenly
 from search_spaces.configuration import Configuration
 
 INK = "#1c2128"
@@ -74,4 +75,4 @@ def drawn_positions(means: pd.DataFrame) -> NDArray[np.intp]:
     if len(means) <= MOST_POINTS:
         return np.arange(len(means))
     order = np.argsort(means["utility_loss"].to_numpy(), kind="stable")
-    return np.sort(order[np.linspace(0, len(means) - 1, MOST_POINTS).round().astype(np.intp)])
+    return np.sort(order[evenly(len(means), MOST_POINTS)])

@@ -26,7 +26,7 @@ def write_comparison(
     *,
     title: str,
     notes: Sequence[str] = (),
-) -> None:
+) -> dict[str, go.Figure]:
     """Write the comparison.
 
     Args:
@@ -35,6 +35,9 @@ def write_comparison(
         path: of the HTML file, self-contained.
         title: of the page.
         notes: plain sentences to print at the end.
+
+    Returns:
+        Its figures by name, as `comparison_figures` has them.
 
     Raises:
         ValueError: fewer than two groups, or a table that `variance_trends` refuses.
@@ -53,7 +56,9 @@ def write_comparison(
     ]
     if notes:
         body.append(section("Notes", bullets(notes)))
-    Path(path).write_text(page(title, body, comparison_figures(groups)), encoding="utf-8")
+    figures = comparison_figures(groups)
+    Path(path).write_text(page(title, body, figures), encoding="utf-8")
+    return figures
 
 
 def comparison_figures(groups: Mapping[str, pd.DataFrame]) -> dict[str, go.Figure]:

@@ -54,7 +54,7 @@ def write_report(
     card_rows: Mapping[str, str] | None = None,
     warnings: Sequence[str] = (),
     notes: Sequence[str] = (),
-) -> None:
+) -> dict[str, go.Figure]:
     """Write the report.
 
     Args:
@@ -72,6 +72,9 @@ def write_report(
         card_rows: label -> text: what the card of the selected model says beside what the table holds.
         warnings: plain sentences to print at the top, before those of the first selection.
         notes: plain sentences to print at the end, such as what the guarantee covers.
+
+    Returns:
+        Its figures by name, as `report_figures` has them.
 
     Raises:
         ValueError: no selection, or a points table that `configuration_means` refuses.
@@ -108,13 +111,10 @@ def write_report(
         body.append(section("Secrets", secrets_table(points, compared, by_secret)))
     if notes:
         body.append(section("Notes", bullets(notes)))
-    document = page(
-        title,
-        body,
-        report_figures(points, along),
-        live_data(along, headline.rule, base_utility_loss, relative=relative),
-    )
-    Path(path).write_text(document, encoding="utf-8")
+    figures = report_figures(points, along)
+    live = live_data(along, headline.rule, base_utility_loss, relative=relative)
+    Path(path).write_text(page(title, body, figures, live), encoding="utf-8")
+    return figures
 
 
 def report_figures(points: pd.DataFrame, along: SelectionsAlong | None = None) -> dict[str, go.Figure]:

@@ -14,6 +14,7 @@ from analysis.selection.rules import Layout, choose, rule_names
 from analysis.selection.thresholds import along_thresholds
 from analysis.surface.surrogate import TooManyError
 from analysis.tables.points import configuration_means, require_hyperparameters
+from analysis.tables.thinning import evenly
 from analysis.tables.utility_filter import within
 
 Array = NDArray[np.float64]
@@ -80,7 +81,7 @@ def selections_along(
     allowed = _all(means, [kept for name, _, kept in narrowings if name != "utility threshold"])
     loss = means["utility_loss"].to_numpy()
     thresholds = np.unique(loss[allowed])
-    thresholds = thresholds[_even(len(thresholds), max_thresholds)]
+    thresholds = thresholds[evenly(len(thresholds), max_thresholds)]
     given = constraints.threshold(means)
     layout = Layout.of(means)
     selected, start, reasons = {}, {}, {}
@@ -137,8 +138,3 @@ def _from_pools(rule: str, layout: Layout, allowed: Pool, thresholds: Array) -> 
     shape = (len(thresholds), len(allowed))
     pools = within(np.broadcast_to(layout.utility_loss, shape), np.broadcast_to(thresholds[:, None], shape)) & allowed
     return choose(rule, layout, pools)
-
-
-def _even(count: int, most: int) -> Positions:
-    """Positions of at most so many of so many, evenly apart, with both ends."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.intp))

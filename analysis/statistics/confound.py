@@ -13,6 +13,7 @@ from analysis.statistics.heuristics import HEURISTICS, Coded, pair_blocks
 from analysis.statistics.noise import SeedNoise
 from analysis.statistics.spread import std, unit_of
 from analysis.tables.points import configuration_means, configurations
+from analysis.tables.thinning import evenly
 
 Array = NDArray[np.float64]
 
@@ -174,9 +175,7 @@ def _matched_pairs(means: pd.DataFrame, loss: Array, score: Array) -> dict[str, 
     tolerance = 0.02 * float(np.ptp(loss))
     if noise is not None:
         tolerance = 2 * float(np.sqrt(2 * (noise.std_error() ** 2).mean()))
-    order = np.argsort(loss, kind="stable")
-    if len(order) > _MOST_PAIRED:
-        order = order[np.linspace(0, len(order) - 1, _MOST_PAIRED).round().astype(np.intp)]
+    order = np.argsort(loss, kind="stable")[evenly(len(loss), _MOST_PAIRED)]
     ends = np.searchsorted(loss[order], loss[order] + tolerance, side="right")
     count, total = 0, 0.0
     widest: list[tuple[float, int, int]] = []

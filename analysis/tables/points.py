@@ -121,10 +121,7 @@ def configuration_means(points: pd.DataFrame) -> pd.DataFrame:
     Raises:
         ValueError: as `check_points`, or a finished row without batch_size, num_steps or learning_rate.
     """
-    points = require_hyperparameters(points)
-    points = points.sort_values(KEY, kind="stable", ignore_index=True)
-    changed = (points[KEY].to_numpy()[1:] != points[KEY].to_numpy()[:-1]).any(axis=1)
-    starts = np.concatenate([[0], np.flatnonzero(changed) + 1])
+    points, starts = _by_configuration(require_hyperparameters(points))
     means = points.loc[starts, HYPERPARAMETERS].astype({"batch_size": "int64", "num_steps": "int64"})
     means["num_seeds"] = np.diff(starts, append=len(points))
     for column in ("utility_loss", "score"):
@@ -139,9 +136,15 @@ def configuration_means(points: pd.DataFrame) -> pd.DataFrame:
 
 def column_means(points: pd.DataFrame, column: str) -> NDArray[np.float64]:
     """[m] means over seeds of another numeric column, in the order of `configuration_means`; NaN where one is null."""
-    ordered = points.sort_values(KEY, kind="stable", ignore_index=True)
-    changed = (ordered[KEY].to_numpy()[1:] != ordered[KEY].to_numpy()[:-1]).any(axis=1)
-    return rounded_means(numbers(ordered[column]), np.concatenate([[0], np.flatnonzero(changed) + 1]))
+    ordered, starts = _by_configuration(points)
+    return rounded_means(numbers(ordered[column]), starts)
+
+
+def _by_configuration(points: pd.DataFrame) -> tuple[pd.DataFrame, NDArray[np.int64]]:
+    """The rows sorted by (T, b, η), and where each configuration begins."""
+    points = points.sort_values(KEY, kind="stable", ignore_index=True)
+    changed = (points[KEY].to_numpy()[1:] != points[KEY].to_numpy()[:-1]).any(axis=1)
+    return points, np.concatenate([[0], np.flatnonzero(changed) + 1])
 
 
 def require_hyperparameters(points: pd.DataFrame) -> pd.DataFrame:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis import select as select_from
-from analysis import selections_along, write_comparison, write_report
+from analysis import write_comparison, write_report
 from raydp.sweep.api import folder_of, points_of, private_selection_of, secrets_of, select, tables_of, with_given
 from raydp.sweep.notes import about
 
@@ -38,8 +38,6 @@ def report(
     Returns:
         Its figures by name.
     """
-    from analysis import report_figures
-
     table, defaults = points_of(points, storage, score=score, worst_case=worst_case)
     folder = folder_of(points, storage)
     values = None if worst_case else secrets_of(points, storage, score)
@@ -48,8 +46,7 @@ def report(
     else:
         selections = _selections(table, with_given(defaults, options), values)
     told = {"title": Path(points).stem} if folder is None else about(folder, score=score, worst_case=worst_case)
-    write_report(table, selections, output, by_secret=values, **told)
-    return report_figures(table, selections_along(table, selections[0].constraints, by_secret=values))
+    return write_report(table, selections, output, by_secret=values, **told)
 
 
 def comparison(
@@ -74,8 +71,6 @@ def comparison(
     Raises:
         ValueError: a private selection among them: its runs may not be compared.
     """
-    from analysis import comparison_figures
-
     for source in sources:
         if private_selection_of(source, storage) is not None:
             raise ValueError(f"SWEEP must not be a private selection to be compared, got {source!r}. Leave it out.")
@@ -90,8 +85,7 @@ def comparison(
         selections[name] = _selections(table, with_given(defaults, options), values)
     names = ", ".join(tables) if len(tables) <= _NAMED else f"{len(tables)} sweeps"
     title = names if by is None else f"{Path(sources[0]).stem} by {by}"
-    write_comparison(tables, selections, output, title=title)
-    return comparison_figures(tables)
+    return write_comparison(tables, selections, output, title=title)
 
 
 def _by_short_name(sources: list[str]) -> dict[str, str]:
