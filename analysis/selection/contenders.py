@@ -84,8 +84,8 @@ def contenders(
         secrets are Gaussian with the estimated covariance up to one factor. It is less where few secrets estimate it:
         85 % with two, 91 % with three, 93 % with five to thirteen (five tied configurations, one seed). It is a set for
         multiple comparisons with the best: member i is left out if its excess over some j, in standard errors of that
-        difference, is larger than 95 % of the largest excesses that errors alone give it. Of a pool of more than 300 the
-        lowest and the selected one are compared, 300 in all, at 5 % times their share of the pool.
+        difference, is larger than 95 % of the largest excesses that errors alone give it. Of a pool of more than 300
+        the lowest and the selected one are compared, 300 in all, at 5 % times their share of the pool.
 
     Source: Hsu 1981 (multiple comparisons with the best), with simulated critical values; Smyth 2004.
     """
