@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.noise import SeedNoise, secret_errors
+from analysis.statistics.noise import SeedNoise, combined_degrees, secret_errors
 from analysis.statistics.spread import unit_of
 from analysis.tables.points import HYPERPARAMETERS, configurations
 
@@ -21,7 +21,7 @@ DRAWS = 4000
 CONFIDENCE = 0.95
 MOST_COMPARED = 300
 """Every two of these are compared; of a larger pool, those with the lowest mean scores."""
-_BEYOND_MEASURE = 1e300
+_FARTHEST = 1e100
 MOST_SEEDS = 64
 """More further seeds than this for one configuration are not proposed."""
 
@@ -79,15 +79,15 @@ def contenders(
         num_draws, seed: of the errors.
 
     Guarantee:
-        The configurations marked "indistinguishable" hold the one with the truly lowest score with probability 95 %, if
-        the errors of the means over seeds are Student's t with the moderated variances of `SeedNoise`, and those over
-        secrets are Gaussian with the estimated covariance up to one factor. It is less where few secrets estimate it:
-        85 % with two, 91 % with three, 93 % with five to thirteen (five tied configurations, one seed). It is a set for
-        multiple comparisons with the best: member i is left out if its excess over some j, in standard errors of that
-        difference, is larger than 95 % of the largest excesses that errors alone give it. Of a pool of more than 300
-        the lowest and the selected one are compared, 300 in all, at 5 % times their share of the pool.
+        The configurations marked "indistinguishable" hold the one with the truly lowest score with probability 95 % or
+        more, if the values of the seeds and of the secrets are Gaussian and the variances over seeds follow the model
+        of `SeedNoise`; nothing is assumed of how the secrets' values vary together. It is a set for multiple
+        comparisons with the best: member i is left out if its excess over some j is significant, by Welch's t test of
+        the two means (paired by secret), at 5 % divided by the number of comparisons (Bonferroni). With two or three
+        secrets that takes an excess of dozens of standard errors, for so few do not say how large the error is. Of a
+        pool of more than 300 the lowest and the selected one are compared, 300 in all, at the whole pool's level.
 
-    Source: Hsu 1981 (multiple comparisons with the best), with simulated critical values; Smyth 2004.
+    Source: Hsu 1981 (multiple comparisons with the best); Welch 1947; Smyth 2004.
     """
     if by_secret is not None and by_secret.shape[1] < 2:
         by_secret = None  # one secret does not say how far others may be
@@ -97,7 +97,7 @@ def contenders(
     score = score / unit
     members = np.flatnonzero(pool)
     members = members[np.argsort(score[members], kind="stable")]
-    share = min(1.0, MOST_COMPARED / len(members))
+    others = max(1, len(members) - 1)
     if len(members) > MOST_COMPARED:
         lowest = members[:MOST_COMPARED]
         members = lowest if selected in lowest else np.append(lowest[:-1], selected)
@@ -111,7 +111,14 @@ def contenders(
         drawn, of_secrets = secret_errors(by_secret[members] / unit, rng, num_draws)
         errors += drawn
     levels = tuple(name for name, known in (("seeds", noise), ("secrets", by_secret)) if known is not None)
-    compared = _Compared(score=score[members], errors=errors, of_secrets=of_secrets, noise=noise, share=share)
+    compared = _Compared(
+        score=score[members],
+        errors=errors,
+        noise=noise,
+        of_secrets=of_secrets,
+        num_secrets=0 if by_secret is None else by_secret.shape[1],
+        level=(1 - CONFIDENCE) / others,
+    )
     rows = _rows(means.iloc[members], compared if levels else None, unit)
     if not levels:
         return Contenders(verdict="unknown", levels=(), rows=rows, further_seeds=(), reason=_NO_SEEDS)
@@ -139,43 +146,54 @@ class _Compared:
     Attributes:
         score: [k] means, ascending.
         errors: [draws, k] of the means.
-        of_secrets: [k, k] covariance of the errors over secrets.
         noise: over seeds, None where it is not known.
-        share: of the pool that is compared; the critical values are so much stricter.
+        of_secrets: [k, k] covariance of the errors over secrets.
+        num_secrets: 0 where their choice is not counted.
+        level: of one comparison.
     """
 
     score: Array
     errors: Array
-    of_secrets: Array
     noise: SeedNoise | None
-    share: float
+    of_secrets: Array
+    num_secrets: int
+    level: float
 
     def variances(self, more: NDArray[np.int64] | int = 0) -> Array:
         """[k] of the errors over seeds, with more seeds."""
         return np.zeros(len(self.score)) if self.noise is None else self.noise.std_error(more) ** 2
 
-    def scale(self, variances: Array) -> Array:
-        """[k, k] standard errors of the differences."""
-        of_secrets = np.diag(self.of_secrets)
-        squares = of_secrets[:, None] + of_secrets - 2 * self.of_secrets + variances[:, None] + variances
-        scale: Array = np.sqrt(np.maximum(squares, 0))
+    @cached_property
+    def scale_of_secrets(self) -> Array:
+        """[k, k] standard errors of the differences over secrets."""
+        own = np.diag(self.of_secrets)
+        scale: Array = np.sqrt(np.maximum(own[:, None] + own - 2 * self.of_secrets, 0))
         return scale
 
     @cached_property
     def may_be_lowest(self) -> NDArray[np.bool_]:
         """[k] whether each may be the one with the lowest score."""
-        excess = _over(self.score[:, None] - self.score, self.scale(self.variances()))
-        inside: NDArray[np.bool_] = excess.max(axis=1) <= self.critical
+        variances = self.variances()
+        scale = np.sqrt(self.scale_of_secrets**2 + variances[:, None] + variances)
+        excess = self.score[:, None] - self.score
+        inside: NDArray[np.bool_] = np.all(excess <= self.critical * scale, axis=1)
         return inside
 
     @cached_property
     def critical(self) -> Array:
-        """[k] what the largest excess of each exceeds by errors alone in 5 % of the draws."""
-        largest = [
-            np.concatenate([_over(part[:, i, None] - part, row).max(axis=1) for part in np.array_split(self.errors, 8)])
-            for i, row in enumerate(self.scale(self.variances()))
-        ]
-        found: Array = np.quantile(largest, 1 - (1 - CONFIDENCE) * self.share, axis=1)
+        """[k, k] what a difference, in standard errors, exceeds by errors alone with probability `level`."""
+        from scipy.stats import t as student
+
+        # Variances over seeds may share one estimate: their sum has no more degrees of freedom than either.
+        own = np.ones(len(self.score)) if self.noise is None else self.noise.degrees
+        variances = self.variances()
+        degrees = combined_degrees(
+            np.sqrt(variances[:, None] + variances),
+            np.minimum(own[:, None], own),
+            self.scale_of_secrets,
+            max(1, self.num_secrets - 1),
+        )
+        found: Array = student.isf(self.level, degrees).clip(max=_FARTHEST)
         return found
 
     def deciding_seeds(self) -> tuple[NDArray[np.int64], str | None]:
@@ -192,10 +210,8 @@ class _Compared:
         if self.noise is None:
             return nothing, _NO_SEEDS
         apart = self.score[rivals] - self.score[0]
-        needed = np.divide(
-            apart, self.critical[rivals], out=np.zeros(len(rivals)), where=apart > 0
-        )  # error that would do
-        of_secrets = self.scale(np.zeros(len(self.score)))[0, rivals]
+        needed = apart / self.critical[rivals, 0]  # the standard error that would do
+        of_secrets = self.scale_of_secrets[rivals, 0]
         if (of_secrets >= needed).any():
             if (needed <= 0).any():
                 return nothing, "two have the same mean score, which no number of further seeds changes"
@@ -214,12 +230,6 @@ class _Compared:
             if more.max() > MOST_SEEDS:
                 reason = f"{MOST_SEEDS} further seeds would not tell the lowest two apart. Either of them will do"
                 return nothing, reason
-
-
-def _over(difference: Array, scale: Array) -> Array:
-    """difference / scale, where without an error any difference is clear beyond measure and none is 0."""
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return np.where(difference == 0, 0.0, (difference / scale).clip(-_BEYOND_MEASURE, _BEYOND_MEASURE))
 
 
 def _rows(listed: pd.DataFrame, compared: _Compared | None, unit: float) -> tuple[dict[str, Any], ...]:

@@ -149,6 +149,17 @@ def secret_errors(means: Array, rng: np.random.Generator, num_draws: int) -> tup
     return errors, centred @ centred.T
 
 
+def combined_degrees(first: Array, degrees: Array, second: Array, degrees_of_second: int) -> Array:
+    """Degrees of freedom of the root sum of squares of two independent standard errors; a zero one does not count.
+
+    Source: Welch 1947, equation 28 (Satterthwaite 1946).
+    """
+    both = np.hypot(first, second)
+    share = np.divide(second, both, out=np.zeros_like(both), where=both > 0) ** 2
+    found: Array = 1 / np.maximum(share**2 / degrees_of_second + (1 - share) ** 2 / degrees, 1e-12)
+    return found
+
+
 def upper_limit(
     points: pd.DataFrame, means: pd.DataFrame, by_secret: tuple[pd.DataFrame, str] | None
 ) -> tuple[Array, str]:
@@ -174,9 +185,7 @@ def upper_limit(
         of_secrets = means_by_secret(points, *by_secret)
         if (size := of_secrets.shape[1]) > 1:
             own = of_secrets.std(axis=1, ddof=1) / np.sqrt(size)
-            both = np.hypot(error, own)
-            share = np.divide(own, both, out=np.zeros(len(own)), where=both > 0) ** 2
-            error, degrees = both, 1 / np.maximum(share**2 / (size - 1) + (1 - share) ** 2 / degrees, 1e-12)
+            error, degrees = np.hypot(error, own), combined_degrees(error, degrees, own, size - 1)
             levels.append("secrets")
     if not levels:
         return score, "a mean score"
