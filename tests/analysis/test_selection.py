@@ -169,7 +169,7 @@ def of_two(selected, best):
             [0.10, 0.14],
             [0.15, 0.19],
             "undecided",
-            r"may be any of 2 of 2, .* further runs would decide it: \d+ more of",
+            r"may be any of 2 of 2, .* further runs? would decide it: \d+ more of",
         ),
         ([0.10, 0.11], [0.30, 0.31], "supported", None),
         ([0.30, 0.31], [0.10, 0.11], "contradicted", r"speak against the choice: .* the lowest is among \(b=2,"),
