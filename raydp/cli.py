@@ -43,6 +43,9 @@ SETTINGS = ("batch_size", "num_steps", "learning_rate")
 def sweep(
     spec: Annotated[Path | None, typer.Argument(metavar="[SPEC]", help="Without it: the embedded default.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the sweep stopped.")] = False,
+    start_or_resume: Annotated[
+        bool, typer.Option("--start-or-resume", help="Go on, or start it if it was not begun.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and plan, train nothing.")] = False,
     json: Json = False,
 ) -> None:
@@ -58,7 +61,7 @@ def sweep(
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: stop, to be resumed
     with redirect_stdout(sys.stderr):  # Ray prints messages of its own
-        result = chosen.run(resume=resume)
+        result = chosen.run(resume=resume or (start_or_resume and chosen.begun))
     if json:
         print_json(result.document())
     else:

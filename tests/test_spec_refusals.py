@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from raydp.spec import load_spec
+from raydp.sweep.api import Sweep
 from tests.conftest import small_spec
 from tests.test_spec_values import Command, WriteSpec
 
@@ -63,6 +64,16 @@ def test_an_existing_sweep_is_not_overwritten(raydp: Command, write_spec: WriteS
     assert answer.code == 2
     assert "--resume" in answer.err
     assert (folder / "spec.yaml").read_text() == "kept"
+
+
+def test_what_was_begun_is_known(write_spec: WriteSpec, tmp_path: Path) -> None:
+    sweep = Sweep(write_spec())
+    assert not sweep.begun
+    folder = tmp_path / "runs" / "small"
+    folder.mkdir(parents=True)
+    assert not sweep.begun, "its driver was killed before it had a plan"
+    (folder / "spec.yaml").write_text("kept")
+    assert sweep.begun
 
 
 def test_resuming_what_was_never_started_is_an_error(raydp: Command, write_spec: WriteSpec) -> None:

@@ -73,8 +73,7 @@ class NonPrivateRuns:
         sweep = Sweep(spec)
         if sweep.spec.method.name != "nonprivate":
             raise ValueError(f"method.name must be nonprivate in --train, got {sweep.spec.method.name!r}. Change it.")
-        exists = (Path(sweep.spec.storage) / sweep.spec.name / "spec.yaml").exists()
-        result: SweepResult = sweep.run(resume=exists)
+        result: SweepResult = sweep.run(resume=sweep.begun)
         if result.interrupted:
             raise KeyboardInterrupt
         return cls._of_folder(sweep.folder)

@@ -40,6 +40,11 @@ class Sweep:
 
         return run_sweep(self.spec, resume=resume, console=stderr)
 
+    @property
+    def begun(self) -> bool:
+        """Whether it has a folder to go on with."""
+        return SweepFolder.exists(self.spec)
+
     def plan(self) -> pd.DataFrame:
         """Every configuration with n, q, σ, ε, δ, C, U and cost; trains nothing."""
         return plan(self.spec)

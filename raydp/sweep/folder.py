@@ -35,6 +35,11 @@ class SweepFolder:
     path: Path
 
     @classmethod
+    def exists(cls, spec: SweepSpec) -> bool:
+        """Whether the sweep was begun."""
+        return (Path(spec.storage) / spec.name / "spec.yaml").is_file()
+
+    @classmethod
     def require_new(cls, spec: SweepSpec) -> None:
         """Check that the sweep does not exist yet.
 
@@ -43,7 +48,7 @@ class SweepFolder:
         """
         if Path(spec.storage).exists() and not Path(spec.storage).is_dir():
             raise ValueError(f"storage must be a folder, got {spec.storage!r}, which is a file. Name another one.")
-        if (Path(spec.storage) / spec.name / "spec.yaml").exists():
+        if cls.exists(spec):
             raise ValueError(
                 f"name must be new in storage {spec.storage!r}, got {spec.name!r}, which exists. Add --resume to go on "
                 "with it, or choose another name."

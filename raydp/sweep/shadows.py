@@ -115,11 +115,11 @@ def first_configuration(space: SpaceSpec) -> Point:
 
 def train(spec: SweepSpec) -> SweepFolder | None:
     """Run a sweep of one run, or go on with it; None where it was interrupted or the run has failed."""
-    folder = Path(spec.storage) / spec.name
-    if (folder / "spec.yaml").is_file():
+    sweep = Sweep(spec)
+    if sweep.begun:
         kept = SweepFolder.resume(spec)
         if kept.is_finished(run_id_of(kept)):
             return kept
-    Sweep(spec).run(resume=(folder / "spec.yaml").is_file())
-    kept = SweepFolder.open(folder)
+    sweep.run(resume=sweep.begun)
+    kept = sweep.folder
     return kept if kept.is_finished(run_id_of(kept)) else None
