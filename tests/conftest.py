@@ -9,10 +9,13 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+
+if TYPE_CHECKING:
+    from tests.sweep.undisturbed import Done
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,6 +24,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """A sweep that nobody disturbed; it is run once."""
+    from tests.sweep.undisturbed import Done
+
+    return Done(tmp_path_factory.mktemp("undisturbed"))
 
 
 def small_spec(folder: Path, **changes: Any) -> dict[str, Any]:

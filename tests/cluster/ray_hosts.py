@@ -1,0 +1,90 @@
+"""Ray on hosts of our own: a head, on which the driver runs, and further nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.cluster.hosts import Host, Network, network
+
+PORT = 6379
+START_SECONDS = 120.0
+ROOT = Path(__file__).parents[2]
+RAY = [sys.executable, "-m", "ray.scripts.scripts"]
+
+
+class RayHosts:
+    """A Ray cluster: host1 is its head.
+
+    Args:
+        folder: of its own, on every host the same one.
+        cpus: of every host, the head first.
+    """
+
+    def __init__(self, net: Network, folder: Path, cpus: list[int]) -> None:
+        self._net = net
+        token = folder / "ray-token"
+        token.write_text(secrets.token_hex(32))
+        token.chmod(0o600)
+        self.variables = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+        }
+        self.nodes: list[Host] = []
+        self.head = net.add()
+        self._daemons = {self.head.name: self._start(self.head, cpus[0], head=True)}
+        for number in cpus[1:]:
+            self.add(number)
+
+    @property
+    def address(self) -> str:
+        return f"{self.head.address}:{PORT}"
+
+    def add(self, cpus: int) -> Host:
+        """One more node."""
+        host = self._net.add()
+        self.nodes.append(host)
+        self._daemons[host.name] = self._start(host, cpus, head=False)
+        return host
+
+    def _start(self, host: Host, cpus: int, *, head: bool) -> subprocess.Popen[str]:
+        role = [f"--port={PORT}", "--include-dashboard=false", "--head"] if head else [f"--address={self.address}"]
+        resources = [f"--num-cpus={cpus}", "--num-gpus=0", "--object-store-memory=300000000", "--temp-dir=/run/ray"]
+        return host.popen(
+            *RAY, "start", *role, *resources, f"--node-ip-address={host.address}", "--block", **self.variables
+        )
+
+    def wait(self, nodes: int) -> None:
+        """Until so many nodes are alive."""
+        deadline = time.monotonic() + START_SECONDS
+        count = "import ray; ray.init('auto', log_to_driver=False); print(sum(n['Alive'] for n in ray.nodes()))"
+        while True:
+            with contextlib.suppress(AssertionError):
+                if int(self.head.run(sys.executable, "-c", count, **self.variables).split()[-1]) == nodes:
+                    return
+            for name, daemon in self._daemons.items():
+                assert daemon.poll() is None, f"{name}: {daemon.communicate()}"
+            assert time.monotonic() < deadline, "the nodes have not come up"
+            time.sleep(0.5)
+
+    def raydp(self, folder: Path, *arguments: object) -> subprocess.Popen[str]:
+        """The command, on the head."""
+        command = [sys.executable, "-m", "raydp.cli", *map(str, arguments)]
+        return self.head.popen(*command, folder=folder, **self.variables)
+
+
+@contextlib.contextmanager
+def ray_hosts(folder: Path, cpus: list[int]) -> Iterator[RayHosts]:
+    """A cluster for the time of the block."""
+    with network(folder) as net:
+        hosts = RayHosts(net, folder, cpus)
+        hosts.wait(len(cpus))
+        yield hosts
