@@ -77,11 +77,17 @@ class ClusterSpec(Section):
 
 
 class TrackingSpec(Section):
-    """Where MLflow keeps runs and models. SQLite by default; any MLflow server by its URI."""
+    """Where MLflow keeps runs and models. SQLite by default; any MLflow server by its URI.
+
+    Attributes:
+        signing_key: file with the team's private key, made by `raydp models keygen`; every registered model's privacy
+            card and weights are signed with it. Not told to MLflow.
+    """
 
     uri: str = "sqlite:///raydp.db"
     experiment: str = "raydp"
     registered_model: str = "raydp"
+    signing_key: str | None = None
 
     @field_validator("registered_model")
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -89,9 +89,11 @@ class Recorder(Committer):
     def open(cls, spec: SweepSpec, folder: SweepFolder, facts: TaskFacts, weight_hash: str) -> Self:
         """Open the sweep's run in MLflow, a new one or the one of before."""
         known = _from_folder(spec, folder, facts, weight_hash)
-        tracker = Tracker(spec.tracking.uri, spec.tracking.experiment, spec.tracking.registered_model)
+        tracking = spec.tracking
+        tracker = Tracker(tracking.uri, tracking.experiment, tracking.registered_model, tracking.signing_key)
         sweep_id = known["plan"]["sweep_id"]
-        parent = tracker.sweep_run(sweep_id, spec.name, spec.model_dump(mode="json"), cls._told_of(facts))
+        told = spec.model_dump(mode="json", exclude={"tracking": {"signing_key"}})
+        parent = tracker.sweep_run(sweep_id, spec.name, told, cls._told_of(facts))
         if folder.read_json("tracking.json") != {"parent_run": parent}:  # a store that knows nothing of the sweep
             for mark in (folder.path / "trials").glob("*/tracked.json"):
                 mark.unlink()
@@ -134,7 +136,8 @@ class Recorder(Committer):
             result = self.folder.result(trial.run_id)
             assert result is not None
             privacy = {**self._privacy(trial, result), "released_together": strict(together)}
-            self.tracker.update_privacy(str(self._model_uri(trial)), privacy, card_markdown(privacy))
+            record = replace(self._record(trial, result), privacy=privacy, card=card_markdown(privacy))
+            self.tracker.update_privacy(str(self._model_uri(trial)), record)
         return together
 
     def _model_uri(self, trial: TrialPlan) -> str | None:

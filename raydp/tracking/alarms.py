@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from raydp.tracking.promotions import aliases_of, claims_privacy, note
 from raydp.tracking.store import open_store
+from raydp.tracking.trust import ALARM_TAG
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
-
-    from raydp.tracking.store import Store
-
-PRIVACY_PREFERRED = "privacy-preferred"
-ALARM_TAG = "audit_alarm"
 
 Configuration = tuple[int, int, float]
 """b, T, η."""
@@ -24,7 +21,7 @@ def set_alarms(
 ) -> None:
     """Mark every version of a sweep's configurations by its audit, or take the mark away.
 
-    A version with an alarm loses the alias `privacy-preferred` and cannot get it.
+    A version with an alarm loses the alias `privacy-preferred`, which goes on record, and cannot get it.
 
     Args:
         registered_model, sweep: whose versions.
@@ -41,28 +38,13 @@ def set_alarms(
             store.client.set_model_version_tag(registered_model, version.version, ALARM_TAG, alarm)
         elif ALARM_TAG in version.tags:
             store.client.delete_model_version_tag(registered_model, version.version, ALARM_TAG)
-    alarmed = {str(v.version) for v in versions if alarms.get(_configuration(v)) is not None}
+    alarmed = {str(v.version): alarm for v in versions if (alarm := alarms.get(_configuration(v))) is not None}
     if not alarmed:
         return
-    for alias, version in store.client.get_registered_model(registered_model).aliases.items():
-        if _is_preferred(alias) and str(version) in alarmed:
+    for alias, version in aliases_of(store, registered_model).items():
+        if claims_privacy(alias) and version in alarmed:
+            note(store, registered_model, version, alias, f"taken away: {alarmed[version]}", previous=version)
             store.client.delete_registered_model_alias(registered_model, alias)
-
-
-def check_no_alarm(store: Store, name: str, version: str, alias: str) -> None:
-    """Refuse `privacy-preferred` for a version whose ε an audit has refuted.
-
-    Raises:
-        ValueError: it has; names the audit and how to lift the alarm.
-    """
-    alarm = store.client.get_model_version(name, version).tags.get(ALARM_TAG)
-    if _is_preferred(alias) and alarm is not None:
-        raise ValueError(f"alias must not be {alias} for models:/{name}/{version}, got {alias}: {alarm}")
-
-
-def _is_preferred(alias: str) -> bool:
-    """Whether an alias is privacy-preferred, or the same in other letters, which nobody would tell apart."""
-    return alias.casefold() == PRIVACY_PREFERRED
 
 
 def _configuration(version: ModelVersion) -> Configuration:

@@ -8,13 +8,14 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from raydp.tracking.loading import checked_folder
 from raydp.tracking.portable import model_files
 from raydp.tracking.records import clean_key, latest_metrics
-from raydp.tracking.store import Store, artifact, open_store, resolve_uri
+from raydp.tracking.store import Store, open_store, resolve_uri
 
 
 def fetch_model(uri: str, folder: Path, *, tracking_uri: str) -> Path:
-    """Copy a registered model's weights and configuration.
+    """Copy a registered model's weights and configuration, after a comparison with its seal.
 
     Args:
         uri: models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID.
@@ -25,12 +26,10 @@ def fetch_model(uri: str, folder: Path, *, tracking_uri: str) -> Path:
         The folder.
 
     Raises:
-        ValueError: there is no such model, or it has no safetensors weights.
+        ValueError: there is no such model, it has no safetensors weights, or its files are not those that were sealed.
     """
-    store = open_store(tracking_uri)
-    location = store.client.get_logged_model(resolve_uri(store, uri).model_id).artifact_location
     folder.mkdir(parents=True, exist_ok=True)
-    with artifact(store, location) as held:
+    with checked_folder(uri, tracking_uri=tracking_uri) as held:
         for path in model_files(held):
             shutil.copy(path, folder)
     return folder

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raydp.tracking.model_folder import BASE_FILE
 from raydp.tracking.portable import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from raydp.tracking.seal import BASE_FILE
 from raydp.tracking.store import artifact, open_store, resolve_uri
+from raydp.tracking.trust import Trust
 
 if TYPE_CHECKING:
     from torch import nn
@@ -16,9 +19,17 @@ if TYPE_CHECKING:
 
 
 def load_model(
-    uri: str, *, tracking_uri: str, base: str | None = None, dtype: str | None = None, device: str = "cpu"
+    uri: str,
+    *,
+    tracking_uri: str,
+    base: str | None = None,
+    dtype: str | None = None,
+    device: str = "cpu",
+    trusted_keys: Iterable[str | Path] | None = None,
 ) -> nn.Module:
     """Load a model from the registry, in eval mode. Nothing is unpickled: weights are safetensors, the rest JSON.
+
+    Every file is compared with the hash that was sealed with the model's privacy card, before anything is loaded.
 
     Args:
         uri: models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID.
@@ -26,51 +37,88 @@ def load_model(
         base: name or folder of the base model, where the recorded name means nothing here.
         dtype: "float32" or "bfloat16" for the base model's weights; as recorded by default.
         device: where to, as torch names it.
+        trusted_keys: public keys (`ed25519:...`) or files of such, one of which must have signed the model.
 
     Returns:
         A peft model on its base, or a transformers model where every weight was trained.
 
     Raises:
-        ValueError: there is no such model, its base cannot be loaded, or the base's weights are not those that it was
-            trained on.
+        ValueError: there is no such model, its files are not those that were sealed or no trusted key has signed them,
+            its base cannot be loaded, or the base's weights are not those that it was trained on.
     """
     if dtype not in (None, "float32", "bfloat16"):
         raise ValueError(f"dtype must be float32 or bfloat16, got {dtype!r}. Leave it out for the recorded one.")
+    with checked_folder(uri, tracking_uri=tracking_uri, trusted_keys=trusted_keys) as folder:
+        return load_folder(folder, base, dtype).to(device)
+
+
+def load_folder(folder: Path, base: str | None = None, dtype: str | None = None) -> nn.Module:
+    """Load the model in a folder, in eval mode; `base` and `dtype` as in `load_model`. The folder is not checked.
+
+    Raises:
+        ValueError: as `load_model` for the base and the weights.
+    """
+    recorded = recorded_base(folder)
+    dtype = dtype or recorded.get("dtype", "float32")
+    adapted = (folder / ADAPTER_CONFIG).is_file()
+    model = _adapted(folder, recorded, base, dtype) if adapted else _full(folder, dtype)
+    return model.eval()
+
+
+@contextmanager
+def checked_folder(uri: str, *, tracking_uri: str, trusted_keys: Iterable[str | Path] | None = None) -> Iterator[Path]:
+    """A registered model's folder, for the time of the block, after every file was compared with the model's seal.
+
+    Raises:
+        ValueError: there is no such model, a file is not what was sealed, or no trusted key has signed it.
+    """
+    trust = Trust.given(trusted_keys)
     store = open_store(tracking_uri)
-    location = store.client.get_logged_model(resolve_uri(store, uri).model_id).artifact_location
-    with artifact(store, location) as folder:
-        recorded = _recorded_base(folder)
-        dtype = dtype or recorded.get("dtype", "float32")
-        adapted = (folder / ADAPTER_CONFIG).is_file()
-        model = _adapted(folder, recorded, base, dtype) if adapted else _full(folder, dtype)
-    return model.to(device).eval()
+    model = store.client.get_logged_model(resolve_uri(store, uri).model_id)
+    with artifact(store, model.artifact_location) as folder:
+        _require_safetensors(folder)
+        trust.check_folder(folder, model, uri)
+        yield folder
 
 
-def load_tokenizer(uri: str, *, tracking_uri: str, base: str | None = None) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    uri: str, *, tracking_uri: str, base: str | None = None, trusted_keys: Iterable[str | Path] | None = None
+) -> PreTrainedTokenizerBase:
     """The tokenizer of a registered model: its own where it has one, else its base's.
 
     Args:
-        uri, tracking_uri, base: as in `load_model`.
+        uri, tracking_uri, base, trusted_keys: as in `load_model`.
 
     Raises:
-        ValueError: there is no such model, or no tokenizer for it.
+        ValueError: there is no such model, its files are not those that were sealed, or there is no tokenizer for it.
     """
+    with checked_folder(uri, tracking_uri=tracking_uri, trusted_keys=trusted_keys) as folder:
+        return tokenizer_in(folder, base)
+
+
+def tokenizer_in(folder: Path, base: str | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer for the model in a folder."""
     from transformers import AutoTokenizer
 
     from raydp import models
 
-    store = open_store(tracking_uri)
-    location = store.client.get_logged_model(resolve_uri(store, uri).model_id).artifact_location
-    with artifact(store, location) as folder:
-        if (folder / "tokenizer_config.json").is_file():
-            return AutoTokenizer.from_pretrained(folder)
-        name = base or _recorded_base(folder)["name"]
-    return models.load_tokenizer(name)
+    if (folder / "tokenizer_config.json").is_file():
+        return AutoTokenizer.from_pretrained(folder)
+    return models.load_tokenizer(base or recorded_base(folder)["name"])
 
 
-def _recorded_base(folder: Path) -> dict[str, str]:
+def recorded_base(folder: Path) -> dict[str, str]:
+    """What base.json says: name, weight_hash, dtype."""
     record: dict[str, str] = json.loads((folder / BASE_FILE).read_text(encoding="utf-8"))
     return record
+
+
+def _require_safetensors(folder: Path) -> None:
+    """Refuse an adapter without safetensors: peft would take a pickle instead."""
+    if (folder / ADAPTER_CONFIG).is_file() and not (folder / ADAPTER_WEIGHTS).is_file():
+        raise ValueError(
+            f"MODEL must hold {ADAPTER_WEIGHTS}, got {sorted(p.name for p in folder.iterdir())}. Log it again."
+        )
 
 
 def _adapted(folder: Path, recorded: dict[str, str], base: str | None, dtype: str) -> nn.Module:
@@ -80,10 +128,7 @@ def _adapted(folder: Path, recorded: dict[str, str], base: str | None, dtype: st
     from raydp.models import load_base
     from raydp.sections import ModelSpec
 
-    if not (folder / ADAPTER_WEIGHTS).is_file():  # peft would take a pickle instead
-        raise ValueError(
-            f"MODEL must hold {ADAPTER_WEIGHTS}, got {sorted(p.name for p in folder.iterdir())}. Log it again."
-        )
+    _require_safetensors(folder)
     name = base or recorded["name"]
     try:
         pretrained = load_base(ModelSpec.model_validate({"name": name, "dtype": dtype}))

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from datetime import UTC, datetime
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raydp.tracking.alarms import PRIVACY_PREFERRED, check_no_alarm
-from raydp.tracking.model_folder import BASE_FILE, PRIVACY_FILE
-from raydp.tracking.search import Conditions, matching_models, ordered, table, tracked
+from raydp.tracking.conditions import Conditions, Where
+from raydp.tracking.promotions import aliases_of, check_alias, check_claim, check_reason, note, trail
+from raydp.tracking.seal import BASE_FILE, OTHER_FILES, PRIVACY_FILE, SEAL_TAG, Seal
+from raydp.tracking.search import Lookup, tracked
 from raydp.tracking.store import Store, artifact, open_store, resolve_uri
+from raydp.tracking.table import table
+from raydp.tracking.trust import Trust
 
 if TYPE_CHECKING:
     import pandas as pd
-
-BEST_UTILITY = "best-utility"
-PROMOTION_TAG = "promotion"
+    from mlflow.entities import LoggedModel
 
 
 def find_models(
     tracking_uri: str,
     *,
     registered_model: str | None = None,
+    alias: str | None = None,
+    where: Sequence[str] = (),
     min_epsilon: float | None = None,
     max_epsilon: float | None = None,
     max_delta: float | None = None,
@@ -36,12 +39,20 @@ def find_models(
     certified: bool | None = None,
     order_by: str | None = None,
     limit: int | None = None,
+    trusted_keys: Iterable[str | Path] | None = None,
+    verify: bool = False,
 ) -> pd.DataFrame:
     """Registered models that meet every condition given.
+
+    Who bounds ε or δ, asks for certified ones or names trusted keys asks for a guarantee: then a model is left out if
+    its privacy card is missing, is not its own or is not what was sealed with it, or if an audit refutes it.
 
     Args:
         tracking_uri: the store.
         registered_model: only its versions; all that raydp registered by default.
+        alias: only versions that it points at.
+        where: COLUMN OPERATOR VALUE, such as "score.vmr < 0.05", "epsilon <= 8" or "method = dp_adam", on any column of
+            the answer; operators are < <= = != >= >. An undefined figure meets none.
         min_epsilon, max_epsilon: bounds of ε, included. A non-private model (ε = inf) never satisfies a max_epsilon.
         max_delta: largest δ; a model without one does not satisfy it.
         max_loss: largest utility_loss.
@@ -52,13 +63,23 @@ def find_models(
         certified: only models whose guarantee is certified, or only the others.
         order_by: "score", "loss", "epsilon" or another column, ascending, undefined last; by name and version without.
         limit: at most so many rows.
+        trusted_keys: public keys (`ed25519:...`) or files of such: only models that one of them has signed.
+        verify: also read every returned model's files and compare them with what was sealed; without it that happens
+            when a model is loaded.
 
     Returns:
         One row per version: name, version, aliases, the points table's columns, certified, sweep, model_uri
-        (models:/name/version) and model_id. No row where nothing matches.
+        (models:/name/version) and model_id. No row where nothing matches. Its `attrs["left_out"]` says why how many
+        models that meet the conditions were left out (where there is a limit: of those that were looked at).
+
+    Guarantee:
+        With trusted keys, epsilon, delta, unit, certified, noise_multiplier, accountant and the configuration are as
+        the key's owner signed them for this model; with verify, the files are those that were signed. Utility, scores
+        and aliases are as whoever may write to the registry left them, and such a person can also take an audit's alarm
+        away. Without trusted keys only mistakes are found, and changes by someone who did not also change the seal.
 
     Raises:
-        ValueError: a condition makes no sense, or the score or column is unknown or must be named.
+        ValueError: a condition makes no sense, the score or column is unknown or must be named, or a key is none.
     """
     conditions = Conditions(
         min_epsilon=min_epsilon,
@@ -71,38 +92,60 @@ def find_models(
         num_steps=num_steps,
         learning_rate=learning_rate,
         certified=certified,
+        where=tuple(map(Where.parse, [where] if isinstance(where, str) else where)),
     )
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}. Leave it out for all models.")
-    store = open_store(tracking_uri)
-    frame = table(matching_models(store, registered_model, conditions), conditions, needs_score=order_by == "score")
-    return ordered(conditions.apply(frame), order_by).head(len(frame) if limit is None else limit)
+    demanded = conditions.ask_for_a_guarantee or trusted_keys is not None or verify
+    return Lookup(
+        store=open_store(tracking_uri),
+        registered_model=registered_model,
+        alias=alias,
+        conditions=conditions,
+        trust=Trust.given(trusted_keys, verify=verify) if demanded else None,
+        order_by=order_by,
+        limit=limit,
+    ).run()
 
 
-def show_model(uri: str, *, tracking_uri: str) -> dict[str, Any]:
+def show_model(
+    uri: str, *, tracking_uri: str, trusted_keys: Iterable[str | Path] | None = None, verify: bool = False
+) -> dict[str, Any]:
     """Everything that is recorded of a model.
 
     Args:
         uri: models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID.
         tracking_uri: the store.
+        trusted_keys: public keys or files of such; a model that none of them has signed is refused.
+        verify: also read the model's files and compare them with what was sealed.
 
     Returns:
-        The columns of `find_models` that are defined, and privacy (the guarantee's record), base (name and weight hash)
-        and promotions (newest last).
+        The columns of `find_models` that are defined, and privacy (the guarantee's record), base (name and weight
+        hash), card (signed_by: a public key or None; problem: why the guarantee cannot be relied on, None where it can;
+        verified: whether all files were read) and promotions (newest last).
 
     Raises:
-        ValueError: there is no such model.
+        ValueError: there is no such model, or trusted keys are given and its guarantee cannot be relied on.
     """
+    trust = Trust.given(trusted_keys, verify=verify)
     store = open_store(tracking_uri)
     name, version = _version(store, uri)
     entry = store.client.get_model_version(name, version)
     model = store.client.get_logged_model(entry.tags["model_id"])
+    problem = trust.problem(store, model, entry)
+    files = {name: _content(store, model, name) for name in (PRIVACY_FILE, BASE_FILE)}
+    sealed = Seal.read(model.tags.get(SEAL_TAG, ""))
+    if sealed is not None and problem is None and not sealed.is_of_record(files[PRIVACY_FILE]):
+        problem = f"{OTHER_FILES}: {PRIVACY_FILE}"
+    if problem is not None and trust.keys is not None:
+        raise ValueError(
+            f"MODEL must be signed by a trusted key, got {uri}: {problem}. Give its key, or another model."
+        )
     (row,) = table(tracked(store, [(entry, model)]), Conditions()).to_dict("records")
     shown = {str(k): v for k, v in row.items() if not _undefined(v)}
-    for key, file in (("privacy", PRIVACY_FILE), ("base", BASE_FILE)):
-        with artifact(store, model.artifact_location, file) as path:
-            shown[key] = json.loads(path.read_text(encoding="utf-8"))
-    shown["promotions"] = _promotions(entry.tags)
+    shown["privacy"], shown["base"] = (None if text is None else json.loads(text) for text in files.values())
+    shown["card"] = {"signed_by": sealed.key if sealed else None, "problem": problem, "verified": verify}
+    shown["promotions"] = trail(entry.tags)
     return shown
 
 
@@ -110,46 +153,55 @@ def set_alias(name: str, alias: str, version: str | int, *, tracking_uri: str) -
     """Point an alias (`privacy-preferred`, `best-utility`, ...) at a version; a later call moves it.
 
     Raises:
-        ValueError: the alias is not allowed, or there is no such version, or it is privacy-preferred and an audit has
-            refuted the model's ε.
+        ValueError: the alias is not allowed, or there is no such version, or it is privacy-preferred and the model's
+            guarantee cannot be relied on (see `promote_model`).
     """
-    _check_alias(alias)
+    check_alias(alias)
     store = open_store(tracking_uri)
-    resolve_uri(store, f"models:/{name}/{version}")
-    check_no_alarm(store, name, str(version), alias)
+    model_id = resolve_uri(store, f"models:/{name}/{version}").model_id
+    entry, model = store.client.get_model_version(name, str(version)), store.client.get_logged_model(model_id)
+    check_claim(store, entry, model, alias, Trust())
     store.client.set_registered_model_alias(name, alias, str(version))
 
 
-def promote_model(uri: str, alias: str, reason: str, *, tracking_uri: str) -> dict[str, Any]:
-    """Point an alias at a model and record on it why and when; earlier records stay.
+def promote_model(
+    uri: str,
+    alias: str,
+    reason: str,
+    *,
+    tracking_uri: str,
+    by: str | None = None,
+    trusted_keys: Iterable[str | Path] | None = None,
+) -> dict[str, Any]:
+    """Point an alias at a model and record on it why, when and by whom; earlier records stay.
 
     The record is written before the alias moves, so that no alias points anywhere without a reason.
 
     Args:
         uri: models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID.
-        alias: `privacy-preferred`, `best-utility` or one's own.
+        alias: `privacy-preferred`, `best-utility` or one's own. For the first the model's files are read and compared
+            with its seal.
         reason: why, in words; kept in the registry, so it must not quote training text.
         tracking_uri: the store.
+        by: who; the name that one is logged in by where it is left out. MLflow does not check it.
+        trusted_keys: for privacy-preferred: one of them must have signed the model.
 
     Returns:
-        name, version, model_uri, alias, reason, at (UTC, ISO 8601) and previous_version (None at first).
+        name, version, model_uri, alias, reason, at (UTC, ISO 8601), by and previous_version (None at first).
 
     Raises:
         ValueError: the reason is empty, the alias is not allowed, there is no such registered model, or the alias is
-            privacy-preferred and an audit has refuted the model's ε.
+            privacy-preferred and the model has no guarantee, an audit has refuted it, or its card, weights or signature
+            are not what was sealed.
     """
-    _check_alias(alias)
-    if not reason.strip():
-        raise ValueError(f"reason must say why the model is promoted, got {reason!r}. Give --reason.")
+    check_alias(alias)
+    check_reason(reason)
+    trust = Trust.given(trusted_keys, verify=True)
     store = open_store(tracking_uri)
     name, version = _version(store, uri)
-    check_no_alarm(store, name, version, alias)
-    aliases = store.client.get_registered_model(name).aliases
-    previous = str(aliases[alias]) if alias in aliases else None
-    at = datetime.now(UTC)
-    record = {"alias": alias, "reason": reason, "at": at.isoformat(), "previous_version": previous}
-    key = f"{PROMOTION_TAG}.{at:%Y%m%dT%H%M%S.%fZ}"
-    store.client.set_model_version_tag(name, version, key, json.dumps(record, ensure_ascii=False))
+    entry = store.client.get_model_version(name, version)
+    check_claim(store, entry, store.client.get_logged_model(entry.tags["model_id"]), alias, trust)
+    record = note(store, name, version, alias, reason, previous=aliases_of(store, name).get(alias), by=by)
     store.client.set_registered_model_alias(name, alias, version)
     return {"name": name, "version": version, "model_uri": f"models:/{name}/{version}", **record}
 
@@ -161,18 +213,19 @@ def _version(store: Store, uri: str) -> tuple[str, str]:
     return reference.name, reference.version
 
 
-def _check_alias(alias: str) -> None:
-    """MLflow's rule for aliases, before anything is written."""
-    if not re.fullmatch(r"[\w-]+", alias) or re.fullmatch(r"[vV]?\d+", alias) or alias == "latest":
-        raise ValueError(
-            f"alias must be letters, digits, '_' and '-' and no version, got {alias!r}. "
-            f"Usual ones: {PRIVACY_PREFERRED}, {BEST_UTILITY}."
-        )
+def _content(store: Store, model: LoggedModel, file: str) -> bytes | None:
+    """A file of a model; None where it has none."""
+    from mlflow.exceptions import MlflowException
 
-
-def _promotions(tags: dict[str, str]) -> list[dict[str, Any]]:
-    """What `promote_model` recorded, oldest first."""
-    return [json.loads(tags[key]) for key in sorted(tags) if key.startswith(f"{PROMOTION_TAG}.")]
+    try:
+        with artifact(store, model.artifact_location, file) as path:
+            return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except MlflowException as error:
+        if "does not exist" in str(error) or "404" in str(error) or "Not Found" in str(error):
+            return None
+        raise
 
 
 def _undefined(value: Any) -> bool:

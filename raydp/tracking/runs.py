@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydp.sections.cluster import REGISTERED_MODEL
-from raydp.tracking.model_folder import write_privacy
+from raydp.tracking.model_folder import replace_cards
 from raydp.tracking.portable import portable, to_json
 from raydp.tracking.records import TrialRecord, as_params, clean_key, flatten
+from raydp.tracking.signing import SigningKey
 from raydp.tracking.store import MODEL_ID_TAG, Store, open_experiment, open_store
 from raydp.tracking.trials import TrialWriter
 
@@ -33,17 +33,19 @@ class Tracker:
         uri: SQLite file, created with its schema if need be, or the address of an MLflow server.
         experiment: its name; created if need be.
         registered_model: every trained model becomes a version of it.
+        signing_key: file of the team's private key, which every model's card and weights are signed with; never logged.
 
     Raises:
-        ValueError: the store cannot be opened or a name is not allowed.
+        ValueError: the store cannot be opened, a name is not allowed or the key cannot be used.
     """
 
-    def __init__(self, uri: str, experiment: str, registered_model: str) -> None:
+    def __init__(self, uri: str, experiment: str, registered_model: str, signing_key: str | Path | None = None) -> None:
         if not re.fullmatch(REGISTERED_MODEL, registered_model):
             raise ValueError(
                 f"tracking.registered_model must be letters, digits, '_', '-', '.' and spaces, got "
                 f"{registered_model!r}. Rename it."
             )
+        self.key = SigningKey.load(Path(signing_key)) if signing_key is not None else None
         self.store: Store = open_store(uri, create=True)
         self.registered_model = registered_model
         self._client = self.store.client
@@ -81,6 +83,7 @@ class Tracker:
             registered_model=self.registered_model,
             parent_id=run_id,
             sweep=name,
+            key=self.key,
         )
         return run_id
 
@@ -108,17 +111,19 @@ class Tracker:
         """
         self._open_sweep().write_failure(run_id, reason, params or {})
 
-    def update_privacy(self, model_uri: str, privacy: Mapping[str, Any], card: str) -> None:
+    def update_privacy(self, model_uri: str, trial: TrialRecord) -> None:
         """Replace the privacy record and card of a tracked model, as when it is known what was released with it.
 
         Args:
             model_uri: what log_trial returned.
+            trial: the same trial with its new record and card.
+
+        Raises:
+            ValueError: the trial's model folder is gone, and what the server has was not sealed by the same key.
         """
         name, version = model_uri.removeprefix("models:/").rsplit("/", 1)
         model_id = self._client.get_model_version(name, version).tags[MODEL_ID_TAG]
-        with tempfile.TemporaryDirectory(prefix="raydp-") as scratch:
-            write_privacy(Path(scratch), privacy, card)
-            self._client.log_model_artifacts(model_id, scratch)
+        replace_cards(self.store, self._client.get_logged_model(model_id), trial, self.key)
 
     def finish_sweep(self, summary: Mapping[str, Any], artifacts: Path | None = None) -> None:
         """End the parent run.

@@ -1,198 +1,217 @@
-"""How models are looked up: conditions, MLflow's numeric search, and the table that comes out."""
+"""How models are looked up: MLflow decides what it can, in few calls; the table of what is left decides the rest."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from decimal import Decimal
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from raydp.registries import unknown_name
-from raydp.tracking.records import as_params, latest_metrics
+from raydp.tracking.conditions import METRICS, ORDER, Conditions
+from raydp.tracking.records import latest_metrics
 from raydp.tracking.store import EXPERIMENT_ID_TAG, MODEL_ID_TAG, Store
+from raydp.tracking.table import Tracked, ordered, table
+from raydp.tracking.trust import Trust
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
     from mlflow.entities.model_registry import ModelVersion
 
 PAGE = 1000
-INTEGERS = ("version", "batch_size", "num_steps", "seed")
-FLOATS = (
-    *("learning_rate", "utility_loss", "score", "epsilon", "delta", "noise_multiplier", "max_grad_norm"),
-    *("base_utility_loss", "utility_gain"),
-)
-ORDER = {"loss": "utility_loss"}
-COLUMNS = (
-    *("name", "version", "aliases", "batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"),
-    *("run_id", "status", "method", "task_hash", "epsilon", "delta", "noise_multiplier", "max_grad_norm"),
-    *("base_utility_loss", "utility_gain", "certified", "sweep", "model_uri", "model_id"),
-)
+FEW = 200
+"""So many versions are named in a search for their models; of more, all models are searched."""
+CHUNK = 100
+"""Runs named in one address: the longest stays below the 8 KiB that proxies take."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Conditions:
-    """What a model must meet; see `find_models`."""
+@dataclass(kw_only=True)
+class Lookup:
+    """One search for models.
 
-    min_epsilon: float | None = None
-    max_epsilon: float | None = None
-    max_delta: float | None = None
-    max_loss: float | None = None
-    score: str | None = None
-    max_score: float | None = None
-    batch_size: int | None = None
-    num_steps: int | None = None
-    learning_rate: float | None = None
-    certified: bool | None = None
+    Attributes:
+        registered_model, alias: only versions of this name, only those that an alias points at.
+        conditions: what a model must meet.
+        trust: what is demanded of its guarantee; None: nothing.
+        order_by: a column, or None for name and version.
+        limit: at most so many rows; None for all.
+    """
 
-    def __post_init__(self) -> None:
-        for name in ("max_epsilon", "max_delta", "max_loss", "max_score", "min_epsilon"):
-            value = getattr(self, name)
-            if value is not None and not math.isfinite(value):
-                raise ValueError(f"{name} must be finite, got {value}. Leave it out to set no bound.")
-        if self.score is not None and not re.fullmatch(r"[\w.-]+", self.score):
-            raise ValueError(f"score must be the name of a score, got {self.score!r}. For example vmr.")
+    store: Store
+    registered_model: str | None
+    alias: str | None
+    conditions: Conditions
+    trust: Trust | None
+    order_by: str | None
+    limit: int | None
+    _problems: dict[str, str | None] = field(default_factory=dict)
 
-    def filter_string(self) -> str:
-        """The part that MLflow's numeric search can decide. min_epsilon is not in it: infinity is no MLflow metric."""
-        bounds = {"epsilon": self.max_epsilon, "delta": self.max_delta, "utility_loss": self.max_loss}
-        if self.score is not None:
-            bounds[f"score.{self.score}"] = self.max_score
-        parts = [f"metrics.`{name}` <= {_plain(value)}" for name, value in bounds.items() if value is not None]
-        parts += [f"params.{name} = '{text}'" for name, text in as_params(self._configuration()).items()]
-        if self.certified is not None:
-            parts.append(f"tags.certified = '{str(self.certified).lower()}'")
-        return " AND ".join(parts)
+    def run(self) -> pd.DataFrame:
+        """The table; in its attrs "left_out": why and how many models were that meet the conditions."""
+        if self.registered_model is not None and "'" in self.registered_model:
+            raise ValueError(
+                f"registered_model must not hold a quote, got {self.registered_model!r}. Correct the name."
+            )
+        aliased = None if self.alias is None else self._aliased(self.alias)
+        few = self._few() if aliased is None else aliased
+        experiments = _experiments(self.store, few)
+        found: list[Tracked] = []
+        if few != [] and experiments:
+            for models in self._models(experiments, few):
+                found += tracked(self.store, self._with_versions(models, few))
+                if self._enough(found, models):
+                    break
+            if not found:
+                self._require_known(experiments)
+        return self._kept(found)
 
-    def apply(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The rows that meet every condition; an undefined figure meets none."""
-        keep = pd.Series(True, index=frame.index)
-        bounds = {"delta": self.max_delta, "utility_loss": self.max_loss, "score": self.max_score}
-        for column, bound in {"epsilon": self.max_epsilon, **bounds}.items():
-            if bound is not None:
-                keep &= frame[column] <= bound
-        if self.min_epsilon is not None:
-            keep &= frame["epsilon"] >= self.min_epsilon
-        equal = {**self._configuration(), "certified": self.certified}
-        for column, value in equal.items():
-            if value is not None:
-                keep &= (frame[column] == value).fillna(False).astype(bool)
-        return frame[keep]
+    def _kept(self, found: list[Tracked]) -> pd.DataFrame:
+        """What meets the conditions, in order, without those whose guarantee cannot be relied on."""
+        frame = table(found, self.conditions, needs_score=self.order_by == "score")
+        rows = ordered(self.conditions.apply(frame) if len(frame) else frame, self.order_by)
+        limit = len(rows) if self.limit is None else self.limit
+        if self.trust is None:
+            rows = rows.head(limit)
+            rows.attrs["left_out"] = {}
+            return rows
+        entries = {_uri(entry): entry for entry in found}
+        kept, left_out = [], Counter[str]()
+        for position, uri in enumerate(rows["model_uri"]):
+            if len(kept) == limit:
+                break
+            problem = self._problem(entries[uri])
+            if problem is None:
+                kept.append(position)
+            else:
+                left_out[problem.partition(":")[0]] += 1
+        rows = rows.iloc[kept].reset_index(drop=True)
+        rows.attrs["left_out"] = dict(left_out)
+        return rows
 
-    def _configuration(self) -> dict[str, float | None]:
-        rate = None if self.learning_rate is None else float(self.learning_rate)
-        return {"batch_size": self.batch_size, "num_steps": self.num_steps, "learning_rate": rate}
+    def _problem(self, entry: Tracked) -> str | None:
+        assert self.trust is not None
+        uri = _uri(entry)
+        if uri not in self._problems:
+            self._problems[uri] = self.trust.problem(self.store, entry.model, entry.version)
+        return self._problems[uri]
 
+    def _ordering(self) -> str | None:
+        """The metric that MLflow can sort by."""
+        if self.limit is None or self.order_by is None:
+            return None
+        column = ORDER.get(self.order_by, self.order_by)
+        if column == "score" and self.conditions.score is not None:
+            return f"score.{self.conditions.score}"
+        return column if column in METRICS or column.split(".")[0] == "score" else None
 
-@dataclass(frozen=True, kw_only=True)
-class Tracked:
-    """A version of a registered model with its logged model and its aliases."""
+    def _models(self, experiments: list[str], few: list[ModelVersion] | None) -> Iterator[list[LoggedModel]]:
+        """Pages of logged models, sorted where MLflow can."""
+        parts = [part for part in [self.conditions.filter_string()] if part]
+        if few is not None:
+            runs = sorted({str(version.run_id) for version in few})
+            parts.append(f"source_run_id IN ({', '.join(map(repr, runs))})")
+        metric = self._ordering()
+        options: dict[str, Any] = {"max_results": PAGE}
+        if metric is not None and self.limit is not None:
+            options = {
+                "max_results": min(PAGE, max(20, self.limit + self.limit // 4)),
+                "order_by": [{"field_name": f"metrics.{metric}", "ascending": True}],
+            }
+        token = None
+        while True:
+            page = self.store.client.search_logged_models(
+                experiments, " AND ".join(parts) or None, page_token=token, **options
+            )
+            yield list(page)
+            token = page.token
+            if not token:
+                return
 
-    version: ModelVersion
-    model: LoggedModel
-    aliases: tuple[str, ...]
+    def _enough(self, found: list[Tracked], models: list[LoggedModel]) -> bool:
+        """Whether no later page can change the first rows: they are full, and what comes now is greater."""
+        metric = self._ordering()
+        if metric is None or self.limit is None or len(found) < self.limit or not models:
+            return False
+        rows = self._kept(found)
+        if len(rows) < self.limit:
+            return False
+        value = rows[metric if metric in rows else ORDER.get(str(self.order_by), str(self.order_by))].iloc[-1]
+        last = latest_metrics(models[-1]).get(metric)
+        return bool(last is not None and last > value)
+
+    def _few(self) -> list[ModelVersion] | None:
+        """The versions of the name that is asked for; None where they are many, or any name will do."""
+        if self.registered_model is None:
+            return None
+        page = self.store.client.search_model_versions(f"name = '{self.registered_model}'", FEW)
+        return None if page.token else list(filter(_is_ours, page))
+
+    def _aliased(self, alias: str) -> list[ModelVersion]:
+        """The versions that an alias points at, one of a registered model at most."""
+        client = self.store.client
+        name = None if self.registered_model is None else f"name = '{self.registered_model}'"
+        registered = pages(lambda token: client.search_registered_models(name, PAGE, page_token=token))
+        pairs = [(entry.name, entry.aliases[alias]) for entry in registered if alias in entry.aliases]
+        return [version for pair in pairs if _is_ours(version := client.get_model_version(*map(str, pair)))]
+
+    def _with_versions(
+        self, models: list[LoggedModel], few: list[ModelVersion] | None
+    ) -> list[tuple[ModelVersion, LoggedModel]]:
+        """The models with their versions; a model that was never registered is not among them."""
+        by_id = {model.model_id: model for model in models}
+        versions = few if few is not None else self._versions_of(models)
+        return [(v, by_id[v.tags[MODEL_ID_TAG]]) for v in versions if v.tags[MODEL_ID_TAG] in by_id]
+
+    def _versions_of(self, models: list[LoggedModel]) -> list[ModelVersion]:
+        client = self.store.client
+        runs = sorted({str(model.source_run_id) for model in models if model.source_run_id})
+        parts = [] if self.registered_model is None else [f"name = '{self.registered_model}'"]
+        found: list[ModelVersion] = []
+        for start in range(0, len(runs), CHUNK):
+            named = ", ".join(map(repr, runs[start : start + CHUNK]))
+            condition = " AND ".join([*parts, f"run_id IN ({named})"])
+            found += pages(lambda token, said=condition: client.search_model_versions(said, PAGE, page_token=token))
+        return list(filter(_is_ours, found))
+
+    def _require_known(self, experiments: list[str]) -> None:
+        """Nothing was found: because nothing matches, or because no model has what was named?
+
+        Raises:
+            ValueError: a metric that was asked for is on no model.
+        """
+        client = self.store.client
+        for name in self.conditions.pushed_metrics():
+            # No metric has this value, so that every model with the metric meets it.
+            if client.search_logged_models(experiments, f"metrics.`{name}` != 0.1234567890123", max_results=1):
+                continue
+            sample = client.search_logged_models(experiments, max_results=FEW)
+            known = sorted({metric.key for model in sample for metric in model.metrics or []})
+            if known and name == f"score.{self.conditions.score}":
+                scores = [k.removeprefix("score.") for k in known if k.startswith("score.") and "std_err" not in k]
+                raise ValueError(unknown_name("score", str(self.conditions.score), scores))
+            if known:
+                raise ValueError(unknown_name("where", name, known))
 
 
 def tracked(store: Store, pairs: Sequence[tuple[ModelVersion, LoggedModel]]) -> list[Tracked]:
-    """Add the aliases, which MLflow's search leaves out."""
+    """Add the aliases, which MLflow's search for versions leaves out."""
     aliases: dict[tuple[str, str], list[str]] = {}
-    for name in sorted({version.name for version, _ in pairs}):
-        for alias, number in sorted(store.client.get_registered_model(name).aliases.items()):
-            aliases.setdefault((name, str(number)), []).append(alias)
+    names = sorted({version.name for version, _ in pairs})
+    for start in range(0, len(names), CHUNK):
+        part = names[start : start + CHUNK]
+        # Not get_registered_model, which reads every version of it.
+        said = f"name = {part[0]!r}" if len(part) == 1 else f"name IN ({', '.join(map(repr, part))})"
+        for entry in pages(
+            lambda token, said=said: store.client.search_registered_models(said, CHUNK, page_token=token)
+        ):
+            for alias, number in sorted(entry.aliases.items()):
+                aliases.setdefault((entry.name, str(number)), []).append(alias)
     return [Tracked(version=v, model=m, aliases=tuple(aliases.get((v.name, str(v.version)), ()))) for v, m in pairs]
 
 
-def matching_models(store: Store, registered_model: str | None, conditions: Conditions) -> list[Tracked]:
-    """Versions with their logged models, narrowed by MLflow as far as it can; `Conditions.apply` decides."""
-    if registered_model is not None and "'" in registered_model:
-        raise ValueError(f"registered_model must not hold a quote, got {registered_model!r}. Correct the name.")
-    name = f"name = '{registered_model}'" if registered_model is not None else None
-    versions = [
-        version
-        for version in _pages(lambda token: store.client.search_model_versions(name, PAGE, page_token=token))
-        if MODEL_ID_TAG in version.tags and EXPERIMENT_ID_TAG in version.tags
-    ]
-    experiments = sorted({version.tags[EXPERIMENT_ID_TAG] for version in versions})
-    if not experiments:
-        return []
-    models = {model.model_id: model for model in _search(store, experiments, conditions)}
-    if not models and conditions.max_score is not None:  # no such score, or none low enough: the table can tell
-        models = {m.model_id: m for m in _search(store, experiments, replace(conditions, max_score=None))}
-    return tracked(store, [(v, models[v.tags[MODEL_ID_TAG]]) for v in versions if v.tags[MODEL_ID_TAG] in models])
-
-
-def _search(store: Store, experiments: list[str], conditions: Conditions) -> list[LoggedModel]:
-    condition = conditions.filter_string() or None
-    return _pages(
-        lambda token: store.client.search_logged_models(experiments, condition, max_results=PAGE, page_token=token)
-    )
-
-
-def table(models: Iterable[Tracked], conditions: Conditions, *, needs_score: bool = False) -> pd.DataFrame:
-    """One row per version, sorted by name and version."""
-    rows = [_row(entry) for entry in models]
-    key = _score_key(rows, conditions, needs_score)
-    if key is not None:
-        for row in rows:
-            row["score"] = row.get(key)
-    extra = sorted({column for row in rows for column in row} - set(COLUMNS))
-    frame = pd.DataFrame(rows, columns=[*COLUMNS, *extra])
-    numeric = [c for c in map(str, frame) if c in FLOATS or c.startswith("score.")]
-    frame = frame.astype(dict.fromkeys(numeric, "float64") | dict.fromkeys(INTEGERS, "Int64"))
-    return frame.sort_values(["name", "version"], ignore_index=True)
-
-
-def ordered(frame: pd.DataFrame, order_by: str | None) -> pd.DataFrame:
-    """Sorted by a column, ascending, undefined last; ties by name and version."""
-    if order_by is not None:
-        column = ORDER.get(order_by, order_by)
-        if column not in frame.columns or column == "aliases":
-            known = sorted({*frame.columns, *ORDER} - {"aliases"})
-            raise ValueError(unknown_name("order_by", order_by, known))
-        frame = frame.sort_values([column, "name", "version"])
-    return frame.reset_index(drop=True)
-
-
-def _row(entry: Tracked) -> dict[str, Any]:
-    """A model's figures under the names of the points table."""
-    version, model = entry.version, entry.model
-    metrics = latest_metrics(model)
-    row: dict[str, Any] = dict(metrics)
-    for name, text in model.params.items():
-        if name in FLOATS:
-            row[name] = float(text)
-        elif name in INTEGERS:
-            row[name] = int(text)
-        else:
-            row[name if name in COLUMNS else f"param.{name.removeprefix('param.')}"] = text
-    tags = model.tags
-    row |= {name: float(tags[name]) for name in ("epsilon", "delta", "noise_multiplier") if name in tags}
-    row |= {name: tags.get(name) for name in ("run_id", "status", "sweep")}
-    row["certified"] = tags["certified"] == "true" if "certified" in tags else None
-    row |= {"name": version.name, "version": int(version.version), "aliases": entry.aliases}
-    row |= {"model_uri": f"models:/{version.name}/{version.version}", "model_id": model.model_id}
-    return row
-
-
-def _score_key(rows: list[dict[str, Any]], conditions: Conditions, needed: bool) -> str | None:
-    """The metric that `score` means: the named one, or the only one that there is."""
-    known = sorted({c for row in rows for c in row if c.startswith("score.") and not c.endswith(".std_error")})
-    if conditions.score is not None:
-        key = f"score.{conditions.score}"
-        if rows and key not in known:
-            raise ValueError(unknown_name("score", conditions.score, [k.removeprefix("score.") for k in known]))
-        return key
-    if len(known) == 1:
-        return known[0]
-    if known and (needed or conditions.max_score is not None) and not all("score" in row for row in rows):
-        raise ValueError(f"score must be named where there are several, got none. Give --score: {', '.join(known)}.")
-    return None
-
-
-def _pages(search: Callable[[str | None], Any]) -> list[Any]:
+def pages(search: Callable[[str | None], Any]) -> list[Any]:
     """Every page of a search."""
     found, token = [], None
     while True:
@@ -203,6 +222,19 @@ def _pages(search: Callable[[str | None], Any]) -> list[Any]:
             return found
 
 
-def _plain(value: float) -> str:
-    """A number without an exponent, exactly as it round-trips: MLflow's parser refuses -1e-05."""
-    return format(Decimal(repr(float(value))), "f")
+def _experiments(store: Store, few: list[ModelVersion] | None) -> list[str]:
+    """Where to search: in every experiment, also a deleted one, or in those of the versions."""
+    if few is not None:
+        return sorted({str(version.tags[EXPERIMENT_ID_TAG]) for version in few})
+    from mlflow.entities import ViewType
+
+    found = pages(lambda token: store.client.search_experiments(ViewType.ALL, PAGE, page_token=token))
+    return sorted(str(experiment.experiment_id) for experiment in found)
+
+
+def _is_ours(version: ModelVersion) -> bool:
+    return MODEL_ID_TAG in version.tags and EXPERIMENT_ID_TAG in version.tags
+
+
+def _uri(entry: Tracked) -> str:
+    return f"models:/{entry.version.name}/{entry.version.version}"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from raydp.tracking.model_folder import upload
 from raydp.tracking.portable import portable, to_json
 from raydp.tracking.records import TrialRecord, as_params, clean_key
+from raydp.tracking.signing import SigningKey
 from raydp.tracking.store import EXPERIMENT_ID_TAG, MODEL_ID_TAG
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class TrialWriter:
     Attributes:
         parent_id: MLflow's id of the sweep's run.
         sweep: the sweep's name.
+        key: what models are sealed with; None leaves seals unsigned.
     """
 
     client: MlflowClient
@@ -50,6 +52,7 @@ class TrialWriter:
     registered_model: str
     parent_id: str
     sweep: str
+    key: SigningKey | None = None
 
     def write(self, trial: TrialRecord) -> str:
         """Track a trained model; see `Tracker.log_trial`."""
@@ -130,7 +133,7 @@ class TrialWriter:
                 model_type="raydp",
             )
         if str(model.status) != "READY":
-            upload(self.client, model.model_id, run.info.run_id, trial)
+            upload(self.client, model.model_id, run.info.run_id, trial, self.key)
             model = self.client.finalize_logged_model(model.model_id, "READY")
         return model
 

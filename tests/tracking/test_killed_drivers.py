@@ -24,7 +24,7 @@ CUTS = {  # where a driver dies: owner, method, whether before it starts or righ
     "ended": (TrialWriter, "_end", "after"),
 }
 COMPLETE = ("marked complete", "ended")
-FILES = {"adapter_config.json", "adapter_model.safetensors", "privacy.json", "base.json", "MLmodel"}
+FILES = {"adapter_config.json", "adapter_model.safetensors", "privacy.json", "base.json", "MLmodel", "seal.json"}
 
 
 def _die(uri, trial, cut):

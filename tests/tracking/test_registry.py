@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 
 from raydp.tracking import find_models, promote_model, set_alias, show_model
-from raydp.tracking.search import COLUMNS, Conditions
+from raydp.tracking.conditions import Conditions
 from raydp.tracking.store import open_store, resolve_uri
+from raydp.tracking.table import COLUMNS
 
 from .conftest import open_tracker
 

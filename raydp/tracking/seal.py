@@ -1,0 +1,188 @@
+"""What holds a model and its guarantee together: a statement of hashes and figures, signed where there is a key.
+
+The statement binds the privacy record, every file of the model's folder, the base model's weights, the configuration,
+and the logged model that it was made for. It lies beside the model as seal.json, with the hash of each file, and as a
+tag, so that a lookup can check it without downloading anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raydp.tracking.portable import to_json
+from raydp.tracking.records import PRIVACY_TAGS, as_params
+from raydp.tracking.signing import SigningKey, signature_fits
+
+SEAL_FILE = "seal.json"
+SEAL_TAG = "raydp.seal"
+PRIVACY_FILE = "privacy.json"
+BASE_FILE = "base.json"
+_PURPOSE = b"raydp seal 1\n"
+"""Goes before what is signed, so that a signature can mean nothing else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seal:
+    """A statement with its signature.
+
+    Attributes:
+        statement: model_id, run_id, configuration, guarantee (the figures of PRIVACY_TAGS), base_weight_hash,
+            privacy_sha256 (of privacy.json) and files_sha256 (of the hashes of all files); texts only.
+        key: the public key that it is signed by; None where it is not signed.
+        signature: base64.
+    """
+
+    statement: Mapping[str, Any]
+    key: str | None = None
+    signature: str | None = None
+
+    @classmethod
+    def make(cls, statement: Mapping[str, Any], key: SigningKey | None) -> Seal:
+        """Sign a statement, where there is a key."""
+        if key is None:
+            return cls(statement=statement)
+        return cls(statement=statement, key=key.public, signature=key.sign(_message(statement)))
+
+    @classmethod
+    def read(cls, text: str) -> Seal | None:
+        """A seal from its tag or file; None where the text is none."""
+        try:
+            found = json.loads(text)
+            statement, key, signature = found["statement"], found.get("key"), found.get("signature")
+            well_formed = isinstance(statement, dict) and isinstance(statement["guarantee"], dict)
+            well_formed &= all(isinstance(part, str | None) for part in (key, signature))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return None
+        return cls(statement=statement, key=key, signature=signature) if well_formed else None
+
+    def tag(self) -> str:
+        """As text for a tag."""
+        return json.dumps(self._document(), sort_keys=True, separators=(",", ":"))
+
+    def file(self, hashes: Mapping[str, str]) -> str:
+        """As the content of seal.json."""
+        return to_json({**self._document(), "files": hashes})
+
+    def is_of_record(self, content: bytes | None) -> bool:
+        """Whether this is the content of the privacy.json that was sealed."""
+        return content is not None and hashlib.sha256(content).hexdigest() == self.statement.get("privacy_sha256")
+
+    def signature_problem(self, keys: frozenset[str] | None) -> str | None:
+        """Why the signature is not to be relied on; None where it is.
+
+        Args:
+            keys: that are trusted; None: a signature need not be there, but if it is, it must fit.
+        """
+        if self.key is None or self.signature is None:
+            return None if keys is None and self.key is self.signature else NOT_SIGNED
+        if keys is not None and self.key not in keys:
+            return OTHER_KEY
+        return None if signature_fits(self.key, self.signature, _message(self.statement)) else BAD_SIGNATURE
+
+    def _document(self) -> dict[str, Any]:
+        return {"statement": self.statement, "key": self.key, "signature": self.signature}
+
+
+NO_CARD = "without a sealed privacy card"
+NOT_SIGNED = "not signed"
+OTHER_KEY = "signed by a key that is not trusted"
+BAD_SIGNATURE = "signature does not fit"
+OTHER_MODEL = "card of another model"
+OTHER_FIGURES = "figures differ from the card's"
+OTHER_FILES = "files differ from the card's"
+
+
+def statement(
+    *,
+    model_id: str,
+    run_id: str,
+    configuration: Mapping[str, str],
+    privacy: Mapping[str, Any],
+    base_weight_hash: str,
+    hashes: Mapping[str, str],
+) -> dict[str, Any]:
+    """What a seal says of a model.
+
+    Args:
+        model_id: of MLflow's logged model: a seal that is copied to another one does not fit there.
+        run_id, configuration, base_weight_hash: as in `TrialRecord`.
+        privacy: the record in privacy.json.
+        hashes: file -> SHA-256 (hex), of every file but seal.json.
+    """
+    return {
+        "format": "1",
+        "model_id": model_id,
+        "run_id": run_id,
+        "configuration": dict(configuration),
+        "guarantee": guarantee_of(privacy),
+        "base_weight_hash": base_weight_hash,
+        "privacy_sha256": hashes[PRIVACY_FILE],
+        "files_sha256": hash_of(hashes),
+    }
+
+
+def guarantee_of(privacy: Mapping[str, Any]) -> dict[str, str]:
+    """The figures of a privacy record that models are looked up by, as text."""
+    return as_params({name: privacy.get(name) for name in PRIVACY_TAGS})
+
+
+def hashes_of(folder: Path) -> dict[str, str]:
+    """SHA-256 (hex) of every file in a folder but seal.json, by its name."""
+    found = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        name = path.relative_to(folder).as_posix()
+        if name != SEAL_FILE:
+            with path.open("rb") as stream:
+                found[name] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return found
+
+
+def hash_of(hashes: Mapping[str, str]) -> str:
+    """One hash for those of many files."""
+    return hashlib.sha256(_canonical(hashes)).hexdigest()
+
+
+def folder_problem(folder: Path, sealed: Seal | None, keys: frozenset[str] | None) -> str | None:
+    """Why a model's folder is not what was sealed; None where it is, down to the last bit.
+
+    Args:
+        folder: with all files of the model.
+        sealed: the seal that the registry holds; None where it holds none.
+        keys: as in `Seal.signature_problem`.
+    """
+    path = folder / SEAL_FILE
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    own = Seal.read(text)
+    if own is None or sealed is None:
+        return NO_CARD
+    if own != sealed:
+        return OTHER_MODEL
+    if (problem := own.signature_problem(keys)) is not None:
+        return problem
+    hashes = hashes_of(folder)
+    if hash_of(hashes) != own.statement["files_sha256"] or hashes.get(PRIVACY_FILE) != own.statement["privacy_sha256"]:
+        return f"{OTHER_FILES}: {_differing(hashes, json.loads(text).get('files'))}"
+    if guarantee_of(json.loads((folder / PRIVACY_FILE).read_text(encoding="utf-8"))) != own.statement["guarantee"]:
+        return OTHER_FIGURES
+    return None
+
+
+def _differing(found: Mapping[str, str], listed: Any) -> str:
+    """Names of files that are not as seal.json lists them, for a message only: the list itself may be forged."""
+    known = listed if isinstance(listed, dict) else {}
+    names = sorted(name for name in {*found, *known} if found.get(name) != known.get(name))
+    return ", ".join(names) or SEAL_FILE
+
+
+def _message(content: Mapping[str, Any]) -> bytes:
+    return _PURPOSE + _canonical(content)
+
+
+def _canonical(content: Mapping[str, Any]) -> bytes:
+    """The same bytes for the same content: sorted keys, no white space, ASCII."""
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
