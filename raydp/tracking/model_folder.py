@@ -117,7 +117,6 @@ def write_mlmodel(path: Path, kind: str, base_name: str, *, model_id: str | None
         [
             ParamSpec("max_new_tokens", DataType.long, 32),
             ParamSpec("temperature", DataType.double, 0.0),
-            ParamSpec("seed", DataType.long, 0),
         ]
     )
     flavors = {

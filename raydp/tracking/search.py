@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 PAGE = 1000
-FEW = 200
+FEW = 50
 """So many versions are named in a search for their models; of more, all models are searched."""
+SAMPLE = 200
+"""Models that are read to tell which metrics there are, where a search for one found nothing."""
 CHUNK = 100
 """Runs named in one address: the longest stays below the 8 KiB that proxies take."""
 
@@ -116,7 +118,7 @@ class Lookup:
         options: dict[str, Any] = {"max_results": PAGE}
         if metric is not None and self.limit is not None:
             options = {
-                "max_results": min(PAGE, max(20, self.limit + self.limit // 4)),
+                "max_results": min(PAGE, self.limit + 10),
                 "order_by": [{"field_name": f"metrics.{metric}", "ascending": True}],
             }
         token = None
@@ -186,7 +188,7 @@ class Lookup:
             # No metric has this value, so that every model with the metric meets it.
             if client.search_logged_models(experiments, f"metrics.`{name}` != 0.1234567890123", max_results=1):
                 continue
-            sample = client.search_logged_models(experiments, max_results=FEW)
+            sample = client.search_logged_models(experiments, max_results=SAMPLE)
             known = sorted({metric.key for model in sample for metric in model.metrics or []})
             if known and name == f"score.{self.conditions.score}":
                 scores = [k.removeprefix("score.") for k in known if k.startswith("score.") and "std_err" not in k]

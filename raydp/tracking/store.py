@@ -98,8 +98,9 @@ def open_store(uri: str, *, create: bool = False) -> Store:
 
     with _quiet_schema_creation(), FileLock(f"{database}.lock") if database and create else nullcontext():
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-        client.search_experiments(max_results=1)
-        client.search_registered_models(max_results=1)
+        if database is not None:  # a file's schema is made by its first use; a server has made its own
+            client.search_experiments(max_results=1)
+            client.search_registered_models(max_results=1)
     return Store(uri=uri, client=client)
 
 

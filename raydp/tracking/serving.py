@@ -1,0 +1,78 @@
+"""What `mlflow models serve` and `mlflow.pyfunc.load_model` load a model's folder by: prompts in, texts out.
+
+MLflow reads the folder's MLmodel, which names this module, before anything can be compared with the seal. Where the
+artifact store is not trusted, serve a folder that `raydp models export` wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raydp.tracking.loading import load_folder, tokenizer_in
+from raydp.tracking.seal import SEAL_FILE, Seal, folder_problem
+from raydp.tracking.signing import trusted_keys
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DEFAULTS = {"max_new_tokens": 32, "temperature": 0.0}
+OPTIONS = ("base", "dtype", "trusted_keys")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextGenerator:
+    """A model with its tokenizer, as MLflow's scoring server calls it."""
+
+    model: Any
+    tokenizer: Any
+
+    def predict(self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None) -> list[str]:
+        """Continue each prompt.
+
+        Args:
+            model_input: one column, `prompt`.
+            params: max_new_tokens, and temperature: 0 takes the most likely token each time, else it is sampled.
+
+        Returns:
+            A text for each row, without the prompt.
+        """
+        import torch
+
+        given = {**DEFAULTS, **(params or {})}
+        sampling = {"do_sample": True, "temperature": given["temperature"]} if given["temperature"] > 0 else {}
+        texts = []
+        with torch.inference_mode():
+            for prompt in model_input["prompt"]:
+                tokens = self.tokenizer(str(prompt), return_tensors="pt", return_token_type_ids=False)
+                said = self.model.generate(
+                    **tokens, max_new_tokens=int(given["max_new_tokens"]), **{"do_sample": False, **sampling}
+                )
+                # A soft prompt's virtual tokens are not among those that come back.
+                texts.append(str(self.tokenizer.decode(said[0, tokens["input_ids"].shape[1] :])))
+        return texts
+
+
+def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> TextGenerator:
+    """MLflow's entry point.
+
+    Args:
+        path: the model's folder.
+        model_config: base (name or folder of the base model), dtype, and trusted_keys (a list), all optional.
+
+    Raises:
+        ValueError: an option is unknown, or the folder is not what was sealed.
+    """
+    options = dict(model_config or {})
+    if unknown := sorted(set(options) - set(OPTIONS)):
+        raise ValueError(f"model_config must hold {', '.join(OPTIONS)} only, got {', '.join(unknown)}. Correct it.")
+    folder, keys = Path(path), options.get("trusted_keys")
+    seal = folder / SEAL_FILE
+    own = Seal.read(seal.read_text(encoding="utf-8")) if seal.is_file() else None
+    problem = folder_problem(folder, own, None if keys is None else trusted_keys(keys))
+    if problem is not None:
+        raise ValueError(f"MODEL must hold what its privacy card was made for, got {path}: {problem}. Fetch it again.")
+    base = options.get("base")
+    return TextGenerator(model=load_folder(folder, base, options.get("dtype")), tokenizer=tokenizer_in(folder, base))
