@@ -17,6 +17,7 @@ from pathlib import Path
 
 CONFIGURATION = """
 ClusterName=tests
+FirstJobId={first}
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
 SlurmUser={user}
@@ -126,7 +127,14 @@ def slurm(*, nodes: int, gpus: int = 0) -> Iterator[Slurm]:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         host, ports = socket.gethostname(), free_ports(1 + nodes)
         lines = [NODE.format(name=f"n{k}", host=host, port=ports[k], gpus=gpus) for k in range(1, nodes + 1)]
-        text = CONFIGURATION.format(host=host, port=ports[0], user=getuser(), folder=folder, nodes="\n".join(lines))
+        text = CONFIGURATION.format(
+            host=host,
+            port=ports[0],
+            user=getuser(),
+            folder=folder,
+            nodes="\n".join(lines),
+            first=1 + secrets.randbelow(60_000),  # a job's ports and folders come from its number
+        )
         (folder / "slurm.conf").write_text(text)
         (folder / "gres.conf").write_text("".join(f"Name=gpu File={device}\n" for device in DEVICES[:gpus]))
         key = folder / "munge.key"
