@@ -80,7 +80,7 @@ def test_the_image_pins_what_rays_dashboard_needs() -> None:
     def plain(name: str) -> str:
         return re.sub(r"[-_.]+", "-", name).lower()
 
-    lines = [(ROOT / "constraints.txt").read_text(), (DOCKERFILE.parent / "constraints-ray.txt").read_text()]
+    lines = [(ROOT / "constraints.txt").read_text(), (DOCKERFILE.parent / "constraints-image.txt").read_text()]
     pinned = {plain(name) for name in re.findall(r"^([\w.-]+)==", "\n".join(lines), re.MULTILINE)}
     wanted = [Requirement(text) for text in requires("ray") or []]
     names = {plain(r.name) for r in wanted if r.marker is None or r.marker.evaluate({"extra": "default"})}

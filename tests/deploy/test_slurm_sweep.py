@@ -14,7 +14,7 @@ import yaml
 from raydp import Sweep
 from tests.conftest import small_spec
 from tests.deploy.slurm_cluster import Slurm, slurm
-from tests.sweep.undisturbed import results, spec_of
+from tests.sweep.undisturbed import results
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -57,6 +57,12 @@ class Job:
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.log}") from error
 
+    def wait_until_it_says(self, text: str) -> None:
+        deadline = time.monotonic() + FINISH_SECONDS
+        while text not in self.log:
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.1)
+
     def ended(self) -> dict[str, str]:
         return self.wait_for("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
@@ -82,7 +88,8 @@ def test_a_sweep_runs_on_all_nodes_and_leaves_nothing_behind(cluster: Slurm, tmp
 
 
 def test_a_signal_before_the_time_limit_stops_queues_again_and_goes_on(cluster: Slurm, tmp_path: Path) -> None:
-    spec = write(tmp_path, spec_of(tmp_path), checkpoint_seconds=0)
+    space = {"batch_size": [64], "num_steps": [10, 200], "learning_rate": [0.01, 0.02]}
+    spec = write(tmp_path, small_spec(tmp_path, space=space), checkpoint_seconds=1)
     job, folder = Job(cluster, tmp_path), Path(spec["storage"]) / "small"
     deadline = time.monotonic() + FINISH_SECONDS
     while len(results(folder)) < 2:  # the base model's measurement, and a run
@@ -115,8 +122,8 @@ def test_what_is_wrong_is_said_before_anything_starts(cluster: Slurm, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_node_without_programs_and_a_lost_ray_node_end_the_job(cluster: Slurm, tmp_path: Path) -> None:
-    """Neither hangs; nothing is queued again."""
+def test_a_node_without_programs_a_lost_ray_node_and_a_cancellation_end_the_job(cluster: Slurm, tmp_path: Path) -> None:
+    """None hangs; nothing is queued again."""
     only_first = tmp_path / "only-first"
     only_first.mkdir()
     for name in ("ray", "raydp", "python"):
@@ -132,10 +139,14 @@ def test_a_node_without_programs_and_a_lost_ray_node_end_the_job(cluster: Slurm,
     assert not leftovers(job)
 
     job = Job(cluster, tmp_path)
-    deadline = time.monotonic() + FINISH_SECONDS
-    while "2 Ray nodes:" not in job.log:
-        assert time.monotonic() < deadline, job.log
-        time.sleep(0.1)
+    job.wait_until_it_says("2 Ray nodes:")
     cluster.run("scancel", "--signal=KILL", f"{job.number}.0")  # its Ray nodes, not the script
     assert job.ended()["JobState"] == "FAILED"
     assert "a Ray node ended before the sweep" in job.log
+
+    job = Job(cluster, tmp_path)
+    job.wait_until_it_says("2 Ray nodes:")
+    cluster.run("scancel", job.number)
+    ended = job.ended()
+    assert (ended["JobState"], ended["Restarts"]) == ("CANCELLED", "0")
+    assert "goes back to the queue" not in job.log
