@@ -16,7 +16,7 @@ from raydp.sweep.folder import SweepFolder
 from raydp.sweep.notes import about
 from raydp.sweep.points import counts, secrets_table, values_by_secret, write_tables
 from raydp.sweep.recorder import Recorder
-from raydp.tracking import set_alias
+from raydp.tracking import NotDeliveredError, delivering, set_alias
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +39,20 @@ OF_CANARIES = Finish(
 
 
 def finish(spec: SweepSpec, folder: SweepFolder, recorder: Recorder) -> Finish:
-    """Write the tables, select, set the aliases `best-utility` and, if private, `privacy-preferred`, and report."""
+    """Write the tables, select, set the aliases `best-utility` and, if private, `privacy-preferred`, and report. Where
+    MLflow is away nothing is selected: an alias would point at a part of the sweep."""
     path = write_tables(folder)
+    if recorder.undelivered():
+        return Finish(selected=None, best_utility=None, reason=recorder.not_delivered(), report=None)
+    try:
+        with delivering():
+            return _finish(spec, folder, recorder, path)
+    except NotDeliveredError as error:
+        return Finish(selected=None, best_utility=None, reason=recorder.not_delivered(str(error)), report=None)
+
+
+def _finish(spec: SweepSpec, folder: SweepFolder, recorder: Recorder, path: Path) -> Finish:
+    """The same where MLflow has all runs."""
     together = recorder.release()
     publish_alarms(spec, folder.path)
     if not counts(folder)["finished"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -11,15 +12,19 @@ import ray
 from ray import tune
 
 from raydp.cache import cache_dir
-from raydp.output import strict
+from raydp.output import stderr, strict
 from raydp.privacy import card_markdown, composed, guarantee
 from raydp.spec import SweepSpec
 from raydp.sweep.folder import BASE_RUN, SweepFolder
 from raydp.sweep.progress import SweepProgress
 from raydp.sweep.searched import searched
 from raydp.tasks.base import TaskFacts
-from raydp.tracking import Tracker, TrialRecord
+from raydp.tracking import NotDeliveredError, Pauses, Tracker, TrialRecord
 from raydp.training.trial import TrialPlan
+
+PATIENCE_SECONDS = 90.0
+"""How long the end of a sweep waits for a store that is away: a restart of the server takes less."""
+RETRY_SECONDS = 5.0
 
 
 @dataclass(kw_only=True)
@@ -84,6 +89,8 @@ class Recorder(Committer):
 
     tracker: Tracker
     parent_run: str
+    _pauses: Pauses = field(default_factory=Pauses)
+    _why: str = ""  # the store was away when it was last tried; empty where it was there
 
     @classmethod
     def open(cls, spec: SweepSpec, folder: SweepFolder, facts: TaskFacts, weight_hash: str) -> Self:
@@ -106,12 +113,67 @@ class Recorder(Committer):
         return asdict(facts)
 
     def track(self, trial: TrialPlan) -> None:
-        """Hand a committed run to MLflow, unless the folder says that it has it."""
-        result = self.folder.result(trial.run_id)
-        mark = f"trials/{trial.run_id}/tracked.json"
-        done = self.folder.read_json(mark)
-        if result is None or (done is not None and done["status"] == result["status"]):
+        """Hand a committed run to MLflow. Where it is away the run waits in the folder, and training goes on; when it
+        is back, the next run takes those along that wait."""
+        if not self._pauses.over():
             return
+        waiting = self.undelivered() if self._why else [trial]
+        try:
+            for one in waiting:
+                self.deliver(one)
+        except NotDeliveredError as error:
+            self._pauses.failed()
+            if not self._why:
+                stderr.print(f"warning: MLflow is away, runs wait in {self.folder.path}: {error}", markup=False)
+            self._why = str(error)
+            return
+        if self._why:
+            stderr.print(f"MLflow is back: {len(waiting)} runs that waited are delivered", markup=False)
+        self._why = ""
+        self._pauses.succeeded()
+
+    def track_missing(self, trials: list[TrialPlan]) -> None:
+        """Deliver what waits; a store that is away is waited for, as long as a restart of it takes."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while waiting := [trial for trial in trials if self._waits(trial)]:
+            try:
+                for trial in waiting:
+                    self.deliver(trial)
+            except NotDeliveredError as error:
+                self._why = str(error)
+                if time.monotonic() + RETRY_SECONDS > deadline:
+                    return
+                time.sleep(RETRY_SECONDS)
+
+    def undelivered(self) -> list[TrialPlan]:
+        """The committed runs that MLflow has not got."""
+        return [trial for trial in self._trials.values() if self._waits(trial)]
+
+    def not_delivered(self, reason: str = "") -> str:
+        """What MLflow was not told, and what delivers it."""
+        waiting, all_runs = len(self.undelivered()), len(self._trials)
+        what = f"{waiting} of {all_runs} runs" if waiting else "all runs, but not their end and the aliases"
+        had = "has not got" if waiting else "has got"
+        return (
+            f"MLflow {had} {what} ({reason or self._why}). Everything is in {self.folder.path}; once it is there, "
+            "`raydp sweep SPEC --resume` delivers what is missing, once each, and trains nothing again"
+        )
+
+    def _waits(self, trial: TrialPlan) -> bool:
+        result, done = self.folder.result(trial.run_id), self.folder.read_json(f"trials/{trial.run_id}/tracked.json")
+        return result is not None and (done is None or done["status"] != result["status"])
+
+    def deliver(self, trial: TrialPlan) -> None:
+        """Hand a committed run to MLflow, unless the folder says that it has it.
+
+        Raises:
+            NotDeliveredError: the store is away.
+        """
+        if not self._waits(trial):
+            return
+        result = self.folder.result(trial.run_id)
+        assert result is not None, "a run that waits has a result"
+        mark = f"trials/{trial.run_id}/tracked.json"
         if result["status"] == "finished":
             uri = self.tracker.log_trial(self._record(trial, result))
         else:

@@ -21,7 +21,7 @@ from raydp.sweep.notes import about
 from raydp.sweep.points import counts, points_table, write_tables
 from raydp.sweep.recorder import Committer, Recorder
 from raydp.tasks.base import TaskFacts
-from raydp.tracking import TrialRecord
+from raydp.tracking import NotDeliveredError, TrialRecord, delivering
 from raydp.training.trial import TrialPlan
 from search_spaces import Configuration
 
@@ -61,6 +61,19 @@ def release_best(spec: SweepSpec, folder: SweepFolder, committed: Committer) -> 
         if committed.plan["trials"]:
             reason = "every run failed: `raydp status` says why"
         return Finish(selected=None, best_utility=None, reason=reason, report=None)
+    try:
+        with delivering():
+            return _release(spec, folder, committed, run_id)
+    except NotDeliveredError as error:
+        reason = (
+            f"the choice is made, and MLflow was not told of it ({error}). Once the server is there, `raydp sweep SPEC "
+            "--resume` registers the chosen model and trains nothing"
+        )
+        return Finish(selected=None, best_utility=None, reason=reason, report=None)
+
+
+def _release(spec: SweepSpec, folder: SweepFolder, committed: Committer, run_id: str) -> Finish:
+    """The same for the run that was chosen."""
     releaser = Releaser.open(spec, folder, committed.facts, committed.weight_hash)
     together = releaser.release_run(run_id)
     points = load_points(write_tables(folder))
@@ -133,7 +146,7 @@ class Releaser(Recorder):
 
     def release_run(self, run_id: str) -> dict[str, Any]:
         """Register the run's model; what it costs is written to the folder and onto its card."""
-        self.track(self._trials[run_id])
+        self.deliver(self._trials[run_id])
         together = self._together(run_id)
         self.folder.write_json("released.json", strict(together))
         return together

@@ -4,9 +4,12 @@ from importlib import import_module
 from typing import Any
 
 _LAZY = {
+    "NotDeliveredError": "raydp.tracking.delivery",
+    "Pauses": "raydp.tracking.delivery",
     "Tracker": "raydp.tracking.runs",
     "TrialRecord": "raydp.tracking.records",
     "check_store": "raydp.tracking.store",
+    "delivering": "raydp.tracking.delivery",
     "export_model": "raydp.tracking.export",
     "fetch_model": "raydp.tracking.later",
     "find_models": "raydp.tracking.registry",
@@ -21,9 +24,12 @@ _LAZY = {
     "show_model": "raydp.tracking.registry",
 }
 __all__ = [
+    "NotDeliveredError",
+    "Pauses",
     "Tracker",
     "TrialRecord",
     "check_store",
+    "delivering",
     "export_model",
     "fetch_model",
     "find_models",

@@ -20,7 +20,7 @@ from raydp.tracking.portable import ADAPTER_CONFIG, model_files, portable, porta
 from raydp.tracking.records import TrialRecord
 from raydp.tracking.seal import BASE_FILE, PRIVACY_FILE, SEAL_FILE, SEAL_TAG, Seal, hash_of, hashes_of, statement
 from raydp.tracking.signing import SigningKey
-from raydp.tracking.store import Store, artifact
+from raydp.tracking.store import Store, artifact_bytes
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -149,8 +149,7 @@ def _sealed(trial: TrialRecord, model_id: str, hashes: dict[str, str], key: Sign
 
 def _sealed_hashes(store: Store, model: LoggedModel, old: Seal | None, key: SigningKey | None) -> dict[str, str]:
     """The hashes of a model's files as they were sealed before."""
-    with artifact(store, model.artifact_location, SEAL_FILE) as path:
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    text = (artifact_bytes(store, model.artifact_location, SEAL_FILE) or b"").decode(errors="replace")
     own = Seal.read(text)
     hashes: dict[str, str] = json.loads(text)["files"] if own is not None else {}
     intact = own is not None and own == old and hash_of(hashes) == own.statement["files_sha256"]

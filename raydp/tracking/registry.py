@@ -12,13 +12,12 @@ from raydp.tracking.conditions import Conditions, Where
 from raydp.tracking.promotions import aliases_of, check_alias, check_claim, check_reason, note, trail
 from raydp.tracking.seal import BASE_FILE, OTHER_FILES, PRIVACY_FILE, SEAL_TAG, Seal
 from raydp.tracking.search import Lookup, tracked
-from raydp.tracking.store import Store, artifact, open_store, resolve_uri
+from raydp.tracking.store import Store, artifact_bytes, open_store, resolve_uri
 from raydp.tracking.table import table
 from raydp.tracking.trust import Trust
 
 if TYPE_CHECKING:
     import pandas as pd
-    from mlflow.entities import LoggedModel
 
 
 def find_models(
@@ -96,13 +95,14 @@ def find_models(
     )
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}. Leave it out for all models.")
+    trust = Trust.given(trusted_keys, verify=verify)
     demanded = conditions.ask_for_a_guarantee or trusted_keys is not None or verify
     return Lookup(
         store=open_store(tracking_uri),
         registered_model=registered_model,
         alias=alias,
         conditions=conditions,
-        trust=Trust.given(trusted_keys, verify=verify) if demanded else None,
+        trust=trust if demanded else None,
         order_by=order_by,
         limit=limit,
     ).run()
@@ -133,7 +133,7 @@ def show_model(
     entry = store.client.get_model_version(name, version)
     model = store.client.get_logged_model(entry.tags["model_id"])
     problem = trust.problem(store, model, entry)
-    files = {name: _content(store, model, name) for name in (PRIVACY_FILE, BASE_FILE)}
+    files = {name: artifact_bytes(store, model.artifact_location, name) for name in (PRIVACY_FILE, BASE_FILE)}
     sealed = Seal.read(model.tags.get(SEAL_TAG, ""))
     if sealed is not None and problem is None and not sealed.is_of_record(files[PRIVACY_FILE]):
         problem = f"{OTHER_FILES}: {PRIVACY_FILE}"
@@ -211,21 +211,6 @@ def _version(store: Store, uri: str) -> tuple[str, str]:
     if reference.name is None or reference.version is None:
         raise ValueError(f"MODEL must be a registered version, got {uri!r}. `raydp models find` lists them.")
     return reference.name, reference.version
-
-
-def _content(store: Store, model: LoggedModel, file: str) -> bytes | None:
-    """A file of a model; None where it has none."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        with artifact(store, model.artifact_location, file) as path:
-            return path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except MlflowException as error:
-        if "does not exist" in str(error) or "404" in str(error) or "Not Found" in str(error):
-            return None
-        raise
 
 
 def _undefined(value: Any) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydp.sections.cluster import REGISTERED_MODEL
+from raydp.tracking.delivery import delivering
 from raydp.tracking.model_folder import replace_cards
 from raydp.tracking.portable import portable, to_json
 from raydp.tracking.records import TrialRecord, as_params, clean_key, flatten
@@ -35,6 +36,8 @@ class Tracker:
         registered_model: every trained model becomes a version of it.
         signing_key: file of the team's private key, which every model's card and weights are signed with; never logged.
 
+    Every method makes each request once and raises NotDeliveredError where the store is away; call it again later.
+
     Raises:
         ValueError: the store cannot be opened, a name is not allowed or the key cannot be used.
     """
@@ -46,12 +49,14 @@ class Tracker:
                 f"{registered_model!r}. Rename it."
             )
         self.key = SigningKey.load(Path(signing_key)) if signing_key is not None else None
-        self.store: Store = open_store(uri, create=True)
         self.registered_model = registered_model
-        self._client = self.store.client
-        self._experiment_id = open_experiment(self.store, experiment)
+        with delivering():
+            self.store: Store = open_store(uri, create=True)
+            self._client = self.store.client
+            self._experiment_id = open_experiment(self.store, experiment)
         self._trials: TrialWriter | None = None
 
+    @delivering()
     def sweep_run(self, sweep_id: str, name: str, spec: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
         """Open the sweep's parent run, the same one for the same sweep_id.
 
@@ -87,6 +92,7 @@ class Tracker:
         )
         return run_id
 
+    @delivering()
     def log_trial(self, trial: TrialRecord) -> str:
         """Track a trained model: a run, a logged model with its artifacts, a registered version.
 
@@ -100,6 +106,7 @@ class Tracker:
         """
         return self._open_sweep().write(trial)
 
+    @delivering()
     def fail_trial(self, run_id: str, reason: str, params: Mapping[str, Any] | None = None) -> None:
         """Track a trial that failed; a complete run of that identity stays as it is.
 
@@ -111,6 +118,7 @@ class Tracker:
         """
         self._open_sweep().write_failure(run_id, reason, params or {})
 
+    @delivering()
     def update_privacy(self, model_uri: str, trial: TrialRecord) -> None:
         """Replace the privacy record and card of a tracked model, as when it is known what was released with it.
 
@@ -125,6 +133,7 @@ class Tracker:
         model_id = self._client.get_model_version(name, version).tags[MODEL_ID_TAG]
         replace_cards(self.store, self._client.get_logged_model(model_id), trial, self.key)
 
+    @delivering()
     def finish_sweep(self, summary: Mapping[str, Any], artifacts: Path | None = None) -> None:
         """End the parent run.
 

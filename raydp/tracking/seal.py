@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raydp.tracking.portable import to_json
 from raydp.tracking.records import PRIVACY_TAGS, as_params
 from raydp.tracking.signing import SigningKey, signature_fits
 
@@ -66,7 +65,8 @@ class Seal:
 
     def file(self, hashes: Mapping[str, str]) -> str:
         """As the content of seal.json."""
-        return to_json({**self._document(), "files": hashes})
+        # Not `to_json`, which would shorten a signature that happens to look like a path.
+        return json.dumps({**self._document(), "files": hashes}, indent=2, sort_keys=True) + "\n"
 
     def is_of_record(self, content: bytes | None) -> bool:
         """Whether this is the content of the privacy.json that was sealed."""

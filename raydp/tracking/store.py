@@ -35,6 +35,10 @@ _DEFAULTS = {
 }
 
 
+class UnreachableError(ValueError):
+    """Nothing answers at a server's address."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Store:
     """An open MLflow store.
@@ -110,10 +114,18 @@ def open_experiment(store: Store, name: str) -> str:
     Raises:
         ValueError: it was deleted.
     """
+    from mlflow.exceptions import MlflowException
+
     experiment = store.client.get_experiment_by_name(name)
     if experiment is None:
         location = (store.database.parent / ARTIFACTS).as_uri() if store.database else None
-        return str(store.client.create_experiment(name, artifact_location=location))
+        try:
+            return str(store.client.create_experiment(name, artifact_location=location))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        experiment = store.client.get_experiment_by_name(name)  # another process was faster
+        assert experiment is not None, "it exists"
     if experiment.lifecycle_stage != "active":
         raise ValueError(f"tracking.experiment must not be deleted, got {name!r}. Restore it or choose another name.")
     return str(experiment.experiment_id)
@@ -134,6 +146,24 @@ def artifact(store: Store, location: str, path: str = "") -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="raydp-") as scratch:
         uri = f"{location.rstrip('/')}/{path}" if path else location
         yield Path(download_artifacts(artifact_uri=uri, dst_path=scratch, tracking_uri=store.uri))
+
+
+def artifact_bytes(store: Store, location: str, name: str) -> bytes | None:
+    """The content of one file of an artifact location; None where there is none of that name.
+
+    Looked for in the listing first: a server asks S3 for a file that is missing, calls that an error of its own, and
+    MLflow would repeat the request for minutes.
+    """
+    local = _local_folder(store, location)
+    if local is not None:
+        return (local / name).read_bytes() if (local / name).is_file() else None
+    from mlflow.artifacts import list_artifacts
+
+    listed = list_artifacts(artifact_uri=location, tracking_uri=store.uri)
+    if name not in {entry.path.rsplit("/", 1)[-1] for entry in listed if not entry.is_dir}:
+        return None
+    with artifact(store, location, name) as path:
+        return path.read_bytes()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +253,7 @@ def _check_server(uri: str) -> None:
     try:
         socket.create_connection((parts.hostname or "", port), timeout=CONNECT_SECONDS).close()
     except OSError as error:
-        raise ValueError(
+        raise UnreachableError(
             f"tracking.uri must be the address of a running MLflow server, got {parts.hostname}:{port} ({error}). "
             "Start it, or correct the address."
         ) from error

@@ -7,11 +7,13 @@ mark that all is there. Each looks for what an earlier attempt left, so that non
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from raydp.tracking.delivery import NotDeliveredError
 from raydp.tracking.model_folder import upload
 from raydp.tracking.portable import portable, to_json
 from raydp.tracking.records import TrialRecord, as_params, clean_key
@@ -34,6 +36,8 @@ PARENT_TAG = "mlflow.parentRunId"
 VERSIONS_TAG = "mlflow.modelVersions"  # what MLflow's pages link a logged model to its versions by
 
 MAX_REASON_CHARS = 500
+VERSION_ATTEMPTS = 30
+"""MLflow numbers versions by a race that it runs three times; many writers may lose all three."""
 _ENDED = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
@@ -160,15 +164,28 @@ class TrialWriter:
         """The version of the registered model that this trial is."""
         from mlflow.exceptions import MlflowException
 
-        if resumed and (versions := self._versions_of(run)):
-            return str(versions[0].version)
+        for attempt in range(VERSION_ATTEMPTS):
+            if (resumed or attempt) and (versions := self._versions_of(run)):
+                return str(versions[0].version)
+            try:
+                return self._create_version(run, trial, model)
+            except MlflowException as error:
+                if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                    self._create_registered_model()
+                elif "Model Version creation error" in str(error):  # others took the number three times
+                    time.sleep(random.uniform(0, 0.1 * (attempt + 1)))
+                else:
+                    raise
+        raise NotDeliveredError(f"too many register versions of {self.registered_model!r} at the same time")
+
+    def _create_registered_model(self) -> None:
+        from mlflow.exceptions import MlflowException
+
         try:
-            return self._create_version(run, trial, model)
+            self.client.create_registered_model(self.registered_model)
         except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # by another process
                 raise
-        self.client.create_registered_model(self.registered_model)
-        return self._create_version(run, trial, model)
 
     def _create_version(self, run: Run, trial: TrialRecord, model: LoggedModel) -> str:
         tags = {

@@ -14,6 +14,8 @@ from raydp.models import weight_hash
 from raydp.tracking import Tracker, TrialRecord
 from raydp.tracking.store import open_store
 
+from .real_server import new_server, remove
+
 SPEC = {"name": "demo", "privacy": {"target_epsilon": 8}, "seeds": [0, 1], "model": {"name": "base-folder"}}
 FACTS = {"num_examples": 100, "content_hash": "c0ffee", "notes": {"skipped": 3}}
 
@@ -40,6 +42,17 @@ def empty_store(schema):
     return schema[0]
 
 
+@pytest.fixture(scope="session")
+def real_server():
+    """A running server with PostgreSQL and S3; tests share it, so each takes names of its own."""
+    server = new_server()
+    try:
+        server.start()
+        yield server
+    finally:
+        remove(server)
+
+
 @pytest.fixture
 def uri(empty_store, tmp_path):
     """A fresh store of one's own."""
@@ -54,18 +67,19 @@ def tracker(uri):
     return open_tracker(uri)
 
 
-def open_tracker(uri: str) -> Tracker:
+def open_tracker(uri, name="demo", experiment="experiment", sweep="sweep-0", **options) -> Tracker:
     """A tracker with its sweep open, as after a driver's start."""
-    tracker = Tracker(uri, "experiment", "demo")
-    tracker.sweep_run("sweep-0", "demo", SPEC, FACTS)
+    tracker = Tracker(uri, experiment, name, **options)
+    tracker.sweep_run(sweep, name, SPEC, FACTS)
     return tracker
 
 
-def inventory(tracker):
+def inventory(tracker, experiment: str = "experiment"):
     """What the store holds: runs below the sweep, logged models, versions."""
-    client, experiment = tracker.store.client, tracker.store.client.get_experiment_by_name("experiment").experiment_id
-    runs = client.search_runs([experiment], "tags.`raydp.run_id` LIKE '%'")
-    return runs, client.search_logged_models([experiment]), client.search_model_versions("name = 'demo'")
+    client = tracker.store.client
+    ids = [client.get_experiment_by_name(experiment).experiment_id]
+    runs = client.search_runs(ids, "tags.`raydp.run_id` LIKE '%'")
+    return runs, client.search_logged_models(ids), client.search_model_versions(f"name = '{tracker.registered_model}'")
 
 
 def llama(seed: int) -> LlamaForCausalLM:
