@@ -48,10 +48,11 @@ postgres_bin() {
 
 need() { command -v "$1" >/dev/null || die "$1 must be installed, found none in the PATH. $2"; }
 
-runs() {
-  local file=$folder/run/$1
+runs() {  # a zombie that nobody has waited for does not run
+  local file=$folder/run/$1 state
   [ "$1" != postgres ] || file=$folder/postgres/postmaster.pid
-  [ -s "$file" ] && kill -0 "$(head -1 "$file")" 2>/dev/null
+  [ -s "$file" ] || return 1
+  state=$(ps -o stat= -p "$(head -1 "$file")") && [ "${state#Z}" = "$state" ]
 }
 
 secret() {  # a password of 192 bits, made once

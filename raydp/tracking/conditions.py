@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 GUARANTEE = ("epsilon", "delta")
 METRICS = (*GUARANTEE, "noise_multiplier", "utility_loss", "utility_gain", "base_utility_loss", "seconds")
 PARAMS = (*CONFIGURATION, "seed", "method", "task_hash", "max_grad_norm")
+NUMBERS = (*CONFIGURATION, "seed", "max_grad_norm")
 TAGS = ("run_id", "sweep", "status")
 ORDER = {"loss": "utility_loss"}
 """Short names of columns."""
@@ -58,6 +59,8 @@ class Where:
         found = cls(column=column, operator="=" if match[2] == "==" else match[2], value=value)
         if found.number is None and (found.operator not in ("=", "!=") or _is_metric(column)):
             raise ValueError(f"where must compare by size with a number, got {text!r}. Give a number, or use = or !=.")
+        if found.number is None and column in NUMBERS:
+            raise ValueError(f"where must compare {column} with a number, got {value!r}. Correct it.")
         return found
 
     @property

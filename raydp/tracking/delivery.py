@@ -77,13 +77,18 @@ class Pauses:
         self._until, self._next = 0.0, FIRST_PAUSE_SECONDS
 
 
-def _is_away(error: Exception) -> bool:
+def _is_away(error: BaseException | None) -> bool:
+    """Whether the store is away by this error or by one that it came of: MLflow names some causes wrongly."""
     from mlflow.exceptions import MlflowException
     from requests import RequestException
 
-    if isinstance(error, MlflowException):
-        return error.error_code in _AWAY
-    return isinstance(error, RequestException | ConnectionError | TimeoutError)
+    while error is not None:
+        if isinstance(error, RequestException | ConnectionError | TimeoutError):
+            return True
+        if isinstance(error, MlflowException) and error.error_code in _AWAY:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _first_line(error: Exception) -> str:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +58,12 @@ class RealServer:
         """MLflow alone goes, without a goodbye."""
         pid = int((self.folder / "run" / "mlflow").read_text())
         os.killpg(pid, 9)
+        while True:  # until its port is closed: its processes end one after the other
+            try:
+                socket.create_connection(("127.0.0.1", self.ports[0]), timeout=5).close()
+            except OSError:
+                return
+            time.sleep(0.05)
 
     def secret(self, name: str) -> str:
         return (self.folder / "secrets" / name).read_text()
