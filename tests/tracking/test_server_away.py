@@ -76,10 +76,10 @@ def test_an_answer_that_is_lost_does_not_make_anything_twice(real_server, record
         assert time.monotonic() - began < 30, "an attempt ends soon"
         proxy.lost = None
         tracker.log_trial(trial)
-    proxy.http.shutdown()
     assert failed > requests_of_a_trial / 2, "MLflow repeats uploads of files by itself, which is harmless"
     count = requests_of_a_trial + 1
     runs, models, versions = inventory(tracker, name)
+    proxy.http.shutdown()
     assert (len(runs), len(models), len(versions)) == (count, count, count)
     assert len({run.data.tags["raydp.run_id"] for run in runs}) == count
     assert find_models(real_server.uri, registered_model=name, max_epsilon=8, verify=True).attrs["left_out"] == {}
