@@ -21,6 +21,8 @@ SEAL_FILE = "seal.json"
 SEAL_TAG = "raydp.seal"
 PRIVACY_FILE = "privacy.json"
 BASE_FILE = "base.json"
+DOWNLOAD_NOTE = "registered_model_meta"
+"""Name and version, which MLflow writes into a model's folder as it fetches it; nothing reads it here."""
 _PURPOSE = b"raydp seal 1\n"
 """Goes before what is signed, so that a signature can mean nothing else."""
 
@@ -132,11 +134,11 @@ def guarantee_of(privacy: Mapping[str, Any]) -> dict[str, str]:
 
 
 def hashes_of(folder: Path) -> dict[str, str]:
-    """SHA-256 (hex) of every file in a folder but seal.json, by its name."""
+    """SHA-256 (hex) of every file in a folder but seal.json and MLflow's note, by its name."""
     found = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = path.relative_to(folder).as_posix()
-        if name != SEAL_FILE:
+        if name not in (SEAL_FILE, DOWNLOAD_NOTE):
             with path.open("rb") as stream:
                 found[name] = hashlib.file_digest(stream, "sha256").hexdigest()
     return found

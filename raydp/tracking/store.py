@@ -141,9 +141,12 @@ def artifact(store: Store, location: str, path: str = "") -> Iterator[Path]:
     if local is not None:
         yield local / path
         return
-    from mlflow.artifacts import download_artifacts
+    from mlflow.artifacts import download_artifacts, list_artifacts
 
     with tempfile.TemporaryDirectory(prefix="raydp-") as scratch:
+        if not path and not list_artifacts(artifact_uri=location, tracking_uri=store.uri):
+            yield Path(scratch)  # MLflow would ask for the folder as a file, for minutes
+            return
         uri = f"{location.rstrip('/')}/{path}" if path else location
         yield Path(download_artifacts(artifact_uri=uri, dst_path=scratch, tracking_uri=store.uri))
 

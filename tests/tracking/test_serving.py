@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import requests
@@ -189,6 +190,7 @@ def test_mlflow_serves_it(real_server, record, base_folder, tmp_path, monkeypatc
     )  # fmt: skip
     # Exactly as a user would: no pickle may be read.
     environment = {**os.environ, "MLFLOW_TRACKING_URI": real_server.uri, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"  # it calls uvicorn by its name
     process, address = serve(source, tmp_path, environment)
     try:
         question = {
