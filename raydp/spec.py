@@ -19,6 +19,7 @@ from raydp.sections import (
     Section,
     SelectSpec,
     SpaceSpec,
+    StoppingSpec,
     TrackingSpec,
 )
 from raydp.sections.selection import conflicts, with_the_only_rule
@@ -34,6 +35,7 @@ class SweepSpec(Section):
 
     Attributes:
         seeds: labels of repetitions (initialisation, score sampling); public, never the source of the noise.
+        stopping: which runs end early; without it none does.
         storage: folder that sweeps live in; this one in storage/name.
     """
 
@@ -46,6 +48,7 @@ class SweepSpec(Section):
     seeds: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**63)], ...], Field(min_length=1)] = (0,)
     scores: Annotated[tuple[PluginField, ...], Field(min_length=1)]
     select: SelectSpec
+    stopping: StoppingSpec | None = None
     cluster: ClusterSpec = ClusterSpec()
     storage: str = "raydp_runs"
     tracking: TrackingSpec = TrackingSpec()

@@ -5,6 +5,7 @@ from raydp.sections.cluster import ClusterSpec, TrackingSpec
 from raydp.sections.model import AdapterSpec, ModelSpec
 from raydp.sections.privacy import NumRunsSpec, PrivacySpec
 from raydp.sections.space import SelectSpec, SpaceSpec
+from raydp.sections.stopping import StoppingSpec
 
 __all__ = [
     "AdapterSpec",
@@ -17,5 +18,6 @@ __all__ = [
     "Section",
     "SelectSpec",
     "SpaceSpec",
+    "StoppingSpec",
     "TrackingSpec",
 ]

@@ -32,6 +32,7 @@ class ClusterSpec(Section):
         gradient_checkpointing: keep less of the forward pass for the backward pass and compute it again there.
         checkpoint_seconds: time between two checkpoints of a trial.
         max_retries: how often a trial whose workers failed is tried again.
+        grace_seconds: how long Ctrl-C or SIGTERM waits for runs in progress to save their state.
         prefix_cache_gib: disk space for the hidden states below the first adapter; 0 computes them in every step.
     """
 
@@ -45,6 +46,7 @@ class ClusterSpec(Section):
     gradient_checkpointing: bool = False
     checkpoint_seconds: Annotated[float, Field(ge=0)] = 30.0
     max_retries: Annotated[int, Field(ge=0)] = 1
+    grace_seconds: Annotated[float, Field(ge=0)] = 20.0
     prefix_cache_gib: Annotated[float, Field(ge=0)] = 8.0
 
     @model_validator(mode="after")

@@ -39,6 +39,8 @@ def conflicts(spec: SweepSpec) -> list[str]:
         problems.append(
             f"space.search must be left out {given} {spec.space.search.name!r}. Runs are drawn from the whole space."
         )
+    if spec.stopping is not None:
+        problems.append(f"stopping must be left out {given} checks. Which runs end early is seen in the private data.")
     if spec.seeds != (0,):
         problems.append(f"seeds must be left out {given} {list(spec.seeds)}. Every run draws a seed of its own.")
     if spec.method.params.max_grad_norm is None:

@@ -97,7 +97,7 @@ class RunSource:
 
     def _give(self, configuration: Configuration) -> None:
         self._given.append(configuration)
-        unfinished = [r for r in self._runs[configuration] if not self.folder.is_finished(r)]
+        unfinished = [r for r in self._runs[configuration] if not self.folder.has_ended(r)]
         self._waiting.extend(unfinished)
         self._seen = None
 

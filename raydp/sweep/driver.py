@@ -25,6 +25,7 @@ from raydp.sweep.recorder import CommitCallback, Committer, Discarder, Recorder
 from raydp.sweep.selection import decided, release_best
 from raydp.sweep.show import data_notes
 from raydp.sweep.slots import Slots, start_ray
+from raydp.sweep.stopping import Hopeless
 from raydp.sweep.worker import Shared
 from raydp.tasks.base import Task
 from raydp.tracking import check_store
@@ -113,7 +114,7 @@ def _ending(
     spec: SweepSpec, folder: SweepFolder, task: Task, weight_hash: str, trials: list[TrialPlan], console: Console
 ) -> Finish:
     """Train what has no result yet, track what is not tracked, and select."""
-    left = [t for t in trials if not folder.is_finished(t.run_id)]
+    left = [t for t in trials if not folder.has_ended(t.run_id)]
     skipped = skipped_configurations(folder)  # what a search that has ended did not run is not left
     left = [t for t in left if t.configuration not in skipped]
     if not trials or decided(folder):  # a private selection of no run, or one that has released its model
@@ -166,7 +167,12 @@ def _train(
     costs = {t.run_id: t.batch_size * t.num_steps for t in left}
     with console.status("starting Ray"):
         start_ray(spec.cluster)
-    with Slots(spec.cluster, expected=len(left) + measure_base, storage=folder.path.resolve() / "ray") as slots:
+    with Slots(
+        spec.cluster,
+        expected=len(left) + measure_base,
+        storage=folder.path.resolve() / "ray",
+        hopeless=_hopeless(spec, folder, trials),
+    ) as slots:
         queue = slots.queue
         with console.status("starting the workers, loading the base model, opening the tracking store"):
             slots.share(
@@ -205,6 +211,22 @@ def _train(
                     _run_tune(run_ids, len(run_ids), queue, recorder, folder, slots.num_slots)
             recorder.base()
     return recorder
+
+
+def _hopeless(spec: SweepSpec, folder: SweepFolder, trials: list[TrialPlan]) -> Hopeless | None:
+    """Which runs end early, with what is known from before a resume; None where none does."""
+    if spec.stopping is None:
+        return None
+    hopeless = Hopeless(
+        min_finished=spec.stopping.min_finished,
+        slack=spec.stopping.slack,
+        min_utility_gain=spec.select.min_utility_gain,
+        max_loss=spec.select.max_loss,
+    )
+    for run_id in [BASE_RUN, *(t.run_id for t in trials)]:
+        if (result := folder.result(run_id)) is not None:
+            hopeless.learn(run_id, result)
+    return hopeless
 
 
 def _source(recorder: Committer, trials: list[TrialPlan]) -> RunSource | None:

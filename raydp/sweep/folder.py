@@ -20,7 +20,7 @@ from raydp.training.stream import TEST_KEY, new_key
 
 BASE_RUN = "base"
 """The name, in the queue and in the folder, of the measurement of the untrained base model."""
-NOT_COMPARED = {"cluster", "tracking", "select", "storage"}
+NOT_COMPARED = {"cluster", "tracking", "select", "stopping", "storage"}
 """Sections of the spec that may change between a run and its resume: they do not change what is trained."""
 
 
@@ -171,20 +171,25 @@ class SweepFolder:
         return self.read_json(f"trials/{run_id}/result.json")
 
     def is_finished(self, run_id: str) -> bool:
-        """Whether a run has a result and did not fail."""
+        """Whether a run has a result, went to its last step and did not fail."""
         return (self.result(run_id) or {}).get("status") == "finished"
 
+    def has_ended(self, run_id: str) -> bool:
+        """Whether a run is not to be run again: it has finished, or was stopped for being hopeless."""
+        return (self.result(run_id) or {}).get("status") in ("finished", "stopped")
+
     def commit(self, run_id: str, result: dict[str, Any]) -> None:
-        """Commit a run's result, once: a second call changes nothing. A finished run's attempts and checkpoints go."""
+        """Commit a run's result, once: a second call changes nothing. Unless it failed, attempts and checkpoints go."""
         folder = self.trial(run_id)
-        if (existing := self.result(run_id)) is not None and existing["status"] == "finished":
+        if self.has_ended(run_id):
             return
         folder.mkdir(parents=True, exist_ok=True)
-        if result["status"] == "finished" and (attempt := result.pop("attempt", None)):
+        model = folder / result.pop("attempt", "none") / "model"
+        if model.is_dir():  # not so where a call of before broke off after this
             shutil.rmtree(folder / "model", ignore_errors=True)
-            (folder / attempt / "model").rename(folder / "model")
+            model.rename(folder / "model")
         self.write_json(f"trials/{run_id}/result.json", result)
-        if result["status"] == "finished":
+        if result["status"] != "failed":
             for leftover in [*folder.glob("attempt-*"), folder / "checkpoints"]:
                 shutil.rmtree(leftover, ignore_errors=True)
 

@@ -135,6 +135,12 @@ def _status(trial: dict[str, Any], result: dict[str, Any] | None, skipped: set[C
     return "skipped" if _configuration(trial) in skipped else "pending"
 
 
+def _executed(result: dict[str, Any]) -> dict[str, Any]:
+    """How far a stopped run came."""
+    executed = result.get("executed")
+    return {} if executed is None else {f"executed_{k}": executed[k] for k in ("num_steps", "epsilon")}
+
+
 def _row(
     folder: SweepFolder,
     trial: dict[str, Any],
@@ -158,6 +164,7 @@ def _row(
         "status": status,
         "epsilon": privacy["epsilon"],
         "delta": privacy["delta"],
+        **_executed(result),
         "noise_multiplier": trial["noise_multiplier"],
         "base_utility_loss": base_utility,
         "utility_gain": None if utility is None or base_utility is None else base_utility - utility,

@@ -71,11 +71,12 @@ class SweepProgress:
                 self._console.print(self._line())
 
     def _line(self) -> str:
-        failed = sum(o["status"] == "failed" for o in self._outcomes.values())
+        failed, stopped = (sum(o["status"] == s for o in self._outcomes.values()) for s in ("failed", "stopped"))
         done = self._done_before + len(self._outcomes) - failed
         total = self._done_before + len(self._costs)
         of = f"{done} of at most {total}" if self._searched else f"{done}/{total}"
         parts = [f"{of} done", f"{len(self._status['running'])} running", f"{failed} failed"]
+        parts += [f"{stopped} stopped early"] if stopped else []
         return ", ".join([*parts, self._time_left()])
 
     def _time_left(self) -> str:

@@ -7,7 +7,11 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from raydp.sweep.stopping import Hopeless
+
+Order = Literal["go on", "pause", "lost"]
 
 LEASE_SECONDS = 60.0
 """A lease without a heartbeat for this long is given to somebody else."""
@@ -29,6 +33,11 @@ class _Item:
     num_steps: int = 0
     outcome: dict[str, Any] | None = None
     reasons: list[str] = field(default_factory=list)
+    checks: dict[str, float] = field(default_factory=dict)
+
+    def is_held_with(self, token: int) -> bool:
+        """Whether the token is that of the run's present holder."""
+        return self.token == token and self.slot is not None
 
 
 class TrialQueue:
@@ -40,10 +49,15 @@ class TrialQueue:
     Args:
         expected: runs that will be submitted; once the last one is handed out, an idle slot ends and frees its devices.
         max_retries: how often a run is tried again.
+        hopeless: which runs are to be stopped early, None where every run goes to its end.
         max_idle_starts: how often a slot's workers may die in a row before they lease anything.
     """
 
-    def __init__(self, *, expected: int, max_retries: int, max_idle_starts: int = 3) -> None:
+    def __init__(
+        self, *, expected: int, max_retries: int, hopeless: Hopeless | None = None, max_idle_starts: int = 3
+    ) -> None:
+        self._hopeless = hopeless
+        self._paused = False
         self._expected = expected
         self._max_retries = max_retries
         self._max_idle_starts = max_idle_starts
@@ -125,15 +139,15 @@ class TrialQueue:
 
     async def has_work_for(self, slot: int) -> bool:
         """Whether a new worker group of this slot would find anything to do, now or later."""
-        exhausted = not self._waiting and len(self._items) >= self._expected
+        exhausted = self._paused or (not self._waiting and len(self._items) >= self._expected)
         return not exhausted and self._idle_starts.get(slot, 0) <= self._max_idle_starts
 
     async def lease(self, slot: int) -> tuple[str, int] | None:
-        """The next run and its fencing token; waits for one. None when all that will ever come is handed out, or when
-        the slot's workers were replaced meanwhile: who asked is dead."""
+        """The next run and its fencing token; waits for one. None when all that will ever come is handed out, after a
+        pause, or when the slot's workers were replaced meanwhile: who asked is dead."""
         async with self._changed:
             start = self._starts.get(slot, 0)
-            while self._starts.get(slot, 0) == start:
+            while self._starts.get(slot, 0) == start and not self._paused:
                 self._expire(slot=None, reason=f"no heartbeat for {LEASE_SECONDS:.0f} s")
                 if self._waiting:
                     item = self._items[self._waiting.popleft()]
@@ -156,21 +170,53 @@ class TrialQueue:
             while self._abandoned is None and not any(item.attempts for item in self._items.values()):
                 await self._changed.wait()
 
-    async def heartbeat(self, run_id: str, token: int, step: int, num_steps: int) -> bool:
-        """The holder is alive. False when the lease is somebody else's now: stop."""
+    async def heartbeat(self, run_id: str, token: int, step: int, num_steps: int) -> Order:
+        """The holder is alive. It is told to go on, to pause, or that the lease is somebody else's now."""
         item = self._items[run_id]
-        if item.token != token or item.slot is None:
-            return False
+        if not item.is_held_with(token):
+            return "lost"
         item.heartbeat, item.step, item.num_steps = time.monotonic(), step, num_steps
-        return True
+        return "pause" if self._paused else "go on"
+
+    async def check(self, run_id: str, token: int, check: int, utility_loss: float) -> str | None:
+        """The holder has measured its model at one of the checks. Why it is to stop, None to go on."""
+        item = self._items[run_id]
+        if self._hopeless is None or not item.is_held_with(token):
+            return None
+        item.heartbeat = time.monotonic()
+        item.checks[str(check)] = utility_loss
+        return self._hopeless.reason(check, utility_loss)
+
+    async def pause(self) -> None:
+        """Runs in progress are to save their state and be given back; nothing is handed out any more."""
+        async with self._changed:
+            self._paused = True
+            self._changed.notify_all()
+
+    async def release(self, run_id: str, token: int) -> None:
+        """A paused run is given back; it does not count as tried."""
+        async with self._changed:
+            item = self._items[run_id]
+            if item.is_held_with(token):
+                item.slot, item.attempts = None, item.attempts - 1
+                self._waiting.appendleft(run_id)
+                self._changed.notify_all()
+
+    async def idle(self) -> None:
+        """Wait until nothing is in progress."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: all(item.slot is None for item in self._items.values()))
 
     async def complete(self, run_id: str, token: int, outcome: dict[str, Any]) -> bool:
         """Hand in a result. False, and nothing changes, when the token is not the newest or there is a result."""
         async with self._changed:
             item = self._items[run_id]
-            if item.token != token or item.slot is None or item.outcome is not None:
+            if not item.is_held_with(token) or item.outcome is not None:
                 return False
             item.outcome, item.slot = {**outcome, "attempts": item.attempts}, None
+            if self._hopeless is not None:
+                item.outcome["checks"] = item.checks
+                self._hopeless.learn(run_id, item.outcome)
             self._changed.notify_all()
             return True
 
@@ -178,7 +224,7 @@ class TrialQueue:
         """An attempt failed with a reason."""
         async with self._changed:
             item = self._items[run_id]
-            if item.token == token and item.slot is not None:
+            if item.is_held_with(token):
                 self._retry_or_fail(item, reason)
 
     async def abandon(self, reason: str) -> None:

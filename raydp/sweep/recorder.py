@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -25,6 +26,8 @@ from raydp.training.trial import TrialPlan
 PATIENCE_SECONDS = 90.0
 """How long the end of a sweep waits for a store that is away: a restart of the server takes less."""
 RETRY_SECONDS = 5.0
+DISK_TRIES, DISK_SECONDS = 60, 10.0
+"""How often, and how long after one another, a result is written to a disk that is full."""
 
 
 @dataclass(kw_only=True)
@@ -61,10 +64,34 @@ class Committer:
     def commit(self, run_id: str) -> None:
         """Commit a run's outcome and track it where runs are tracked."""
         outcome = ray.get(self._queue.submit.remote(run_id))
-        self.folder.commit(run_id, dict(outcome))
+        if outcome["status"] == "stopped":
+            outcome = {**outcome, "executed": self._executed(run_id, len(outcome["history"]))}
+        for note in outcome.get("notes", ()):
+            stderr.print(f"warning: {note}", markup=False)
+        self._write(run_id, outcome)
         self.track(self._trials[run_id])
         if self._progress is not None:
             self._progress.finished(run_id, outcome)
+
+    def _write(self, run_id: str, outcome: dict[str, Any]) -> None:
+        """Commit an outcome; where the disk is full, wait until there is space: the result is nowhere else."""
+        for _ in range(DISK_TRIES):
+            try:
+                self.folder.commit(run_id, dict(outcome))
+                return
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                stderr.print(f"the disk of {self.folder.path} is full: free some space; trying again", markup=False)
+                time.sleep(DISK_SECONDS)
+        self.folder.commit(run_id, dict(outcome))
+
+    def _executed(self, run_id: str, num_steps: int) -> dict[str, Any]:
+        """What so many steps would have cost, had it been known before that there would be so many. The guarantee stays
+        that of all steps: when to stop was seen in the run's utility."""
+        trial = replace(self._trials[run_id], num_steps=num_steps)
+        event = self.spec.method.params.event(trial, trial.noise_multiplier)
+        return {"num_steps": num_steps, **strict(composed([event], self.plan["delta"], self.spec.privacy.accountant))}
 
     def track_missing(self, trials: list[TrialPlan]) -> None:
         """Track what was committed but not tracked when the driver was killed."""
@@ -177,7 +204,7 @@ class Recorder(Committer):
         if result["status"] == "finished":
             uri = self.tracker.log_trial(self._record(trial, result))
         else:
-            self.tracker.fail_trial(trial.run_id, result["reason"], self._params(trial))
+            self.tracker.fail_trial(trial.run_id, result["reason"], self._params(trial), status=result["status"])
             uri = None
         self.folder.write_json(mark, {"status": result["status"], "model_uri": uri})
 

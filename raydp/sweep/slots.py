@@ -19,8 +19,10 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2._internal.execution.callback import ControllerCallback
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raydp.output import stderr
 from raydp.sections import ClusterSpec
 from raydp.sweep.queue import TrialQueue
+from raydp.sweep.stopping import Hopeless
 from raydp.sweep.worker import Shared, train_loop
 
 MAX_CONTROLLER_DEATHS = 3
@@ -107,11 +109,14 @@ class Slots:
     Args:
         expected: runs that will be put into the queue, the measurement of the base model among them.
         storage: a folder for Ray Train's own state.
+        hopeless: which runs end early.
     """
 
-    def __init__(self, cluster: ClusterSpec, *, expected: int, storage: Path) -> None:
+    def __init__(self, cluster: ClusterSpec, *, expected: int, storage: Path, hopeless: Hopeless | None = None) -> None:
         self.num_slots = min(fitting_slots(cluster), expected)
-        self.queue: Any = beside_driver(TrialQueue).remote(expected=expected, max_retries=cluster.max_retries)
+        self.queue: Any = beside_driver(TrialQueue).remote(
+            expected=expected, max_retries=cluster.max_retries, hopeless=hopeless
+        )
         self._shared: Any = None
         self._cluster = cluster
         self._storage = storage
@@ -131,9 +136,19 @@ class Slots:
         try:
             for thread in self._threads if kind is None else []:
                 thread.join(CLOSE_SECONDS)
+            if kind is not None and issubclass(kind, KeyboardInterrupt):
+                self._pause()
             self._close()
         finally:
             ray.shutdown()
+
+    def _pause(self) -> None:
+        """Let runs in progress save their state; a second interruption does not wait for it."""
+        seconds = self._cluster.grace_seconds
+        stderr.print(f"stopping: runs in progress save their state, which may take {seconds:g} s")
+        with suppress(ray.exceptions.RayError, KeyboardInterrupt):
+            self.queue.pause.remote()
+            ray.get(self.queue.idle.remote(), timeout=seconds)
 
     def _close(self) -> None:
         """End the threads by killing the controllers that they wait for. A thread that is left in a call of Ray when

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -14,6 +14,7 @@ from raydp import adapters, models
 from raydp.cache import cache_dir
 from raydp.scores.base import measured
 from raydp.spec import SweepSpec
+from raydp.sweep.stopping import check_steps
 from raydp.tasks.base import Task
 from raydp.tasks.language import LanguageModelingTask
 from raydp.training import sharding
@@ -24,6 +25,19 @@ from raydp.training.ledger import Ledger
 from raydp.training.memory import TokenBudget, recompute_layers
 from raydp.training.prefix import with_frozen_prefix
 from raydp.training.trial import Trainee, TrialPlan
+
+
+class Lead(Protocol):
+    """Who is told how a run goes, and says whether it goes on."""
+
+    def beat(self, step: int, num_steps: int) -> None:
+        """Training has done so many steps."""
+
+    def must_pause(self) -> bool:
+        """Whether the run is to save its state and pause."""
+
+    def check(self, number: int, utility_loss: float) -> str | None:
+        """The model's utility at a check. Why the run is to end here; None if it is to go on."""
 
 
 class TrialRunner:
@@ -75,19 +89,30 @@ class TrialRunner:
                 say=logging.getLogger(__name__).warning,
             )
 
-    def run(
-        self, plan: TrialPlan, folder: Path, attempt: str, progress: Callable[[int, int], None] | None = None
-    ) -> dict[str, Any]:
+    def run(self, plan: TrialPlan, folder: Path, attempt: str, lead: Lead | None = None) -> dict[str, Any]:
         """Train and score one run; every rank calls it, rank 0 measures and saves.
 
         Args:
             folder: the run's own; checkpoints are kept in it, the model goes to folder/attempt/model.
+            lead: asked by rank 0.
 
         Returns:
-            The result to commit (rank 0), or {} on the other ranks.
+            The result to commit (rank 0), or {} on the other ranks. A run that was ended at a check has no model.
+
+        Raises:
+            Paused: the lead asked for it; the state is saved.
         """
         adapters.initialise(self._parameters, self._spec.model.adapter, self._loaded.base_weights, plan.seed)
-        ledger = Ledger(folder / "ledger.txt")
+        ledger, notes, why = Ledger(folder / "ledger.txt"), list[str](), list[str]()
+        stopping = self._spec.stopping
+        checks = {} if stopping is None or lead is None else check_steps(plan.num_steps, stopping.checks)
+
+        def check(done: int) -> bool:
+            found = self._on_rank_0(lambda loaded: {"utility_loss": self._task.utility(loaded.model)})
+            reason = lead.check(checks[done], found["utility_loss"]) if lead is not None and found else None
+            why.extend([reason] if reason else [])
+            return bool(self.comm.broadcast_object(reason))
+
         trainee = Trainee(
             model=self._loaded.model,
             parameters=self._parameters,
@@ -95,11 +120,24 @@ class TrialRunner:
             budget=self._budget,
             autocast=self._autocast,
             checkpoint_seconds=self._spec.cluster.checkpoint_seconds,
-            progress=progress,
+            progress=lead.beat if lead is not None else None,
+            pause_fn=lead.must_pause if lead is not None else None,
+            check_steps=frozenset(checks),
+            check_fn=check,
             ledger=ledger,
         )
-        store = CheckpointStore(folder=folder / "checkpoints", run_id=plan.run_id)
+        store = CheckpointStore(folder=folder / "checkpoints", run_id=plan.run_id, warn=notes.append)
         trained = self._spec.method.params.train(plan, trainee, self._task, self.comm, self._key, store)
+        known = {
+            "run_id": plan.run_id,
+            "history": trained.history,
+            "ledger": ledger.summary(),
+            "resumed_from": trained.resumed_from,
+            "train_seconds": trained.seconds,
+            **({"notes": notes} if notes else {}),
+        }
+        if trained.ended_early:
+            return {"status": "stopped", "reason": why[-1], **known} if self.comm.rank == 0 else {}
         started = time.perf_counter()
         measured = self._on_rank_0(lambda loaded: self._measure(loaded, plan.seed))
         weights = None
@@ -109,14 +147,10 @@ class TrialRunner:
             return {}
         adapters.save_trained(self._loaded.model, self._loaded.tokenizer, folder / attempt / "model", weights)
         return {
-            "run_id": plan.run_id,
             "status": "finished",
             "attempt": attempt,
             **measured,
-            "history": trained.history,
-            "ledger": ledger.summary(),
-            "resumed_from": trained.resumed_from,
-            "train_seconds": trained.seconds,
+            **known,
             "score_seconds": time.perf_counter() - started,
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ from ray.train.torch import get_device
 from raydp import sharing
 from raydp.spec import SweepSpec
 from raydp.sweep.folder import BASE_RUN
-from raydp.sweep.queue import LEASE_SECONDS
+from raydp.sweep.queue import LEASE_SECONDS, Order
 from raydp.sweep.trial import TrialRunner
 from raydp.tasks.base import Task
 from raydp.training.comm import Comm, DistributedComm, LocalComm
-from raydp.training.trial import TrialPlan
+from raydp.training.trial import Paused, TrialPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,10 @@ def _run_lease(runner: TrialRunner, shared: Shared, queue: Any, run_id: str, tok
                 outcome = {"run_id": run_id, **runner.measure_base(shared.spec.seeds[0])}
             else:
                 folder = shared.folder / "trials" / run_id
-                outcome = runner.run(shared.trials[run_id], folder, f"attempt-{token}", heart.beat)
+                outcome = runner.run(shared.trials[run_id], folder, f"attempt-{token}", heart)
+        except Paused:
+            ray.get(queue.release.remote(run_id, token))  # of a lease that was lost it changes nothing
+            return
         except Exception as error:
             ray.get(queue.fail.remote(run_id, token, f"{type(error).__name__}: {error}"))
             raise
@@ -79,17 +83,29 @@ def _run_lease(runner: TrialRunner, shared: Shared, queue: Any, run_id: str, tok
 
 
 class Heartbeat:
-    """Tells the queue now and then that the lease is held, also while a score is being measured."""
+    """Tells the queue now and then that the lease is held, also while a score is being measured, and hears whether the
+    run is to go on."""
 
     def __init__(self, queue: Any, run_id: str, token: int, *, active: bool) -> None:
         self._send = lambda: queue.heartbeat.remote(run_id, token, *self._at)
+        self._check = lambda number, loss: ray.get(queue.check.remote(run_id, token, number, loss))
         self._at = (0, 0)
+        self._order: Order = "go on"
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True) if active else None
 
     def beat(self, step: int, num_steps: int) -> None:
         """Note how far training is; sent with the next heartbeat."""
         self._at = (step, num_steps)
+
+    def must_pause(self) -> bool:
+        """Whether the sweep is being stopped, or the lease is somebody else's: this worker was thought dead."""
+        return self._order != "go on"
+
+    def check(self, number: int, utility_loss: float) -> str | None:
+        """Why the run is to end at this check; None if it is to go on."""
+        reason: str | None = self._check(number, utility_loss)
+        return reason
 
     def __enter__(self) -> Heartbeat:
         if self._thread:
@@ -102,5 +118,9 @@ class Heartbeat:
             self._thread.join()
 
     def _loop(self) -> None:
+        sent = self._send()
         while not self._done.wait(min(1.0, LEASE_SECONDS / 10)):
-            self._send()
+            if ray.wait([sent], timeout=0)[0]:  # on a network that is down there is no answer
+                with suppress(ray.exceptions.RayError):
+                    self._order = ray.get(sent)
+                sent = self._send()

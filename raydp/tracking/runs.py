@@ -107,16 +107,19 @@ class Tracker:
         return self._open_sweep().write(trial)
 
     @delivering()
-    def fail_trial(self, run_id: str, reason: str, params: Mapping[str, Any] | None = None) -> None:
-        """Track a trial that failed; a complete run of that identity stays as it is.
+    def fail_trial(
+        self, run_id: str, reason: str, params: Mapping[str, Any] | None = None, *, status: str = "failed"
+    ) -> None:
+        """Track a trial that left no model; a complete run of that identity stays as it is.
 
         Args:
             run_id: the run's identity.
             reason: the error, cut to its first 500 characters, paths of this machine shortened. It must not quote
                 training text.
             params: configuration, seed and other parameters, flat.
+            status: "failed", or "stopped" where it was ended early.
         """
-        self._open_sweep().write_failure(run_id, reason, params or {})
+        self._open_sweep().write_failure(run_id, reason, params or {}, status)
 
     @delivering()
     def update_privacy(self, model_uri: str, trial: TrialRecord) -> None:

@@ -85,8 +85,8 @@ class TrialWriter:
         self._end(run, trial.status, trial)
         return model_uri
 
-    def write_failure(self, run_id: str, reason: str, params: Mapping[str, Any]) -> None:
-        """Track a trial that failed; see `Tracker.fail_trial`."""
+    def write_failure(self, run_id: str, reason: str, params: Mapping[str, Any], status: str) -> None:
+        """Track a trial that left no model; see `Tracker.fail_trial`."""
         from mlflow.entities import Param, RunTag
 
         texts = as_params(params)
@@ -97,13 +97,13 @@ class TrialWriter:
             return
         else:
             self._delete_models(run)
-        tags = {STATUS_TAG: "failed", REASON_TAG: portable(reason)[:MAX_REASON_CHARS], DIGEST_TAG: "failed"}
+        tags = {STATUS_TAG: status, REASON_TAG: portable(reason)[:MAX_REASON_CHARS], DIGEST_TAG: status}
         self.client.log_batch(
             run.info.run_id,
             params=[Param(k, v) for k, v in texts.items() if k not in run.data.params],
             tags=[RunTag(k, v) for k, v in tags.items()],
         )
-        self.client.set_terminated(run.info.run_id, _ENDED["failed"])
+        self.client.set_terminated(run.info.run_id, _ENDED[status])
 
     def _find(self, run_id: str) -> Run | None:
         """The trial's run in this sweep."""

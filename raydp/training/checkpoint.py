@@ -23,13 +23,17 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
         private: for the owner alone (mode 0600), from before the first byte on.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with part.open("wb") as stream:
-        if private:
-            os.fchmod(stream.fileno(), 0o600)
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    part.replace(path)
+    try:
+        with part.open("wb") as stream:
+            if private:
+                os.fchmod(stream.fileno(), 0o600)
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.replace(path)
+    except OSError:  # such as a full disk, which the rest of the file would keep full
+        part.unlink(missing_ok=True)
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -44,7 +48,7 @@ class CheckpointStore:
     Args:
         folder: created when first written to.
         run_id: a checkpoint of another run is never loaded.
-        warn: called with a sentence when a damaged checkpoint is passed over.
+        warn: called with a sentence when a checkpoint cannot be written, or a damaged one is passed over.
     """
 
     folder: Path
@@ -52,11 +56,15 @@ class CheckpointStore:
     warn: Callable[[str], None] = print
 
     def save(self, step: int, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
-        """Write the state after `step` steps."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """Write the state after `step` steps. Training goes on without where the disk is full: those of before stay."""
         metadata = {"run_id": self.run_id, "step": str(step), "state": json.dumps(state)}
         content = save({k: v.detach().contiguous() for k, v in tensors.items()}, metadata=metadata)
-        write_atomically(self.folder / f"step-{step:08d}.safetensors", content)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.folder / f"step-{step:08d}.safetensors", content)
+        except OSError as error:
+            self.warn(f"checkpoint after step {step} of run {self.run_id} could not be written ({error.strerror})")
+            return
         for old in sorted(self.folder.glob("step-*.safetensors"))[:-KEPT]:
             old.unlink()
 

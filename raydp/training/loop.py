@@ -23,8 +23,10 @@ from raydp.training.microbatches import Units
 from raydp.training.resuming import resume, whole_state
 from raydp.training.stream import KeyedStream
 from raydp.training.thresholds import Clipping
-from raydp.training.trial import Trained, Trainee, TrialPlan
+from raydp.training.trial import Paused, Trained, Trainee, TrialPlan
 
+PAUSE = 4
+"""Where in a step's sums rank 0 says that the run is to pause."""
 START_AGAIN = (
     "a micro-batch of a sharded model did not fit into memory, and the other workers wait in the middle of a pass. The "
     "next attempt takes half as many tokens; or set cluster.microbatch_size."
@@ -83,12 +85,15 @@ def run(
     in_parts = sharding.in_parts(trainee.parameters)
     holders = LocalComm(comm.device) if in_parts else comm  # the ranks that hold the same gradient as this one
     first, history = resume(store, trainee, rule.optimizer, rule.clipping, comm)
-    saved = time.monotonic()
-    for step in range(first, plan.num_steps):
+    saver = _Saver(store, trainee, rule, comm)
+    ended_early = first > 0 and first in trainee.check_steps and trainee.check_fn(first)  # killed before its check
+    for step in [] if ended_early else range(first, plan.num_steps):
+        pause = comm.rank == 0 and trainee.pause_fn is not None and trainee.pause_fn()
         threshold = rule.clipping.max_grad_norm
         share = units.share(rule.indices_fn(step), comm)
         while (sums := _accumulate(units, share, rule, trainee, task, total, comm)) is None:
             trainee.budget.halve()
+        sums[PAUSE] += pause  # every rank hears of it with the step's sums
         holders.all_reduce_sum(flat)
         comm.all_reduce_sum(sums)
         if rule.noise_multiplier > 0 and holders.rank == 0:
@@ -99,18 +104,40 @@ def run(
         holders.broadcast(flat)
         rule.optimizer.step()
         history.append(_record(step, sums, threshold))
-        rule.clipping.update(*sums[2:].tolist(), stream, step)
+        rule.clipping.update(*sums[2:PAUSE].tolist(), stream, step)
         done = step + 1
         if trainee.progress is not None:
             trainee.progress(done, plan.num_steps)
-        due = time.monotonic() - saved >= trainee.checkpoint_seconds and done < plan.num_steps
-        if store is not None and (comm.broadcast_object(due) if in_parts else due and comm.rank == 0):
-            state = {"history": history, "max_grad_norm": rule.clipping.max_grad_norm}
-            tensors = whole_state(trainee, rule.optimizer, comm)  # every rank gives its parts
-            if comm.rank == 0:
-                store.save(done, tensors, state)
-            saved = time.monotonic()
-    return Trained(history=history, resumed_from=first, seconds=time.perf_counter() - started)
+        paused = bool(sums[PAUSE])
+        saver.save(done, history, now=paused)
+        if paused:
+            raise Paused(f"paused after {done} of {plan.num_steps} steps")
+        if done in trainee.check_steps and trainee.check_fn(done):
+            ended_early = True
+            break
+    seconds = time.perf_counter() - started
+    return Trained(history=history, ended_early=ended_early, resumed_from=first, seconds=seconds)
+
+
+class _Saver:
+    """Saves a run's state from time to time."""
+
+    def __init__(self, store: CheckpointStore | None, trainee: Trainee, rule: StepRule, comm: Comm) -> None:
+        self._store, self._trainee, self._rule, self._comm = store, trainee, rule, comm
+        self._collective = sharding.in_parts(trainee.parameters)
+        self._saved = time.monotonic()
+
+    def save(self, done: int, history: list[dict[str, float]], *, now: bool) -> None:
+        """Save the state after so many steps if it is time, or now; called on every rank."""
+        if self._store is None:
+            return
+        due = now or time.monotonic() - self._saved >= self._trainee.checkpoint_seconds
+        if not (self._comm.broadcast_object(due) if self._collective else due and self._comm.rank == 0):
+            return
+        tensors = whole_state(self._trainee, self._rule.optimizer, self._comm)  # every rank gives its parts
+        if self._comm.rank == 0:
+            self._store.save(done, tensors, {"history": history, "max_grad_norm": self._rule.clipping.max_grad_norm})
+        self._saved = time.monotonic()
 
 
 def _accumulate(
@@ -125,8 +152,8 @@ def _accumulate(
     """Set `total` to the sum over this rank's units; to its part of the sum over all ranks' where it holds parts.
 
     Returns:
-        [4] float64 sums of loss, norm, whether unclipped, and drawn units; None where smaller micro-batches may fit
-        into memory.
+        [5] float64 sums of loss, norm, whether unclipped, and drawn units, and a place for `PAUSE`; None where smaller
+        micro-batches may fit into memory.
 
     Raises:
         RuntimeError: they do not fit, and cannot or must not be made smaller.
@@ -134,7 +161,7 @@ def _accumulate(
     for gradient in total.values():
         gradient.zero_()
     device = next(iter(total.values())).device
-    sums = torch.zeros(4, dtype=torch.float64, device=device)
+    sums = torch.zeros(PAUSE + 1, dtype=torch.float64, device=device)
     sharded = sharding.is_sharded(trainee.model)
     running, idle = sharding.running_sums(trainee.model, trainee.parameters, total)
     batches = units.microbatches(share, trainee.microbatch_size, trainee.budget.tokens)
@@ -158,7 +185,7 @@ def _accumulate(
             continue
         unclipped = (norms <= rule.clipping.max_grad_norm).sum()
         drawn = torch.full_like(norms[0], len(norms))
-        sums += torch.stack([losses.sum(), norms.sum(), unclipped.to(norms), drawn])
+        sums[:PAUSE] += torch.stack([losses.sum(), norms.sum(), unclipped.to(norms), drawn])
     return sums
 
 
@@ -215,7 +242,7 @@ def _add_noise(
 
 
 def _record(step: int, sums: torch.Tensor, threshold: float) -> dict[str, float]:
-    loss, norm, unclipped, drawn = sums.tolist()
+    loss, norm, unclipped, drawn = sums[:PAUSE].tolist()
     record = {"step": step, "drawn": drawn}
     if drawn:
         record |= {"loss": loss / drawn, "gradient_norm": norm / drawn, "clipped": 1 - unclipped / drawn}

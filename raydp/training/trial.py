@@ -39,6 +39,10 @@ class TrialPlan:
         return Configuration(batch_size=self.batch_size, num_steps=self.num_steps, learning_rate=self.learning_rate)
 
 
+class Paused(Exception):  # noqa: N818 - nothing is wrong
+    """Training was asked to pause, and its state is saved as far as it had come."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trainee:
     """What a method is given to train.
@@ -51,6 +55,9 @@ class Trainee:
         autocast: type that the matrix products of training are computed in; None for the weights' own.
         checkpoint_seconds: time between checkpoints.
         progress: called with (steps done, steps in all) after each step.
+        pause_fn: asked before each step whether to save the state and raise `Paused`; rank 0's answer counts.
+        check_steps: after so many steps check_fn is called.
+        check_fn: called on every rank with the steps done, returns on every rank the same: whether to end here.
         ledger: is told of every noisy step before it is used.
     """
 
@@ -61,6 +68,9 @@ class Trainee:
     autocast: torch.dtype | None = None
     checkpoint_seconds: float = 30.0
     progress: Callable[[int, int], None] | None = None
+    pause_fn: Callable[[], bool] | None = None
+    check_steps: frozenset[int] = frozenset()
+    check_fn: Callable[[int], bool] = lambda done: False
     ledger: Ledger | None = None
 
 
@@ -72,10 +82,12 @@ class Trained:
         history: per step: step, loss (mean over the drawn examples, nats), drawn (examples), clipped (share),
             gradient_norm (mean before clipping), max_grad_norm (the step's threshold, where there is one). Computed on
             private data; not covered by ε.
+        ended_early: a check ended it before its last step; the history says after how many.
         resumed_from: steps that a checkpoint spared, 0 without one.
         seconds: wall-clock of this process's part.
     """
 
     history: list[dict[str, float]]
+    ended_early: bool
     resumed_from: int
     seconds: float

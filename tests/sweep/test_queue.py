@@ -10,6 +10,7 @@ import pytest
 
 from raydp.sweep import queue as queue_module
 from raydp.sweep.queue import TrialQueue
+from raydp.sweep.stopping import Hopeless
 
 
 def run(scenario: Coroutine[Any, Any, Any]) -> Any:
@@ -45,8 +46,8 @@ def test_a_stale_token_commits_nothing_and_is_told_to_stop() -> None:
         run_id, token = await queue.lease(1)
         assert token == stale + 1
         assert not await queue.complete(run_id, stale, {"status": "finished", "value": "late"})
-        assert not await queue.heartbeat(run_id, stale, 3, 10)
-        assert await queue.heartbeat(run_id, token, 3, 10)
+        assert await queue.heartbeat(run_id, stale, 3, 10) == "lost"
+        assert await queue.heartbeat(run_id, token, 3, 10) == "go on"
         assert await queue.complete(run_id, token, {"status": "finished", "value": "right"})
         outcome = await waiting[0]
         assert (outcome["value"], outcome["attempts"]) == ("right", 2)
@@ -66,6 +67,54 @@ def test_a_run_is_retried_then_failed_with_every_reason_and_the_rest_go_on() -> 
         assert outcome["status"] == "failed"
         assert outcome["reason"] == "first; then second"
         assert (await queue.lease(0))[0] == "good"
+
+    run(scenario())
+
+
+def test_a_pause_gives_runs_back_untried_and_hands_out_nothing() -> None:
+    async def scenario() -> None:
+        queue = TrialQueue(expected=2, max_retries=0)
+        await submitted(queue, "a", "b")
+        run_id, token = await queue.lease(0)
+        waiting = asyncio.create_task(queue.idle())
+        await queue.pause()
+        assert await queue.heartbeat(run_id, token, 3, 10) == "pause"
+        assert not waiting.done(), "a run is in progress"
+        await queue.release(run_id, token)
+        await waiting
+        assert await queue.lease(0) is None
+        assert not await queue.has_work_for(0)
+        assert (await queue.status())["waiting"] == 2
+        await queue.release(run_id, token)
+        assert (await queue.status())["waiting"] == 2, "it was given back once"
+
+    run(scenario())
+
+
+def test_a_worker_that_waits_for_a_run_hears_of_a_pause() -> None:
+    async def scenario() -> None:
+        queue = TrialQueue(expected=2, max_retries=0)
+        idle = asyncio.create_task(queue.lease(0))
+        await asyncio.sleep(0.05)
+        await queue.pause()
+        assert await idle is None
+
+    run(scenario())
+
+
+def test_a_hopeless_run_is_told_so_at_its_check() -> None:
+    async def scenario() -> None:
+        hopeless = Hopeless(min_finished=1, slack=0.0, min_utility_gain=0.9, max_loss=None)
+        queue = TrialQueue(expected=3, max_retries=0, hopeless=hopeless)
+        await submitted(queue, "base", "good", "bad")
+        (_, base), (_, good), (_, bad) = [await queue.lease(slot) for slot in range(3)]
+        assert await queue.check("bad", bad, 1, 3.0) is None, "nothing is known yet"
+        assert await queue.check("good", good, 1, 2.0) is None
+        await queue.complete("base", base, {"status": "finished", "utility_loss": 3.0})
+        await queue.complete("good", good, {"status": "finished", "utility_loss": 1.0, "history": []})
+        assert (await queue.submit("good"))["checks"] == {"1": 2.0}
+        assert "hopeless" in await queue.check("bad", bad, 1, 2.9)
+        assert await queue.check("bad", bad - 1, 1, 2.9) is None, "whoever lost the lease is not asked"
 
     run(scenario())
 

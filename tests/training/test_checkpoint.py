@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
+import pytest
 import torch
 
 from raydp.training.checkpoint import CheckpointStore
@@ -38,6 +40,24 @@ def test_a_truncated_checkpoint_is_passed_over_and_said_so(tmp_path: Path) -> No
 def test_another_runs_checkpoint_is_never_loaded(tmp_path: Path) -> None:
     store(tmp_path, "other").save(1, {"w": torch.zeros(1)}, {})
     assert store(tmp_path, "mine").load() is None
+
+
+@pytest.mark.cluster
+def test_where_it_cannot_be_written_those_of_before_stay_and_it_is_said(tmp_path: Path) -> None:
+    """A file system of 1 MiB, a checkpoint of 0.4 MB: two fit. Nothing is left of the third that would fill it."""
+    warnings: list[str] = []
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path], check=True)
+    try:
+        for step in (1, 2, 3):
+            store(tmp_path, warnings=warnings).save(step, {"w": torch.full((100_000,), float(step))}, {})
+        names = sorted(path.name for path in tmp_path.iterdir())
+        found = store(tmp_path).load()
+    finally:
+        subprocess.run(["umount", "--lazy", tmp_path], check=True)
+    assert names == ["step-00000001.safetensors", "step-00000002.safetensors"]
+    assert found is not None
+    assert found[0] == 2
+    assert warnings == ["checkpoint after step 3 of run run could not be written (No space left on device)"]
 
 
 def test_nothing_to_load(tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""When a run is hopeless: it diverges, or cannot keep the utility that the selection asks for. The queue asks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def check_steps(num_steps: int, checks: int) -> dict[int, int]:
+    """step -> number of the check after it (1 to `checks`), at equal distances; a run of few steps has fewer."""
+    steps = {round(num_steps * k / (checks + 1)): k for k in range(checks, 0, -1)}
+    return {step: k for step, k in steps.items() if 0 < step < num_steps}
+
+
+@dataclass(kw_only=True)
+class Hopeless:
+    """What the runs that have finished say of one that has not.
+
+    A run's gain at a check is extrapolated with the largest factor by which a finished run's gain grew from that check
+    to its end. If even that is below what the selection will ask for (`min_utility_gain` of the best gain so far, or a
+    loss of `max_loss`), the run would be left out whatever it scores.
+
+    Attributes:
+        min_finished, slack: see StoppingSpec.
+        min_utility_gain, max_loss: the selection's.
+    """
+
+    min_finished: int
+    slack: float
+    min_utility_gain: float | None
+    max_loss: float | None
+    _base: float | None = None
+    _finished: dict[str, tuple[dict[str, float], float]] = field(default_factory=dict)
+
+    def learn(self, run_id: str, outcome: dict[str, Any]) -> None:
+        """A run has ended, or the untrained model is measured, which has no history."""
+        if outcome["status"] == "finished" and "history" not in outcome:
+            self._base = outcome["utility_loss"]
+        elif outcome["status"] == "finished":
+            self._finished[run_id] = (outcome.get("checks", {}), outcome["utility_loss"])
+
+    def reason(self, check: int, utility_loss: float) -> str | None:
+        """Why a run with this loss at this check is to end; None if it is to go on."""
+        if not math.isfinite(utility_loss):
+            return f"diverged: utility_loss is {utility_loss} at check {check}"
+        needed = self._needed_gain()
+        factors = [
+            (self._base - final) / (self._base - checks[str(check)])
+            for checks, final in self._finished.values()
+            if self._base is not None and checks.get(str(check), math.inf) < self._base
+        ]
+        if needed is None or self._base is None or len(factors) < self.min_finished:
+            return None
+        hoped = max(factors) * (self._base - utility_loss)
+        if hoped >= (1 - self.slack) * needed:
+            return None
+        return (
+            f"hopeless: at check {check} its utility_gain is {self._base - utility_loss:.4g}, which grew at most "
+            f"{max(factors):.3g}-fold in {len(factors)} finished runs; the selection asks for {needed:.4g}"
+        )
+
+    def _needed_gain(self) -> float | None:
+        """What the selection asks for at least; the best gain can only grow."""
+        if self._base is None or not self._finished:
+            return None
+        if self.max_loss is not None:
+            return self._base - self.max_loss
+        if self.min_utility_gain is None:
+            return None
+        best = max(self._base - final for _, final in self._finished.values())
+        return self.min_utility_gain * best if best > 0 else None

@@ -1,0 +1,131 @@
+"""Runs that end early: which, that the others are not touched, and that what they held is free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raydp import Sweep
+from raydp.spec import load_spec
+from raydp.sweep.folder import SweepFolder
+from raydp.sweep.stopping import Hopeless, check_steps
+from tests.conftest import small_spec
+from tests.sweep.undisturbed import runs_in
+
+
+def knowing(*curves: tuple[float, float], base: float = 3.0, **options: float | None) -> Hopeless:
+    """After runs with these losses at check 1 and at the end."""
+    hopeless = Hopeless(**{"min_finished": 1, "slack": 0.0, "min_utility_gain": 0.9, "max_loss": None, **options})
+    hopeless.learn("base", {"status": "finished", "utility_loss": base})
+    for k, (on_the_way, final) in enumerate(curves):
+        outcome = {"status": "finished", "history": [], "checks": {"1": on_the_way}, "utility_loss": final}
+        hopeless.learn(f"run-{k}", outcome)
+    return hopeless
+
+
+def test_checks_are_at_equal_distances_and_never_at_the_end() -> None:
+    assert check_steps(100, 3) == {25: 1, 50: 2, 75: 3}
+    assert check_steps(2, 3) == {1: 2}, "a run of two steps has one place for a check"
+    assert check_steps(1, 3) == {}
+
+
+def test_what_cannot_reach_the_threshold_is_hopeless() -> None:
+    """Gains grew 2-fold and 4-fold; the best is 2, so 1.8 is asked for and 0.45 at the check is just enough."""
+    hopeless = knowing((2.0, 1.0), (2.75, 2.0))
+    assert hopeless.reason(1, 3 - 0.451) is None
+    assert "grew at most 4-fold" in (hopeless.reason(1, 3 - 0.449) or "")
+    assert knowing((2.0, 1.0), (2.75, 2.0), slack=0.1).reason(1, 3 - 0.41) is None
+
+
+def test_a_bound_on_the_loss_is_asked_for_as_it_is() -> None:
+    hopeless = knowing((2.0, 1.0), min_utility_gain=0.9, max_loss=2.5)
+    assert hopeless.reason(1, 2.74) is None
+    assert hopeless.reason(1, 2.76) is not None
+
+
+@pytest.mark.parametrize(
+    "hopeless",
+    [
+        knowing(),
+        knowing((2.0, 1.0), min_finished=2),
+        knowing((2.0, 1.0), min_utility_gain=None),
+        knowing((3.5, 1.0)),
+        knowing((3.0, 3.1)),
+        Hopeless(min_finished=1, slack=0.0, min_utility_gain=0.9, max_loss=None),
+    ],
+    ids=["nothing finished", "too few", "nothing asked for", "no gain to compare", "nobody gains", "no base"],
+)
+def test_without_something_to_compare_with_nothing_is_hopeless(hopeless: Hopeless) -> None:
+    assert hopeless.reason(1, 2.99) is None
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_what_diverges_is_ended_without_comparison(loss: float) -> None:
+    assert "diverged" in (Hopeless(min_finished=9, slack=0, min_utility_gain=None, max_loss=None).reason(1, loss) or "")
+
+
+def test_a_run_that_would_be_kept_is_hardly_ever_stopped() -> None:
+    """1,000 sweeps of 12 runs whose gains grow as step^a, a of each run's own, with noise of 1 % at the check."""
+    rng = np.random.default_rng(0)
+    wrong = kept = 0
+    for _ in range(1000):
+        final, power = rng.uniform(0.5, 1.0, 12), rng.uniform(0.3, 0.7, 12)
+        check = final * 0.5**power * (1 + 0.01 * rng.standard_normal(12))
+        hopeless = knowing(*((3 - c, 3 - f) for c, f in zip(check[:6], final[:6], strict=True)), slack=0.1)
+        good = final[6:] >= 0.9 * final.max()
+        stopped = np.array([hopeless.reason(1, 3 - c) is not None for c in check[6:]])
+        wrong, kept = wrong + int((good & stopped).sum()), kept + int(good.sum())
+    assert wrong / kept < 0.01
+
+
+def test_a_private_selection_ends_nothing_early(tmp_path: Path) -> None:
+    num_runs = {"distribution": "poisson", "mean": 2}
+    privacy = {"target_epsilon": 8, "accountant": "rdp", "tuning": "private_selection", "num_runs": num_runs}
+    spec = small_spec(tmp_path, privacy=privacy, stopping={}, select={"score": "vmr_exact"})
+    with pytest.raises(ValueError, match="stopping must be left out"):
+        load_spec(spec)
+
+
+def test_hopeless_runs_end_early_and_the_rest_is_as_without_them(tmp_path: Path) -> None:
+    """Longest first, so the good ones finish before. One learning rate is far too small, one overflows; what they held
+    is free for the run after them. A resume does not run them again."""
+    good = [[64, 20, 0.01], [64, 20, 0.02]]
+    common = {
+        "method": {"name": "dp_adam", "max_grad_norm": 0.1},
+        "select": {"score": "vmr_exact", "min_utility_gain": 0.3},
+    }
+    spec = small_spec(
+        tmp_path / "with",
+        space={"points": [*good, [64, 11, 1e-6], [64, 10, 1e30], [64, 9, 0.01]]},
+        stopping={"checks": 2, "min_finished": 2},
+        cluster={"max_concurrent_trials": 1},
+        **common,
+    )
+    (tmp_path / "with").mkdir()
+    (tmp_path / "without").mkdir()
+    sweep = Sweep(spec)
+    result = sweep.run()
+    assert {k: result.counts[k] for k in ("finished", "stopped", "failed")} == {
+        "finished": 3,
+        "stopped": 2,
+        "failed": 0,
+    }
+    points = sweep.points().set_index("num_steps")
+    plain = Sweep(small_spec(tmp_path / "without", space={"points": good}, **common))
+    plain.run()
+    assert points.loc[[20], "utility_loss"].tolist() == plain.points()["utility_loss"].tolist()
+    folder = SweepFolder.open(result.folder)
+    small, overflown = (folder.result(points.loc[steps, "run_id"]) for steps in (11, 10))
+    assert "hopeless" in small["reason"]
+    assert "diverged" in overflown["reason"]
+    assert small["executed"]["num_steps"] == len(small["history"]) == 4
+    assert 0 < small["executed"]["epsilon"] < points.loc[11, "epsilon"]
+    assert points.loc[11, "executed_epsilon"] == small["executed"]["epsilon"]
+    assert np.isnan(points.loc[11, "utility_loss"]), "it is no point"
+    assert runs_in(spec["tracking"]["uri"]) == {"parents": 1, "children": 5, "versions": 3}
+    before = folder.trial(points.loc[11, "run_id"]) / "result.json"
+    written = before.stat().st_mtime_ns
+    assert sweep.run(resume=True).counts["stopped"] == 2
+    assert before.stat().st_mtime_ns == written
