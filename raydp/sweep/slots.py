@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import secrets
+import signal
 import threading
 import time
 from contextlib import suppress
@@ -53,6 +54,7 @@ def start_ray(cluster: ClusterSpec) -> None:
     # helpers are more processes than CPUs.
     ray._private.worker._worker_logs_enabled = False
     local = cluster.address == "local"
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     ray.init(
         address=cluster.address,  # "local" never joins an instance that someone else started
         include_dashboard=False if local else None,
@@ -60,6 +62,8 @@ def start_ray(cluster: ClusterSpec) -> None:
         logging_level=logging.ERROR,
         runtime_env=None if local else {"env_vars": quiet},  # here the processes inherit them, and start faster
     )
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own ends the process with a stack trace
 
 
 def beside_driver(cls: type) -> Any:
