@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from raydp.adapters import attach_adapter, shardable_layers
 from raydp.cache import cache_dir
+from raydp.locations import local_copy
 from raydp.sections import ModelSpec
 
 TINY = Path(__file__).parent / "data" / "tiny"
@@ -114,9 +115,10 @@ def model_folder(name: str) -> tuple[Path, str]:
         return TINY, ""
     if name == SMOLLM2:
         return _converted_smollm2(), "SmolLM2-135M-Instruct, dequantised from 4-bit (Q4_1) weights"
-    if (Path(name) / "config.json").is_file():
-        return Path(name), ""
-    if Path(name).exists() or name.startswith((".", "/", "~")):
+    folder = local_copy(name, "model.name")
+    if (folder / "config.json").is_file():
+        return folder, ""
+    if folder.exists() or name.startswith((".", "/", "~")):
         raise ValueError(f"model.name must be a folder with a config.json, got {name!r}. Save it with save_pretrained.")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

@@ -6,12 +6,12 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import Field, model_validator
 
+from raydp.locations import Location
 from raydp.scores.base import Measurement
 from raydp.scores.encoding import encode, secrets_of_kind
 from raydp.scores.generation import Sampling, sample_continuations, stop_tokens, uniforms
@@ -72,7 +72,7 @@ class AttributeInference(Sampling):
     num_samples: int = Field(10, ge=1)
     num_attempts: int | None = Field(None, ge=1)
     max_new_tokens: int = Field(20, ge=1)
-    paraphrases: Path | None = None
+    paraphrases: Location | None = None
     base_rate: bool = True
 
     @model_validator(mode="after")

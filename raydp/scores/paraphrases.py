@@ -8,7 +8,7 @@ from pathlib import Path
 from raydp.tasks.reading import read_json_rows
 
 
-def read_paraphrases(path: Path, field: str, numbers: Collection[int]) -> dict[int, list[str]]:
+def read_paraphrases(path: str | Path, field: str, numbers: Collection[int]) -> dict[int, list[str]]:
     """Read a JSON Lines file with `secret`, the number of a secret, and `prompts`, a list of texts, in every line.
 
     Args:

@@ -107,7 +107,7 @@ def write_review(attributes: Sequence[AuthorAttribute], path: Path) -> None:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def apply_review(attributes: Sequence[AuthorAttribute], path: Path, field: str) -> list[AuthorAttribute]:
+def apply_review(attributes: Sequence[AuthorAttribute], path: str | Path, field: str) -> list[AuthorAttribute]:
     """Replace what a reviewed file states; null leaves an author out.
 
     Raises:
@@ -128,7 +128,7 @@ def apply_review(attributes: Sequence[AuthorAttribute], path: Path, field: str) 
     return [reviewed.get(a.author_index, a) for a in attributes]
 
 
-def listed_attributes(path: Path, field: str, num_authors: int) -> list[AuthorAttribute]:
+def listed_attributes(path: str | Path, field: str, num_authors: int) -> list[AuthorAttribute]:
     """The attributes that a secrets file of `raydp secrets extract` lists; an author that it does not list has none.
 
     Args:

@@ -9,11 +9,11 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from raydp.locations import Location
 from raydp.tasks.base import Secret, TaskFacts
 from raydp.tasks.controls import generate_controls, read_controls
 from raydp.tasks.examples import TokenizedExamples
@@ -68,8 +68,8 @@ class WindowedTask(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    secrets: Path | None = None
-    controls: Path | None = None
+    secrets: Location | None = None
+    controls: Location | None = None
     num_controls_per_secret: Annotated[int, Field(ge=0, le=16)] = 4
     max_length: Annotated[int, Field(ge=8)] = 64
     min_tokens: Annotated[int, Field(ge=MIN_WINDOW_TOKENS)] = MIN_WINDOW_TOKENS

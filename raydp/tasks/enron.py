@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from raydp.locations import Location
 from raydp.tasks.corpus import Texts, WindowedTask
 from raydp.tasks.reading import read_column
 
@@ -44,8 +44,8 @@ class EnronTask(WindowedTask):
     Source: Hu et al. 2025, App. B.1.
     """
 
-    path: Path
-    secrets: Path
+    path: Location
+    secrets: Location
     min_tokens: Annotated[int, Field(ge=2)] = 30
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
     heldout_split: Literal["validation", "test"] | None = None

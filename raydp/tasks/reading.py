@@ -16,20 +16,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from raydp.locations import local_copy
+
 MAX_CSV_FIELD_BYTES = 1 << 26
 MAX_COLUMNS_SHOWN = 20
 _CSV_LIMIT = threading.Lock()
 
 
-def existing_file(path: str | Path, field: str) -> Path:
-    """The path, if a file is there.
+def existing_file(location: str | Path, field: str) -> Path:
+    """The path, if a file is there; of a URI its copy on this machine.
 
     Raises:
         ValueError: there is none; names the field.
     """
-    if not Path(path).is_file():
-        raise ValueError(f"{field} must be an existing file, got {str(path)!r}. Check the path.")
-    return Path(path)
+    path = local_copy(location, field)
+    if not path.is_file():
+        raise ValueError(f"{field} must be an existing file, got {str(location)!r}. Check the path.")
+    return path
 
 
 def read_rows(path: str | Path, field: str) -> Iterator[tuple[int, dict[str, Any]]]:

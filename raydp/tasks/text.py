@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
 
+from raydp.locations import local_copy
 from raydp.tasks.corpus import Texts, WindowedTask
 from raydp.tasks.reading import read_column
 
@@ -126,6 +127,7 @@ def _require_named(users: list[str]) -> None:
 def _read(path: str, column: str, split: str | None, field: str, split_field: str, *, users: bool = False) -> list[str]:
     """A column of a file, a saved data set or one of the hub: texts, or names or numbers of users."""
     column_field = "task.user_column" if users else "task.column"
+    path = str(local_copy(path, field))
     if not Path(path).is_dir() and (Path(path).is_file() or path.endswith(FILE_SUFFIXES)):
         if split is not None:
             raise ValueError(f"{split_field} must go with a data set, got {split!r} with the file {path!r}. Remove it.")

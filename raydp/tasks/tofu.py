@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from raydp.locations import Location
 from raydp.tasks.attributes import (
     AuthorAttribute,
     apply_review,
@@ -58,19 +59,19 @@ class TofuTask(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    path: Path
+    path: Location
     rows_per_author: Annotated[int, Field(ge=2)] = 20
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
     max_length: Annotated[int, Field(ge=8)] = 128
     template: str = "Question: {question}\nAnswer: {answer}"
     append_eos: bool = True
     secret_question: str = "What genre does {name} write in?"
-    review: Path | None = None
-    secrets: Path | None = None
+    review: Location | None = None
+    secrets: Location | None = None
     copies: Annotated[int, Field(ge=1)] | tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = 1
-    paraphrases: Path | None = None
+    paraphrases: Location | None = None
     group_seed: Annotated[int, Field(ge=0)] = 0
-    more_authors: Path | None = None
+    more_authors: Location | None = None
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> TofuTask:
@@ -176,7 +177,7 @@ class TofuTask(BaseModel):
             )
         return num_train
 
-    def _read(self, path: Path, field: str, *, at_least: int) -> list[list[Row]]:
+    def _read(self, path: str, field: str, *, at_least: int) -> list[list[Row]]:
         """A file's rows, by author."""
         rows = []
         for line, row in read_rows(path, field):

@@ -19,7 +19,7 @@ def text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def read_paraphrases(path: Path, field: str, rows: Sequence[Row]) -> dict[int, list[str]]:
+def read_paraphrases(path: str | Path, field: str, rows: Sequence[Row]) -> dict[int, list[str]]:
     """Paraphrases of answers, by the row's position in the data.
 
     Args:

@@ -1,0 +1,107 @@
+"""Files and folders by path or by URI: what lies in an object store is copied to this machine once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import parse_qs, urlsplit
+
+from filelock import FileLock
+from pydantic import BeforeValidator
+
+from raydp.cache import cache_dir
+
+_URI = re.compile(r"(s3|gs|gcs|abfss?|hdfs|viewfs|file)://", re.IGNORECASE)
+_SECRETS = {"access_key", "secret_key", "session_token"}
+_LISTING = "listing.json"
+
+
+def _as_text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+Location = Annotated[str, BeforeValidator(_as_text)]
+"""A path, or the URI of an object store that pyarrow opens: s3://, gs://, abfs://, hdfs://, file://."""
+
+
+def is_uri(location: str | Path) -> bool:
+    """Whether it is the URI of an object store, and no path."""
+    return bool(_URI.match(str(location)))
+
+
+def local_copy(location: str | Path, field: str) -> Path:
+    """A path as it is; the file or folder that a URI names is copied into the cache, again only if it has changed.
+
+    Args:
+        field: where the location was written, for messages.
+
+    Raises:
+        ValueError: the URI holds credentials, or there is nothing there that can be read.
+    """
+    if not is_uri(location):
+        return Path(location)
+    uri = str(location)
+    files, path = opened(uri, field)
+    listing = _listing(files, path, uri, field)
+    folder = cache_dir() / "fetched" / hashlib.sha256(uri.encode()).hexdigest()[:32]
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # the data are private
+    copy = folder / (path.rstrip("/").rsplit("/", 1)[-1] or "root")
+    with FileLock(folder / "lock"):
+        known = folder / _LISTING
+        if known.is_file() and copy.exists() and json.loads(known.read_text(encoding="utf-8")) == listing:
+            return copy
+        known.unlink(missing_ok=True)
+        shutil.rmtree(copy) if copy.is_dir() else copy.unlink(missing_ok=True)
+        for name in listing:
+            target = copy / name if name else copy
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with files.open_input_stream(f"{path}/{name}" if name else path) as source, target.open("wb") as sink:
+                shutil.copyfileobj(source, sink, 1 << 22)
+        known.write_text(json.dumps(listing), encoding="utf-8")
+    return copy
+
+
+def opened(uri: str, field: str) -> tuple[Any, str]:
+    """pyarrow's file system of a URI, and the path in it. Credentials come from the environment or the store's files.
+
+    Raises:
+        ValueError: the URI holds credentials or is none that pyarrow opens.
+    """
+    import pyarrow
+    from pyarrow import fs
+
+    parts = urlsplit(uri)
+    if parts.password or "@" in parts.netloc.split(":")[0] or _SECRETS & set(parse_qs(parts.query)):
+        raise ValueError(
+            f"{field} must be a URI without credentials, got one of {parts.hostname or parts.scheme!r} with some. Give "
+            "them in the environment (AWS_ACCESS_KEY_ID, ...) or in the store's own files."
+        )
+    try:
+        files, path = fs.FileSystem.from_uri(uri)
+    except (pyarrow.ArrowException, OSError, NotImplementedError) as error:
+        raise ValueError(f"{field} must be a URI that can be opened, got {uri!r} ({error}). Correct it.") from error
+    return files, path
+
+
+def _listing(files: Any, path: str, uri: str, field: str) -> dict[str, list[Any]]:
+    """name in the folder ("" of a single file) -> [size in bytes, time of its last change]."""
+    from pyarrow import fs
+
+    try:
+        info = files.get_file_info(path)
+        if info.type == fs.FileType.File:
+            return {"": [info.size, info.mtime_ns]}
+        found = files.get_file_info(fs.FileSelector(path, recursive=True)) if info.type == fs.FileType.Directory else []
+    except OSError as error:
+        raise ValueError(
+            f"{field} must be in a store that answers, got {uri!r} ({error}). Check the address and the credentials."
+        ) from error
+    listing = {f.path[len(path) :].lstrip("/"): [f.size, f.mtime_ns] for f in found if f.type == fs.FileType.File}
+    if not listing:
+        raise ValueError(f"{field} must name an existing file or folder, got {uri!r}. Check it.")
+    return listing
