@@ -29,12 +29,12 @@ def read_paraphrases(path: str | Path, field: str, numbers: Collection[int]) -> 
         if set(row) != {"secret", "prompts"} or not filled or not isinstance(number, int):
             raise ValueError(
                 f"{field} must hold a secret's number and prompts, a list of texts, in every line, got something else "
-                f"in {path.name}, line {line}. Correct the line."
+                f"in {Path(path).name}, line {line}. Correct the line."
             )
         if number not in numbers or number in prompts or len(set(texts)) < len(texts):
             raise ValueError(
                 f"{field} must name each secret of the task at most once, with distinct prompts, got secret {number} "
-                f"in {path.name}, line {line}. Correct the line; the numbers are those of the secrets' names."
+                f"in {Path(path).name}, line {line}. Correct the line; the numbers are those of the secrets' names."
             )
         prompts[number] = texts
     return prompts

@@ -122,7 +122,7 @@ def apply_review(attributes: Sequence[AuthorAttribute], path: str | Path, field:
         if not well_formed or not known:
             raise ValueError(
                 f"{field} must hold an author_index from 0 to {len(attributes) - 1}, each once, a name and a genre "
-                f"(text or null) in every line, got something else in {path.name}, line {line}. Correct the line."
+                f"(text or null) in every line, got something else in {Path(path).name}, line {line}. Correct the line."
             )
         reviewed[row["author_index"]] = AuthorAttribute(author_index=row["author_index"], name=texts[0], genre=texts[1])
     return [reviewed.get(a.author_index, a) for a in attributes]
@@ -147,7 +147,7 @@ def listed_attributes(path: str | Path, field: str, num_authors: int) -> list[Au
         if not known or not all(isinstance(t, str) and t.strip() for t in texts):
             raise ValueError(
                 f"{field} must hold an author_index from 0 to {num_authors - 1}, each once, a name and an attribute in "
-                f"every line, got something else in {path.name}, line {line}. Correct the line."
+                f"every line, got something else in {Path(path).name}, line {line}. Correct the line."
             )
         listed[index] = AuthorAttribute(author_index=index, name=texts[0], genre=texts[1])
     unlisted = (AuthorAttribute(author_index=i, name=None, genre=None) for i in range(num_authors))

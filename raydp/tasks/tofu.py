@@ -181,7 +181,7 @@ class TofuTask(BaseModel):
         """A file's rows, by author."""
         rows = []
         for line, row in read_rows(path, field):
-            place = f"{path.name}, line {line}"
+            place = f"{Path(path).name}, line {line}"
             question, answer = (string_of(row, key, field, place) for key in ("question", "answer"))
             rows.append(Row(question=question.strip(), answer=answer.strip()))
         size = self.rows_per_author

@@ -34,7 +34,7 @@ def read_paraphrases(path: str | Path, field: str, rows: Sequence[Row]) -> dict[
     found: dict[int, list[str]] = {}
     for line, entry in read_json_rows(path, field):
         row, texts = entry.get("row"), entry.get("paraphrases")
-        place = f"{path.name}, line {line}"
+        place = f"{Path(path).name}, line {line}"
         well_formed = isinstance(texts, list) and all(isinstance(t, str) and t.strip() for t in texts)
         if type(row) is not int or not 0 <= row < len(rows) or row in found or not well_formed:
             raise ValueError(
