@@ -26,6 +26,7 @@ from rich.console import Console
 
 from raydp import models
 from raydp.spec import SweepSpec, load_spec
+from raydp.sweep.exchange import SharedFolder
 from raydp.sweep.inputs import build_task
 from raydp.sweep.plan import make_plan
 from raydp.sweep.trial import TrialRunner
@@ -66,7 +67,7 @@ def loop_seconds(folder: Path, num_trials: int) -> dict[str, float]:
     runner = TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), TEST_KEY)
     begun = time.perf_counter()
     for trial in plan.trials:
-        runner.run(trial, folder / trial.run_id, "attempt-1")
+        runner.run(trial, SharedFolder(folder=folder / trial.run_id, run_id=trial.run_id), "attempt-1")
     return {"start": begun - started, "trials": time.perf_counter() - begun}
 
 

@@ -11,6 +11,7 @@ from pydantic import (
     model_validator,
 )
 
+from raydp.locations import is_uri
 from raydp.sections.base import AtLeastOne, Section
 
 REGISTERED_MODEL = r"\w[\w .-]*"
@@ -26,6 +27,8 @@ class ClusterSpec(Section):
             what is left when they have to start again, which counts as a retry. q and T stay as they are.
         sharding: "none": every worker holds the whole model. "full": each holds its share of the weights (FSDP2), for
             models that do not fit one device; with full fine-tuning of gradients and optimizer state too.
+        exchange: URI of an object store (s3://bucket/folder, gs://...) through which checkpoints and trained models go
+            where the nodes do not all see the sweep's folder.
         max_concurrent_trials: worker groups that run side by side; as many as fit by default.
         microbatch_size: examples in one backward pass; by default chosen from their lengths, and halved where memory
             does not suffice.
@@ -41,6 +44,7 @@ class ClusterSpec(Section):
     sharding: Literal["none", "full"] = "none"
     gpus_per_worker: Annotated[float, Field(ge=0)] = 0
     cpus_per_worker: Annotated[float, Field(gt=0)] = 1
+    exchange: str | None = None
     max_concurrent_trials: Annotated[int, Field(ge=1)] | None = None
     microbatch_size: Annotated[int, Field(ge=1)] | None = None
     gradient_checkpointing: bool = False
@@ -48,6 +52,13 @@ class ClusterSpec(Section):
     max_retries: Annotated[int, Field(ge=0)] = 1
     grace_seconds: Annotated[float, Field(ge=0)] = 20.0
     prefix_cache_gib: Annotated[float, Field(ge=0)] = 8.0
+
+    @field_validator("exchange")
+    @classmethod
+    def _exchange_is_a_uri(cls, exchange: str | None) -> str | None:
+        if exchange is not None and not is_uri(exchange):
+            raise ValueError(f"must be a URI such as s3://bucket/folder, got {exchange!r}. Put file:// before a path.")
+        return exchange
 
     @model_validator(mode="after")
     def _workers_can_do_it(self) -> ClusterSpec:

@@ -14,6 +14,7 @@ from rich.console import Console
 from raydp import models, sharing
 from raydp.spec import SweepSpec
 from raydp.sweep.adaptive import RunSearcher, RunSource
+from raydp.sweep.exchange import bucket_of, check_exchange
 from raydp.sweep.finish import NOT_FINISHED, OF_CANARIES, Finish, finish
 from raydp.sweep.folder import BASE_RUN, SweepFolder
 from raydp.sweep.inputs import build_task
@@ -74,6 +75,7 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console) -> SweepResult
     else:
         SweepFolder.require_new(spec)
     check_store(spec.tracking.uri)
+    check_exchange(spec.cluster.exchange)
     with console.status("reading data and checking the model"):
         task, weight_hash = build_task(spec)
     with console.status("calibrating the noise") as status:
@@ -164,6 +166,7 @@ def _train(
 ) -> Committer:
     """Run what is left; the workers start while the base model is loaded and the tracking store opened."""
     measure_base = folder.result(BASE_RUN) is None
+    sweep_id = folder.read_json("plan.json")["sweep_id"]
     costs = {t.run_id: t.batch_size * t.num_steps for t in left}
     with console.status("starting Ray"):
         start_ray(spec.cluster)
@@ -181,7 +184,9 @@ def _train(
                     task=task,
                     model=sharing.disassemble(models.load_base(spec.model, new_tokens=task.facts().num_new_tokens)),
                     trials={t.run_id: t for t in trials},
+                    sweep_id=sweep_id,
                     folder=folder.path.resolve(),
+                    bucket=bucket_of(spec.cluster.exchange, sweep_id),
                     key=folder.key(),
                 )
             )

@@ -15,6 +15,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from raydp.spec import SweepSpec, load_spec
+from raydp.sweep.exchange import SharedFolder
 from raydp.training.checkpoint import write_atomically
 from raydp.training.stream import TEST_KEY, new_key
 
@@ -165,6 +166,10 @@ class SweepFolder:
     def trial(self, run_id: str) -> Path:
         """The folder of one run."""
         return self.path / "trials" / run_id
+
+    def files(self, run_id: str) -> SharedFolder:
+        """The files of one run that a worker writes, where it sees this folder."""
+        return SharedFolder(folder=self.trial(run_id), run_id=run_id)
 
     def result(self, run_id: str) -> dict[str, Any] | None:
         """The committed result of a run, None before it has one."""

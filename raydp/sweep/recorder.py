@@ -16,6 +16,7 @@ from raydp.cache import cache_dir
 from raydp.output import stderr, strict
 from raydp.privacy import card_markdown, composed, guarantee
 from raydp.spec import SweepSpec
+from raydp.sweep.exchange import bucket_of, collect
 from raydp.sweep.folder import BASE_RUN, SweepFolder
 from raydp.sweep.progress import SweepProgress
 from raydp.sweep.searched import searched
@@ -75,16 +76,21 @@ class Committer:
 
     def _write(self, run_id: str, outcome: dict[str, Any]) -> None:
         """Commit an outcome; where the disk is full, wait until there is space: the result is nowhere else."""
+        bucket = bucket_of(self.spec.cluster.exchange, self.plan["sweep_id"])
         for _ in range(DISK_TRIES):
             try:
+                if bucket is not None and outcome["status"] == "finished":
+                    collect(bucket, run_id, outcome["attempt"], self.folder.trial(run_id))
                 self.folder.commit(run_id, dict(outcome))
+                if bucket is not None and outcome["status"] != "failed":
+                    bucket.delete_folder(run_id)
                 return
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
                 stderr.print(f"the disk of {self.folder.path} is full: free some space; trying again", markup=False)
                 time.sleep(DISK_SECONDS)
-        self.folder.commit(run_id, dict(outcome))
+        raise OSError(errno.ENOSPC, f"no space for the result of {run_id}", str(self.folder.path))
 
     def _executed(self, run_id: str, num_steps: int) -> dict[str, Any]:
         """What so many steps would have cost, had it been known before that there would be so many. The guarantee stays

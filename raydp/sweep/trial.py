@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -14,14 +13,13 @@ from raydp import adapters, models
 from raydp.cache import cache_dir
 from raydp.scores.base import measured
 from raydp.spec import SweepSpec
+from raydp.sweep.exchange import TrialFiles
 from raydp.sweep.stopping import check_steps
 from raydp.tasks.base import Task
 from raydp.tasks.language import LanguageModelingTask
 from raydp.training import sharding
-from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
 from raydp.training.leading import on_rank_0
-from raydp.training.ledger import Ledger
 from raydp.training.memory import TokenBudget, recompute_layers
 from raydp.training.prefix import with_frozen_prefix
 from raydp.training.trial import Trainee, TrialPlan
@@ -89,11 +87,12 @@ class TrialRunner:
                 say=logging.getLogger(__name__).warning,
             )
 
-    def run(self, plan: TrialPlan, folder: Path, attempt: str, lead: Lead | None = None) -> dict[str, Any]:
+    def run(self, plan: TrialPlan, files: TrialFiles, attempt: str, lead: Lead | None = None) -> dict[str, Any]:
         """Train and score one run; every rank calls it, rank 0 measures and saves.
 
         Args:
-            folder: the run's own; checkpoints are kept in it, the model goes to folder/attempt/model.
+            files: where its checkpoints and its ledger are kept, and where the model goes.
+            attempt: names the model until it is committed.
             lead: asked by rank 0.
 
         Returns:
@@ -103,7 +102,7 @@ class TrialRunner:
             Paused: the lead asked for it; the state is saved.
         """
         adapters.initialise(self._parameters, self._spec.model.adapter, self._loaded.base_weights, plan.seed)
-        ledger, notes, why = Ledger(folder / "ledger.txt"), list[str](), list[str]()
+        ledger, notes, why = files.ledger(), list[str](), list[str]()
         stopping = self._spec.stopping
         checks = {} if stopping is None or lead is None else check_steps(plan.num_steps, stopping.checks)
 
@@ -126,7 +125,7 @@ class TrialRunner:
             check_fn=check,
             ledger=ledger,
         )
-        store = CheckpointStore(folder=folder / "checkpoints", run_id=plan.run_id, warn=notes.append)
+        store = files.checkpoints(notes.append)
         trained = self._spec.method.params.train(plan, trainee, self._task, self.comm, self._key, store)
         known = {
             "run_id": plan.run_id,
@@ -145,7 +144,8 @@ class TrialRunner:
             weights = sharding.gathered(self._loaded.model.state_dict(keep_vars=True), self.comm)
         if self.comm.rank != 0:
             return {}
-        adapters.save_trained(self._loaded.model, self._loaded.tokenizer, folder / attempt / "model", weights)
+        adapters.save_trained(self._loaded.model, self._loaded.tokenizer, files.model_folder(attempt), weights)
+        files.hand_over(attempt)
         return {
             "status": "finished",
             "attempt": attempt,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from ray.train.torch import get_device
 
 from raydp import sharing
 from raydp.spec import SweepSpec
-from raydp.sweep.folder import BASE_RUN
+from raydp.sweep.exchange import Bucket, StoredFiles, TrialFiles
+from raydp.sweep.folder import BASE_RUN, SweepFolder
 from raydp.sweep.queue import LEASE_SECONDS, Order
 from raydp.sweep.trial import TrialRunner
 from raydp.tasks.base import Task
@@ -31,8 +33,30 @@ class Shared:
     task: Task
     model: sharing.SharedModel
     trials: dict[str, TrialPlan]
+    sweep_id: str
     folder: Path
+    bucket: Bucket | None
     key: bytes
+
+    def files(self, run_id: str) -> TrialFiles:
+        """Where a run's files are, as seen from this node."""
+        if self.bucket is not None:
+            return StoredFiles(bucket=self.bucket, run_id=run_id)
+        return SweepFolder(path=self.folder).files(run_id)
+
+    def require_folder(self) -> None:
+        """Check that the sweep's folder is seen from this node, where runs are handed over by it.
+
+        Raises:
+            ValueError: it is not, or something else is there.
+        """
+        plan = self.folder / "plan.json"
+        if self.bucket is None and not (plan.is_file() and self.sweep_id in plan.read_text(encoding="utf-8")):
+            raise ValueError(
+                f"storage must be a folder that every node sees, got {str(self.folder)!r}, which "
+                f"{socket.gethostname()} does not. Mount it there, or set cluster.exchange to the URI of an object "
+                "store."
+            )
 
     def __repr__(self) -> str:
         return f"Shared({self.spec.name!r})"  # the key is never shown
@@ -54,6 +78,7 @@ def train_loop(config: dict[str, Any]) -> None:
         return
     (reference,) = ray.get(queue.shared.remote())
     shared: Shared = ray.get(reference)
+    shared.require_folder()
     torch.set_num_threads(max(1, int(shared.spec.cluster.cpus_per_worker)))
     runner = TrialRunner(shared.spec, shared.task, sharing.assemble(shared.model), comm, shared.key)
     for _ in range(config["max_trials"]):
@@ -70,8 +95,7 @@ def _run_lease(runner: TrialRunner, shared: Shared, queue: Any, run_id: str, tok
             if run_id == BASE_RUN:
                 outcome = {"run_id": run_id, **runner.measure_base(shared.spec.seeds[0])}
             else:
-                folder = shared.folder / "trials" / run_id
-                outcome = runner.run(shared.trials[run_id], folder, f"attempt-{token}", heart)
+                outcome = runner.run(shared.trials[run_id], shared.files(run_id), f"attempt-{token}", heart)
         except Paused:
             ray.get(queue.release.remote(run_id, token))  # of a lease that was lost it changes nothing
             return

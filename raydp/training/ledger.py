@@ -26,10 +26,13 @@ class Ledger:
 
     def summary(self) -> dict[str, Any]:
         """ "executions" of noisy steps, distinct "noisy_steps", "replays", and what a replay is."""
-        steps = self._path.read_text(encoding="ascii").split() if self._path.exists() else []
+        steps = self._steps()
         return {
             "noisy_steps": len(set(steps)),
             "executions": len(steps),
             "replays": len(steps) - len(set(steps)),
             "note": REPLAY_NOTE,
         }
+
+    def _steps(self) -> list[str]:
+        return self._path.read_text(encoding="ascii").split() if self._path.exists() else []

@@ -86,6 +86,10 @@ class Host:
         assert program.returncode == 0, f"{command}: {out}\n{err}"
         return out
 
+    def hide(self, folder: Path) -> None:
+        """Put an empty folder of its own in the place of one that all hosts share."""
+        self.run("mount", "-t", "tmpfs", "none", str(folder))
+
     def cut(self) -> None:
         """Unplug its network cable."""
         _ip("link", "set", self._cable, "down")

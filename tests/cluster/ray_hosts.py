@@ -7,7 +7,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.cluster.hosts import Host, Network, network
@@ -24,9 +24,10 @@ class RayHosts:
     Args:
         folder: of its own, on every host the same one.
         cpus: of every host, the head first.
+        variables: further ones of every program's environment.
     """
 
-    def __init__(self, net: Network, folder: Path, cpus: list[int]) -> None:
+    def __init__(self, net: Network, folder: Path, cpus: list[int], variables: Mapping[str, str]) -> None:
         self._net = net
         token = folder / "ray-token"
         token.write_text(secrets.token_hex(32))
@@ -37,6 +38,7 @@ class RayHosts:
             "RAY_USAGE_STATS_ENABLED": "0",
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
+            **variables,
         }
         self.nodes: list[Host] = []
         self.head = net.add()
@@ -82,9 +84,9 @@ class RayHosts:
 
 
 @contextlib.contextmanager
-def ray_hosts(folder: Path, cpus: list[int]) -> Iterator[RayHosts]:
+def ray_hosts(folder: Path, cpus: list[int], **variables: str) -> Iterator[RayHosts]:
     """A cluster for the time of the block."""
     with network(folder) as net:
-        hosts = RayHosts(net, folder, cpus)
+        hosts = RayHosts(net, folder, cpus, variables)
         hosts.wait(len(cpus))
         yield hosts

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from raydp import Sweep
 from raydp.sweep.folder import SweepFolder
 from tests.cluster.ray_hosts import RayHosts, ray_hosts
-from tests.sweep.undisturbed import Done, assert_same_points, results, runs_in, spec_of, wait_until
+from tests.cluster.sweeps import assert_kept, finish, under_way, write_spec
+from tests.sweep.undisturbed import Done
 
 pytestmark = pytest.mark.cluster
 
-FINISH_SECONDS = 400
 DEAD_SECONDS = 25
 """After so long without an answer Ray takes a node for dead: 5 checks, 3 seconds apart, and their time-outs."""
 
@@ -28,33 +24,6 @@ def hosts(tmp_path: Path) -> Iterator[RayHosts]:
     """A head without CPUs for workers, and two nodes with one each."""
     with ray_hosts(tmp_path / "hosts", [0, 1, 1]) as opened:
         yield opened
-
-
-def write_spec(folder: Path, hosts: RayHosts, **cluster: Any) -> dict[str, Any]:
-    spec = spec_of(folder)
-    spec["cluster"] = {"address": hosts.address, "checkpoint_seconds": 0, **cluster}
-    (folder / "spec.yaml").write_text(yaml.safe_dump(spec))
-    return spec
-
-
-def finish(driver: Any, spec: dict[str, Any], done: Done, *, finished: int = 4) -> None:
-    """All runs have finished, once each, with the points of an undisturbed sweep on one host."""
-    out, err = driver.communicate(timeout=FINISH_SECONDS)
-    assert driver.returncode == 0, err
-    assert json.loads(out)["counts"]["finished"] == finished
-    assert runs_in(spec["tracking"]["uri"]) == {"parents": 1, "children": finished, "versions": finished}
-    assert_same_points(Sweep(spec).points(), done.points)
-
-
-def under_way(driver: Any, spec: dict[str, Any]) -> dict[Path, int]:
-    """Wait until one run has its result and others a checkpoint; returns the results with their times."""
-    folder = Path(spec["storage"]) / "small"
-    wait_until(lambda: list(folder.glob("trials/*/checkpoints/step-*")) and results(folder), driver)
-    return {path: path.stat().st_mtime_ns for path in results(folder)}
-
-
-def assert_kept(finished: dict[Path, int]) -> None:
-    assert all(path.stat().st_mtime_ns == time_ns for path, time_ns in finished.items()), "nothing finished ran twice"
 
 
 @pytest.mark.parametrize("workers", [1, 2])

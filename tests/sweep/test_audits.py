@@ -53,7 +53,10 @@ def trained(spec: SweepSpec) -> SweepFolder:
     runner = TrialRunner(spec, task, base, LocalComm(), folder.key())
     plan = make_plan(spec, task.facts(), base.weight_hash)
     for trial in plan.trials:
-        folder.commit(trial.run_id, runner.run(trial, folder.trial(trial.run_id), "attempt-1"))
+        folder.commit(
+            trial.run_id,
+            runner.run(trial, folder.files(trial.run_id), "attempt-1"),
+        )
     return folder
 
 

@@ -44,7 +44,7 @@ def sweep(folder: Path, name: str, task: dict[str, Any], method: str) -> SweepFo
     kept = SweepFolder.create(spec, lambda key: plan_document(plan))
     runner = TrialRunner(spec, built, models.load_base(spec.model), LocalComm(), TEST_KEY)
     (trial,) = plan.trials
-    kept.commit(trial.run_id, runner.run(trial, kept.trial(trial.run_id), "attempt-1"))
+    kept.commit(trial.run_id, runner.run(trial, kept.files(trial.run_id), "attempt-1"))
     return kept
 
 

@@ -44,7 +44,7 @@ class Ended:
         self.trials = drawn(plan, spec, weight_hash, self.folder.key()).trials
         first = self.trials[0]
         runner = TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), self.folder.key())
-        outcome = runner.run(first, self.folder.trial(first.run_id), "attempt-1")
+        outcome = runner.run(first, self.folder.files(first.run_id), "attempt-1")
         self.folder.commit(first.run_id, outcome)
         self.before = self.committed(first.run_id)
         self.sweep = Sweep(self.spec)

@@ -18,6 +18,7 @@ from raydp.membership.metrics import auc
 from raydp.membership.shadows import shadow_attacks
 from raydp.model_sets import TrainedModels
 from raydp.spec import SweepSpec, load_spec
+from raydp.sweep.exchange import SharedFolder
 from raydp.sweep.inputs import build_task
 from raydp.sweep.plan import make_plan
 from raydp.sweep.shadow_attack import Pool, losses_of
@@ -143,7 +144,7 @@ def _train(spec: SweepSpec, folder: Path) -> None:
     task, weight_hash = build_task(spec)
     (trial,) = make_plan(spec, task.facts(), weight_hash).trials
     runner = TrialRunner(spec, task, models.load_base(spec.model), LocalComm(torch.device("cpu")), bytes(32))
-    runner.run(trial, folder, ".")
+    runner.run(trial, SharedFolder(folder=folder, run_id=trial.run_id), ".")
 
 
 @pytest.mark.slow

@@ -11,17 +11,23 @@ from safetensors.torch import load_file
 
 from raydp import models
 from raydp.spec import load_spec
+from raydp.sweep.exchange import SharedFolder
 from raydp.sweep.inputs import build_task
 from raydp.sweep.plan import make_plan
 from raydp.sweep.trial import TrialRunner
 from raydp.training.comm import LocalComm
 from raydp.training.stream import TEST_KEY
+from raydp.training.trial import TrialPlan
 from tests.conftest import small_spec
 
 FULL = {"name": "tiny", "adapter": {"type": "none"}}
 LORA = {"name": "tiny", "adapter": {"r": 2, "alpha": 4}}
 PROMPT = {"name": "tiny", "adapter": {"type": "soft_prompt", "num_virtual_tokens": 3}}
 SPACE = {"points": [[32, 4, 0.01]]}
+
+
+def files(folder: Path, trial: TrialPlan) -> SharedFolder:
+    return SharedFolder(folder=folder, run_id=trial.run_id)
 
 
 def runner(folder: Path, **changes: Any):
@@ -43,8 +49,8 @@ def test_it_trains_scores_and_saves_and_starts_afresh_each_time(
     trial_runner, plan = runner(tmp_path, method=method, model=model, space=SPACE)
     (trial,) = plan.trials
     base = trial_runner.measure_base(0)["utility_loss"]
-    first = trial_runner.run(trial, tmp_path / "a", "attempt-1")
-    again = trial_runner.run(trial, tmp_path / "b", "attempt-1")
+    first = trial_runner.run(trial, files(tmp_path / "a", trial), "attempt-1")
+    again = trial_runner.run(trial, files(tmp_path / "b", trial), "attempt-1")
     assert first["utility_loss"] == again["utility_loss"] != base
     assert trial_runner.measure_base(0)["utility_loss"] == pytest.approx(base, abs=1e-7)
     assert [step["step"] for step in first["history"]] == [0, 1, 2, 3]
@@ -93,7 +99,7 @@ def test_with_the_user_as_the_unit_everything_counts_users(tmp_path: Path) -> No
     assert trial.run_id != other.run_id
     assert user_plan.privacy[trial.run_id]["sample_rate"] == 32 / users
     assert "person with all its examples" in user_plan.privacy[trial.run_id]["unit"]
-    drawn = [h["drawn"] for h in by_user.run(trial, tmp_path / "user", "attempt")["history"]]
+    drawn = [h["drawn"] for h in by_user.run(trial, files(tmp_path / "user", trial), "attempt")["history"]]
     assert 4 * 10 < sum(drawn) < 4 * 60, "about 32 users a step"
 
 
@@ -102,7 +108,7 @@ def test_computing_layers_again_changes_no_result(tmp_path: Path, model: dict[st
     results = []
     for again in (False, True):
         start, plan = runner(tmp_path, model=model, space=SPACE, cluster={"gradient_checkpointing": again})
-        result = start.run(plan.trials[0], tmp_path / f"{again}", "attempt")
+        result = start.run(plan.trials[0], files(tmp_path / f"{again}", plan.trials[0]), "attempt")
         saved = next((tmp_path / f"{again}").glob("attempt/model/*model.safetensors"))
         results.append((result["utility_loss"], load_file(saved)))
     (loss, weights), (loss_again, weights_again) = results

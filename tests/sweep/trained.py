@@ -42,7 +42,10 @@ class Trained:
         runner = TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), self.folder.key())
         self.folder.commit(BASE_RUN, {"run_id": BASE_RUN, **runner.measure_base(spec.seeds[0])})
         for trial in self.trials:
-            self.folder.commit(trial.run_id, runner.run(trial, self.folder.trial(trial.run_id), "attempt-1"))
+            self.folder.commit(
+                trial.run_id,
+                runner.run(trial, self.folder.files(trial.run_id), "attempt-1"),
+            )
         kind = Recorder.__base__ if spec.privacy.selects else Recorder
         self.recorder = kind.open(spec, self.folder, task.facts(), weight_hash)
         self.recorder.track_missing(list(self.trials))
