@@ -108,3 +108,22 @@ def test_alternatives_of_a_field_are_reported_under_its_own_name(tmp_path: Path)
     with pytest.raises(ValueError, match=r"task\.secrets must be 'all', got 'some'") as error:
         load_spec(small_spec(tmp_path) | {"task": task})
     assert all(line.startswith("task.secrets must ") for line in str(error.value).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("cluster", "message"),
+    [
+        ({"gpus_per_worker": 1.5}, "must be whole above 1"),
+        ({"gpus_per_worker": 0.5, "workers_per_trial": 2}, "must be whole with workers_per_trial 2"),
+        ({"exchange": "shared/folder"}, "must be a URI such as s3://bucket/folder"),
+        ({"grace_seconds": -1}, "greater than or equal to 0"),
+    ],
+)
+def test_a_cluster_that_cannot_be_had_is_refused(cluster: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_spec(small_spec(tmp_path, cluster=cluster))
+
+
+@pytest.mark.parametrize("gpus", [0, 0.25, 1, 2])
+def test_parts_of_a_gpu_and_whole_ones_are_taken(gpus: float, tmp_path: Path) -> None:
+    assert load_spec(small_spec(tmp_path, cluster={"gpus_per_worker": gpus})).cluster.gpus_per_worker == gpus

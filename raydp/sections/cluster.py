@@ -29,6 +29,8 @@ class ClusterSpec(Section):
             models that do not fit one device; with full fine-tuning of gradients and optimizer state too.
         exchange: URI of an object store (s3://bucket/folder, gs://...) through which checkpoints and trained models go
             where the nodes do not all see the sweep's folder.
+        gpus_per_worker: a part of one, such as 0.5, lets several trials share a GPU; each is held to its part of the
+            memory.
         max_concurrent_trials: worker groups that run side by side; as many as fit by default.
         microbatch_size: examples in one backward pass; by default chosen from their lengths, and halved where memory
             does not suffice.
@@ -66,6 +68,16 @@ class ClusterSpec(Section):
             raise ValueError(
                 f"cluster.workers_per_trial must be [min, max] with min <= max, got {list(self.worker_range)}. "
                 "Exchange the two."
+            )
+        if self.gpus_per_worker > 1 and self.gpus_per_worker % 1:
+            raise ValueError(
+                f"cluster.gpus_per_worker must be whole above 1, got {self.gpus_per_worker:g}. Round it: a worker has "
+                "whole GPUs, or a part of one."
+            )
+        if 0 < self.gpus_per_worker < 1 and self.max_workers > 1:
+            raise ValueError(
+                f"cluster.gpus_per_worker must be whole with workers_per_trial {self.max_workers}, got "
+                f"{self.gpus_per_worker:g}. NCCL wants a device for every worker: share GPUs between trials of one."
             )
         if self.sharding == "full" and self.max_workers == 1:
             raise ValueError(

@@ -20,7 +20,7 @@ from raydp.tasks.language import LanguageModelingTask
 from raydp.training import sharding
 from raydp.training.comm import Comm
 from raydp.training.leading import on_rank_0
-from raydp.training.memory import TokenBudget, recompute_layers
+from raydp.training.memory import TokenBudget, recompute_layers, state_bytes, take_share
 from raydp.training.prefix import with_frozen_prefix
 from raydp.training.trial import Trainee, TrialPlan
 
@@ -58,6 +58,8 @@ class TrialRunner:
             replicated = set() if full else set(adapters.trainable_parameters(model, adapter).values())
             sharding.shard(model, comm, replicated=replicated)
         else:
+            needed = state_bytes(model, adapters.trainable_parameters(model, adapter), copied=full)
+            take_share(comm.device, spec.cluster.gpus_per_worker, needed)
             model.to(comm.device)
         self._parameters = adapters.trainable_parameters(model, adapter)
         base = {name: p.detach().clone() for name, p in self._parameters.items()} if full else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,49 @@ class TokenBudget:
         if self._file is not None:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self._file, json.dumps({"tokens": self.tokens}).encode())
+
+
+def state_bytes(model: nn.Module, parameters: Mapping[str, nn.Parameter], *, copied: bool) -> int:
+    """What stays in memory during training: weights; gradient and two moments of the trained ones in float32; and, if
+    the base weights are kept beside them, a copy."""
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    trained = sum(p.numel() for p in parameters.values())
+    copy = sum(p.numel() * p.element_size() for p in parameters.values()) if copied else 0
+    return weights + 3 * 4 * trained + copy
+
+
+def require_share(device_bytes: int, share: float, needed_bytes: int) -> None:
+    """Check that a worker's share of a device holds at least what stays in memory.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if share * device_bytes >= needed_bytes:
+        return
+    least = needed_bytes / device_bytes
+    remedy = f"Give at least {least:.2f}" if least <= 1 else "Take cluster.sharding full, or a larger device"
+    raise ValueError(
+        f"cluster.gpus_per_worker must leave a worker the {needed_bytes / 2**30:.1f} GiB of weights, gradients and "
+        f"moments, got {share:g} of {device_bytes / 2**30:.1f} GiB. {remedy}."
+    )
+
+
+def take_share(device: torch.device, share: float, needed_bytes: int) -> None:
+    """Hold this process to its share of a GPU, so that those who share it cannot take memory from one another: a worker
+    that needs more takes smaller micro-batches.
+
+    Args:
+        share: cluster.gpus_per_worker; more than 1 is of several whole devices.
+        needed_bytes: see `state_bytes`.
+
+    Raises:
+        ValueError: the share is too small.
+    """
+    if device.type != "cuda":
+        return
+    require_share(torch.cuda.get_device_properties(device).total_memory, min(share, 1.0), needed_bytes)
+    if share < 1:
+        torch.cuda.set_per_process_memory_fraction(share, device)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

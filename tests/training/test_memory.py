@@ -23,7 +23,7 @@ from raydp.tasks.language import LanguageModelingTask
 from raydp.training.clipping import ClippedGradients
 from raydp.training.comm import LocalComm
 from raydp.training.loop import losses_of
-from raydp.training.memory import TokenBudget, recompute_layers
+from raydp.training.memory import TokenBudget, recompute_layers, require_share, state_bytes, take_share
 from raydp.training.thresholds import Clipping
 from raydp.training.trial import Trainee
 from tests.training import toys
@@ -178,3 +178,23 @@ def test_autocast_computes_the_same_clipped_sum_within_bf16() -> None:
     engine.accumulate(partial(losses_of, toy, task, task.batch(np.arange(1))), one)
     length = float(torch.cat([t.flatten() for t in one.values()]).double().norm())
     assert length == pytest.approx(0.1, rel=1e-5), "norm and sum are of the same rounded gradient"
+
+
+def test_what_stays_in_memory_is_counted() -> None:
+    """9 weights of 4 bytes; 6 trained ones with 12 more bytes each, and a copy of theirs."""
+    model = torch.nn.Linear(2, 3)
+    trained = {"weight": model.weight}
+    assert state_bytes(model, trained, copied=False) == 9 * 4 + 6 * 12
+    assert state_bytes(model, trained, copied=True) == 9 * 4 + 6 * 12 + 6 * 4
+
+
+def test_a_share_of_a_gpu_that_is_too_small_is_refused_with_what_it_takes() -> None:
+    require_share(80 << 30, 0.25, 20 << 30)
+    with pytest.raises(ValueError, match=r"got 0\.1 of 80\.0 GiB\. Give at least 0\.25"):
+        require_share(80 << 30, 0.1, 20 << 30)
+    with pytest.raises(ValueError, match="sharding full, or a larger device"):
+        require_share(8 << 30, 1.0, 20 << 30)
+
+
+def test_on_a_cpu_there_is_no_share_to_hold_to() -> None:
+    take_share(torch.device("cpu"), 0.1, 1 << 60)

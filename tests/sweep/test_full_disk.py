@@ -1,0 +1,73 @@
+"""A result for which there is no space waits for it; it is nowhere else."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raydp.spec import load_spec
+from raydp.sweep import recorder
+from raydp.sweep.folder import SweepFolder
+from raydp.sweep.recorder import Committer
+from tests.conftest import small_spec
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB that a file of it fills."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder], check=True)
+    model = folder / "trials" / "run" / "attempt-1" / "model"
+    model.mkdir(parents=True)
+    (model / "adapter_model.safetensors").write_bytes(b"weights")
+    filling = folder / "filling"
+    with pytest.raises(OSError, match="No space left"):
+        filling.write_bytes(bytes(2 << 20))
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def committer(folder: Path, tmp_path: Path) -> Committer:
+    return Committer(
+        spec=load_spec(small_spec(tmp_path)),
+        folder=SweepFolder(path=folder),
+        facts=None,  # type: ignore[arg-type]
+        weight_hash="",
+        plan={"sweep_id": "a"},
+    )
+
+
+OUTCOME = {"status": "finished", "attempt": "attempt-1", "history": ["x" * 100_000]}
+
+
+def test_a_result_waits_for_space_with_its_model(
+    full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(recorder, "DISK_SECONDS", 0.05)
+    writing = threading.Thread(target=committer(full, tmp_path)._write, args=("run", OUTCOME))
+    writing.start()
+    time.sleep(0.5)
+    assert writing.is_alive()
+    (full / "filling").unlink()
+    writing.join(20)
+    folder = SweepFolder(path=full)
+    assert folder.is_finished("run")
+    assert (folder.trial("run") / "model" / "adapter_model.safetensors").read_bytes() == b"weights"
+    assert "is full: free some space" in capsys.readouterr().err
+
+
+def test_in_the_end_it_is_an_error(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "DISK_SECONDS", 0.01)
+    monkeypatch.setattr(recorder, "DISK_TRIES", 3)
+    with pytest.raises(OSError, match="no space for the result of run"):
+        committer(full, tmp_path)._write("run", OUTCOME)
+    assert SweepFolder(path=full).result("run") is None
+    assert (full / "trials" / "run" / "model").is_dir(), "the model is kept for the next try"
