@@ -67,6 +67,7 @@ class TrialQueue:
         self._starts: dict[int, int] = {}
         self._placement_groups: dict[int, Any] = {}
         self._controllers: dict[int, Any] = {}
+        self._explained: dict[int, str] = {}
         self._shared: list[Any] = []
         self._actors: set[str] = set()
         self._abandoned: str | None = None
@@ -227,9 +228,14 @@ class TrialQueue:
             if item.is_held_with(token):
                 self._retry_or_fail(item, reason)
 
+    async def explain(self, slot: int, reason: str) -> None:
+        """Why a slot's workers die before they lease anything."""
+        self._explained[slot] = reason
+
     async def abandon(self, reason: str) -> None:
-        """No slot is left: everything that has no outcome fails."""
+        """No slot is left: everything that has no outcome fails, with this reason and what the workers said."""
         async with self._changed:
+            reason = "; ".join([reason, *dict.fromkeys(self._explained.values())])
             self._waiting.clear()
             self._abandoned = reason
             for item in self._items.values():

@@ -27,8 +27,8 @@ from raydp.training.trial import TrialPlan
 PATIENCE_SECONDS = 90.0
 """How long the end of a sweep waits for a store that is away: a restart of the server takes less."""
 RETRY_SECONDS = 5.0
-DISK_TRIES, DISK_SECONDS = 60, 10.0
-"""How often, and how long after one another, a result is written to a disk that is full."""
+WRITE_TRIES, WRITE_SECONDS = 60, 10.0
+"""How often, and how long after one another, it is tried to write a result where there is no space."""
 
 
 @dataclass(kw_only=True)
@@ -75,22 +75,26 @@ class Committer:
             self._progress.finished(run_id, outcome)
 
     def _write(self, run_id: str, outcome: dict[str, Any]) -> None:
-        """Commit an outcome; where the disk is full, wait until there is space: the result is nowhere else."""
+        """Commit an outcome. Where the disk is full or the object store does not answer, wait: the result is nowhere
+        else."""
         bucket = bucket_of(self.spec.cluster.exchange, self.plan["sweep_id"])
-        for _ in range(DISK_TRIES):
+        for left in reversed(range(WRITE_TRIES)):
             try:
                 if bucket is not None and outcome["status"] == "finished":
                     collect(bucket, run_id, outcome["attempt"], self.folder.trial(run_id))
                 self.folder.commit(run_id, dict(outcome))
-                if bucket is not None and outcome["status"] != "failed":
-                    bucket.delete_folder(run_id)
-                return
+                break
             except OSError as error:
-                if error.errno != errno.ENOSPC:
+                if not left or (bucket is None and error.errno != errno.ENOSPC):
                     raise
-                stderr.print(f"the disk of {self.folder.path} is full: free some space; trying again", markup=False)
-                time.sleep(DISK_SECONDS)
-        raise OSError(errno.ENOSPC, f"no space for the result of {run_id}", str(self.folder.path))
+                said = f"the result of {run_id} cannot be written to {self.folder.path} yet ({error.strerror or error})"
+                stderr.print(f"warning: {said}: free some space, or see to the store. Trying again", markup=False)
+                time.sleep(WRITE_SECONDS)
+        if bucket is not None and outcome["status"] != "failed":
+            try:
+                bucket.delete_folder(run_id)
+            except OSError as error:
+                stderr.print(f"warning: the files of {run_id} are left in {bucket.uri} ({error})", markup=False)
 
     def _executed(self, run_id: str, num_steps: int) -> dict[str, Any]:
         """What so many steps would have cost, had it been known before that there would be so many. The guarantee stays

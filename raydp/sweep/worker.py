@@ -78,9 +78,13 @@ def train_loop(config: dict[str, Any]) -> None:
         return
     (reference,) = ray.get(queue.shared.remote())
     shared: Shared = ray.get(reference)
-    shared.require_folder()
-    torch.set_num_threads(max(1, int(shared.spec.cluster.cpus_per_worker)))
-    runner = TrialRunner(shared.spec, shared.task, sharing.assemble(shared.model), comm, shared.key)
+    try:
+        shared.require_folder()
+        torch.set_num_threads(max(1, int(shared.spec.cluster.cpus_per_worker)))
+        runner = TrialRunner(shared.spec, shared.task, sharing.assemble(shared.model), comm, shared.key)
+    except Exception as error:
+        ray.get(queue.explain.remote(slot, f"{type(error).__name__}: {error}"))
+        raise
     for _ in range(config["max_trials"]):
         lease = comm.broadcast_object(ray.get(queue.lease.remote(slot)) if comm.rank == 0 else None)
         if lease is None:

@@ -13,8 +13,8 @@ import pytest
 
 from tests.cluster.hosts import NETWORK
 from tests.cluster.ray_hosts import RayHosts, ray_hosts
-from tests.cluster.sweeps import FINISH_SECONDS, assert_kept, finish, under_way, write_spec
-from tests.sweep.undisturbed import Done
+from tests.cluster.sweeps import FINISH_SECONDS, assert_kept, finish, write_spec
+from tests.sweep.undisturbed import Done, results
 
 pytestmark = pytest.mark.cluster
 
@@ -80,9 +80,7 @@ def test_a_sweep_through_s3_outlives_its_node(hosts: RayHosts, done: Done, tmp_p
         assert driver.poll() is None, driver.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    finished = {}
-    if list(work.glob("runs/small/trials/*/result.json")):
-        finished = under_way(driver, spec)
+    finished = {path: path.stat().st_mtime_ns for path in results(work / "runs" / "small")}
     hosts.nodes[-1].power_off()
     finish(driver, spec, done)
     assert_kept(finished)

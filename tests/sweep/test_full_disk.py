@@ -51,7 +51,7 @@ OUTCOME = {"status": "finished", "attempt": "attempt-1", "history": ["x" * 100_0
 def test_a_result_waits_for_space_with_its_model(
     full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(recorder, "DISK_SECONDS", 0.05)
+    monkeypatch.setattr(recorder, "WRITE_SECONDS", 0.05)
     writing = threading.Thread(target=committer(full, tmp_path)._write, args=("run", OUTCOME))
     writing.start()
     time.sleep(0.5)
@@ -61,13 +61,13 @@ def test_a_result_waits_for_space_with_its_model(
     folder = SweepFolder(path=full)
     assert folder.is_finished("run")
     assert (folder.trial("run") / "model" / "adapter_model.safetensors").read_bytes() == b"weights"
-    assert "is full: free some space" in capsys.readouterr().err
+    assert "No space left on device): free some space" in capsys.readouterr().err
 
 
 def test_in_the_end_it_is_an_error(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "DISK_SECONDS", 0.01)
-    monkeypatch.setattr(recorder, "DISK_TRIES", 3)
-    with pytest.raises(OSError, match="no space for the result of run"):
+    monkeypatch.setattr(recorder, "WRITE_SECONDS", 0.01)
+    monkeypatch.setattr(recorder, "WRITE_TRIES", 3)
+    with pytest.raises(OSError, match="No space left"):
         committer(full, tmp_path)._write("run", OUTCOME)
     assert SweepFolder(path=full).result("run") is None
     assert (full / "trials" / "run" / "model").is_dir(), "the model is kept for the next try"

@@ -156,8 +156,9 @@ def test_workers_that_die_before_they_lease_anything_give_up() -> None:
         assert not await queue.has_work_for(0)
         assert await queue.register(1), "another slot is not concerned"
         waiting = await submitted(queue, "a")
+        await queue.explain(0, "the folder is not there")
         await queue.abandon("no slot is left")
-        failed = {"status": "failed", "reason": "no slot is left"}
+        failed = {"status": "failed", "reason": "no slot is left; the folder is not there"}
         assert (await waiting[0]) == {"run_id": "a", **failed}
         assert (await queue.submit("later")) == {"run_id": "later", **failed}
 
