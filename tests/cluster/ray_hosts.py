@@ -29,22 +29,31 @@ class RayHosts:
 
     def __init__(self, net: Network, folder: Path, cpus: list[int], variables: Mapping[str, str]) -> None:
         self._net = net
-        token = folder / "ray-token"
-        token.write_text(secrets.token_hex(32))
-        token.chmod(0o600)
-        self.variables = {
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(token),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            **variables,
-        }
+        self.variables = {**self.settings(folder, secrets.token_hex(32)), **variables}
         self.nodes: list[Host] = []
         self.head = net.add()
         self._daemons = {self.head.name: self._start(self.head, cpus[0], head=True)}
         for number in cpus[1:]:
             self.add(number)
+
+    @staticmethod
+    def settings(folder: Path, token: str) -> dict[str, str]:
+        """The environment of all programs; the token goes into a file of the folder."""
+        path = folder / "ray-token"
+        path.write_text(token)
+        path.chmod(0o600)
+        return {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(path),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+        }
+
+    @staticmethod
+    def command(*arguments: object) -> list[str]:
+        """The `raydp` command."""
+        return [sys.executable, "-m", "raydp.cli", *map(str, arguments)]
 
     @property
     def address(self) -> str:
@@ -79,8 +88,7 @@ class RayHosts:
 
     def raydp(self, folder: Path, *arguments: object) -> subprocess.Popen[str]:
         """The command, on the head."""
-        command = [sys.executable, "-m", "raydp.cli", *map(str, arguments)]
-        return self.head.popen(*command, folder=folder, **self.variables)
+        return self.head.popen(*self.command(*arguments), folder=folder, **self.variables)
 
 
 @contextlib.contextmanager
