@@ -41,7 +41,7 @@ as_postgres() { if [ "$(id -u)" -eq 0 ]; then (cd / && setpriv --reuid postgres 
 postgres_bin() {
   local found
   found=$(command -v initdb || true)
-  [ -n "$found" ] || found=$(ls -d /usr/lib/postgresql/*/bin/initdb 2>/dev/null | sort -V | tail -1)
+  [ -n "$found" ] || found=$(find /usr/lib/postgresql -path '*/bin/initdb' 2>/dev/null | sort -V | tail -1)
   [ -n "$found" ] || die "PostgreSQL must be installed, found no initdb. apt-get install postgresql."
   dirname "$(readlink -f "$found")"
 }
