@@ -27,6 +27,8 @@ class ClusterSpec(Section):
             what is left when they have to start again, which counts as a retry. q and T stay as they are.
         sharding: "none": every worker holds the whole model. "full": each holds its share of the weights (FSDP2), for
             models that do not fit one device; with full fine-tuning of gradients and optimizer state too.
+        working_dir: a folder with code of your own (plug-ins), or the URI of a zip file of it, that Ray takes to every
+            node; without it the nodes need it installed.
         exchange: URI of an object store (s3://bucket/folder, gs://...) through which checkpoints and trained models go
             where the nodes do not all see the sweep's folder.
         gpus_per_worker: a part of one, such as 0.5, lets several trials share a GPU; each is held to its part of the
@@ -48,6 +50,7 @@ class ClusterSpec(Section):
     sharding: Literal["none", "full"] = "none"
     gpus_per_worker: Annotated[float, Field(ge=0)] = 0
     cpus_per_worker: Annotated[float, Field(gt=0)] = 1
+    working_dir: str | None = None
     exchange: str | None = None
     max_concurrent_trials: Annotated[int, Field(ge=1)] | None = None
     autoscaling: bool = False
@@ -71,6 +74,11 @@ class ClusterSpec(Section):
             raise ValueError(
                 f"cluster.workers_per_trial must be [min, max] with min <= max, got {list(self.worker_range)}. "
                 "Exchange the two."
+            )
+        if self.working_dir is not None and self.address == "local":
+            raise ValueError(
+                f"cluster.working_dir must go with another address than local, got {self.working_dir!r}. Remove it: "
+                "what runs here sees the driver's own code."
             )
         if self.autoscaling and (self.max_concurrent_trials is None or self.address == "local"):
             missing = "another address than local" if self.address == "local" else "cluster.max_concurrent_trials"

@@ -12,6 +12,7 @@ from ray import tune
 from rich.console import Console
 
 from raydp import models, sharing
+from raydp.locations import is_uri
 from raydp.spec import SweepSpec
 from raydp.sweep.adaptive import RunSearcher, RunSource
 from raydp.sweep.exchange import bucket_of, check_exchange
@@ -76,6 +77,7 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console) -> SweepResult
         SweepFolder.require_new(spec)
     check_store(spec.tracking.uri)
     check_exchange(spec.cluster.exchange)
+    _check_working_dir(spec.cluster.working_dir)
     with console.status("reading data and checking the model"):
         task, weight_hash = build_task(spec)
     with console.status("calibrating the noise") as status:
@@ -99,6 +101,13 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console) -> SweepResult
         write_counts(folder, task.secrets())
         trials = _planned(folder, drawn(plan, spec, weight_hash, folder.key()))
         return _run(spec, folder, task, weight_hash, trials, console)
+
+
+def _check_working_dir(working_dir: str | None) -> None:
+    if working_dir is not None and not is_uri(working_dir) and not Path(working_dir).is_dir():
+        raise ValueError(
+            f"cluster.working_dir must be an existing folder or the URI of a zip file, got {working_dir!r}. Check it."
+        )
 
 
 def _run(

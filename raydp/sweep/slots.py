@@ -64,10 +64,16 @@ def start_ray(cluster: ClusterSpec) -> None:
         include_dashboard=False if local else None,
         log_to_driver=False,
         logging_level=logging.ERROR,
-        runtime_env=None if local else {"env_vars": quiet},  # here the processes inherit them, and start faster
+        runtime_env=None if local else _environment(cluster, quiet),  # here processes inherit it, and start faster
     )
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own ends the process with a stack trace
+
+
+def _environment(cluster: ClusterSpec, variables: dict[str, str]) -> dict[str, Any]:
+    """What Ray gives the processes of a sweep on every node."""
+    code = {} if cluster.working_dir is None else {"working_dir": cluster.working_dir}
+    return {"env_vars": variables, **code}
 
 
 def beside_driver(cls: type) -> Any:

@@ -86,9 +86,9 @@ class RayHosts:
             assert time.monotonic() < deadline, "the nodes have not come up"
             time.sleep(0.5)
 
-    def raydp(self, folder: Path, *arguments: object) -> subprocess.Popen[str]:
+    def raydp(self, folder: Path, *arguments: object, **variables: str) -> subprocess.Popen[str]:
         """The command, on the head."""
-        return self.head.popen(*self.command(*arguments), folder=folder, **self.variables)
+        return self.head.popen(*self.command(*arguments), folder=folder, **{**self.variables, **variables})
 
 
 @contextlib.contextmanager

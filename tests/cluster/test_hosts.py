@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from raydp.sweep.folder import SweepFolder
 from tests.cluster.ray_hosts import RayHosts, ray_hosts
-from tests.cluster.sweeps import assert_kept, finish, under_way, write_spec
+from tests.cluster.sweeps import FINISH_SECONDS, assert_kept, finish, under_way, write_spec
+from tests.conftest import small_spec
 from tests.sweep.undisturbed import Done
 
 pytestmark = pytest.mark.cluster
@@ -72,3 +75,35 @@ def test_the_head_with_the_driver_is_switched_off_and_another_cluster_goes_on(
     assert_kept(finished)
     ledgers = [SweepFolder.open(Path(spec["storage"]) / "small").result(p.parent.name)["ledger"] for p in finished]
     assert all(ledger["noisy_steps"] in (20, 40) for ledger in ledgers)
+
+
+PLUGIN = """
+from raydp.methods.dp import DPAdam
+
+
+class Ours(DPAdam):
+    pass
+"""
+ENTRY_POINTS = "[raydp.methods]\nours = plugin_of_ours:Ours\n"
+
+
+def test_code_of_ones_own_travels_with_the_sweep(tmp_path: Path) -> None:
+    """A method that the driver alone can import: its folder is hidden on the node."""
+    plugins = tmp_path / "plugins"
+    (plugins / "ours-1.dist-info").mkdir(parents=True)
+    (plugins / "plugin_of_ours.py").write_text(PLUGIN)
+    (plugins / "ours-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: ours\nVersion: 1\n")
+    (plugins / "ours-1.dist-info" / "entry_points.txt").write_text(ENTRY_POINTS)
+    work = tmp_path / "work"
+    work.mkdir()
+    with ray_hosts(tmp_path / "hosts", [0, 1]) as hosts:
+        (node,) = hosts.nodes
+        node.hide(plugins)
+        spec = small_spec(work, method={"name": "ours", "max_grad_norm": 0.1})
+        spec["cluster"] = {"address": hosts.address, "working_dir": str(plugins)}
+        (work / "spec.yaml").write_text(yaml.safe_dump(spec))
+        path = f"{plugins}:{hosts.variables['PYTHONPATH']}"
+        driver = hosts.raydp(work, "sweep", "spec.yaml", "--json", PYTHONPATH=path)
+        out, err = driver.communicate(timeout=FINISH_SECONDS)
+    assert driver.returncode == 0, err
+    assert json.loads(out)["counts"]["finished"] == 2, out
