@@ -27,8 +27,11 @@ _AWAY = {
 _ONCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(ANSWER_SECONDS)}
 
 
-class NotDeliveredError(Exception):
-    """The store was not there to be told; nothing is lost, and another attempt may follow."""
+class NotDeliveredError(ValueError):
+    """The store was not there to be told; nothing is lost, and another attempt may follow.
+
+    Where none does it is a wrong address or a server to be started: a message for the user, as every ValueError.
+    """
 
 
 @contextmanager
