@@ -58,12 +58,18 @@ def local_copy(location: str | Path, field: str) -> Path:
         known.unlink(missing_ok=True)
         shutil.rmtree(copy) if copy.is_dir() else copy.unlink(missing_ok=True)
         for name in listing:
-            target = copy / name if name else copy
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with files.open_input_stream(f"{path}/{name}" if name else path) as source, target.open("wb") as sink:
-                shutil.copyfileobj(source, sink, 1 << 22)
+            fetch(files, f"{path}/{name}" if name else path, copy / name if name else copy)
         known.write_text(json.dumps(listing), encoding="utf-8")
     return copy
+
+
+def fetch(files: Any, source: str, target: Path) -> None:
+    """Copy one file out of one of pyarrow's file systems, whole or not at all."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.part")
+    with files.open_input_stream(source) as stream, part.open("wb") as sink:
+        shutil.copyfileobj(stream, sink, 1 << 22)
+    part.replace(target)
 
 
 def opened(uri: str, field: str) -> tuple[Any, str]:
@@ -85,7 +91,7 @@ def opened(uri: str, field: str) -> tuple[Any, str]:
         uri = parts._replace(query="&".join(filter(None, [parts.query, "allow_delayed_open=true"]))).geturl()
     try:
         files, path = fs.FileSystem.from_uri(uri)
-    except (pyarrow.ArrowException, OSError, NotImplementedError) as error:
+    except (pyarrow.ArrowException, OSError) as error:  # also a scheme that this pyarrow was built without
         raise ValueError(f"{field} must be a URI that can be opened, got {uri!r} ({error}). Correct it.") from error
     return files, path
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.noise import SeedNoise, combined_degrees, secret_errors
+from analysis.statistics.noise import FARTHEST, SeedNoise, combined_degrees, secret_errors
 from analysis.statistics.spread import unit_of
 from analysis.tables.points import HYPERPARAMETERS, configurations
 
@@ -21,7 +21,6 @@ DRAWS = 4000
 CONFIDENCE = 0.95
 MOST_COMPARED = 300
 """Every two of these are compared; of a larger pool, those with the lowest mean scores."""
-_FARTHEST = 1e100
 MOST_SEEDS = 64
 """More further seeds than this for one configuration are not proposed."""
 
@@ -193,7 +192,7 @@ class _Compared:
             self.scale_of_secrets,
             max(1, self.num_secrets - 1),
         )
-        found: Array = student.isf(self.level, degrees).clip(max=_FARTHEST)
+        found: Array = student.isf(self.level, degrees).clip(max=FARTHEST)
         return found
 
     def deciding_seeds(self) -> tuple[NDArray[np.int64], str | None]:

@@ -14,7 +14,8 @@ from analysis.tables.points import KEY
 
 Array = NDArray[np.float64]
 
-_FARTHEST = 1e100
+FARTHEST = 1e100
+"""What is beyond all measure is cut to this: its square is still a number."""
 _MIN_VARIANCES = 3  # fewer positive ones do not say how much variances differ
 
 
@@ -74,7 +75,7 @@ class SeedNoise:
     def draw(self, rng: np.random.Generator, num_draws: int) -> Array:
         """[num_draws, m] errors of the means: Student's t with the degrees of freedom of the variance."""
         # Where a configuration has one seed and the others' spreads hardly agree, a draw may be beyond all doubles.
-        drawn: Array = rng.standard_t(self.degrees, (num_draws, len(self.std))).clip(-_FARTHEST, _FARTHEST)
+        drawn: Array = rng.standard_t(self.degrees, (num_draws, len(self.std))).clip(-FARTHEST, FARTHEST)
         drawn *= self.std_error()
         return drawn
 
@@ -144,7 +145,7 @@ def secret_errors(means: Array, rng: np.random.Generator, num_draws: int) -> tup
     """
     size = means.shape[1]
     centred = (means - means.mean(axis=1, keepdims=True)) / np.sqrt(size * (size - 1))
-    student = np.sqrt((size - 1) / rng.chisquare(size - 1, (num_draws, 1))).clip(max=_FARTHEST)
+    student = np.sqrt((size - 1) / rng.chisquare(size - 1, (num_draws, 1))).clip(max=FARTHEST)
     errors: Array = student * (rng.standard_normal((num_draws, size)) @ centred.T)
     return errors, centred @ centred.T
 

@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from raydp.locations import opened
+from raydp.locations import fetch, opened
 from raydp.training.checkpoint import KEPT, CheckpointStore
 from raydp.training.ledger import Ledger
 
@@ -84,11 +84,7 @@ class Bucket:
     def get(self, name: str, path: Path) -> None:
         """Fetch a file."""
         files, root = self._opened
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.part")
-        with files.open_input_stream(f"{root}/{name}") as source, part.open("wb") as sink:
-            shutil.copyfileobj(source, sink, 1 << 22)
-        part.replace(path)
+        fetch(files, f"{root}/{name}", path)
 
     def names(self, folder: str) -> dict[str, int]:
         """name -> size in bytes of every file in a folder, with those below; empty where there is no such folder."""

@@ -6,6 +6,7 @@ import errno
 import shutil
 import time
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +17,7 @@ from raydp.cache import cache_dir
 from raydp.output import stderr, strict
 from raydp.privacy import card_markdown, composed, guarantee
 from raydp.spec import SweepSpec
-from raydp.sweep.exchange import bucket_of, collect
+from raydp.sweep.exchange import Bucket, bucket_of, collect
 from raydp.sweep.folder import BASE_RUN, SweepFolder
 from raydp.sweep.progress import SweepProgress
 from raydp.sweep.searched import searched
@@ -74,10 +75,15 @@ class Committer:
         if self._progress is not None:
             self._progress.finished(run_id, outcome)
 
+    @cached_property
+    def _bucket(self) -> Bucket | None:
+        """One for all runs: opening a store takes time."""
+        return bucket_of(self.spec.cluster.exchange, self.plan["sweep_id"])
+
     def _write(self, run_id: str, outcome: dict[str, Any]) -> None:
         """Commit an outcome. Where the disk is full or the object store does not answer, wait: the result is nowhere
         else."""
-        bucket = bucket_of(self.spec.cluster.exchange, self.plan["sweep_id"])
+        bucket = self._bucket
         for left in reversed(range(WRITE_TRIES)):
             try:
                 if bucket is not None and outcome["status"] == "finished":

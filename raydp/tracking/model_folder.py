@@ -9,7 +9,6 @@ absolute local path, which no other machine has. Neither reads or writes a pickl
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tempfile
 from dataclasses import dataclass
@@ -18,7 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 from raydp.tracking.portable import ADAPTER_CONFIG, model_files, portable, portable_config, to_json
 from raydp.tracking.records import TrialRecord
-from raydp.tracking.seal import BASE_FILE, PRIVACY_FILE, SEAL_FILE, SEAL_TAG, Seal, hash_of, hashes_of, statement
+from raydp.tracking.seal import (
+    BASE_FILE,
+    PRIVACY_FILE,
+    SEAL_FILE,
+    SEAL_TAG,
+    Seal,
+    hash_of,
+    hash_of_file,
+    hashes_of,
+    statement,
+)
 from raydp.tracking.signing import SigningKey
 from raydp.tracking.store import Store, artifact_bytes
 
@@ -57,7 +66,7 @@ class Folder:
         _write_cards(trial, written)
         kind = "adapter" if (trial.model_dir / ADAPTER_CONFIG).is_file() else "full"
         write_mlmodel(written / MODEL_FILE, kind, base_name, model_id=model_id, run_id=mlflow_run_id)
-        hashes = hashes_of(written) | {path.name: _hash(path) for path in kept}
+        hashes = hashes_of(written) | {path.name: hash_of_file(path) for path in kept}
         return cls(written=written, as_they_are=tuple(kept), hashes=hashes)
 
     def seal(self, trial: TrialRecord, model_id: str, key: SigningKey | None) -> Seal:
@@ -160,8 +169,3 @@ def _sealed_hashes(store: Store, model: LoggedModel, old: Seal | None, key: Sign
             "Restore the trial's model folder, or check the model and seal it by `raydp models seal`."
         )
     return hashes
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

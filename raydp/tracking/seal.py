@@ -139,9 +139,14 @@ def hashes_of(folder: Path) -> dict[str, str]:
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = path.relative_to(folder).as_posix()
         if name not in (SEAL_FILE, DOWNLOAD_NOTE):
-            with path.open("rb") as stream:
-                found[name] = hashlib.file_digest(stream, "sha256").hexdigest()
+            found[name] = hash_of_file(path)
     return found
+
+
+def hash_of_file(path: Path) -> str:
+    """SHA-256 (hex) of a file's content."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def hash_of(hashes: Mapping[str, str]) -> str:
