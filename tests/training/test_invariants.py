@@ -63,14 +63,7 @@ def test_the_number_of_workers_does_not_matter(
     whole: dict[str, torch.Tensor], clipping: str, tmp_path: Path, world_size: int
 ) -> None:
     """Also with steps that draw fewer examples than there are workers: some ranks have none."""
-    context = multiprocessing.get_context("spawn")
-    arguments = (world_size, str(tmp_path / "rendezvous"), str(tmp_path / "weights"), clipping)
-    ranks = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(world_size)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(120)
-        assert process.exitcode == 0
+    toys.in_ranks(_rank, world_size, str(tmp_path / "rendezvous"), str(tmp_path / "weights"), clipping)
     results = [load_file(f"{tmp_path}/weights-{rank}") for rank in range(world_size)]
     assert toys.distance(whole, results[0]) <= CUT_TOLERANCE
     assert all(toys.distance(results[0], other) == 0 for other in results[1:]), "ranks hold the same weights, bitwise"

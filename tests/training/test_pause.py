@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,14 +53,7 @@ def _pause_and_go_on(rank: int, world_size: int, rendezvous: str, folder: str) -
 def test_paused_and_gone_on_is_as_if_nothing_had_been(tmp_path: Path, world_size: int) -> None:
     """1e-5 for another cut of the batch (see test_invariants)."""
     reference = toys.train(microbatch_size=toys.NUM_EXAMPLES)
-    context = multiprocessing.get_context("spawn")
-    arguments = (world_size, str(tmp_path / "rendezvous"), str(tmp_path))
-    ranks = [context.Process(target=_pause_and_go_on, args=(rank, *arguments)) for rank in range(world_size)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(120)
-        assert process.exitcode == 0
+    toys.in_ranks(_pause_and_go_on, world_size, str(tmp_path / "rendezvous"), str(tmp_path))
     for rank in range(world_size):
         assert toys.distance(reference, load_file(tmp_path / f"weights-{rank}")) <= 1e-5
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -70,3 +73,14 @@ def train(comm: Comm | None = None, microbatch_size: int | None = None, **option
 def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     """Largest difference of a weight."""
     return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def in_ranks(target: Callable[..., None], world_size: int, *arguments: object) -> None:
+    """Call target(rank, world_size, *arguments) in so many processes; none may fail."""
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=target, args=(rank, world_size, *arguments)) for rank in range(world_size)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(120)
+        assert process.exitcode == 0
