@@ -120,7 +120,8 @@ class Network:
         names = [f"{NETWORK}.{k} host{k}" for k in range(1, 20)]
         (folder / "hosts").write_text("127.0.0.1 localhost\n" + "\n".join(names) + "\n")
         self.hosts_file = str(folder / "hosts")
-        _ip("link", "add", self.name, "type", "bridge")
+        # Without an address of its own it takes its ports' lowest, another one with each host that comes or goes.
+        _ip("link", "add", self.name, "address", "02:00:00:00:00:fe", "type", "bridge")
         _ip("addr", "add", f"{NETWORK}.254/24", "dev", self.name)
         _ip("link", "set", self.name, "up")
 
