@@ -17,8 +17,12 @@ from pydantic import BeforeValidator
 from raydp.cache import cache_dir
 
 _URI = re.compile(r"(s3|gs|gcs|abfss?|hdfs|viewfs|file)://", re.IGNORECASE)
-_SECRETS = {"access_key", "secret_key", "session_token"}
+_SECRETS = {"access_key", "secret_key", "session_token", "account_key", "client_secret", "sas_token", "sig"}
+_WITH_NAMES = {"abfs", "abfss", "hdfs", "viewfs"}
+"""Stores whose URIs have a container's or a user's name before the @."""
 _LISTING = "listing.json"
+MLFLOW_CREDENTIALS = "as MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or as MLFLOW_TRACKING_TOKEN"
+"""Where those of a tracking server belong."""
 
 
 def _as_text(value: Any) -> Any:
@@ -72,6 +76,27 @@ def fetch(files: Any, source: str, target: Path) -> None:
     part.replace(target)
 
 
+def refuse_credentials(uri: str, field: str, instead: str) -> None:
+    """Credentials in a URI would go wherever the URI goes: into specs, records, messages.
+
+    Args:
+        instead: where to give them.
+
+    Raises:
+        ValueError: it holds some; they are not repeated.
+    """
+    try:
+        parts = urlsplit(uri)
+    except ValueError as error:  # not repeated either: who knows what is in it
+        raise ValueError(f"{field} must be a URI, got one that is malformed ({error}). Correct it.") from error
+    named = parts.username and parts.scheme.lower() not in _WITH_NAMES
+    if parts.password or named or _SECRETS & set(parse_qs(parts.query.lower())):
+        where = parts.netloc.rpartition("@")[2] or parts.scheme
+        raise ValueError(
+            f"{field} must be a URI without credentials, got one of {where!r} with some. Give them {instead}."
+        )
+
+
 def opened(uri: str, field: str) -> tuple[Any, str]:
     """pyarrow's file system of a URI, and the path in it. Credentials come from the environment or the store's files.
 
@@ -81,12 +106,8 @@ def opened(uri: str, field: str) -> tuple[Any, str]:
     import pyarrow
     from pyarrow import fs
 
+    refuse_credentials(uri, field, "in the environment (AWS_ACCESS_KEY_ID, ...) or in the store's own files")
     parts = urlsplit(uri)
-    if parts.password or "@" in parts.netloc.split(":")[0] or _SECRETS & set(parse_qs(parts.query)):
-        raise ValueError(
-            f"{field} must be a URI without credentials, got one of {parts.hostname or parts.scheme!r} with some. Give "
-            "them in the environment (AWS_ACCESS_KEY_ID, ...) or in the store's own files."
-        )
     if parts.scheme == "s3":  # small files in one request, not in three
         uri = parts._replace(query="&".join(filter(None, [parts.query, "allow_delayed_open=true"]))).geturl()
     try:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
@@ -226,7 +227,7 @@ def load_base(spec: ModelSpec, *, new_tokens: int = 0) -> PretrainedModel:
             dtype = getattr(torch, spec.weight_dtype)
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
         tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ValueError(f"model.name must be a causal language model, got {spec.name!r}: {error}") from error
     if new_tokens:
         _add_tokens(model, first_new_token(tokenizer), new_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -27,13 +28,31 @@ class Plugin:
 PluginField = Annotated[InstanceOf[Plugin], PlainSerializer(Plugin.as_dict), WithJsonSchema({"type": "object"})]
 
 
+class _Short(reprlib.Repr):
+    """As repr, cut where a value is long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother, self.maxlong = 4, 300, 300, 60
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 30
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Python refuses to write numbers of thousands of digits."""
+        return super().repr_int(x, level) if x.bit_length() < 4096 else f"a number of {x.bit_length()} bits"  # type: ignore[no-any-return,misc]
+
+
+def shown(value: Any) -> str:
+    """A value in a message: a spec may hold one of megabytes."""
+    return _Short().repr(value)
+
+
 def resolve_plugin(kind: registries.Kind, field: str, value: Any, problems: list[str]) -> Plugin | None:
     """Resolve `{name: ..., **parameters}`; mistakes are appended to problems."""
     if isinstance(value, Plugin):
         return value
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
         problems.append(
-            f"{field} must be a mapping with a name, got {value!r}. Known: {', '.join(registries.names(kind))}."
+            f"{field} must be a mapping with a name, got {shown(value)}. Known: {', '.join(registries.names(kind))}."
         )
         return None
     try:
@@ -54,7 +73,7 @@ def messages_of(cls: type[BaseModel], error: ValidationError, prefix: str, *, sk
     for e in error.errors():
         field = prefix + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in _path(e["loc"])).lstrip(".")
         field = field.rstrip(".")
-        unresolved = isinstance(e["input"], list | tuple) and None in e["input"]
+        unresolved = e["loc"][:1] == ("scores",) and isinstance(e["input"], list | tuple) and None in e["input"]
         if skip_plugins and (e["type"] == "is_instance_of" or unresolved):
             continue  # reported where the plug-in was resolved
         if e["type"] == "extra_forbidden":
@@ -65,7 +84,7 @@ def messages_of(cls: type[BaseModel], error: ValidationError, prefix: str, *, sk
         else:
             rule = re.sub("^(Value error, |(Input|Tuple) should )", "", e["msg"])
             said_in_full = e["type"] == "value_error" and ". " in rule
-            got = "" if said_in_full else f", got {e['input']!r}. Change it."
+            got = "" if said_in_full else f", got {shown(e['input'])}. Change it."
             messages.append(
                 rule if said_in_full and rule.startswith(field) else f"{field or 'SPEC'} {_must(rule)}{got}"
             )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from raydp import registries
 from raydp.plugins import Plugin, PluginField, any_plugin, messages_of, resolve_plugin
+from raydp.reading_yaml import read_yaml
 from raydp.sections import (
     ClusterSpec,
     ModelSpec,
@@ -39,7 +38,7 @@ class SweepSpec(Section):
         storage: folder that sweeps live in; this one in storage/name.
     """
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)]
     task: PluginField
     model: ModelSpec
     method: PluginField
@@ -114,17 +113,7 @@ def load_spec(source: str | Path | Mapping[str, Any]) -> SweepSpec:
     if isinstance(source, Mapping):
         data = dict(source)
     else:
-        path = Path(source)
-        if not path.is_file():
-            raise ValueError(f"SPEC must be an existing YAML file, got {str(source)!r}. Check the path.")
-        try:
-            data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"SPEC must be UTF-8 text, got other bytes in {str(source)!r}. Save it as UTF-8."
-            ) from error
-        except yaml.YAMLError as error:
-            raise ValueError(f"SPEC must be valid YAML, got {str(source)!r}: {error}") from error
+        data = read_yaml(Path(source), "SPEC")
         if not isinstance(data, dict):
             raise ValueError(f"SPEC must be a mapping of sections, got {type(data).__name__}. See `raydp schema`.")
     problems: list[str] = []
@@ -152,15 +141,6 @@ def _search(written: Any, problems: list[str]) -> Plugin | None:
         return None
     named = {"name": written} if isinstance(written, str) else written
     return resolve_plugin("searches", "space.search", named, problems)
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads 5e-4 as text; here it is a number."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
-)
 
 
 def json_schema() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from raydp import models
-from raydp.locations import local_copy
+from raydp.locations import local_copy, refuse_credentials
 from raydp.sections import ModelSpec
 from raydp.spec import load_spec
 from raydp.sweep.inputs import build_task
@@ -61,6 +61,8 @@ def test_a_broken_copy_is_made_again(tmp_path: Path) -> None:
         ("file:///nowhere/at/all.jsonl", "task.path must name an existing file or folder"),
         ("file:///with a space", "task.path must be a URI that can be opened"),
         ("s3://key:word@bucket/data.jsonl", "without credentials"),
+        ("s3://key@bucket/data.jsonl", "without credentials"),
+        ("abfs://container:word@account.dfs.core.windows.net/data.jsonl", "without credentials"),
         ("s3://bucket/data.jsonl?access_key=AKIA&secret_key=planted-secret", "without credentials"),
         ("s3://bucket/data.jsonl?endpoint_override=127.0.0.1:9&scheme=http&region=x", "a store that answers"),
     ],
@@ -72,6 +74,11 @@ def test_a_wrong_uri_is_an_error_that_tells_no_secret(uri: str, message: str, mo
         local_copy(uri, "task.path")
     assert "planted-secret" not in str(raised.value)
     assert "word" not in str(raised.value)
+
+
+@pytest.mark.parametrize("uri", ["abfss://container@account.dfs.core.windows.net/data", "hdfs://user@namenode/data"])
+def test_a_name_before_the_host_is_no_credential(uri: str) -> None:
+    refuse_credentials(uri, "task.path", "elsewhere")
 
 
 def test_a_sweep_reads_data_and_model_by_uri(tmp_path: Path) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 
 import pandas as pd
 
+_DAMAGED = (ValueError, OSError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, MemoryError)
+"""What pyarrow and pandas raise for the content of a file: a page that does not decompress, strange metadata."""
+
 
 def read_table(path: Path, *, as_text: Iterable[str]) -> pd.DataFrame:
     """Read a .parquet file, or any other as CSV.
@@ -26,7 +29,9 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     """A Parquet file."""
     try:
         return pd.read_parquet(path)
-    except ValueError as error:  # pyarrow's errors about a file's content
+    except _DAMAGED as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the content
+            raise
         raise ValueError(f"points must be a Parquet file, got {str(path)!r}: {error}. Write it again.") from error
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import typer
 from typer.core import TyperGroup
 
@@ -24,6 +26,8 @@ def explain(error: ValueError | OSError) -> tuple[str, int]:
             got = repr(str(error.filename)) if error.filename is not None else str(error)
             reason = f" ({error.strerror})" if error.filename is not None and error.strerror else ""
             return f"path must {rule}, got {got}{reason}. {remedy}.", 2
+    if error.errno == errno.ENAMETOOLONG:
+        return f"path must be short enough for the file system, got {str(error.filename)[:100]!r}.... Shorten it.", 2
     return str(error) or type(error).__name__, 1
 
 

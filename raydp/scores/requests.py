@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from raydp.plugins import Plugin, resolve_plugin
+from raydp.reading_yaml import parse_yaml, read_yaml
 
 LABEL = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
 """What a label may be: it is a part of column names, of MLflow's metric names and of paths, which have limits."""
@@ -78,12 +77,7 @@ def requests_from(
 
 
 def _read(file: Path) -> list[Any]:
-    if not file.is_file():
-        raise ValueError(f"--scores must be an existing YAML file, got {str(file)!r}. Check the path.")
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"--scores must be valid YAML, got {str(file)!r}: {error}. Correct it.") from error
+    content = read_yaml(file, "--scores")
     if not isinstance(content, list) or not content:
         raise ValueError(f"--scores must be a list of scores, got {type(content).__name__}. Write `- name: vmr`.")
     return content
@@ -105,8 +99,5 @@ def _named(names: list[str], params: Sequence[str], label: str | None) -> list[A
         if not equals or (len(names) > 1 and not (dot and score in entries)):
             form = "score.key=value" if len(names) > 1 else "key=value"
             raise ValueError(f"--param must be {form}, got {param!r}. For example num_samples=100.")
-        try:
-            entries[target][key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ValueError(f"--param must have a value that is YAML, got {param!r}. Quote strings.") from error
+        entries[target][key] = parse_yaml(value, f"--param must have a value that is YAML, got {param!r}")
     return list(entries.values())

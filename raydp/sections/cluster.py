@@ -11,7 +11,7 @@ from pydantic import (
     model_validator,
 )
 
-from raydp.locations import is_uri
+from raydp.locations import MLFLOW_CREDENTIALS, is_uri, refuse_credentials
 from raydp.sections.base import AtLeastOne, Section
 
 REGISTERED_MODEL = r"\w[\w .-]*"
@@ -121,6 +121,12 @@ class TrackingSpec(Section):
     experiment: str = "raydp"
     registered_model: str = "raydp"
     signing_key: str | None = None
+
+    @field_validator("uri")
+    @classmethod
+    def _uri_holds_no_password(cls, uri: str) -> str:
+        refuse_credentials(uri, "tracking.uri", MLFLOW_CREDENTIALS)
+        return uri
 
     @field_validator("registered_model")
     @classmethod

@@ -126,7 +126,7 @@ def _all_losses(spec: SweepSpec, folders: Sequence[SweepFolder], pool: Pool) -> 
                 with many.loaded(done) as loaded:
                     _write(path, losses_of(loaded.model, pool))
     for path in kept:
-        with np.load(path) as stored:
+        with np.load(path, allow_pickle=False) as stored:
             yield Losses(examples=stored["examples"], population=stored["population"])
 
 

@@ -142,7 +142,8 @@ def _adapted(folder: Path, recorded: dict[str, str], base: str | None, dtype: st
             f"got {name!r} with {pretrained.weight_hash[:12]}.... Give the folder of the original "
             f"{recorded['name']!r} as base."
         )
-    return PeftModel.from_pretrained(pretrained.model, str(folder))
+    with _safetensors_only(folder):
+        return PeftModel.from_pretrained(pretrained.model, str(folder))
 
 
 def _full(folder: Path, dtype: str) -> nn.Module:
@@ -150,4 +151,19 @@ def _full(folder: Path, dtype: str) -> nn.Module:
     import torch
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), use_safetensors=True)
+    with _safetensors_only(folder):
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), use_safetensors=True)
+
+
+@contextmanager
+def _safetensors_only(folder: Path) -> Iterator[None]:
+    """What is called safetensors and is none is the user's to know, not a traceback."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"MODEL must hold weights as safetensors, got {sorted(p.name for p in folder.iterdir())} ({error}). "
+            "Log it again."
+        ) from error

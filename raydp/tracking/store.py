@@ -17,6 +17,8 @@ from urllib.request import getproxies, url2pathname
 
 from filelock import FileLock
 
+from raydp.locations import MLFLOW_CREDENTIALS, refuse_credentials
+
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
@@ -63,6 +65,7 @@ def check_store(uri: str) -> None:
     Raises:
         ValueError: the address is of another kind, its folder is missing, its file is no database, or nothing answers.
     """
+    refuse_credentials(uri, "tracking.uri", MLFLOW_CREDENTIALS)
     database = _database(uri)
     if database is None:
         _check_server(uri)
