@@ -1,4 +1,4 @@
-"""What is planted, in every form in which it could lie around, and the search for it in everything that a sweep leaves."""
+"""What is planted, in every form in which it could lie around, and the search for it in a sweep's files."""
 
 from __future__ import annotations
 

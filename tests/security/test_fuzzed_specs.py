@@ -79,8 +79,8 @@ VALUES = [
     None, True, False, 0, -1, 1, 2**31, 2**63, -(2**64), 10**400, 1e308, -1e308, 1e-320, float("nan"), float("inf"),
     float("-inf"), "", "x", "a" * 10_000, "../../etc/passwd", "é", "\u202e", "\x1b[31m", "\x07", "~",
     "!!int", "*a", "&a", "tiny", "models:/a/1", "s3://u:p@h/b", "http://[", [], {}, [[]], [{}], {"name": "x"},
-    {"name": 3}, {"name": "dp_adam", "x": 1}, ["a", 1, None, {}], {"": ""}, {1: 2}, {None: 1}, {"a" * 3000: {}}, b"\xff",
-    [1] * 2000,
+    {"name": 3}, {"name": "dp_adam", "x": 1}, ["a", 1, None, {}], {"": ""}, {1: 2}, {None: 1}, {"a" * 3000: {}},
+    b"\xff", [1] * 2000,
 ]  # fmt: skip
 ANY = (
     st.sampled_from(VALUES)

@@ -46,12 +46,10 @@ def offences(tree: ast.AST) -> Iterator[str]:
             yield f"calls {called} without {MUST_SAY[called]}"
         if called == "yaml.load" and not _is_safe_loader(node):
             yield "calls yaml.load with another loader"
-        if called.endswith(".from_pretrained") and "AutoModel" in called and given.get("use_safetensors") is not True:
-            if "gguf_file" not in given:
-                yield f"calls {called} without use_safetensors"
-        yield from (
-            f"says {name}={value} to {called}" for name, value in NEVER.items() if given.get(name, ...) is value
-        )
+        loads = called.endswith(".from_pretrained") and "AutoModel" in called
+        if loads and given.get("use_safetensors") is not True and "gguf_file" not in given:
+            yield f"calls {called} without use_safetensors"
+        yield from (f"says {name}={bad} to {called}" for name, bad in NEVER.items() if given.get(name, ...) is bad)
 
 
 def _is_safe_loader(call: ast.Call) -> bool:
@@ -73,7 +71,8 @@ def test_no_source_loads_what_runs(room: str) -> None:
     "source",
     [
         "import pickle", "from joblib import load", "torch.load(p)", "torch.load(p, weights_only=False)", "np.load(p)",
-        "yaml.load(t, Loader=yaml.Loader)", "yaml.load(t)", "eval(t)", "subprocess.run(c, shell=True)", "pd.read_pickle(p)",
+        "yaml.load(t, Loader=yaml.Loader)", "yaml.load(t)", "eval(t)", "subprocess.run(c, shell=True)",
+        "pd.read_pickle(p)",
         "AutoModel.from_pretrained(n, use_safetensors=True, trust_remote_code=True)", "requests.get(u, verify=False)",
         "AutoModelForCausalLM.from_pretrained(n)", "os.system(c)", "Tuner.restore(p)",
     ],

@@ -33,9 +33,10 @@ WANTED |= {name: value.encode() for name, value in CREDENTIALS.items()}
 def data_files(folder: Path) -> dict[str, Any]:
     """A task of its own whose text holds what is planted."""
     text = SECRETS["prompt"] + SECRETS["continuation"]
+    told = f": {text} ({SECRETS['attribute']})"
     rows = [
-        {"body": f"note {k} on the budget of project {k % 7}: {text} ({SECRETS['attribute']})", "who": f"user {k % 40}"}
-        for k in range(200)
+        {"body": f"note {k} on the budget of project {k % 7}{told if k % 3 else ''}", "who": f"user {k % 40}"}
+        for k in range(300)
     ]
     for row in rows[:20]:
         row["who"] = SECRETS["user"]
@@ -66,6 +67,7 @@ class Swept:
         self.done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, check=False, timeout=500)
         (folder / "stdout.txt").write_bytes(self.done.stdout)
         (folder / "stderr.txt").write_bytes(self.done.stderr)
+        assert self.done.returncode == 0, self.done.stderr.decode()
 
     @property
     def files(self) -> list[Path]:
@@ -82,7 +84,6 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swept]:
 
 
 def test_the_sweep_leaves_what_is_searched(swept: Swept) -> None:
-    assert swept.done.returncode == 0, swept.done.stderr.decode()
     left = {path.name for path in swept.files}
     assert {"mlflow.db", "report.html", "stdout.txt", "plan.json", "result.json", "MLmodel"} <= left
     assert any(path.is_relative_to(swept.ray) and "logs" in path.parts for path in swept.files), "Ray's logs"
