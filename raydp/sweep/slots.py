@@ -18,6 +18,7 @@ import ray
 import ray.train
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2._internal.execution.callback import ControllerCallback
+from ray.tune.execution import class_cache
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydp.output import stderr
@@ -53,6 +54,9 @@ def start_ray(cluster: ClusterSpec) -> None:
     # Ray prints warnings of its own processes whatever log_to_driver says, one of them about every sweep: a slot's
     # helpers are more processes than CPUs.
     ray._private.worker._worker_logs_enabled = False
+    # Tune hands the driver's AWS keys to its trials, in a runtime environment that Ray writes into its logs in the
+    # clear. Our trials only wait for a queue.
+    class_cache.ENV_VARS_TO_PROPAGATE -= {n for n in class_cache.ENV_VARS_TO_PROPAGATE if n.startswith("AWS_")}
     local = cluster.address == "local"
     on_sigterm = signal.getsignal(signal.SIGTERM)
     ray.init(

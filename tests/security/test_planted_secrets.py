@@ -60,6 +60,7 @@ class Swept:
             space={"batch_size": [16], "num_steps": [2], "learning_rate": [0.01]},
             privacy={"target_epsilon": 8, "delta_exponent": 1.1, "accountant": "rdp"},
             scores=[{"name": "vmr_exact"}, {"name": "vmr_text"}],
+            cluster={"max_concurrent_trials": 1},
         )
         (folder / "spec.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
         variables = {**os.environ, **CREDENTIALS, "RAY_AUTH_MODE": "token", "RAY_TMPDIR": str(self.ray)}
