@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ from raydp.training.trial import TrialPlan
 
 TRIALS_PER_ROUND = 400
 """Tune keeps every trial of a run in the driver's memory; a sweep of thousands runs in rounds."""
+ROUND_PER_SLOT = 4
+"""A round has at least so many runs a slot: with fewer runs than slots in it, slots would stand still."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,11 +223,20 @@ def _train(
                 searcher = RunSearcher(source, lambda given: ray.get(queue.close.remote(given + beside)))
                 _run_tune(searcher, len(left), queue, recorder, folder, slots.num_slots)
             else:
-                for start in range(0, len(left), TRIALS_PER_ROUND):
-                    run_ids = [t.run_id for t in left[start : start + TRIALS_PER_ROUND]]
+                for run_ids, following in rounds([t.run_id for t in left], slots.num_slots):
+                    recorder.follow(run_ids, following)
                     _run_tune(run_ids, len(run_ids), queue, recorder, folder, slots.num_slots)
             recorder.base()
     return recorder
+
+
+def rounds(run_ids: list[str], num_slots: int) -> Iterator[tuple[list[str], list[str]]]:
+    """The runs of each round of Tune in order, and those of the next round that are begun while its last ones run:
+    one for each slot that would else stand still."""
+    size = max(TRIALS_PER_ROUND, ROUND_PER_SLOT * num_slots)
+    for start in range(0, len(run_ids), size):
+        end = start + size
+        yield run_ids[start:end], run_ids[end : end + num_slots]
 
 
 def _hopeless(spec: SweepSpec, folder: SweepFolder, trials: list[TrialPlan]) -> Hopeless | None:

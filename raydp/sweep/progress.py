@@ -42,7 +42,8 @@ class SweepProgress:
         self._done_before = done_before
         self._poll = poll
         self._status: dict[str, Any] = {"running": {}, "waiting": 0}
-        self._outcomes: dict[str, dict[str, Any]] = {}
+        self._statuses: dict[str, str] = {}
+        self._best: tuple[float, str] | None = None
         self._started = time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True)
@@ -56,8 +57,12 @@ class SweepProgress:
         self._thread.join()
 
     def finished(self, run_id: str, outcome: dict[str, Any]) -> None:
-        """A run has its result."""
-        self._outcomes[run_id] = outcome
+        """A run has its result. It is not kept: a sweep may have thousands, each with the history of its steps."""
+        self._statuses[run_id] = outcome["status"]
+        if outcome["status"] == "finished" and (self._best is None or outcome["utility_loss"] < self._best[0]):
+            scores = ", ".join(f"{name} {m['value']:.3g}" for name, m in outcome["scores"].items())
+            utility_loss = outcome["utility_loss"]
+            self._best = utility_loss, f"best utility_loss so far {utility_loss:.4f} ({scores})"
 
     def _loop(self) -> None:
         if self._console.is_terminal:
@@ -71,8 +76,9 @@ class SweepProgress:
                 self._console.print(self._line())
 
     def _line(self) -> str:
-        failed, stopped = (sum(o["status"] == s for o in self._outcomes.values()) for s in ("failed", "stopped"))
-        done = self._done_before + len(self._outcomes) - failed
+        ended = list(self._statuses.values())
+        failed, stopped = ended.count("failed"), ended.count("stopped")
+        done = self._done_before + len(ended) - failed
         total = self._done_before + len(self._costs)
         of = f"{done} of at most {total}" if self._searched else f"{done}/{total}"
         parts = [f"{of} done", f"{len(self._status['running'])} running", f"{failed} failed"]
@@ -81,7 +87,7 @@ class SweepProgress:
 
     def _time_left(self) -> str:
         """In proportion to compute; a run in progress counts by its steps."""
-        spent = sum(self._costs[r] for r in self._outcomes)
+        spent = sum(self._costs[r] for r in list(self._statuses))
         for run_id, (step, num_steps) in self._status["running"].items():
             if run_id in self._costs and num_steps:
                 spent += self._costs[run_id] * step / num_steps
@@ -92,19 +98,11 @@ class SweepProgress:
         about = "at most about" if self._searched else "about"
         return f"{about} {int(left // 60)} min {int(left % 60):02d} s left"
 
-    def _best(self) -> str | None:
-        finished = [o for o in self._outcomes.values() if o["status"] == "finished"]
-        if not finished:
-            return None
-        best = min(finished, key=lambda o: o["utility_loss"])
-        scores = ", ".join(f"{name} {m['value']:.3g}" for name, m in best["scores"].items())
-        return f"best utility_loss so far {best['utility_loss']:.4f} ({scores})"
-
     def _render(self) -> Table:
         grid = Table.grid(padding=(0, 1))
         grid.add_row(Text(self._line(), style="bold"))
-        if best := self._best():
-            grid.add_row(Text(best))
+        if self._best is not None:
+            grid.add_row(Text(self._best[1]))
         for run_id, (step, num_steps) in self._status["running"].items():
             grid.add_row(Text(f"  {run_id}  step {step}/{num_steps or '?'}", style="dim"))
         return grid

@@ -221,6 +221,12 @@ class TrialQueue:
             self._changed.notify_all()
             return True
 
+    async def forget(self, run_id: str) -> None:
+        """A run's outcome is on disk: of it stays how it ended, so that memory does not grow with what runs report."""
+        item = self._items[run_id]
+        if item.outcome is not None:
+            item.outcome = {k: item.outcome[k] for k in ("run_id", "status", "reason") if k in item.outcome}
+
     async def fail(self, run_id: str, token: int, reason: str) -> None:
         """An attempt failed with a reason."""
         async with self._changed:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import shutil
 import time
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -45,6 +47,8 @@ class Committer:
     _base: Any = None
     _progress: SweepProgress | None = None
     _trials: dict[str, TrialPlan] = field(default_factory=dict)
+    _left: int = 0
+    _following: deque[str] = field(default_factory=deque)
 
     @classmethod
     def open(cls, spec: SweepSpec, folder: SweepFolder, facts: TaskFacts, weight_hash: str) -> Self:
@@ -54,6 +58,11 @@ class Committer:
     def attach(self, queue: Any, base: Any, progress: SweepProgress) -> None:
         """Where outcomes come from while the sweep runs."""
         self._queue, self._base, self._progress = queue, base, progress
+
+    def follow(self, run_ids: Sequence[str], following: Sequence[str]) -> None:
+        """A round begins: from when fewer of its runs than slots are left, each commit puts one of the next round's
+        runs into the queue, so that as many are out as before and no slot waits for the round's last run."""
+        self._left, self._following = len(run_ids), deque(following)
 
     def base(self) -> dict[str, Any] | None:
         """The untrained model's utility and scores; waits for them. None where they could not be measured."""
@@ -71,6 +80,10 @@ class Committer:
         for note in outcome.get("notes", ()):
             stderr.print(f"warning: {note}", markup=False)
         self._write(run_id, outcome)
+        self._queue.forget.remote(run_id)  # it is on disk now
+        self._left -= 1
+        if self._following and self._left <= len(self._following):
+            self._queue.submit.remote(self._following.popleft())
         self.track(self._trials[run_id])
         if self._progress is not None:
             self._progress.finished(run_id, outcome)
@@ -132,6 +145,7 @@ class Recorder(Committer):
 
     tracker: Tracker
     parent_run: str
+    _searched: dict[str, Any] = field(default_factory=dict)  # the same for every run
     _pauses: Pauses = field(default_factory=Pauses)
     _why: str = ""  # the store was away when it was last tried; empty where it was there
 
@@ -148,7 +162,8 @@ class Recorder(Committer):
             for mark in (folder.path / "trials").glob("*/tracked.json"):
                 mark.unlink()
             folder.write_json("tracking.json", {"parent_run": parent})
-        return cls(tracker=tracker, parent_run=parent, **known)
+        tuned = searched(spec, list(known["_trials"].values()))
+        return cls(tracker=tracker, parent_run=parent, _searched=tuned, **known)
 
     @classmethod
     def _told_of(cls, facts: TaskFacts) -> dict[str, Any]:
@@ -255,7 +270,7 @@ class Recorder(Committer):
         said = guarantee(event, self.spec.privacy.accountant, cache_dir=cache_dir() / "guarantee")
         return {
             **self.plan["privacy"][trial.run_id],
-            "searched": searched(self.spec, list(self._trials.values())),
+            "searched": self._searched,
             "guarantee": strict(said),
             "ledger": result["ledger"],
         }
