@@ -2,10 +2,10 @@
 
     python benchmarks/many_trials.py --trials 2000 --output many_trials.json
 
-Every run goes through Ray Tune, the queue, a Ray Train worker, the sweep's folder, MLflow and the registry as any other;
-its training takes no step, and its score is the cheapest on the built-in model. Seconds a trial are those between the
-first and the last commit. Memory is sampled while it runs; its growth is the slope from the first tenth of the runs
-on, when everything is loaded, so the first rounds' caches are in it and the start is not.
+Every run goes through Ray Tune, the queue, a Ray Train worker, the sweep's folder, MLflow and the registry as any
+other; its training takes no step, and its score is the cheapest on the built-in model. Seconds a trial are those
+between the first and the last commit. Memory is sampled while it runs; its growth is the slope from the first tenth of
+the runs on, when everything is loaded, so the first rounds' caches are in it and the start is not.
 """
 
 from __future__ import annotations

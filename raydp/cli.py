@@ -17,6 +17,7 @@ from raydp.commands.data import data_app
 from raydp.commands.errors import InterruptibleGroup, complain, explain
 from raydp.commands.lookup import models_app, spaces_app
 from raydp.commands.mia import mia
+from raydp.commands.plan import plan
 from raydp.commands.predict import predict
 from raydp.commands.report import report
 from raydp.commands.score import score
@@ -69,17 +70,6 @@ def sweep(
     nothing_to_run = not result.counts["runs"]  # an outcome of a private selection
     if (result.selected is None and not nothing_to_run) or result.interrupted:
         raise typer.Exit(1)
-
-
-@app.command()
-def plan(spec: Annotated[Path, typer.Argument(metavar="SPEC")], json: Json = False) -> None:
-    """Every configuration with n, q, σ, ε, δ, C, U and estimated cost; trains nothing."""
-    from raydp.output import print_json
-    from raydp.sweep.api import plan as make
-    from raydp.sweep.show import show_plan
-
-    table = make(spec)
-    print_json(table.to_dict("records")) if json else show_plan(table)
 
 
 @app.command()
@@ -248,6 +238,7 @@ def schema() -> None:
     print_json(json_schema())
 
 
+app.command()(plan)
 app.command()(predict)
 app.command()(report)
 app.command()(score)

@@ -17,6 +17,8 @@ from raydp.sweep.points import POINTS_FILE, counts, points_table, secrets_beside
 
 if TYPE_CHECKING:
     from raydp.sweep.driver import SweepResult
+    from raydp.sweep.plan import SweepPlan
+    from raydp.tasks.base import Task
 
 DEMO = Path(__file__).parent.parent / "data" / "demo.yaml"
 
@@ -69,19 +71,28 @@ def plan(spec: str | Path | Mapping[str, Any] | SweepSpec) -> pd.DataFrame:
     Returns:
         One row per configuration. `.attrs` holds warnings, what a named space left out, and the task's facts.
     """
+    return make_table(planned(spec if isinstance(spec, SweepSpec) else load_spec(spec))[0])
+
+
+def planned(spec: SweepSpec) -> tuple[SweepPlan, Task]:
+    """A sweep's plan and its task."""
     from raydp.sweep.inputs import build_task
     from raydp.sweep.plan import make_plan
 
-    checked = spec if isinstance(spec, SweepSpec) else load_spec(spec)
     with stderr.status("reading data and checking the model"):
-        task, weight_hash = build_task(checked)
+        task, weight_hash = build_task(spec)
     with stderr.status("calibrating the noise") as status:
-        planned = make_plan(
-            checked,
+        found = make_plan(
+            spec,
             task.facts(),
             weight_hash,
             progress=lambda done, total: status.update(f"calibrating the noise {done}/{total}"),
         )
+    return found, task
+
+
+def make_table(planned: SweepPlan) -> pd.DataFrame:
+    """See `plan`."""
     table = pd.DataFrame(planned.rows())
     table.attrs["warnings"] = list(planned.warnings)
     table.attrs["rejected"] = [f"{r.configuration}: {r.reason}" for r in planned.rejected]

@@ -106,6 +106,12 @@ def fitting_slots(cluster: ClusterSpec) -> int:
     return min(fit, cluster.max_concurrent_trials or fit)
 
 
+def first_group(slot: int, num_slots: int) -> int:
+    """Runs of a slot's first worker group: from half of them for slot 0 to all for the last, so that slots do not all
+    stand still for their replacement at once."""
+    return math.ceil(TRIALS_PER_GROUP * (num_slots + slot + 1) / (2 * num_slots))
+
+
 class Announce(ControllerCallback):
     """Tells the queue who controls a slot; runs in the controller."""
 
@@ -194,10 +200,10 @@ class Slots:
                 ray.get(self.queue.abandon.remote("; ".join(self._reasons) or "no worker group is left"))
 
     def _run_groups(self, slot: int) -> None:
-        deaths = 0
+        deaths, max_trials = 0, first_group(slot, self.num_slots)
         while True:
             try:
-                self._trainer(slot).fit()
+                self._trainer(slot, max_trials).fit()
             except ray.exceptions.RayActorError:  # Train's controller has died
                 deaths += 1
                 if deaths > MAX_CONTROLLER_DEATHS:
@@ -205,8 +211,9 @@ class Slots:
             if self._closing.is_set() or not ray.get(self.queue.has_work_for.remote(slot)):
                 return
             self._free_leftovers(slot)
+            max_trials = TRIALS_PER_GROUP
 
-    def _trainer(self, slot: int) -> TorchTrainer:
+    def _trainer(self, slot: int, max_trials: int) -> TorchTrainer:
         """A new worker group."""
         cluster = self._cluster
         resources = {"CPU": cluster.cpus_per_worker}
@@ -217,7 +224,7 @@ class Slots:
             train_loop_config={
                 "slot": slot,
                 "queue": self.queue,
-                "max_trials": TRIALS_PER_GROUP,
+                "max_trials": max_trials,
             },
             torch_config=TorchConfig(backend="nccl" if cluster.gpus_per_worker else "gloo"),
             scaling_config=ray.train.ScalingConfig(

@@ -1,0 +1,64 @@
+"""Rounds of Tune: every run once, in order, the largest first, and no slot waits for a round's end."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raydp import Sweep
+from raydp.sweep import driver, slots
+from raydp.sweep.queue import TrialQueue
+from tests.conftest import small_spec
+
+
+@given(st.integers(0, 3000), st.integers(1, 1500))
+def test_rounds_are_the_runs_in_order_and_keep_every_slot_busy(num_runs: int, num_slots: int) -> None:
+    run_ids = [str(k) for k in range(num_runs)]
+    found = list(driver.rounds(run_ids, num_slots))
+    assert [run_id for those, _ in found for run_id in those] == run_ids
+    for k, (those, following) in enumerate(found[:-1]):
+        assert len(those) > num_slots
+        assert following == found[k + 1][0][:num_slots]
+    assert not found or found[-1][1] == []
+
+
+def test_the_driver_runs_the_largest_first_across_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One slot, so the order in which the ledgers were written is the order in which runs were begun."""
+    monkeypatch.setattr(driver, "TRIALS_PER_ROUND", 2)
+    monkeypatch.setattr(driver, "ROUND_PER_SLOT", 1)
+    space = {"points": [[16, 1, 0.01], [16, 2, 0.01], [16, 4, 0.01], [16, 3, 0.01], [32, 3, 0.01]]}
+    sweep = Sweep(small_spec(tmp_path, space=space, cluster={"max_concurrent_trials": 1}))
+    result = sweep.run()
+    assert result.counts["finished"] == 5
+    planned = sweep.points()
+    computes = planned["batch_size"] * planned["num_steps"]
+    assert computes.is_monotonic_decreasing
+    written = [(result.folder / "trials" / run_id / "ledger.txt").stat().st_mtime_ns for run_id in planned["run_id"]]
+    assert written == sorted(written)
+
+
+def test_the_queue_forgets_what_is_on_disk() -> None:
+    async def scenario() -> None:
+        queue = TrialQueue(expected=1, max_retries=1)
+        waiting = asyncio.create_task(queue.submit("a"))
+        await asyncio.sleep(0)
+        run_id, token = await queue.lease(0) or ("", 0)
+        await queue.forget(run_id)  # nothing to forget yet
+        await queue.complete(run_id, token, {"run_id": "a", "status": "finished", "history": [1, 2, 3]})
+        assert (await waiting)["history"] == [1, 2, 3]
+        await queue.forget(run_id)
+        assert await queue.submit("a") == {"run_id": "a", "status": "finished"}
+        assert not await queue.complete(run_id, token, {"status": "finished", "history": []}), "a result is final"
+
+    asyncio.run(asyncio.wait_for(scenario(), timeout=20))
+
+
+def test_first_worker_groups_end_at_different_times() -> None:
+    assert slots.first_group(0, 1) == slots.TRIALS_PER_GROUP
+    sizes = [slots.first_group(slot, 4) for slot in range(4)]
+    assert len(set(sizes)) == 4
+    assert slots.TRIALS_PER_GROUP / 2 < min(sizes) <= max(sizes) == slots.TRIALS_PER_GROUP
