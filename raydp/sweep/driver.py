@@ -271,10 +271,10 @@ def _run_tune(
     trial than slots keeps the next run at hand. A trial that Tune gave up on is committed all the same."""
 
     num_actors = min(num_slots + 1, count)
-    searched = isinstance(runs, RunSearcher)
+    searched, name = isinstance(runs, RunSearcher), secrets.token_hex(4)
 
     def trial(config: dict[str, Any]) -> None:
-        ray.get(queue.gather.remote(ray.get_runtime_context().get_actor_id(), num_actors))
+        ray.get(queue.gather.remote(ray.get_runtime_context().get_actor_id(), num_actors, name))
         outcome = ray.get(queue.submit.remote(config["run_id"]))
         tune.report({"run_id": config["run_id"], "status": outcome["status"]})
 

@@ -69,7 +69,7 @@ class TrialQueue:
         self._controllers: dict[int, Any] = {}
         self._explained: dict[int, str] = {}
         self._shared: list[Any] = []
-        self._actors: set[str] = set()
+        self._actors: dict[str, set[str]] = {}
         self._abandoned: str | None = None
         self._changed = asyncio.Condition()
 
@@ -105,14 +105,16 @@ class TrialQueue:
             await self._changed.wait_for(lambda: self._shared)
             return self._shared
 
-    async def gather(self, actor: str, num_actors: int) -> None:
-        """Wait until this many of Tune's actors have started. Tune reuses an actor that ends its trial early for the
-        next trial, and kills the one that is still starting for it: short runs would start an actor each for ever."""
+    async def gather(self, actor: str, num_actors: int, tune_round: str = "") -> None:
+        """Wait until this many of Tune's actors have started, for each round of Tune, which starts its own, anew. Tune
+        reuses an actor that ends its trial early for the next trial, and kills the one that is still starting for it:
+        short runs would start an actor each for ever."""
         async with self._changed:
-            self._actors.add(actor)
+            here = self._actors.setdefault(tune_round, set())
+            here.add(actor)
             self._changed.notify_all()
             with suppress(TimeoutError):
-                enough = self._changed.wait_for(lambda: len(self._actors) >= num_actors)
+                enough = self._changed.wait_for(lambda: len(here) >= num_actors)
                 await asyncio.wait_for(enough, timeout=GATHER_SECONDS)
 
     async def register(self, slot: int, placement_group: Any = None) -> bool:

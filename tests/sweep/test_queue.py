@@ -174,6 +174,11 @@ def test_tunes_actors_wait_for_each_other_once_and_not_for_ever(monkeypatch: pyt
         await queue.gather("actor 2", 2)
         await first
         await queue.gather("actor 1", 2)  # its next trial
+        later = asyncio.create_task(queue.gather("actor 3", 2, "next round"))
+        await asyncio.sleep(0.05)
+        assert not later.done(), "those of the round before are gone"
+        await queue.gather("actor 4", 2, "next round")
+        await later
         monkeypatch.setattr(queue_module, "GATHER_SECONDS", 0.05)
         await queue.gather("actor 1", 3)  # one never comes
 
