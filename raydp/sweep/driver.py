@@ -37,7 +37,10 @@ from raydp.training.trial import TrialPlan
 TRIALS_PER_ROUND = 400
 """Tune keeps every trial of a run in the driver's memory; a sweep of thousands runs in rounds."""
 ROUND_PER_SLOT = 4
-"""A round has at least so many runs a slot: with fewer runs than slots in it, slots would stand still."""
+"""A round has at least so many runs a slot, so that starting its trials does not outweigh them."""
+OUT_PER_SLOT = 2
+"""So many runs a slot are in the queue or running: slots that end together need not wait for the driver to commit one
+result after the other, nor for the last run of a round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,8 +208,9 @@ def _train(
             recorder = _recorder(spec, folder, task, weight_hash)
             base = queue.submit.remote(BASE_RUN) if measure_base else None
             source = _source(recorder, trials)
-            first = [t.run_id for t in left] if source is None else source.upcoming(slots.num_slots)
-            for run_id in first[: slots.num_slots]:  # begun before Tune starts, whose trials then wait for them
+            out = OUT_PER_SLOT * slots.num_slots if source is None else slots.num_slots
+            first = [t.run_id for t in left] if source is None else source.upcoming(out)
+            for run_id in first[:out]:  # begun before Tune starts, whose trials then wait for them
                 queue.submit.remote(run_id)
             if first or measure_base:
                 ray.get(queue.first_lease.remote())
@@ -223,20 +227,18 @@ def _train(
                 searcher = RunSearcher(source, lambda given: ray.get(queue.close.remote(given + beside)))
                 _run_tune(searcher, len(left), queue, recorder, folder, slots.num_slots)
             else:
-                for run_ids, following in rounds([t.run_id for t in left], slots.num_slots):
-                    recorder.follow(run_ids, following)
+                recorder.hand_out(first[out:])
+                for run_ids in rounds(first, slots.num_slots):
                     _run_tune(run_ids, len(run_ids), queue, recorder, folder, slots.num_slots)
             recorder.base()
     return recorder
 
 
-def rounds(run_ids: list[str], num_slots: int) -> Iterator[tuple[list[str], list[str]]]:
-    """The runs of each round of Tune in order, and those of the next round that are begun while its last ones run:
-    one for each slot that would else stand still."""
+def rounds(run_ids: list[str], num_slots: int) -> Iterator[list[str]]:
+    """The runs of each round of Tune, in order."""
     size = max(TRIALS_PER_ROUND, ROUND_PER_SLOT * num_slots)
     for start in range(0, len(run_ids), size):
-        end = start + size
-        yield run_ids[start:end], run_ids[end : end + num_slots]
+        yield run_ids[start : start + size]
 
 
 def _hopeless(spec: SweepSpec, folder: SweepFolder, trials: list[TrialPlan]) -> Hopeless | None:

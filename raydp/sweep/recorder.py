@@ -47,8 +47,7 @@ class Committer:
     _base: Any = None
     _progress: SweepProgress | None = None
     _trials: dict[str, TrialPlan] = field(default_factory=dict)
-    _left: int = 0
-    _following: deque[str] = field(default_factory=deque)
+    _next: deque[str] = field(default_factory=deque)
 
     @classmethod
     def open(cls, spec: SweepSpec, folder: SweepFolder, facts: TaskFacts, weight_hash: str) -> Self:
@@ -59,10 +58,9 @@ class Committer:
         """Where outcomes come from while the sweep runs."""
         self._queue, self._base, self._progress = queue, base, progress
 
-    def follow(self, run_ids: Sequence[str], following: Sequence[str]) -> None:
-        """A round begins: from when fewer of its runs than slots are left, each commit puts one of the next round's
-        runs into the queue, so that as many are out as before and no slot waits for the round's last run."""
-        self._left, self._following = len(run_ids), deque(following)
+    def hand_out(self, run_ids: Sequence[str]) -> None:
+        """Each commit puts the next of these runs into the queue, so that as many are out as before."""
+        self._next = deque(run_ids)
 
     def base(self) -> dict[str, Any] | None:
         """The untrained model's utility and scores; waits for them. None where they could not be measured."""
@@ -81,9 +79,8 @@ class Committer:
             stderr.print(f"warning: {note}", markup=False)
         self._write(run_id, outcome)
         self._queue.forget.remote(run_id)  # it is on disk now
-        self._left -= 1
-        if self._following and self._left <= len(self._following):
-            self._queue.submit.remote(self._following.popleft())
+        if self._next:
+            self._queue.submit.remote(self._next.popleft())
         self.track(self._trials[run_id])
         if self._progress is not None:
             self._progress.finished(run_id, outcome)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from raydp.sections import ClusterSpec
 
 TRIAL_SECONDS = 0.05
 """What a worker adds to a run beside its training and scores: the lease, the hand-over, saving the model."""
-DRIVER_SECONDS = 0.4
+DRIVER_SECONDS = 0.3
 """What the driver, which is one process, does for a run: commit, record, MLflow (benchmarks/many_trials.py, on two
 shared cores). Its reciprocal is the most runs a second of any sweep, whatever the number of slots."""
 
@@ -110,7 +111,7 @@ def makespan(costs: Sequence[float], num_slots: int, *, driver_seconds: float = 
         costs: seconds of each run on its slot.
         num_slots: slots side by side.
         driver_seconds: the driver takes in one result after the other, in this time each, and hands out a run for it;
-            one run more than slots is out at any time.
+            twice as many runs as slots are out.
 
     Guarantee:
         Without driver_seconds at most (2 - 1/m) times the best order's (Graham 1966), in descending order at most
@@ -118,12 +119,12 @@ def makespan(costs: Sequence[float], num_slots: int, *, driver_seconds: float = 
     """
     running = list(costs[:num_slots])
     heapq.heapify(running)
-    driver = handed_out = 0.0
+    driver, handed_out = 0.0, deque([0.0] * num_slots)
     for cost in costs[num_slots:]:
         free = running[0]
-        heapq.heapreplace(running, max(free, handed_out) + cost)
+        heapq.heapreplace(running, max(free, handed_out.popleft()) + cost)
         driver = max(driver, free) + driver_seconds
-        handed_out = driver
+        handed_out.append(driver)
     while running:
         driver = max(driver, heapq.heappop(running)) + driver_seconds
     return driver
