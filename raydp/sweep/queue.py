@@ -62,6 +62,7 @@ class TrialQueue:
         self._max_retries = max_retries
         self._max_idle_starts = max_idle_starts
         self._items: dict[str, _Item] = {}
+        self._held: dict[str, _Item] = {}  # those with a slot: few of thousands
         self._waiting: deque[str] = deque()
         self._idle_starts: dict[int, int] = {}
         self._starts: dict[int, int] = {}
@@ -156,6 +157,7 @@ class TrialQueue:
                     item = self._items[self._waiting.popleft()]
                     item.attempts, item.token, item.slot = item.attempts + 1, item.token + 1, slot
                     item.heartbeat, item.step = time.monotonic(), 0
+                    self._held[item.run_id] = item
                     self._idle_starts[slot] = 0
                     self._changed.notify_all()
                     return item.run_id, item.token
@@ -201,14 +203,15 @@ class TrialQueue:
         async with self._changed:
             item = self._items[run_id]
             if item.is_held_with(token):
-                item.slot, item.attempts = None, item.attempts - 1
+                self._let_go(item)
+                item.attempts -= 1
                 self._waiting.appendleft(run_id)
                 self._changed.notify_all()
 
     async def idle(self) -> None:
         """Wait until nothing is in progress."""
         async with self._changed:
-            await self._changed.wait_for(lambda: all(item.slot is None for item in self._items.values()))
+            await self._changed.wait_for(lambda: not self._held)
 
     async def complete(self, run_id: str, token: int, outcome: dict[str, Any]) -> bool:
         """Hand in a result. False, and nothing changes, when the token is not the newest or there is a result."""
@@ -216,7 +219,8 @@ class TrialQueue:
             item = self._items[run_id]
             if not item.is_held_with(token) or item.outcome is not None:
                 return False
-            item.outcome, item.slot = {**outcome, "attempts": item.attempts}, None
+            self._let_go(item)
+            item.outcome = {**outcome, "attempts": item.attempts}
             if self._hopeless is not None:
                 item.outcome["checks"] = item.checks
                 self._hopeless.learn(run_id, item.outcome)
@@ -253,19 +257,22 @@ class TrialQueue:
 
     async def status(self) -> dict[str, Any]:
         """Who runs what, for the progress display: run_id -> (step, num_steps) of what runs now."""
-        running = {i.run_id: (i.step, i.num_steps) for i in self._items.values() if i.slot is not None}
+        running = {i.run_id: (i.step, i.num_steps) for i in self._held.values()}
         return {"running": running, "waiting": len(self._waiting)}
 
     def _expire(self, *, slot: int | None, reason: str) -> None:
         """End the leases of a slot, or with None those without a heartbeat."""
         now = time.monotonic()
-        for item in self._items.values():
-            late = item.slot is not None and now - item.heartbeat > LEASE_SECONDS
-            if item.slot is not None and (item.slot == slot if slot is not None else late):
+        for item in list(self._held.values()):
+            if item.slot == slot if slot is not None else now - item.heartbeat > LEASE_SECONDS:
                 self._retry_or_fail(item, reason)
 
-    def _retry_or_fail(self, item: _Item, reason: str) -> None:
+    def _let_go(self, item: _Item) -> None:
         item.slot = None
+        del self._held[item.run_id]
+
+    def _retry_or_fail(self, item: _Item, reason: str) -> None:
+        self._let_go(item)
         item.reasons.append(reason)
         if item.attempts <= self._max_retries:
             self._waiting.appendleft(item.run_id)
