@@ -117,6 +117,8 @@ def test_alternatives_of_a_field_are_reported_under_its_own_name(tmp_path: Path)
         ({"gpus_per_worker": 0.5, "workers_per_trial": 2}, "must be whole with workers_per_trial 2"),
         ({"exchange": "shared/folder"}, "must be a URI such as s3://bucket/folder"),
         ({"working_dir": "."}, "must go with another address than local"),
+        ({"autoscaling": True, "max_concurrent_trials": 2}, "must go with another address than local"),
+        ({"autoscaling": True, "address": "auto"}, "must go with cluster.max_concurrent_trials"),
         ({"grace_seconds": -1}, "greater than or equal to 0"),
     ],
 )

@@ -34,6 +34,8 @@ class ClusterSpec(Section):
         gpus_per_worker: a part of one, such as 0.5, lets several trials share a GPU; each is held to its part of the
             memory.
         max_concurrent_trials: worker groups that run side by side; as many as fit by default.
+        autoscaling: the cluster grows on demand: start max_concurrent_trials worker groups, whatever fits at the time;
+            those that wait make the cluster add nodes.
         microbatch_size: examples in one backward pass; by default chosen from their lengths, and halved where memory
             does not suffice.
         gradient_checkpointing: keep less of the forward pass for the backward pass and compute it again there.
@@ -51,6 +53,7 @@ class ClusterSpec(Section):
     working_dir: str | None = None
     exchange: str | None = None
     max_concurrent_trials: Annotated[int, Field(ge=1)] | None = None
+    autoscaling: bool = False
     microbatch_size: Annotated[int, Field(ge=1)] | None = None
     gradient_checkpointing: bool = False
     checkpoint_seconds: Annotated[float, Field(ge=0)] = 30.0
@@ -77,6 +80,9 @@ class ClusterSpec(Section):
                 f"cluster.working_dir must go with another address than local, got {self.working_dir!r}. Remove it: "
                 "what runs here sees the driver's own code."
             )
+        if self.autoscaling and (self.max_concurrent_trials is None or self.address == "local"):
+            missing = "another address than local" if self.address == "local" else "cluster.max_concurrent_trials"
+            raise ValueError(f"cluster.autoscaling must go with {missing}, got none. Give it, or remove autoscaling.")
         if self.gpus_per_worker > 1 and self.gpus_per_worker % 1:
             raise ValueError(
                 f"cluster.gpus_per_worker must be whole above 1, got {self.gpus_per_worker:g}. Round it: a worker has "

@@ -192,7 +192,8 @@ def _train(
         hopeless=_hopeless(spec, folder, trials),
     ) as slots:
         queue = slots.queue
-        with console.status("starting the workers, loading the base model, opening the tracking store"):
+        nodes = "adding nodes, " if spec.cluster.autoscaling else ""
+        with console.status(f"{nodes}starting the workers, loading the base model, opening the tracking store"):
             slots.share(
                 Shared(
                     spec=spec,

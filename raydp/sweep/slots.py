@@ -33,6 +33,9 @@ MAX_CONTROLLER_DEATHS = 3
 TRIALS_PER_GROUP = 200
 """A worker group is replaced by a fresh one after so many runs: memory that libraries keep does not add up."""
 
+NODE_SECONDS = 3600
+"""How long a worker group waits for the node that an autoscaler is to add."""
+
 CLOSE_SECONDS = 30.0
 """How long the end of a sweep waits for its worker groups to go home."""
 
@@ -48,6 +51,7 @@ def start_ray(cluster: ClusterSpec) -> None:
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0" if cluster.address == "local" else "1",
         "TUNE_WARN_THRESHOLD_S": "5",
+        **({"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(NODE_SECONDS)} if cluster.autoscaling else {}),
     }
     for name, value in quiet.items():
         os.environ.setdefault(name, value)
@@ -90,11 +94,13 @@ def fitting_workers(cluster: ClusterSpec) -> int:
 
 
 def fitting_slots(cluster: ClusterSpec) -> int:
-    """How many worker groups the cluster can hold at once, at most what the spec allows.
+    """How many worker groups the cluster can hold at once, at most what the spec allows; all of those where it grows.
 
     Raises:
         ValueError: not even one fits.
     """
+    if cluster.autoscaling and cluster.max_concurrent_trials is not None:
+        return cluster.max_concurrent_trials
     total, workers = ray.cluster_resources(), fitting_workers(cluster)
     fit = workers // cluster.max_workers or int(workers >= cluster.min_workers)
     if fit < 1:
