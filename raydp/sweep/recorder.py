@@ -249,10 +249,11 @@ class Recorder(Committer):
             **composed(events, self.plan["delta"], accountant),
         }
         self.folder.write_json("released.json", strict(together))
+        told = {name: value for name, value in strict(together).items() if name != "run_ids"}  # cards would grow with it
         for trial in released:
             result = self.folder.result(trial.run_id)
             assert result is not None
-            privacy = {**self._privacy(trial, result), "released_together": strict(together)}
+            privacy = {**self._privacy(trial, result), "released_together": told}
             record = replace(self._record(trial, result), privacy=privacy, card=card_markdown(privacy))
             self.tracker.update_privacy(str(self._model_uri(trial)), record)
         return together
