@@ -249,7 +249,7 @@ class Recorder(Committer):
             **composed(events, self.plan["delta"], accountant),
         }
         self.folder.write_json("released.json", strict(together))
-        told = {name: value for name, value in strict(together).items() if name != "run_ids"}  # cards would grow with it
+        told = {k: v for k, v in strict(together).items() if k != "run_ids"}  # every card would grow with the sweep
         for trial in released:
             result = self.folder.result(trial.run_id)
             assert result is not None
