@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray import tune
 from rich.console import Console
 
 from raydp import models, sharing
 from raydp.locations import is_uri
 from raydp.spec import SweepSpec
 from raydp.sweep.adaptive import RunSearcher, RunSource
+from raydp.sweep.committer import Committer, Discarder
 from raydp.sweep.exchange import bucket_of, check_exchange
 from raydp.sweep.finish import NOT_FINISHED, OF_CANARIES, Finish, finish
 from raydp.sweep.folder import BASE_RUN, SweepFolder
@@ -24,20 +23,17 @@ from raydp.sweep.measurements import write_counts
 from raydp.sweep.plan import SweepPlan, drawn, make_plan, plan_document
 from raydp.sweep.points import SEARCH_FILE, counts, skipped_configurations, write_tables
 from raydp.sweep.progress import SweepProgress
-from raydp.sweep.recorder import CommitCallback, Committer, Discarder, Recorder
+from raydp.sweep.recorder import Recorder
 from raydp.sweep.selection import decided, release_best
 from raydp.sweep.show import data_notes
 from raydp.sweep.slots import Slots, start_ray
 from raydp.sweep.stopping import Hopeless
+from raydp.sweep.tune_rounds import rounds, run_tune
 from raydp.sweep.worker import Shared
 from raydp.tasks.base import Task
 from raydp.tracking import check_store
 from raydp.training.trial import TrialPlan
 
-TRIALS_PER_ROUND = 400
-"""Tune keeps every trial of a run in the driver's memory; a sweep of thousands runs in rounds."""
-ROUND_PER_SLOT = 4
-"""A round has at least so many runs a slot, so that starting its trials does not outweigh them."""
 OUT_PER_SLOT = 2
 """So many runs a slot are in the queue or running: slots that end together need not wait for the driver to commit one
 result after the other, nor for the last run of a round."""
@@ -226,20 +222,13 @@ def _train(
             if source is not None:
                 beside = int(measure_base)
                 searcher = RunSearcher(source, lambda given: ray.get(queue.close.remote(given + beside)))
-                _run_tune(searcher, len(left), queue, recorder, folder, slots.num_slots)
+                run_tune(searcher, len(left), queue, recorder, folder, slots.num_slots)
             else:
                 recorder.hand_out(first[out:])
                 for run_ids in rounds(first, slots.num_slots):
-                    _run_tune(run_ids, len(run_ids), queue, recorder, folder, slots.num_slots)
+                    run_tune(run_ids, len(run_ids), queue, recorder, folder, slots.num_slots)
             recorder.base()
     return recorder
-
-
-def rounds(run_ids: list[str], num_slots: int) -> Iterator[list[str]]:
-    """The runs of each round of Tune, in order."""
-    size = max(TRIALS_PER_ROUND, ROUND_PER_SLOT * num_slots)
-    for start in range(0, len(run_ids), size):
-        yield run_ids[start : start + size]
 
 
 def _hopeless(spec: SweepSpec, folder: SweepFolder, trials: list[TrialPlan]) -> Hopeless | None:
@@ -264,40 +253,3 @@ def _source(recorder: Committer, trials: list[TrialPlan]) -> RunSource | None:
     if spec.space.search is None or folder.read_json(SEARCH_FILE) is not None:
         return None
     return RunSource(spec=spec, folder=folder, trials=trials, search=spec.space.search.params, base_fn=recorder.base)
-
-
-def _run_tune(
-    runs: list[str] | RunSearcher, count: int, queue: Any, recorder: Committer, folder: SweepFolder, num_slots: int
-) -> None:
-    """One Tune trial per run, in the given order or as a search gives them out, at most `count`. A trial only waits for
-    its run's result, so it holds no CPU: one that did would deadlock a small machine against the workers. One more
-    trial than slots keeps the next run at hand. A trial that Tune gave up on is committed all the same."""
-
-    num_actors = min(num_slots + 1, count)
-    searched, name = isinstance(runs, RunSearcher), secrets.token_hex(4)
-
-    def trial(config: dict[str, Any]) -> None:
-        ray.get(queue.gather.remote(ray.get_runtime_context().get_actor_id(), num_actors, name))
-        outcome = ray.get(queue.submit.remote(config["run_id"]))
-        tune.report({"run_id": config["run_id"], "status": outcome["status"]})
-
-    tune.Tuner(
-        tune.with_resources(trial, tune.PlacementGroupFactory([{"memory": 1e6}])),
-        param_space={} if searched else {"run_id": tune.grid_search(runs)},
-        tune_config=tune.TuneConfig(
-            max_concurrent_trials=num_actors,
-            reuse_actors=True,
-            search_alg=runs if searched else None,
-            num_samples=count if searched else 1,
-        ),
-        run_config=tune.RunConfig(
-            name="tune",
-            storage_path=str(folder.path.resolve() / "ray"),
-            verbose=0,
-            callbacks=[CommitCallback(recorder)],
-            failure_config=tune.FailureConfig(max_failures=3),
-        ),
-    ).fit()
-    for run_id in runs.source.given() if isinstance(runs, RunSearcher) else runs:
-        if folder.result(run_id) is None:
-            recorder.commit(run_id)

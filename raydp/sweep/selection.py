@@ -14,12 +14,13 @@ from analysis.selection.choice import SelectionStep
 from raydp.output import strict
 from raydp.privacy import selection_guarantee
 from raydp.spec import SweepSpec
+from raydp.sweep.committer import Committer
 from raydp.sweep.draws import num_runs_of
 from raydp.sweep.finish import Finish, set_aliases
 from raydp.sweep.folder import SweepFolder
 from raydp.sweep.notes import about
 from raydp.sweep.points import counts, points_table, write_tables
-from raydp.sweep.recorder import Committer, Recorder
+from raydp.sweep.recorder import Recorder
 from raydp.tasks.base import TaskFacts
 from raydp.tracking import NotDeliveredError, TrialRecord, delivering
 from raydp.training.trial import TrialPlan

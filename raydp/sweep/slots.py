@@ -160,8 +160,9 @@ class Slots:
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         try:
+            deadline = time.monotonic() + CLOSE_SECONDS  # a group may still wait for a node
             for thread in self._threads if kind is None else []:
-                thread.join(CLOSE_SECONDS)
+                thread.join(max(0.0, deadline - time.monotonic()))
             if kind is not None and issubclass(kind, KeyboardInterrupt):
                 self._pause()
             self._close()

@@ -47,7 +47,7 @@ def growing(*, max_nodes: int) -> dict[str, Any]:
 
 
 def test_nodes_are_added_for_the_workers_of_a_sweep(done: Done, tmp_path: Path) -> None:
-    """Two nodes of one CPU can be added; there is none at the start."""
+    """Two nodes of one CPU can be added; there is none at the start, and never one for the third worker group."""
     config = tmp_path / "autoscaler.json"
     config.write_text(json.dumps(growing(max_nodes=2)))
     with network(tmp_path / "net") as net:
@@ -64,7 +64,7 @@ def test_nodes_are_added_for_the_workers_of_a_sweep(done: Done, tmp_path: Path) 
         size = ["--num-cpus=0", "--num-gpus=0", "--object-store-memory=300000000", "--include-dashboard=false"]
         head.run(*RAY, "start", "--head", f"--autoscaling-config={config}", *where, *size, **variables, **provider)
         spec = spec_of(tmp_path)
-        spec["cluster"] = {"checkpoint_seconds": 0, "autoscaling": True, "max_concurrent_trials": 2}
+        spec["cluster"] = {"checkpoint_seconds": 0, "autoscaling": True, "max_concurrent_trials": 3}
         spec["cluster"]["address"] = f"{head.address}:{PORT}"
         (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
         driver = head.popen(*RayHosts.command("sweep", "spec.yaml", "--json"), folder=tmp_path, **variables)

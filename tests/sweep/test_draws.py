@@ -13,11 +13,11 @@ import pytest
 from raydp.privacy import PoissonGaussian, PoissonRuns, TruncatedNegativeBinomial, tuned_epsilon
 from raydp.spec import SweepSpec, load_spec
 from raydp.sweep.api import select
+from raydp.sweep.committer import Committer
 from raydp.sweep.draws import draw, num_runs_of
 from raydp.sweep.folder import SweepFolder
 from raydp.sweep.plan import SweepPlan, drawn, make_plan, plan_document
 from raydp.sweep.points import counts
-from raydp.sweep.recorder import Committer
 from raydp.sweep.selection import decide, decided, release_best
 from raydp.tasks.base import TaskFacts
 from raydp.training.stream import TEST_KEY, KeyedStream, new_key

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from raydp.spec import load_spec
-from raydp.sweep import recorder
+from raydp.sweep import committer as committing
+from raydp.sweep.committer import Committer
 from raydp.sweep.folder import SweepFolder
-from raydp.sweep.recorder import Committer
 from tests.conftest import small_spec
 
 pytestmark = pytest.mark.cluster
@@ -51,7 +51,7 @@ OUTCOME = {"status": "finished", "attempt": "attempt-1", "history": ["x" * 100_0
 def test_a_result_waits_for_space_with_its_model(
     full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(recorder, "WRITE_SECONDS", 0.05)
+    monkeypatch.setattr(committing, "WRITE_SECONDS", 0.05)
     writing = threading.Thread(target=committer(full, tmp_path)._write, args=("run", OUTCOME))
     writing.start()
     time.sleep(0.5)
@@ -65,8 +65,8 @@ def test_a_result_waits_for_space_with_its_model(
 
 
 def test_in_the_end_it_is_an_error(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "WRITE_SECONDS", 0.01)
-    monkeypatch.setattr(recorder, "WRITE_TRIES", 3)
+    monkeypatch.setattr(committing, "WRITE_SECONDS", 0.01)
+    monkeypatch.setattr(committing, "WRITE_TRIES", 3)
     with pytest.raises(OSError, match="No space left"):
         committer(full, tmp_path)._write("run", OUTCOME)
     assert SweepFolder(path=full).result("run") is None

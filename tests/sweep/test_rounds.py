@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydp import Sweep
-from raydp.sweep import driver, slots
+from raydp.sweep import slots, tune_rounds
 from raydp.sweep.queue import TrialQueue
 from tests.conftest import small_spec
 
@@ -18,15 +18,15 @@ from tests.conftest import small_spec
 @given(st.integers(0, 3000), st.integers(1, 1500))
 def test_rounds_are_the_runs_in_order_and_larger_than_the_slots(num_runs: int, num_slots: int) -> None:
     run_ids = [str(k) for k in range(num_runs)]
-    found = list(driver.rounds(run_ids, num_slots))
+    found = list(tune_rounds.rounds(run_ids, num_slots))
     assert [run_id for those in found for run_id in those] == run_ids
     assert all(len(those) >= 4 * num_slots for those in found[:-1])
 
 
 def test_the_driver_runs_the_largest_first_across_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One slot, so the order in which the ledgers were written is the order in which runs were begun."""
-    monkeypatch.setattr(driver, "TRIALS_PER_ROUND", 2)
-    monkeypatch.setattr(driver, "ROUND_PER_SLOT", 1)
+    monkeypatch.setattr(tune_rounds, "TRIALS_PER_ROUND", 2)
+    monkeypatch.setattr(tune_rounds, "ROUND_PER_SLOT", 1)
     space = {"points": [[16, 1, 0.01], [16, 2, 0.01], [16, 4, 0.01], [16, 3, 0.01], [32, 3, 0.01]]}
     sweep = Sweep(small_spec(tmp_path, space=space, cluster={"max_concurrent_trials": 1}))
     result = sweep.run()

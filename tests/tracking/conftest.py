@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from raydp.models import weight_hash
-from raydp.tracking import Tracker, TrialRecord
+from raydp.tracking import Tracker, TrialRecord, new_key
 from raydp.tracking.store import open_store
 
 from .real_server import new_server, remove
@@ -154,3 +154,10 @@ def record(adapter, base_folder):
         return TrialRecord(**{**values, **changes})
 
     return make
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    """Two private keys and their public halves."""
+    folder = tmp_path_factory.mktemp("keys")
+    return {name: (folder / name, new_key(folder / name)) for name in ("team", "other")}
