@@ -93,13 +93,13 @@ def test_a_signal_before_the_time_limit_stops_queues_again_and_goes_on(cluster: 
     spec = write(tmp_path, small_spec(tmp_path, space=space), checkpoint_seconds=1)
     job, folder = Job(cluster, tmp_path), Path(spec["storage"]) / "small"
     deadline = time.monotonic() + FINISH_SECONDS
-    while len(results(folder)) < 2:  # the base model's measurement, and a run
+    while not results(folder):
         assert time.monotonic() < deadline, job.log
         time.sleep(0.05)
     cluster.run("scancel", "--batch", "--signal=TERM", job.number)
     job.wait_for("PENDING", seconds=STOP_SECONDS)
     finished = {path: path.stat().st_mtime_ns for path in results(folder)}
-    assert len(finished) < 5, "it was to be stopped in the middle"
+    assert len(finished) < 4, "it was to be stopped in the middle"
     assert "the job goes back to the queue" in job.log
     ended = job.ended()
     assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("COMPLETED", "0:0", "1"), job.log

@@ -36,7 +36,7 @@ def test_after_a_kill_of_the_driver_the_search_goes_on(tmp_path: Path, search: d
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
     folder = Path(spec["storage"]) / "small"
     driver = start_raydp(tmp_path, "sweep", "spec.yaml", "--json")
-    wait_until(lambda: len(results(folder)) >= 2 and begun(folder), driver)
+    wait_until(lambda: results(folder) and begun(folder), driver)
     os.killpg(driver.pid, signal.SIGKILL)
     driver.communicate(timeout=FINISH_SECONDS)
     finished = {path: path.stat().st_mtime_ns for path in results(folder)}
@@ -50,7 +50,7 @@ def test_after_a_kill_of_the_driver_the_search_goes_on(tmp_path: Path, search: d
     counts = json.loads(out)["counts"]
     assert all(path.stat().st_mtime_ns == time_ns for path, time_ns in finished.items()), "nothing finished ran twice"
     assert interrupted <= {path.parent.name for path in results(folder)}, "what was begun was gone on with"
-    assert counts["finished"] > len(finished) - 1, "the search went on"  # one of them is the untrained model's
+    assert counts["finished"] > len(finished), "the search went on"
     assert counts["finished"] == (runs or counts["finished"])
     assert counts["pending"] == counts["failed"] == 0
     listed = {(row["num_steps"], row["learning_rate"]) for row in counts["search"]["skipped"]}

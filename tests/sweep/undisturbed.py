@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from raydp import Sweep
+from raydp.sweep.folder import BASE_RUN
 from tests.conftest import small_spec
 
 SPACE = {"batch_size": [64], "num_steps": [20, 40], "learning_rate": [0.01, 0.02]}
@@ -35,7 +36,8 @@ class Done:
 
 
 def results(folder: Path) -> list[Path]:
-    return list(folder.glob("trials/*/result.json"))
+    """The results of the runs, without that of the untrained model."""
+    return [path for path in folder.glob("trials/*/result.json") if path.parent.name != BASE_RUN]
 
 
 def wait_until(condition: Callable[[], Any], driver: subprocess.Popen[str]) -> None:
