@@ -18,6 +18,23 @@ if TYPE_CHECKING:
     from tests.sweep.undisturbed import Done
 
 
+HERE = Path(__file__).parent
+ALONE = {"cluster", "deploy", "sweep"}
+"""Rooms whose tests start Ray or Slurm, and have the machine to themselves."""
+ALONE_FILES = {
+    f"test_{subject}"
+    for subject in ("memory", "planted_secrets", "ray_token", "real_server", "server", "server_away", "serving")
+}
+"""The same elsewhere: servers, Ray, and limits on memory."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of tests that are not `alone` run side by side (see the Makefile)."""
+    for item in items:
+        if item.path.relative_to(HERE).parts[0] in ALONE or item.path.stem in ALONE_FILES:
+            item.add_marker(pytest.mark.alone)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests neither use nor fill the user's cache."""

@@ -10,8 +10,6 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-NETWORK = "10.77.0"
-
 _INIT = """
 set -e
 hostname "$1"
@@ -30,17 +28,23 @@ def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
 
 
+def _unused() -> str:
+    """The beginning of addresses that nobody has, such as 10.77.0: a test that was killed leaves its network behind."""
+    taken = subprocess.run(["ip", "-4", "-oneline", "addr"], check=True, capture_output=True, text=True).stdout
+    return next(f"10.77.{k}" for k in range(256) if f" 10.77.{k}." not in taken)
+
+
 class Host:
     """One host.
 
     Args:
         network: of which hosts.
-        number: 1 to 254; its address is 10.77.0.NUMBER.
+        number: 1 to 253; the last part of its address.
     """
 
     def __init__(self, network: Network, number: int) -> None:
         self.name = f"host{number}"
-        self.address = f"{NETWORK}.{number}"
+        self.address = f"{network.prefix}.{number}"
         self._space = f"{network.name}-{number}"
         self._cable = f"{network.name}v{number}"
         _ip("netns", "add", self._space)
@@ -50,7 +54,7 @@ class Host:
             ("addr", "add", f"{self.address}/24", "dev", "eth0"),
             ("link", "set", "eth0", "up"),
             ("link", "set", "lo", "up"),
-            ("route", "add", "default", "via", f"{NETWORK}.254"),
+            ("route", "add", "default", "via", network.machine),
         ):
             _ip("-n", self._space, *command)
         unshared = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -111,18 +115,20 @@ class Host:
 
 
 class Network:
-    """A switch, and the hosts that are plugged into it; the machine that it runs on is 10.77.0.254."""
+    """A switch, and the hosts that are plugged into it; the machine that it runs on is `machine` there."""
 
     def __init__(self, folder: Path) -> None:
         self.name = f"rd{secrets.token_hex(3)}"
+        self.prefix = _unused()
+        self.machine = f"{self.prefix}.254"
         self.hosts: list[Host] = []
         folder.mkdir(parents=True, exist_ok=True)
-        names = [f"{NETWORK}.{k} host{k}" for k in range(1, 20)]
+        names = [f"{self.prefix}.{k} host{k}" for k in range(1, 20)]
         (folder / "hosts").write_text("127.0.0.1 localhost\n" + "\n".join(names) + "\n")
         self.hosts_file = str(folder / "hosts")
         # Without an address of its own it takes its ports' lowest, another one with each host that comes or goes.
         _ip("link", "add", self.name, "address", "02:00:00:00:00:fe", "type", "bridge")
-        _ip("addr", "add", f"{NETWORK}.254/24", "dev", self.name)
+        _ip("addr", "add", f"{self.machine}/24", "dev", self.name)
         _ip("link", "set", self.name, "up")
 
     def add(self) -> Host:

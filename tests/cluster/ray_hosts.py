@@ -56,6 +56,11 @@ class RayHosts:
         return [sys.executable, "-m", "raydp.cli", *map(str, arguments)]
 
     @property
+    def machine(self) -> str:
+        """The address that the machine which the hosts are on has in their network."""
+        return self._net.machine
+
+    @property
     def address(self) -> str:
         return f"{self.head.address}:{PORT}"
 

@@ -12,7 +12,6 @@ import boto3
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
-from tests.cluster.hosts import NETWORK
 from tests.cluster.ray_hosts import RayHosts, ray_hosts
 from tests.cluster.sweeps import FINISH_SECONDS, assert_kept, finish, write_spec
 from tests.sweep.undisturbed import Done, results
@@ -21,16 +20,20 @@ pytestmark = pytest.mark.cluster
 
 PORT = 9000
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "planted-key-id", "AWS_SECRET_ACCESS_KEY": "planted-secret-key"}
-EXCHANGE = f"s3://bucket/exchange?endpoint_override={NETWORK}.254:{PORT}&scheme=http&region=us-east-1"
 
 
 class Server:
-    """An S3 server, moto's, on the machine that the hosts run on; it keeps everything in memory."""
+    """An S3 server, moto's, on the machine that the hosts run on; it keeps everything in memory.
 
-    def __init__(self) -> None:
-        command = [sys.executable, "-m", "moto.server", "-H", f"{NETWORK}.254", "-p", str(PORT)]
+    Args:
+        address: the machine's, in the hosts' network.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.exchange = f"s3://bucket/exchange?endpoint_override={address}:{PORT}&scheme=http&region=us-east-1"
+        command = [sys.executable, "-m", "moto.server", "-H", address, "-p", str(PORT)]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self._client = boto3.client("s3", endpoint_url=f"http://{NETWORK}.254:{PORT}", region_name="us-east-1")
+        self._client = boto3.client("s3", endpoint_url=f"http://{address}:{PORT}", region_name="us-east-1")
         deadline = time.monotonic() + 60
         while True:
             try:
@@ -60,7 +63,7 @@ def hosts(tmp_path: Path) -> Iterator[RayHosts]:
 def server(hosts: RayHosts, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
-    opened = Server()
+    opened = Server(hosts.machine)
     yield opened
     opened.stop()
 
@@ -88,7 +91,7 @@ def test_a_sweep_through_s3_outlives_its_node(hosts: RayHosts, done: Done, tmp_p
     """The node's own files, checkpoints among them, are gone; another one goes on from the store."""
     work = tmp_path / "work"
     work.mkdir()
-    spec = write_spec(work, hosts, exchange=EXCHANGE)
+    spec = write_spec(work, hosts, exchange=server.exchange)
     for node in hosts.nodes:
         node.hide(tmp_path / "work")
     driver = hosts.raydp(work, "sweep", "spec.yaml", "--json")
