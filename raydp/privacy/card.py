@@ -74,7 +74,7 @@ def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
                 "released with it",
                 f"{_models(together['models'])} of one sweep: ({_figure(together['epsilon'])}, "
                 f"{together['delta']:.3g}) for all that was released together"
-                + (f" ({together['reason']})" if together.get("reason") else ""),
+                + "".join(f" ({together[name]})" for name in ("reason", "note") if together.get(name)),
             )
         )
     return rows

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import (
     Field,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -48,18 +49,32 @@ class ClusterSpec(Section):
     address: str = "local"
     workers_per_trial: AtLeastOne | tuple[AtLeastOne, AtLeastOne] = 1
     sharding: Literal["none", "full"] = "none"
-    gpus_per_worker: Annotated[float, Field(ge=0)] = 0
-    cpus_per_worker: Annotated[float, Field(gt=0)] = 1
+    gpus_per_worker: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
+    cpus_per_worker: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1
     working_dir: str | None = None
     exchange: str | None = None
     max_concurrent_trials: Annotated[int, Field(ge=1)] | None = None
     autoscaling: bool = False
     microbatch_size: Annotated[int, Field(ge=1)] | None = None
     gradient_checkpointing: bool = False
-    checkpoint_seconds: Annotated[float, Field(ge=0)] = 30.0
+    checkpoint_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
     max_retries: Annotated[int, Field(ge=0)] = 1
-    grace_seconds: Annotated[float, Field(ge=0)] = 20.0
-    prefix_cache_gib: Annotated[float, Field(ge=0)] = 8.0
+    grace_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 20.0
+    prefix_cache_gib: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 8.0
+
+    @field_validator("address", "working_dir", "exchange")
+    @classmethod
+    def _holds_no_credentials(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None:
+            refuse_credentials(value, f"cluster.{info.field_name}", "in the environment of the cluster")
+        return value
+
+    @field_validator("address")
+    @classmethod
+    def _can_be_an_address(cls, address: str) -> str:
+        if not re.fullmatch(r"auto|local|(ray://)?[^\s/:]+:\d{1,5}|(ray://)?\[[0-9a-fA-F:]+\]:\d{1,5}", address):
+            raise ValueError(f"must be local, auto or host:port, got {address!r}. Write head:6379.")
+        return address
 
     @field_validator("exchange")
     @classmethod
@@ -100,6 +115,15 @@ class ClusterSpec(Section):
             )
         return self
 
+    def workers_on(self, cpus: float, gpus: float) -> int:
+        """How many workers a node with so many CPUs and GPUs holds. A worker's part of a GPU is of one GPU."""
+        bounds = [cpus / self.cpus_per_worker]
+        if self.gpus_per_worker >= 1:
+            bounds.append(gpus / self.gpus_per_worker)
+        elif self.gpus_per_worker:
+            bounds.append(int(gpus) * int(1 / self.gpus_per_worker + 1e-9))
+        return int(min(bounds) + 1e-9)
+
     @property
     def worker_range(self) -> tuple[int, int]:
         """Fewest and most workers of a trial."""
@@ -124,7 +148,7 @@ class TrackingSpec(Section):
     """
 
     uri: str = "sqlite:///raydp.db"
-    experiment: str = "raydp"
+    experiment: Annotated[str, Field(min_length=1, max_length=256)] = "raydp"
     registered_model: str = "raydp"
     signing_key: str | None = None
 

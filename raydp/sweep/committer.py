@@ -25,6 +25,8 @@ from raydp.training.trial import TrialPlan
 
 WRITE_TRIES, WRITE_SECONDS = 60, 10.0
 """How often, and how long after one another, it is tried to write a result where there is no space."""
+UNSEEN_TRIES = 7
+"""The same for a model that is not seen yet: a shared folder may show it up to a minute late."""
 
 
 @dataclass(kw_only=True)
@@ -41,6 +43,7 @@ class Committer:
     _progress: SweepProgress | None = None
     _trials: dict[str, TrialPlan] = field(default_factory=dict)
     _next: deque[str] = field(default_factory=deque)
+    committed: set[str] = field(default_factory=set)
 
     @classmethod
     def open(cls, spec: SweepSpec, folder: SweepFolder, facts: TaskFacts, weight_hash: str) -> Self:
@@ -70,10 +73,11 @@ class Committer:
             outcome = {**outcome, "executed": self._executed(run_id, len(outcome["history"]))}
         for note in outcome.get("notes", ()):
             stderr.print(f"warning: {note}", markup=False)
-        self._write(run_id, outcome)
+        outcome = self._write(run_id, outcome)
+        self.committed.add(run_id)
         self._queue.forget.remote(run_id)  # it is on disk now
         if self._next:
-            self._queue.submit.remote(self._next.popleft())
+            self._queue.enqueue.remote([self._next.popleft()])
         self.track(self._trials[run_id])
         if self._progress is not None:
             self._progress.finished(run_id, outcome)
@@ -83,9 +87,9 @@ class Committer:
         """One for all runs: opening a store takes time."""
         return bucket_of(self.spec.cluster.exchange, self.plan["sweep_id"])
 
-    def _write(self, run_id: str, outcome: dict[str, Any]) -> None:
-        """Commit an outcome. Where the disk is full or the object store does not answer, wait: the result is nowhere
-        else."""
+    def _write(self, run_id: str, outcome: dict[str, Any]) -> dict[str, Any]:
+        """Commit an outcome and return it. Where the disk is full or the object store does not answer, wait: the result
+        is nowhere else. A run whose model does not come to be seen has failed."""
         bucket = self._bucket
         for left in reversed(range(WRITE_TRIES)):
             try:
@@ -93,6 +97,10 @@ class Committer:
                     collect(bucket, run_id, outcome["attempt"], self.folder.trial(run_id))
                 self.folder.commit(run_id, dict(outcome))
                 break
+            except FileNotFoundError as error:
+                if WRITE_TRIES - left >= UNSEEN_TRIES:
+                    outcome = {"run_id": run_id, "status": "failed", "reason": f"the trained model was lost: {error}"}
+                time.sleep(WRITE_SECONDS)
             except OSError as error:
                 if not left or (bucket is None and error.errno != errno.ENOSPC):
                     raise
@@ -104,6 +112,19 @@ class Committer:
                 bucket.delete_folder(run_id)
             except OSError as error:
                 stderr.print(f"warning: the files of {run_id} are left in {bucket.uri} ({error})", markup=False)
+        return outcome
+
+    def clear_store(self) -> None:
+        """Nothing is in progress any more: what workers that were thought dead have left of runs that have ended goes
+        out of the object store. A failed run's checkpoints stay for the next try."""
+        if self._bucket is None:
+            return
+        try:
+            for run_id in {name.partition("/")[0] for name in self._bucket.names("")}:
+                if self.folder.has_ended(run_id):
+                    self._bucket.delete_folder(run_id)
+        except OSError as error:
+            stderr.print(f"warning: files are left in {self._bucket.uri} ({error})", markup=False)
 
     def _executed(self, run_id: str, num_steps: int) -> dict[str, Any]:
         """What so many steps would have cost, had it been known before that there would be so many. The guarantee stays

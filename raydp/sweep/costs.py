@@ -99,9 +99,9 @@ class Measured:
     device: str
     steps: tuple[dict[str, float], ...]
 
-    def run_seconds(self, trial: TrialPlan, cluster: ClusterSpec) -> float:
-        """Training and scoring of one run."""
-        return self.law.train_seconds(trial.batch_size, trial.num_steps, cluster.max_workers) + self.score_seconds
+    def run_seconds(self, trial: TrialPlan, num_workers: int) -> float:
+        """Training, by so many workers, and scoring of one run."""
+        return self.law.train_seconds(trial.batch_size, trial.num_steps, num_workers) + self.score_seconds
 
     def columns(self, row: Mapping[str, Any], cluster: ClusterSpec, price: float | None) -> dict[str, Any]:
         """What all seeds of a configuration take.
@@ -137,7 +137,7 @@ def recorded_seconds(trials: Sequence[TrialPlan], results: Mapping[str, Mapping[
             "--simulate must know what runs cost, got none: the sweep has no finished run. Add --measure, or "
             "seconds_per_example=0.001 to --simulate."
         )
-    trained = {t.run_id: float(results[t.run_id]["train_seconds"]) for t in done}
+    trained = {t.run_id: _train_seconds(t, results[t.run_id]) for t in done}
     scored = {t.run_id: float(results[t.run_id]["score_seconds"]) for t in done}
     by_configuration: dict[Any, list[float]] = {}
     for t in done:
@@ -153,3 +153,9 @@ def recorded_seconds(trials: Sequence[TrialPlan], results: Mapping[str, Mapping[
         else:
             found.append(law.train_seconds(t.batch_size, t.num_steps) + score)
     return found
+
+
+def _train_seconds(trial: TrialPlan, result: Mapping[str, Any]) -> float:
+    """Of all its steps: what is recorded are those since it was last resumed."""
+    executed = max(1, trial.num_steps - (result.get("resumed_from") or 0))
+    return float(result["train_seconds"]) * trial.num_steps / executed

@@ -132,10 +132,11 @@ def _ending(
     left = [t for t in left if t.configuration not in skipped]
     if not trials or decided(folder):  # a private selection of no run, or one that has released its model
         left = []
-    if trials and (left or folder.result(BASE_RUN) is None):
+    if trials and (left or not folder.is_finished(BASE_RUN)):
         recorder = _train(spec, folder, task, weight_hash, trials, left, console)
     else:
         recorder = _recorder(spec, folder, task, weight_hash)
+    recorder.clear_store()
     recorder.track_missing(trials)
     if isinstance(recorder, Recorder):
         return finish(spec, folder, recorder)
@@ -176,7 +177,7 @@ def _train(
     console: Console,
 ) -> Committer:
     """Run what is left; the workers start while the base model is loaded and the tracking store opened."""
-    measure_base = folder.result(BASE_RUN) is None
+    measure_base = not folder.is_finished(BASE_RUN)
     sweep_id = folder.read_json("plan.json")["sweep_id"]
     costs = {t.run_id: t.batch_size * t.num_steps for t in left}
     with console.status("starting Ray"):
@@ -207,8 +208,7 @@ def _train(
             source = _source(recorder, trials)
             out = OUT_PER_SLOT * slots.num_slots if source is None else slots.num_slots
             first = [t.run_id for t in left] if source is None else source.upcoming(out)
-            for run_id in first[:out]:  # begun before Tune starts, whose trials then wait for them
-                queue.submit.remote(run_id)
+            queue.enqueue.remote(first[:out])  # begun before Tune starts, whose trials then wait for them
             if first or measure_base:
                 ray.get(queue.first_lease.remote())
         with SweepProgress(

@@ -18,7 +18,7 @@ from raydp.sweep.folder import SweepFolder
 from raydp.sweep.simulate import Hardware, simulate
 from raydp.training.trial import TrialPlan
 
-NUM_STEPS = 3
+NUM_STEPS, MAX_STEPS = 3, 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,8 @@ class Estimate:
     Attributes:
         table: see `raydp.plan`, with hours, gpu_hours, memory_gib and cost where they were measured.
         measured: what the steps said (Measured.document), None without.
-        simulation: see `simulate`, with "costs": where the runs' times come from; None without.
+        simulation: see `simulate`, with "costs": where the runs' times come from, and "at_most": whether a search or
+            early stopping may run less; None without.
     """
 
     table: pd.DataFrame
@@ -74,7 +75,8 @@ def estimate(
         seconds, source = _seconds(checked, plan.trials, measured, simulated)
         orders = _orders(plan.trials, checked.seeds)
         slots = simulated.num_slots(checked.cluster)
-        simulation = {"costs": source, **simulate(seconds, slots, simulated, orders=orders)}
+        fewer = checked.space.search is not None or checked.stopping is not None
+        simulation = {"costs": source, "at_most": fewer, **simulate(seconds, slots, simulated, orders=orders)}
     return Estimate(table=table, measured=None if measured is None else measured.document(), simulation=simulation)
 
 
@@ -85,8 +87,8 @@ def _check(
     for name, value in (("--steps", num_steps), ("--price", price)):
         if value is not None and not measure:
             raise ValueError(f"{name} must go with --measure, got {value:g} without. Add --measure.")
-    if num_steps is not None and num_steps < 1:
-        raise ValueError(f"--steps must be at least 1, got {num_steps}. Leave it out for {NUM_STEPS}.")
+    if num_steps is not None and not 1 <= num_steps <= MAX_STEPS:
+        raise ValueError(f"--steps must be 1 to {MAX_STEPS}, got {num_steps}. Leave it out for {NUM_STEPS}.")
     if price is not None and not (math.isfinite(price) and price >= 0):
         raise ValueError(f"--price must be 0 or above, got {price:g}. Give the price of a GPU for an hour.")
     if price is not None and not spec.cluster.gpus_per_worker:
@@ -110,10 +112,10 @@ def _seconds(
     spec: SweepSpec, trials: Sequence[TrialPlan], measured: Measured | None, hardware: Hardware
 ) -> tuple[list[float], str]:
     """Training and scoring seconds of each run, and where they are from."""
+    shared = hardware.workers_per_trial(spec.cluster)
     if measured is not None:
-        return [measured.run_seconds(t, spec.cluster) for t in trials], "measured"
+        return [measured.run_seconds(t, shared) for t in trials], "measured"
     if (unit := hardware.seconds_per_example) is not None:
-        shared = spec.cluster.max_workers
         return [t.batch_size * t.num_steps * unit / shared for t in trials], "seconds_per_example"
     results = {}
     if SweepFolder.exists(spec):

@@ -34,6 +34,9 @@ class TrialFiles(Protocol):
     def hand_over(self, attempt: str) -> None:
         """The model is saved: let the driver have it."""
 
+    def close(self) -> None:
+        """The attempt is over: remove what nobody else needs."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SharedFolder:
@@ -58,6 +61,9 @@ class SharedFolder:
 
     def hand_over(self, attempt: str) -> None:
         """It is where the driver looks for it."""
+
+    def close(self) -> None:
+        """What is there, the driver and the next attempt need."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +93,12 @@ class Bucket:
         fetch(files, f"{root}/{name}", path)
 
     def names(self, folder: str) -> dict[str, int]:
-        """name -> size in bytes of every file in a folder, with those below; empty where there is no such folder."""
+        """name -> size in bytes of every file in a folder ("" for all), with those below; empty where there is none."""
         from pyarrow import fs
 
         files, root = self._opened
-        found = files.get_file_info(fs.FileSelector(f"{root}/{folder}", recursive=True, allow_not_found=True))
+        selected = fs.FileSelector(f"{root}/{folder}".rstrip("/"), recursive=True, allow_not_found=True)
+        found = files.get_file_info(selected)
         return {f.path[len(root) + 1 :]: f.size for f in found if f.type == fs.FileType.File}
 
     def delete(self, name: str) -> None:
@@ -164,10 +171,10 @@ class StoredFiles:
     bucket: Bucket
     run_id: str
 
-    @property
+    @cached_property
     def _scratch(self) -> Path:
-        """The same one for every attempt on this node."""
-        return Path(tempfile.gettempdir()) / f"raydp-{PurePath(urlsplit(self.bucket.uri).path).name}" / self.run_id
+        """This attempt's own: a worker that was thought dead may still be at work on the same node."""
+        return Path(tempfile.mkdtemp(prefix=f"raydp-{self.run_id}-"))
 
     def checkpoints(self, warn: Callable[[str], None]) -> CheckpointStore:
         return _RemoteCheckpoints(
@@ -188,6 +195,8 @@ class StoredFiles:
     def hand_over(self, attempt: str) -> None:
         for path in self.model_folder(attempt).iterdir():
             self.bucket.put(path, f"{self.run_id}/{attempt}/{path.name}")
+
+    def close(self) -> None:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 
@@ -207,6 +216,8 @@ def check_exchange(exchange: str | None) -> None:
     """
     if exchange is None:
         return
+    if not PurePath(urlsplit(exchange).netloc + urlsplit(exchange).path).name:
+        raise ValueError(f"{FIELD} must name a bucket or a folder, got {exchange!r}. Write s3://bucket/folder.")
     bucket, name = Bucket(exchange), f"probe-{secrets.token_hex(8)}/probe"
     try:
         with tempfile.NamedTemporaryFile() as probe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -184,15 +185,22 @@ class SweepFolder:
         return (self.result(run_id) or {}).get("status") in ("finished", "stopped")
 
     def commit(self, run_id: str, result: dict[str, Any]) -> None:
-        """Commit a run's result, once: a second call changes nothing. Unless it failed, attempts and checkpoints go."""
+        """Commit a run's result, once: a second call changes nothing. Unless it failed, attempts and checkpoints go.
+
+        Raises:
+            FileNotFoundError: the model of the attempt that the result names is not (yet) to be seen here.
+        """
         folder = self.trial(run_id)
         if self.has_ended(run_id):
             return
         folder.mkdir(parents=True, exist_ok=True)
-        model = folder / result.pop("attempt", "none") / "model"
+        attempt = result.pop("attempt", None)
+        model = folder / str(attempt) / "model"
         if model.is_dir():  # not so where a call of before broke off after this
             shutil.rmtree(folder / "model", ignore_errors=True)
             model.rename(folder / "model")
+        elif attempt is not None and not (folder / "model").is_dir():
+            raise FileNotFoundError(errno.ENOENT, "the trained model is not there", str(model))
         self.write_json(f"trials/{run_id}/result.json", result)
         if result["status"] != "failed":
             for leftover in [*folder.glob("attempt-*"), folder / "checkpoints"]:

@@ -40,7 +40,7 @@ class _Times:
     def must_pause(self) -> bool:
         return False
 
-    def check(self, number: int, utility_loss: float) -> str | None:
+    def check(self, name: str, utility_loss: float) -> str | None:
         return None
 
 

@@ -14,7 +14,8 @@ from raydp.sweep.stopping import Hopeless
 Order = Literal["go on", "pause", "lost"]
 
 LEASE_SECONDS = 60.0
-"""A lease without a heartbeat for this long is given to somebody else."""
+"""A lease without a heartbeat for this long is given to the next slot that asks. At a sweep's end, when the other slots
+have gone home, nobody asks: there Ray Train's own health check (10 minutes) ends a worker that does not answer."""
 
 GATHER_SECONDS = 10.0
 """How long the first of Tune's actors wait for the others."""
@@ -74,14 +75,16 @@ class TrialQueue:
         self._abandoned: str | None = None
         self._changed = asyncio.Condition()
 
+    async def enqueue(self, run_ids: list[str]) -> None:
+        """Put runs into the queue, each once; nobody waits."""
+        async with self._changed:
+            for run_id in run_ids:
+                self._enter(run_id)
+
     async def submit(self, run_id: str) -> dict[str, Any]:
         """Put a run into the queue, once, and wait for its outcome."""
         async with self._changed:
-            if run_id not in self._items:
-                self._items[run_id] = _Item(run_id)
-                self._waiting.append(run_id)
-                self._changed.notify_all()
-            item = self._items[run_id]
+            item = self._enter(run_id)
             if item.outcome is None and self._abandoned is not None:
                 item.outcome = {"run_id": run_id, "status": "failed", "reason": self._abandoned}
             while item.outcome is None:
@@ -183,13 +186,13 @@ class TrialQueue:
         item.heartbeat, item.step, item.num_steps = time.monotonic(), step, num_steps
         return "pause" if self._paused else "go on"
 
-    async def check(self, run_id: str, token: int, check: int, utility_loss: float) -> str | None:
+    async def check(self, run_id: str, token: int, check: str, utility_loss: float) -> str | None:
         """The holder has measured its model at one of the checks. Why it is to stop, None to go on."""
         item = self._items[run_id]
         if self._hopeless is None or not item.is_held_with(token):
             return None
         item.heartbeat = time.monotonic()
-        item.checks[str(check)] = utility_loss
+        item.checks[check] = utility_loss
         return self._hopeless.reason(check, utility_loss)
 
     async def pause(self) -> None:
@@ -250,6 +253,8 @@ class TrialQueue:
             reason = "; ".join([reason, *dict.fromkeys(self._explained.values())])
             self._waiting.clear()
             self._abandoned = reason
+            for item in list(self._held.values()):  # what their holders still hand in is late
+                self._let_go(item)
             for item in self._items.values():
                 if item.outcome is None:
                     item.outcome = {"run_id": item.run_id, "status": "failed", "reason": reason}
@@ -266,6 +271,13 @@ class TrialQueue:
         for item in list(self._held.values()):
             if item.slot == slot if slot is not None else now - item.heartbeat > LEASE_SECONDS:
                 self._retry_or_fail(item, reason)
+
+    def _enter(self, run_id: str) -> _Item:
+        if run_id not in self._items:
+            self._items[run_id] = _Item(run_id)
+            self._waiting.append(run_id)
+            self._changed.notify_all()
+        return self._items[run_id]
 
     def _let_go(self, item: _Item) -> None:
         item.slot = None

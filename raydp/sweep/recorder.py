@@ -134,6 +134,7 @@ class Recorder(Committer):
             "models": len(released),
             "run_ids": [t.run_id for t in released],
             **composed(events, self.plan["delta"], accountant),
+            **self._steered(),
         }
         self.folder.write_json("released.json", strict(together))
         told = {k: v for k, v in strict(together).items() if k != "run_ids"}  # every card would grow with the sweep
@@ -144,6 +145,13 @@ class Recorder(Committer):
             record = replace(self._record(trial, result), privacy=privacy, card=card_markdown(privacy))
             self.tracker.update_privacy(str(self._model_uri(trial)), record)
         return together
+
+    def _steered(self) -> dict[str, str]:
+        """What the ε of all together does not cover where results chose what ran next (see `composed_epsilon`)."""
+        search = self.spec.space.search
+        if search is None or search.name == "random":
+            return {}
+        return {"note": "which configurations ran was chosen by utility and scores, which are not covered"}
 
     def _model_uri(self, trial: TrialPlan) -> str | None:
         mark = self.folder.read_json(f"trials/{trial.run_id}/tracked.json")

@@ -31,7 +31,8 @@ def show_measured(measured: dict[str, Any]) -> None:
 def show_simulation(found: dict[str, Any]) -> None:
     """Makespans beside the lower bound, and whether the driver keeps up."""
     stdout.print(
-        f"{found['runs']} runs on {found['slots']} slots (times {found['costs']}), "
+        f"{'at most ' if found['at_most'] else ''}{found['runs']} runs on {found['slots']} slots "
+        f"(times {found['costs']}), "
         f"{found['driver_seconds']:g} s of the driver a run",
         markup=False,
     )

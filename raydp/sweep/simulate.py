@@ -20,6 +20,8 @@ shared cores). Its reciprocal is the most runs a second of any sweep, whatever t
 
 KEYS = ("nodes", "gpus_per_node", "cpus_per_node", "trial_seconds", "driver_seconds", "seconds_per_example")
 COUNTS = ("nodes", "gpus_per_node", "cpus_per_node")
+MOST, LEAST = 1e9, 1e-9
+"""Bounds of every value; 0 is allowed besides for the overheads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +76,7 @@ class Hardware:
                 f"--simulate: gpus_per_node must be left out with cluster.gpus_per_worker 0, got {self.gpus_per_node}. "
                 "Give cpus_per_node, or the spec's workers a GPU."
             )
-        bounds = []
-        if cluster.gpus_per_worker:
-            bounds.append((self.gpus_per_node or 1) / cluster.gpus_per_worker)
-        if self.cpus_per_node is not None:
-            bounds.append(self.cpus_per_node / cluster.cpus_per_worker)
-        workers = self.nodes * int(min(bounds, default=1.0) + 1e-9)
+        workers = self._num_workers(cluster)
         fit = workers // cluster.max_workers or int(workers >= cluster.min_workers)
         if fit < 1:
             raise ValueError(
@@ -87,6 +84,15 @@ class Hardware:
                 f"GPUs and {cluster.cpus_per_worker:g} CPUs, got room for {workers}. Give more or larger nodes."
             )
         return min(fit, cluster.max_concurrent_trials or fit)
+
+    def workers_per_trial(self, cluster: ClusterSpec) -> int:
+        """Of a trial whose number of workers may vary: as many as there are for each slot."""
+        return min(cluster.max_workers, max(cluster.min_workers, self._num_workers(cluster) // self.num_slots(cluster)))
+
+    def _num_workers(self, cluster: ClusterSpec) -> int:
+        cpus = math.inf if self.cpus_per_node is None and cluster.gpus_per_worker else self.cpus_per_node
+        cpus = cluster.cpus_per_worker if cpus is None else cpus
+        return self.nodes * cluster.workers_on(cpus, self.gpus_per_node or 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +125,7 @@ def makespan(costs: Sequence[float], num_slots: int, *, driver_seconds: float = 
     """
     running = list(costs[:num_slots])
     heapq.heapify(running)
-    driver, handed_out = 0.0, deque([0.0] * num_slots)
+    driver, handed_out = 0.0, deque([0.0] * min(num_slots, len(costs)))
     for cost in costs[num_slots:]:
         free = running[0]
         heapq.heapreplace(running, max(free, handed_out.popleft()) + cost)
@@ -179,7 +185,8 @@ def _number(key: str, value: str) -> float | int:
     except ValueError:
         number = -1
     least_is_open = key in COUNTS or key == "seconds_per_example"
-    if not math.isfinite(number) or number < 0 or (least_is_open and number == 0):
-        kind = "a whole number above 0" if key in COUNTS else "a number above 0" if least_is_open else "0 or above"
+    if not (LEAST <= number <= MOST or (number == 0 and not least_is_open)):
+        kind = "a whole number above 0" if key in COUNTS else "above 0" if least_is_open else "0 or above"
+        kind += f" and at most {MOST:.0e}"
         raise ValueError(f"--simulate: {key} must be {kind}, got {value!r}. Write nodes=1000,gpus_per_node=8.")
     return number

@@ -33,6 +33,9 @@ MAX_CONTROLLER_DEATHS = 3
 TRIALS_PER_GROUP = 200
 """A worker group is replaced by a fresh one after so many runs: memory that libraries keep does not add up."""
 
+CALLS_PER_SLOT = 10
+"""Calls of the queue that may be in progress at once, for each slot: Tune's waits for a result, a lease, heartbeats."""
+
 NODE_SECONDS = 3600
 """How long a worker group waits for the node that an autoscaler is to add."""
 
@@ -80,17 +83,20 @@ def _environment(cluster: ClusterSpec, variables: dict[str, str]) -> dict[str, A
     return {"env_vars": variables, **code}
 
 
-def beside_driver(cls: type) -> Any:
-    """An actor's class that takes no CPU and lives on the driver's node, so that its actor ends with nobody else."""
+def beside_driver(cls: type, **options: Any) -> Any:
+    """An actor's class that takes no CPU and lives on the driver's node, so that its actor ends with nobody else.
+
+    Args:
+        options: further ones of Ray's.
+    """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return ray.remote(cls).options(num_cpus=0, scheduling_strategy=here)
+    return ray.remote(cls).options(num_cpus=0, scheduling_strategy=here, **options)
 
 
 def fitting_workers(cluster: ClusterSpec) -> int:
     """How many workers the cluster can hold at once."""
-    total = ray.cluster_resources()
-    need = {"CPU": cluster.cpus_per_worker, "GPU": cluster.gpus_per_worker}
-    return min(int(total.get(kind, 0) / amount + 1e-9) for kind, amount in need.items() if amount)
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return sum(cluster.workers_on(node.get("CPU", 0), node.get("GPU", 0)) for node in nodes)
 
 
 def fitting_slots(cluster: ClusterSpec) -> int:
@@ -140,9 +146,9 @@ class Slots:
 
     def __init__(self, cluster: ClusterSpec, *, expected: int, storage: Path, hopeless: Hopeless | None = None) -> None:
         self.num_slots = min(fitting_slots(cluster), expected)
-        self.queue: Any = beside_driver(TrialQueue).remote(
-            expected=expected, max_retries=cluster.max_retries, hopeless=hopeless
-        )
+        calls = CALLS_PER_SLOT * self.num_slots + 1000  # those that wait in it must leave room for those that end it
+        queue = beside_driver(TrialQueue, max_concurrency=calls)
+        self.queue: Any = queue.remote(expected=expected, max_retries=cluster.max_retries, hopeless=hopeless)
         self._shared: Any = None
         self._cluster = cluster
         self._storage = storage

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 
-def check_steps(num_steps: int, checks: int) -> dict[int, int]:
-    """step -> number of the check after it (1 to `checks`), at equal distances; a run of few steps has fewer."""
-    steps = {round(num_steps * k / (checks + 1)): k for k in range(checks, 0, -1)}
+def check_steps(num_steps: int, checks: int) -> dict[int, str]:
+    """step -> the check after it, named by the share of the steps ("1/4"), at equal distances; a run of few steps has
+    fewer. Equal names are equal shares, also where a resumed sweep has another number of checks."""
+    steps = {round(num_steps * k / (checks + 1)): str(Fraction(k, checks + 1)) for k in range(checks, 0, -1)}
     return {step: k for step, k in steps.items() if 0 < step < num_steps}
 
 
@@ -40,23 +42,24 @@ class Hopeless:
         elif outcome["status"] == "finished":
             self._finished[run_id] = (outcome.get("checks", {}), outcome["utility_loss"])
 
-    def reason(self, check: int, utility_loss: float) -> str | None:
+    def reason(self, check: str, utility_loss: float) -> str | None:
         """Why a run with this loss at this check is to end; None if it is to go on."""
         if not math.isfinite(utility_loss):
-            return f"diverged: utility_loss is {utility_loss} at check {check}"
+            return f"diverged: utility_loss is {utility_loss} after {check} of its steps"
         needed = self._needed_gain()
         factors = [
-            (self._base - final) / (self._base - checks[str(check)])
+            (self._base - final) / (self._base - checks[check])
             for checks, final in self._finished.values()
-            if self._base is not None and checks.get(str(check), math.inf) < self._base
+            if self._base is not None and checks.get(check, math.inf) < self._base
         ]
         if needed is None or self._base is None or len(factors) < self.min_finished:
             return None
-        hoped = max(factors) * (self._base - utility_loss)
-        if hoped >= (1 - self.slack) * needed:
+        gain = self._base - utility_loss
+        hoped = max(gain, max(factors) * gain)  # a run below the base model's utility may stay as it is
+        if hoped >= needed - self.slack * abs(needed):
             return None
         return (
-            f"hopeless: at check {check} its utility_gain is {self._base - utility_loss:.4g}, which grew at most "
+            f"hopeless: after {check} of its steps its utility_gain is {gain:.4g}, which grew at most "
             f"{max(factors):.3g}-fold in {len(factors)} finished runs; the selection asks for {needed:.4g}"
         )
 

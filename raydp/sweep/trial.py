@@ -34,7 +34,7 @@ class Lead(Protocol):
     def must_pause(self) -> bool:
         """Whether the run is to save its state and pause."""
 
-    def check(self, number: int, utility_loss: float) -> str | None:
+    def check(self, name: str, utility_loss: float) -> str | None:
         """The model's utility at a check. Why the run is to end here; None if it is to go on."""
 
 

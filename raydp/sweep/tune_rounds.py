@@ -59,5 +59,5 @@ def run_tune(
         ),
     ).fit()
     for run_id in runs.source.given() if isinstance(runs, RunSearcher) else runs:
-        if folder.result(run_id) is None:
+        if run_id not in recorder.committed and not folder.has_ended(run_id):
             recorder.commit(run_id)

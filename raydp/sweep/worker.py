@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,12 +95,14 @@ def train_loop(config: dict[str, Any]) -> None:
 
 def _run_lease(runner: TrialRunner, shared: Shared, queue: Any, run_id: str, token: int) -> None:
     """Run what was leased; a failure is reported with its reason and then restarts the whole worker group."""
-    with Heartbeat(queue, run_id, token, active=runner.comm.rank == 0) as heart:
+    files = shared.files(run_id)
+    attempt = f"attempt-{token}-{secrets.token_hex(4)}"  # another driver's tokens begin at 1 again
+    with closing(files), Heartbeat(queue, run_id, token, active=runner.comm.rank == 0) as heart:
         try:
             if run_id == BASE_RUN:
                 outcome = {"run_id": run_id, **runner.measure_base(shared.spec.seeds[0])}
             else:
-                outcome = runner.run(shared.trials[run_id], shared.files(run_id), f"attempt-{token}", heart)
+                outcome = runner.run(shared.trials[run_id], files, attempt, heart)
         except Paused:
             ray.get(queue.release.remote(run_id, token))  # of a lease that was lost it changes nothing
             return
@@ -116,7 +119,7 @@ class Heartbeat:
 
     def __init__(self, queue: Any, run_id: str, token: int, *, active: bool) -> None:
         self._send = lambda: queue.heartbeat.remote(run_id, token, *self._at)
-        self._check = lambda number, loss: ray.get(queue.check.remote(run_id, token, number, loss))
+        self._check = lambda name, loss: ray.get(queue.check.remote(run_id, token, name, loss))
         self._at = (0, 0)
         self._order: Order = "go on"
         self._done = threading.Event()
@@ -130,9 +133,9 @@ class Heartbeat:
         """Whether the sweep is being stopped, or the lease is somebody else's: this worker was thought dead."""
         return self._order != "go on"
 
-    def check(self, number: int, utility_loss: float) -> str | None:
+    def check(self, name: str, utility_loss: float) -> str | None:
         """Why the run is to end at this check; None if it is to go on."""
-        reason: str | None = self._check(number, utility_loss)
+        reason: str | None = self._check(name, utility_loss)
         return reason
 
     def __enter__(self) -> Heartbeat:

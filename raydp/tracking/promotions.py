@@ -30,9 +30,9 @@ MAX_REASON_CHARS = 4000
 
 def check_alias(alias: str) -> None:
     """MLflow's rule for aliases, before anything is written."""
-    if not re.fullmatch(r"[\w-]+", alias) or re.fullmatch(r"[vV]?\d+", alias) or alias == "latest":
+    if not re.fullmatch(r"[\w-]+", alias, re.ASCII) or re.fullmatch(r"[vV]?\d+", alias) or alias == "latest":
         raise ValueError(
-            f"alias must be letters, digits, '_' and '-' and no version, got {alias!r}. "
+            f"alias must be letters a to z, digits, '_' and '-' and no version, got {alias!r}. "
             f"Usual ones: {PRIVACY_PREFERRED}, {BEST_UTILITY}."
         )
 
@@ -49,7 +49,7 @@ def check_reason(reason: str) -> None:
 
 def claims_privacy(alias: str) -> bool:
     """Whether an alias is privacy-preferred, or the same in other letters, which nobody would tell apart."""
-    return alias.casefold() == PRIVACY_PREFERRED
+    return re.sub(r"[\W_]+", "", alias.casefold()) == PRIVACY_PREFERRED.replace("-", "")
 
 
 def check_claim(store: Store, version: ModelVersion, model: LoggedModel, alias: str, trust: Trust) -> None:

@@ -23,6 +23,7 @@ PRIVACY_FILE = "privacy.json"
 BASE_FILE = "base.json"
 DOWNLOAD_NOTE = "registered_model_meta"
 """Name and version, which MLflow writes into a model's folder as it fetches it; nothing reads it here."""
+_HASHES = ("privacy_sha256", "files_sha256")
 _PURPOSE = b"raydp seal 1\n"
 """Goes before what is signed, so that a signature can mean nothing else."""
 
@@ -53,10 +54,11 @@ class Seal:
     def read(cls, text: str) -> Seal | None:
         """A seal from its tag or file; None where the text is none."""
         try:
-            found = json.loads(text)
+            found = json.loads(text, parse_constant=_refuse)
             statement, key, signature = found["statement"], found.get("key"), found.get("signature")
             well_formed = isinstance(statement, dict) and isinstance(statement["guarantee"], dict)
             well_formed &= all(isinstance(part, str | None) for part in (key, signature))
+            well_formed &= all(isinstance(statement[name], str) for name in _HASHES)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
         return cls(statement=statement, key=key, signature=signature) if well_formed else None
@@ -174,9 +176,16 @@ def folder_problem(folder: Path, sealed: Seal | None, keys: frozenset[str] | Non
     hashes = hashes_of(folder)
     if hash_of(hashes) != own.statement["files_sha256"] or hashes.get(PRIVACY_FILE) != own.statement["privacy_sha256"]:
         return f"{OTHER_FILES}: {_differing(hashes, json.loads(text).get('files'))}"
-    if guarantee_of(json.loads((folder / PRIVACY_FILE).read_text(encoding="utf-8"))) != own.statement["guarantee"]:
-        return OTHER_FIGURES
-    return None
+    return None if _figures(folder / PRIVACY_FILE) == own.statement["guarantee"] else OTHER_FIGURES
+
+
+def _figures(path: Path) -> dict[str, str] | None:
+    """What a privacy record says; None where it is none, whoever has sealed it."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    return guarantee_of(record) if isinstance(record, dict) else None
 
 
 def _differing(found: Mapping[str, str], listed: Any) -> str:
@@ -184,6 +193,11 @@ def _differing(found: Mapping[str, str], listed: Any) -> str:
     known = listed if isinstance(listed, dict) else {}
     names = sorted(name for name in {*found, *known} if found.get(name) != known.get(name))
     return ", ".join(names) or SEAL_FILE
+
+
+def _refuse(name: str) -> None:
+    """NaN and infinities are no JSON."""
+    raise ValueError(name)
 
 
 def _message(content: Mapping[str, Any]) -> bytes:

@@ -126,7 +126,7 @@ def _from_file(path: Path) -> set[str]:
         ) from error
     if any("PRIVATE KEY" in line for line in lines):
         raise ValueError(f"--trusted-key must be a public key, got the private one in {str(path)!r}. {remedy}")
-    keys = {_checked(line, f"{path}: {line[:60]}") for line in lines if line}
+    keys = {_checked(line, f"line {number} of {path}") for number, line in enumerate(lines, 1) if line}
     if not keys:
         raise ValueError(f"--trusted-key must name a file with at least one key, got none in {str(path)!r}. {remedy}")
     return keys

@@ -196,7 +196,7 @@ def resolve_uri(store: Store, uri: str) -> ModelReference:
 
     forms = {
         "id": re.fullmatch(r"models:/(m-[0-9a-f]{32})", uri),
-        "version": re.fullmatch(r"models:/([^/:@]+)/([0-9]+)", uri),
+        "version": re.fullmatch(r"models:/([^/:@]+)/([0-9]{1,9})", uri),
         "alias": re.fullmatch(r"models:/([^/:@]+)@([\w-]+)", uri),
     }
     try:

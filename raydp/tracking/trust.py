@@ -72,6 +72,8 @@ class Trust:
             return OTHER_MODEL
         if version is not None and ALARM_TAG in version.tags:
             return ALARM
+        if version is not None and version.source not in (model.artifact_location, f"models:/{model.model_id}"):
+            return OTHER_MODEL  # what MLflow itself would load
         if (problem := sealed.signature_problem(self.keys)) is not None:
             return problem
         places = [model.tags] if version is None else [model.tags, version.tags]

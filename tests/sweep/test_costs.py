@@ -89,6 +89,8 @@ def test_recorded_costs_come_first_and_the_rest_follows_from_them() -> None:
     done = {"a": {"train_seconds": 10.0, "score_seconds": 1.0}, "b": {"train_seconds": 40.0, "score_seconds": 3.0}}
     trials = [trial("a", 10, 10), trial("b", 20, 20), trial("c", 20, 20), trial("d", 30, 10)]
     assert recorded_seconds(trials, done) == [11, 43, 43, pytest.approx(30 + 2)]
+    resumed = {**done, "b": {"train_seconds": 2.0, "score_seconds": 3.0, "resumed_from": 19}}
+    assert recorded_seconds(trials, resumed) == recorded_seconds(trials, done), "a step since the checkpoint took 2 s"
     with pytest.raises(ValueError, match="--simulate must know what runs cost, got none"):
         recorded_seconds(trials, {})
 
@@ -111,7 +113,7 @@ def test_a_few_real_steps_give_every_column(raydp: Command, write_spec: Callable
     [
         (["--price", 2], {}, "--price must go with --measure, got 2 without. Add --measure."),
         (["--steps", 2], {}, "--steps must go with --measure, got 2 without"),
-        (["--measure", "--steps", 0], {}, "--steps must be at least 1, got 0"),
+        (["--measure", "--steps", 0], {}, "--steps must be 1 to 1000, got 0"),
         (["--measure", "--price", 2], {}, "--price must go with GPUs"),
         (["--measure", "--price", -2], {"gpus_per_worker": 1}, "--price must be 0 or above, got -2"),
         (["--measure", "--simulate", "nodes=2,seconds_per_example=1"], {}, "seconds_per_example must be left out"),

@@ -15,6 +15,7 @@ from tests.sweep.undisturbed import Done, assert_same_points, runs_in, spec_of
 
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    (tmp_path / "node-a").mkdir(exist_ok=True)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "node-a"))
     return Bucket((tmp_path / "store" / "sweep").as_uri())
 
@@ -29,6 +30,7 @@ def test_another_node_goes_on_from_the_newest_checkpoint(
     assert [name.rpartition("/")[2] for name in bucket.names("run/checkpoints")] == [
         "step-00000002.safetensors", "step-00000003.safetensors",
     ]  # fmt: skip
+    (tmp_path / "node-b").mkdir(exist_ok=True)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "node-b"))
     there = StoredFiles(bucket=bucket, run_id="run").checkpoints(warnings.append)
     found = there.load()
@@ -38,6 +40,7 @@ def test_another_node_goes_on_from_the_newest_checkpoint(
 
 
 def test_a_store_that_is_down_is_said_and_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "node").mkdir(exist_ok=True)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "node"))
     warnings: list[str] = []
     (tmp_path / "file").write_text("in the way")
@@ -52,6 +55,7 @@ def test_every_attempts_steps_are_in_the_ledger(
     first = StoredFiles(bucket=bucket, run_id="run").ledger()
     for step in (0, 1, 2):
         first.record(step)
+    (tmp_path / "node-b").mkdir(exist_ok=True)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "node-b"))
     second = StoredFiles(bucket=bucket, run_id="run").ledger()
     second.record(2)
@@ -64,9 +68,24 @@ def test_a_model_is_handed_over_and_the_scratch_is_gone(bucket: Bucket, tmp_path
     files.model_folder("attempt-1").mkdir(parents=True)
     (files.model_folder("attempt-1") / "adapter_model.safetensors").write_bytes(b"weights")
     files.hand_over("attempt-1")
+    files.close()
     assert not list((tmp_path / "node-a").rglob("*.safetensors"))
     collect(bucket, "run", "attempt-1", tmp_path / "run")
     assert (tmp_path / "run" / "attempt-1" / "model" / "adapter_model.safetensors").read_bytes() == b"weights"
+
+
+def test_a_worker_that_was_thought_dead_disturbs_nobody_on_its_node(bucket: Bucket) -> None:
+    """It hands over and goes while its successor still trains; what it leaves in the store is gone at the end."""
+    late, live = (StoredFiles(bucket=bucket, run_id="run") for _ in range(2))
+    for files in (late, live):
+        files.model_folder("attempt").mkdir(parents=True)
+        (files.model_folder("attempt") / "adapter_model.safetensors").write_bytes(b"weights")
+    late.hand_over("attempt")
+    late.close()
+    live.ledger().record(0)
+    live.hand_over("attempt")
+    assert bucket.names("run/attempt")
+    assert {name.partition("/")[0] for name in bucket.names("")} == {"run"}
 
 
 def test_a_place_that_cannot_be_written_to_is_an_error_before_anything_runs(tmp_path: Path) -> None:
@@ -75,6 +94,8 @@ def test_a_place_that_cannot_be_written_to_is_an_error_before_anything_runs(tmp_
         check_exchange((tmp_path / "file" / "x").as_uri())
     with pytest.raises(ValueError, match="must be a URI such as"):
         load_spec({**spec_of(tmp_path), "cluster": {"exchange": "/mnt/shared"}})
+    with pytest.raises(ValueError, match=r"cluster\.exchange must name a bucket or a folder"):
+        check_exchange("s3://")
 
 
 def test_a_sweep_through_a_store_is_that_of_a_shared_folder(done: Done, tmp_path: Path) -> None:

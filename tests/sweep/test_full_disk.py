@@ -71,3 +71,21 @@ def test_in_the_end_it_is_an_error(full: Path, tmp_path: Path, monkeypatch: pyte
         committer(full, tmp_path)._write("run", OUTCOME)
     assert SweepFolder(path=full).result("run") is None
     assert (full / "trials" / "run" / "model").is_dir(), "the model is kept for the next try"
+
+
+def test_a_model_that_is_never_seen_is_a_run_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shared folder may show it late; a result without it would say finished and have nothing to load."""
+    monkeypatch.setattr(committing, "WRITE_SECONDS", 0.01)
+    folder = tmp_path / "sweep"
+    outcome = committer(folder, tmp_path)._write("run", OUTCOME)
+    assert (outcome["status"], SweepFolder(path=folder).has_ended("run")) == ("failed", False)
+    assert "the trained model was lost" in outcome["reason"]
+    monkeypatch.setattr(committing, "UNSEEN_TRIES", 1000)
+    late = threading.Thread(target=committer(folder, tmp_path)._write, args=("run", OUTCOME))
+    late.start()
+    time.sleep(0.2)
+    model = folder / "trials" / "run" / "attempt-1" / "model"
+    model.mkdir(parents=True)
+    late.join(20)
+    assert SweepFolder(path=folder).is_finished("run")
+    assert (folder / "trials" / "run" / "model").is_dir()

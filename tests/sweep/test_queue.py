@@ -108,13 +108,13 @@ def test_a_hopeless_run_is_told_so_at_its_check() -> None:
         queue = TrialQueue(expected=3, max_retries=0, hopeless=hopeless)
         await submitted(queue, "base", "good", "bad")
         (_, base), (_, good), (_, bad) = [await queue.lease(slot) for slot in range(3)]
-        assert await queue.check("bad", bad, 1, 3.0) is None, "nothing is known yet"
-        assert await queue.check("good", good, 1, 2.0) is None
+        assert await queue.check("bad", bad, "1/2", 3.0) is None, "nothing is known yet"
+        assert await queue.check("good", good, "1/2", 2.0) is None
         await queue.complete("base", base, {"status": "finished", "utility_loss": 3.0})
         await queue.complete("good", good, {"status": "finished", "utility_loss": 1.0, "history": []})
-        assert (await queue.submit("good"))["checks"] == {"1": 2.0}
-        assert "hopeless" in await queue.check("bad", bad, 1, 2.9)
-        assert await queue.check("bad", bad - 1, 1, 2.9) is None, "whoever lost the lease is not asked"
+        assert (await queue.submit("good"))["checks"] == {"1/2": 2.0}
+        assert "hopeless" in await queue.check("bad", bad, "1/2", 2.9)
+        assert await queue.check("bad", bad - 1, "1/2", 2.9) is None, "whoever lost the lease is not asked"
 
     run(scenario())
 
@@ -218,5 +218,22 @@ def test_a_closed_queue_sends_idle_slots_home() -> None:
         assert await idle == ("b", 1)
         assert await queue.lease(0) is None
         assert not await queue.has_work_for(1)
+
+    run(scenario())
+
+
+def test_what_is_abandoned_is_nobodys_any_more() -> None:
+    async def scenario() -> None:
+        queue = TrialQueue(expected=2, max_retries=5)
+        await queue.enqueue(["a", "b"])
+        run_id, token = await queue.lease(0) or ("", 0)
+        await queue.abandon("no worker group is left")
+        await queue.idle()
+        await queue.fail(run_id, token, "late")
+        await queue.release(run_id, token)
+        await queue.register(0)
+        assert not await queue.complete(run_id, token, {"status": "finished"})
+        assert [(await queue.submit(r))["status"] for r in ("a", "b", "c")] == ["failed"] * 3
+        assert (await queue.status()) == {"running": {}, "waiting": 1}, "what came later waits for nobody"
 
     run(scenario())

@@ -87,6 +87,7 @@ def test_a_hundred_thousand_runs_on_a_thousand_slots() -> None:
         ("nodes=10, gpus_per_node=8", {"gpus_per_worker": 0.25}, 320),
         ("nodes=10,gpus_per_node=8,cpus_per_node=4", {"gpus_per_worker": 1, "cpus_per_worker": 2}, 20),
         ("nodes=3,gpus_per_node=3", {"gpus_per_worker": 2}, 3),
+        ("nodes=1,gpus_per_node=8", {"gpus_per_worker": 0.3}, 24),
         ("nodes=3,gpus_per_node=1", {"gpus_per_worker": 1, "workers_per_trial": 2}, 1),
         ("nodes=1,gpus_per_node=1", {"gpus_per_worker": 1, "workers_per_trial": (1, 2)}, 1),
         ("nodes=5", {}, 5),
@@ -102,18 +103,31 @@ def test_slots_are_whole_workers_on_each_node(text: str, cluster: dict[str, obje
     [
         ("nodez=3", "Did you mean 'nodes'?"),
         ("gpus_per_node=8", "--simulate must name nodes"),
-        ("nodes=0", "nodes must be a whole number above 0, got '0'"),
-        ("nodes=1.5", "nodes must be a whole number above 0, got '1.5'"),
+        ("nodes=0", "nodes must be a whole number above 0 and at most 1e+09, got '0'"),
+        ("nodes=1.5", "nodes must be a whole number above 0 and at most 1e+09, got '1.5'"),
         ("nodes=2,nodes=3", "--simulate must name nodes once"),
-        ("nodes=2,driver_seconds=-1", "driver_seconds must be 0 or above, got '-1'"),
-        ("nodes=2,seconds_per_example=nan", "seconds_per_example must be a number above 0"),
-        ("nodes", "nodes must be a whole number above 0, got ''"),
+        ("nodes=2,driver_seconds=-1", "driver_seconds must be 0 or above and at most 1e+09, got '-1'"),
+        ("nodes=2,seconds_per_example=nan", "seconds_per_example must be above 0"),
+        ("nodes", "nodes must be a whole number above 0 and at most 1e+09, got ''"),
+        ("nodes=1000000000000000", "nodes must be a whole number above 0 and at most 1e+09"),
+        ("nodes=2,seconds_per_example=1e308", "seconds_per_example must be above 0 and at most 1e+09"),
+        ("nodes=2,driver_seconds=1e-320", "driver_seconds must be 0 or above and at most 1e+09"),
     ],
 )
 def test_what_to_simulate_is_checked(text: str, message: str) -> None:
     with pytest.raises(ValueError, match="--simulate") as error:
         Hardware.parse(text)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(("nodes", "workers"), [(2, 2), (3, 3), (4, 4), (5, 4), (8, 4), (12, 4)])
+def test_a_trials_workers_are_those_that_fit(nodes: int, workers: int) -> None:
+    cluster = ClusterSpec(workers_per_trial=(2, 4))
+    assert Hardware.parse(f"nodes={nodes}").workers_per_trial(cluster) == workers
+
+
+def test_a_billion_nodes_take_no_more_memory_than_the_runs() -> None:
+    assert makespan([2.0, 3.0], 10**9) == 3.0
 
 
 def test_a_node_must_hold_a_worker_and_gpus_must_be_wanted() -> None:

@@ -38,3 +38,17 @@ def test_an_interruption_ends_the_threads_before_ray(
         interrupt(slots, running=running)
     assert alive == [False, False]
     assert not ray.is_initialized()
+
+
+def test_the_queue_answers_while_thousands_wait_for_their_results(tmp_path: Path) -> None:
+    """Ray lets 1,000 calls of an actor be in progress unless it is told: the lease would be the next one, for ever."""
+    cluster = ClusterSpec(max_concurrent_trials=1)
+    start_ray(cluster)
+    try:
+        queue = Slots(cluster, expected=3000, storage=tmp_path).queue
+        waiting = [queue.submit.remote(str(k)) for k in range(1005)]
+        ray.wait(waiting, num_returns=1, timeout=1)
+        _, token = ray.get(queue.lease.remote(0), timeout=30)
+        assert token == 1
+    finally:
+        ray.shutdown()

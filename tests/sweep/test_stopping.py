@@ -16,33 +16,33 @@ from tests.sweep.undisturbed import runs_in
 
 
 def knowing(*curves: tuple[float, float], base: float = 3.0, **options: float | None) -> Hopeless:
-    """After runs with these losses at check 1 and at the end."""
+    """After runs with these losses half-way and at the end."""
     hopeless = Hopeless(**{"min_finished": 1, "slack": 0.0, "min_utility_gain": 0.9, "max_loss": None, **options})
     hopeless.learn("base", {"status": "finished", "utility_loss": base})
     for k, (on_the_way, final) in enumerate(curves):
-        outcome = {"status": "finished", "history": [], "checks": {"1": on_the_way}, "utility_loss": final}
+        outcome = {"status": "finished", "history": [], "checks": {"1/2": on_the_way}, "utility_loss": final}
         hopeless.learn(f"run-{k}", outcome)
     return hopeless
 
 
 def test_checks_are_at_equal_distances_and_never_at_the_end() -> None:
-    assert check_steps(100, 3) == {25: 1, 50: 2, 75: 3}
-    assert check_steps(2, 3) == {1: 2}, "a run of two steps has one place for a check"
+    assert check_steps(100, 3) == {25: "1/4", 50: "1/2", 75: "3/4"}
+    assert check_steps(2, 3) == {1: "1/2"}, "a run of two steps has one place for a check"
     assert check_steps(1, 3) == {}
 
 
 def test_what_cannot_reach_the_threshold_is_hopeless() -> None:
     """Gains grew 2-fold and 4-fold; the best is 2, so 1.8 is asked for and 0.45 at the check is just enough."""
     hopeless = knowing((2.0, 1.0), (2.75, 2.0))
-    assert hopeless.reason(1, 3 - 0.451) is None
-    assert "grew at most 4-fold" in (hopeless.reason(1, 3 - 0.449) or "")
-    assert knowing((2.0, 1.0), (2.75, 2.0), slack=0.1).reason(1, 3 - 0.41) is None
+    assert hopeless.reason("1/2", 3 - 0.451) is None
+    assert "grew at most 4-fold" in (hopeless.reason("1/2", 3 - 0.449) or "")
+    assert knowing((2.0, 1.0), (2.75, 2.0), slack=0.1).reason("1/2", 3 - 0.41) is None
 
 
 def test_a_bound_on_the_loss_is_asked_for_as_it_is() -> None:
     hopeless = knowing((2.0, 1.0), min_utility_gain=0.9, max_loss=2.5)
-    assert hopeless.reason(1, 2.74) is None
-    assert hopeless.reason(1, 2.76) is not None
+    assert hopeless.reason("1/2", 2.74) is None
+    assert hopeless.reason("1/2", 2.76) is not None
 
 
 @pytest.mark.parametrize(
@@ -58,12 +58,26 @@ def test_a_bound_on_the_loss_is_asked_for_as_it_is() -> None:
     ids=["nothing finished", "too few", "nothing asked for", "no gain to compare", "nobody gains", "no base"],
 )
 def test_without_something_to_compare_with_nothing_is_hopeless(hopeless: Hopeless) -> None:
-    assert hopeless.reason(1, 2.99) is None
+    assert hopeless.reason("1/2", 2.99) is None
+
+
+def test_checks_of_another_number_of_them_are_not_mixed_up() -> None:
+    """What was learnt half-way says nothing of a run that has done a tenth."""
+    assert check_steps(100, 9)[50] == check_steps(100, 1)[50] == "1/2"
+    assert knowing((2.0, 1.0)).reason("1/10", 2.99) is None
+
+
+@pytest.mark.parametrize(("loss", "ended"), [(3.0, False), (3.49, False), (3.51, True)])
+def test_a_bound_above_the_base_model_ends_only_what_breaks_it(loss: float, ended: bool) -> None:
+    hopeless = knowing((1.9, 1.85), base=2.0, max_loss=3.5)
+    assert (hopeless.reason("1/2", loss) is not None) is ended
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_what_diverges_is_ended_without_comparison(loss: float) -> None:
-    assert "diverged" in (Hopeless(min_finished=9, slack=0, min_utility_gain=None, max_loss=None).reason(1, loss) or "")
+    assert "diverged" in (
+        Hopeless(min_finished=9, slack=0, min_utility_gain=None, max_loss=None).reason("1/2", loss) or ""
+    )
 
 
 def test_a_run_that_would_be_kept_is_hardly_ever_stopped() -> None:
@@ -75,7 +89,7 @@ def test_a_run_that_would_be_kept_is_hardly_ever_stopped() -> None:
         check = final * 0.5**power * (1 + 0.01 * rng.standard_normal(12))
         hopeless = knowing(*((3 - c, 3 - f) for c, f in zip(check[:6], final[:6], strict=True)), slack=0.1)
         good = final[6:] >= 0.9 * final.max()
-        stopped = np.array([hopeless.reason(1, 3 - c) is not None for c in check[6:]])
+        stopped = np.array([hopeless.reason("1/2", 3 - c) is not None for c in check[6:]])
         wrong, kept = wrong + int((good & stopped).sum()), kept + int(good.sum())
     assert wrong / kept < 0.01
 

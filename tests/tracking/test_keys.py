@@ -65,6 +65,14 @@ def test_a_file_without_public_keys_is_refused(tmp_path, content, message):
         trusted_keys([tmp_path / "none"])
 
 
+def test_what_is_in_a_file_that_is_no_key_is_not_repeated(tmp_path):
+    path = tmp_path / "shadow"
+    path.write_text("root:planted-hash:20000\n")
+    with pytest.raises(ValueError, match="got 'line 1 of ") as error:
+        trusted_keys([path])
+    assert "planted-hash" not in str(error.value)
+
+
 def test_a_file_may_hold_several_keys(tmp_path, keys):
     path = tmp_path / "keys"
     path.write_text("".join(f"{public}  # {name}\n\n" for name, (_, public) in keys.items()))
@@ -75,7 +83,8 @@ def test_a_file_may_hold_several_keys(tmp_path, keys):
 
 def test_a_signature_that_looks_like_a_path_is_kept():
     """Base64 has slashes; what leaves the machine is otherwise searched for paths."""
-    seal = Seal(statement={"guarantee": {}}, key="ed25519:/home/alice/key=", signature="/home/alice/mails/x")
+    statement = {"guarantee": {}, "privacy_sha256": "", "files_sha256": ""}
+    seal = Seal(statement=statement, key="ed25519:/home/alice/key=", signature="/home/alice/mails/x")
     assert Seal.read(seal.file({})) == Seal.read(seal.tag()) == seal
 
 

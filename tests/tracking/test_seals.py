@@ -19,7 +19,7 @@ from raydp.tracking import (
 )
 from raydp.tracking.later import fetch_model
 from raydp.tracking.model_folder import replace_cards
-from raydp.tracking.seal import SEAL_FILE, SEAL_TAG, Seal
+from raydp.tracking.seal import SEAL_FILE, SEAL_TAG, Seal, hash_of, hashes_of
 from raydp.tracking.signing import SigningKey
 
 from .conftest import open_tracker
@@ -132,6 +132,24 @@ def add_a_pickle(tracker, keys):
     (folder_of(tracker) / "adapter_model.bin").write_bytes(b"\x80\x04N.")
 
 
+def register_other_weights_under_it(tracker, keys):
+    """Version 1 again, with everything that the registry says of it, but MLflow would load another folder."""
+    held, client = tracker.store.client.get_model_version("demo", "1"), tracker.store.client
+    other = folder_of(tracker).parent / "other"
+    shutil.copytree(folder_of(tracker), other)
+    client.delete_model_version("demo", "1")
+    client.create_model_version("demo", source=other.as_uri(), run_id=held.run_id, tags=dict(held.tags))
+
+
+def put_a_number_that_is_none(tracker, keys):
+    text = model_of(tracker).tags[SEAL_TAG].replace('"format":"1"', '"format":NaN')
+    tracker.store.client.set_logged_model_tags(model_of(tracker).model_id, {SEAL_TAG: text})
+
+
+def leave_a_hash_out(tracker, keys):
+    rewrite(tracker, lambda seal: Seal(statement={k: v for k, v in seal.statement.items() if k != "files_sha256"}))
+
+
 def remove_the_card(tracker, keys):
     (folder_of(tracker) / "privacy.json").unlink()
 
@@ -157,6 +175,8 @@ TAMPERED = {
     replay_the_seal_of_another: ("card of another model",) * 2,
     remove_the_seal: ("without a sealed privacy card",) * 2,
     break_the_seal: ("without a sealed privacy card",) * 2,
+    put_a_number_that_is_none: ("without a sealed privacy card",) * 2,
+    leave_a_hash_out: ("without a sealed privacy card",) * 2,
     remove_the_signature: ("not signed",) * 2,
     remove_half_of_it: ("not signed",) * 2,
     sign_with_another_key: ("signed by a key that is not trusted",) * 2,
@@ -201,6 +221,37 @@ def test_what_was_tampered_with_is_not_found_loaded_or_promoted(signed, keys, ba
         fetch_model("models:/demo/1", tmp_path / "fetched", tracking_uri=uri)
     with pytest.raises(ValueError, match="alias must not be privacy-preferred"):
         promote_model("models:/demo/1", "privacy-preferred", "because", tracking_uri=uri)
+
+
+def test_a_version_whose_files_are_elsewhere_is_not_found_or_promoted(signed, keys):
+    """MLflow's own tools load what the version names, not what its card was sealed for."""
+    register_other_weights_under_it(signed, keys)
+    uri, trusted = signed.store.uri, {"trusted_keys": [keys["team"][1]]}
+    assert found(signed, max_epsilon=8, verify=True, **trusted) == ([2], {"card of another model": 1})
+    with pytest.raises(ValueError, match=r"alias must not be privacy-preferred .*card of another model"):
+        promote_model("models:/demo/3", "privacy-preferred", "because", tracking_uri=uri, **trusted)
+    with pytest.raises(ValueError, match="card of another model"):
+        show_model("models:/demo/3", tracking_uri=uri, **trusted)
+
+
+@pytest.mark.parametrize("content", ["no JSON", "[1]"])
+def test_a_card_that_cannot_be_read_is_none_even_if_sealed(signed, keys, content):
+    path = folder_of(signed) / "privacy.json"
+    path.write_text(content)
+    hashes = hashes_of(folder_of(signed))
+    said = {"privacy_sha256": hashes["privacy.json"], "files_sha256": hash_of(hashes)}
+    rewrite(signed, lambda seal: Seal.make({**seal.statement, **said}, SigningKey.load(keys["team"][0])))
+    left = found(signed, verify=True, trusted_keys=[keys["team"][1]])
+    assert left == ([2], {"figures differ from the card's": 1})
+
+
+@pytest.mark.parametrize("alias", ["Privacy_Preferred", "privacy-preferred-", "PRIVACYPREFERRED"])
+def test_an_alias_that_looks_like_privacy_preferred_is_that(signed, keys, alias):
+    remove_the_seal(signed, keys)
+    with pytest.raises(ValueError, match=f"alias must not be {alias}"):
+        promote_model("models:/demo/1", alias, "because", tracking_uri=signed.store.uri)
+    with pytest.raises(ValueError, match="alias must be letters a to z"):
+        promote_model("models:/demo/1", "\u0440rivacy-preferred", "because", tracking_uri=signed.store.uri)
 
 
 def test_the_change_is_one_that_a_plain_lookup_would_not_see(signed, keys):
