@@ -12,20 +12,22 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 import ray.train
 from ray.train.torch import TorchConfig, TorchTrainer
-from ray.train.v2._internal.execution.callback import ControllerCallback
 from ray.tune.execution import class_cache
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydp.output import stderr
 from raydp.sections import ClusterSpec
+from raydp.sweep.group import Announce, train_loop
 from raydp.sweep.queue import TrialQueue
 from raydp.sweep.stopping import Hopeless
-from raydp.sweep.worker import Shared, train_loop
+
+if TYPE_CHECKING:
+    from raydp.sweep.worker import Shared
 
 MAX_CONTROLLER_DEATHS = 3
 """How often Train's controller of a slot may die before the slot gives up."""
@@ -122,17 +124,6 @@ def first_group(slot: int, num_slots: int) -> int:
     """Runs of a slot's first worker group: from half of them for slot 0 to all for the last, so that slots do not all
     stand still for their replacement at once."""
     return math.ceil(TRIALS_PER_GROUP * (num_slots + slot + 1) / (2 * num_slots))
-
-
-class Announce(ControllerCallback):
-    """Tells the queue who controls a slot; runs in the controller."""
-
-    def __init__(self, queue: Any, slot: int) -> None:
-        self._queue, self._slot = queue, slot
-
-    def after_controller_start(self, train_run_context: Any) -> None:
-        """Train's controller has started."""
-        self._queue.control.remote(self._slot, ray.get_runtime_context().current_actor)
 
 
 class Slots:

@@ -63,7 +63,7 @@ class Shared:
         return f"Shared({self.spec.name!r})"  # the key is never shown
 
 
-def train_loop(config: dict[str, Any]) -> None:
+def work(config: dict[str, Any]) -> None:
     """What a worker does: lease, train, hand in, until there is nothing left or the group is due for replacement.
 
     Args:
