@@ -191,7 +191,7 @@ def measure(folder: Path, num_trials: int, slots: int, uri: str) -> dict[str, An
     clock.wrap(Recorder, "commit", "commit")
     clock.wrap(Recorder, "_privacy", "privacy")
     clock.wrap(Recorder, "release", "release")
-    clock.wrap(driver, "_run_tune", "round")
+    clock.wrap(driver, "run_tune", "round")
     clock.wrap(driver, "make_plan", "plan")
     clock.wrap(driver, "finish", "finish")
     count_statements(counts)
