@@ -14,7 +14,7 @@ from raydp.sections import ClusterSpec
 
 TRIAL_SECONDS = 0.05
 """What a worker adds to a run beside its training and scores: the lease, the hand-over, saving the model."""
-DRIVER_SECONDS = 0.3
+DRIVER_SECONDS = 0.1
 """What the driver, which is one process, does for a run: commit, record, MLflow (benchmarks/many_trials.py, on two
 shared cores). Its reciprocal is the most runs a second of any sweep, whatever the number of slots."""
 
