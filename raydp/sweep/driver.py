@@ -26,7 +26,7 @@ from raydp.sweep.progress import SweepProgress
 from raydp.sweep.recorder import Recorder
 from raydp.sweep.selection import decided, release_best
 from raydp.sweep.show import data_notes
-from raydp.sweep.slots import Slots, start_ray
+from raydp.sweep.slots import Slots, check_cluster, start_ray
 from raydp.sweep.stopping import Hopeless
 from raydp.sweep.tune_rounds import rounds, run_tune
 from raydp.sweep.worker import Shared
@@ -78,6 +78,7 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console) -> SweepResult
     else:
         SweepFolder.require_new(spec)
     check_store(spec.tracking.uri)
+    check_cluster(spec.cluster.address)
     check_exchange(spec.cluster.exchange)
     _check_working_dir(spec.cluster.working_dir)
     with console.status("reading data and checking the model"):

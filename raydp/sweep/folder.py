@@ -113,8 +113,13 @@ class SweepFolder:
         """The folder of a sweep that was started before.
 
         Raises:
-            ValueError: there is none, or the spec has changed in what defines the runs.
+            ValueError: it was never started, or the spec has changed in what defines the runs.
         """
+        if not cls.exists(spec):
+            raise ValueError(
+                f"--resume must be of a sweep that was started, got {spec.name!r} in storage {spec.storage!r}, where "
+                "there is none. Leave --resume out, or write --start-or-resume."
+            )
         folder = cls.open(Path(spec.storage) / spec.name)
         before, now = folder.spec().model_dump(mode="json"), spec.model_dump(mode="json")
         changed = [k for k in now if k not in NOT_COMPARED and before[k] != now[k]]

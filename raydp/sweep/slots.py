@@ -8,14 +8,17 @@ import math
 import os
 import secrets
 import signal
+import socket
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import ray
 import ray.train
+from ray._private.services import canonicalize_bootstrap_address_or_die
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.tune.execution import class_cache
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -41,12 +44,42 @@ CALLS_PER_SLOT = 10
 NODE_SECONDS = 3600
 """How long a worker group waits for the node that an autoscaler is to add."""
 
+CONNECT_SECONDS = 10.0
+RAY_PORT = 6379
+
 CLOSE_SECONDS = 30.0
 """How long the end of a sweep waits for its worker groups to go home."""
 
 
+def check_cluster(address: str) -> None:
+    """Check that something answers where the cluster is to be: Ray itself would try again for minutes.
+
+    Raises:
+        ValueError: nothing does.
+    """
+    if address == "local":
+        return
+    where = address
+    try:
+        if address == "auto":
+            where = str(canonicalize_bootstrap_address_or_die("auto"))
+        parts = urlsplit(f"//{where.removeprefix('ray://')}")
+        with socket.create_connection((parts.hostname, parts.port or RAY_PORT), timeout=CONNECT_SECONDS):
+            return
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"cluster.address must be of a running Ray cluster, got {address!r} ({where}: {error}). Start one "
+            "(`ray start --head`), or correct it."
+        ) from error
+
+
 def start_ray(cluster: ClusterSpec) -> None:
-    """Start Ray here, or join the cluster."""
+    """Start Ray here, or join the cluster.
+
+    Raises:
+        ValueError: nothing answers at the cluster's address.
+    """
+    check_cluster(cluster.address)
     quiet = {
         "RAY_AIR_NEW_OUTPUT": "0",
         "RAY_USAGE_STATS_ENABLED": "0",  # sends nothing anywhere, and saves a process

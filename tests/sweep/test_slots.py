@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import ray
+import yaml
 
 from raydp.sections import ClusterSpec
 from raydp.sweep import slots as module
 from raydp.sweep.slots import Slots, start_ray
+from tests.conftest import Answer, small_spec
 
 
 def interrupt(slots: Slots, *, running: bool) -> None:
@@ -52,3 +56,19 @@ def test_the_queue_answers_while_thousands_wait_for_their_results(tmp_path: Path
         assert token == 1
     finally:
         ray.shutdown()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:{port}", "ray://127.0.0.1:{port}", "auto"])
+def test_where_no_cluster_is_nothing_is_begun(
+    address: str, raydp: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+    spec = small_spec(tmp_path, cluster={"address": address.format(port=port)})
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
+    answer = raydp("sweep", "spec.yaml")
+    assert answer.code == 2
+    assert "cluster.address must be of a running Ray cluster" in " ".join(answer.err.split())
+    assert not (tmp_path / "runs").exists()
