@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
     from raydp.tasks.base import Task
 
+MOST_PROBLEMS = 50
+"""So many mistakes of a spec are told at once."""
+
 
 class SweepSpec(Section):
     """A sweep: task, model, method and guarantee, the configurations, the scores and how one is selected.
@@ -129,10 +132,16 @@ def load_spec(source: str | Path | Mapping[str, Any]) -> SweepSpec:
         spec = SweepSpec.model_validate(data)
     except ValidationError as error:
         problems += messages_of(SweepSpec, error, "", skip_plugins=True)
-        raise ValueError("\n".join(problems)) from error
+        raise ValueError(_listed(problems)) from error
     if problems:
-        raise ValueError("\n".join(problems))
+        raise ValueError(_listed(problems))
     return spec
+
+
+def _listed(problems: list[str]) -> str:
+    """The first of them, a line each: nobody reads thousands."""
+    more = [f"... and {len(problems) - MOST_PROBLEMS} more."] if len(problems) > MOST_PROBLEMS else []
+    return "\n".join([*problems[:MOST_PROBLEMS], *more])
 
 
 def _search(written: Any, problems: list[str]) -> Plugin | None:

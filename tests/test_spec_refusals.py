@@ -135,3 +135,9 @@ def test_a_cluster_that_cannot_be_had_is_refused(cluster: dict[str, object], mes
 @pytest.mark.parametrize("gpus", [0, 0.25, 1, 2])
 def test_parts_of_a_gpu_and_whole_ones_are_taken(gpus: float, tmp_path: Path) -> None:
     assert load_spec(small_spec(tmp_path, cluster={"gpus_per_worker": gpus})).cluster.gpus_per_worker == gpus
+
+
+def test_of_thousands_of_mistakes_the_first_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"\.\.\. and \d+ more\.$") as error:
+        load_spec(small_spec(tmp_path, scores=[1] * 2000))
+    assert len(str(error.value)) < 20_000
