@@ -14,6 +14,7 @@ from tests.cluster.hosts import Host, Network, network
 
 PORT = 6379
 START_SECONDS = 120.0
+COUNT_NODES = "import ray; ray.init('auto', log_to_driver=False); print(sum(n['Alive'] for n in ray.nodes()))"
 ROOT = Path(__file__).parents[2]
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
@@ -81,10 +82,9 @@ class RayHosts:
     def wait(self, nodes: int) -> None:
         """Until so many nodes are alive."""
         deadline = time.monotonic() + START_SECONDS
-        count = "import ray; ray.init('auto', log_to_driver=False); print(sum(n['Alive'] for n in ray.nodes()))"
         while True:
             with contextlib.suppress(AssertionError):
-                if int(self.head.run(sys.executable, "-c", count, **self.variables).split()[-1]) == nodes:
+                if int(self.head.run(sys.executable, "-c", COUNT_NODES, **self.variables).split()[-1]) == nodes:
                     return
             for name, daemon in self._daemons.items():
                 assert daemon.poll() is None, f"{name}: {daemon.communicate()}"

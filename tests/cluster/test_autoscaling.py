@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.cluster.hosts import network
-from tests.cluster.ray_hosts import PORT, RAY, RayHosts
+from tests.cluster.ray_hosts import COUNT_NODES, PORT, RAY, RayHosts
 from tests.cluster.sweeps import finish
 from tests.sweep.undisturbed import Done, spec_of
 
@@ -69,5 +69,6 @@ def test_nodes_are_added_for_the_workers_of_a_sweep(done: Done, tmp_path: Path) 
         (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
         driver = head.popen(*RayHosts.command("sweep", "spec.yaml", "--json"), folder=tmp_path, **variables)
         finish(driver, spec, done)
-        count = "import ray; ray.init('auto', log_to_driver=False); print(sum(n['Alive'] for n in ray.nodes()))"
-        assert head.run(sys.executable, "-c", count, **variables).split()[-1] == "3", "the head and two that were added"
+        assert head.run(sys.executable, "-c", COUNT_NODES, **variables).split()[-1] == "3", (
+            "the head and two that were added"
+        )
