@@ -145,9 +145,12 @@ class TrialQueue:
         return self._placement_groups.get(slot)
 
     async def has_work_for(self, slot: int) -> bool:
-        """Whether a new worker group of this slot would find anything to do, now or later."""
-        exhausted = self._paused or (not self._waiting and len(self._items) >= self._expected)
-        return not exhausted and self._idle_starts.get(slot, 0) <= self._max_idle_starts
+        """Whether a new worker group of this slot, whose last one has ended, would find anything to do, now or later.
+        What that one still holds was lost with its controller."""
+        async with self._changed:
+            self._expire(slot=slot, reason="the worker group's controller died")
+            exhausted = self._paused or (not self._waiting and len(self._items) >= self._expected)
+            return not exhausted and self._idle_starts.get(slot, 0) <= self._max_idle_starts
 
     async def lease(self, slot: int) -> tuple[str, int] | None:
         """The next run and its fencing token; waits for one. None when all that will ever come is handed out, after a

@@ -149,6 +149,21 @@ def test_a_slot_goes_home_when_the_last_run_is_handed_out() -> None:
     run(scenario())
 
 
+def test_what_a_dead_controllers_workers_held_brings_its_slot_back() -> None:
+    async def scenario() -> None:
+        queue = TrialQueue(expected=1, max_retries=1)
+        waiting = await submitted(queue, "a")
+        run_id, stale = await queue.lease(0)
+        assert await queue.has_work_for(0), "the run that it lost, though no other waits"
+        assert not await queue.complete(run_id, stale, {"status": "finished"}), "workers outlive their controller"
+        run_id, token = await queue.lease(0)
+        assert await queue.complete(run_id, token, {"status": "finished"})
+        assert (await waiting[0])["attempts"] == 2
+        assert not await queue.has_work_for(0)
+
+    run(scenario())
+
+
 def test_workers_that_die_before_they_lease_anything_give_up() -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=2, max_retries=0, max_idle_starts=2)
@@ -217,7 +232,7 @@ def test_a_closed_queue_sends_idle_slots_home() -> None:
         await submitted(queue, "b")
         assert await idle == ("b", 1)
         assert await queue.lease(0) is None
-        assert not await queue.has_work_for(1)
+        assert not await queue.has_work_for(2)
 
     run(scenario())
 
