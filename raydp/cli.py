@@ -77,23 +77,14 @@ def status(
     sweep: Annotated[str, typer.Argument(metavar="SWEEP")], storage: Storage = "raydp_runs", json: Json = False
 ) -> None:
     """What ran, failed (why) and is left."""
-    from raydp.output import print_json, print_table, stdout
+    from raydp.output import print_json
     from raydp.sweep.api import sweep_folder
     from raydp.sweep.points import counts
-    from raydp.sweep.show import show_search
+    from raydp.sweep.show import show_status
 
-    found = counts(sweep_folder(sweep, storage))
-    if json:
-        print_json(found)
-        return
-    if "note" in found:
-        stdout.print(found["note"], markup=False)
-    shown = ("runs", "finished", "failed", "stopped", "pending", "skipped")
-    stdout.print(", ".join(f"{found[k]} {k}" for k in shown if k in found))
-    if "search" in found:
-        show_search(found["search"])
-    if found["failures"]:
-        print_table("failures", found["failures"])
+    folder = sweep_folder(sweep, storage)
+    found = counts(folder)
+    print_json(found) if json else show_status(folder.path, found, folder.read_json("summary.json"))
 
 
 @app.command()
@@ -106,12 +97,13 @@ def points(
     """The points table of a sweep."""
     from analysis import save_points
     from raydp.output import print_json, print_table, stderr, stdout
+    from raydp.sections import PrivacySpec
     from raydp.sweep.api import sweep_folder
     from raydp.sweep.points import PRIVATE, points_table
 
     folder = sweep_folder(sweep, storage)
     table = points_table(folder)
-    if folder.spec().privacy.selects:
+    if folder.section("privacy", PrivacySpec).selects:
         stderr.print(f"warning: the table shows {PRIVATE}.", markup=False)
     if output is not None:
         save_points(table, output)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,17 @@ def _console(*, to_stderr: bool) -> Console:
 
 stderr = _console(to_stderr=True)
 stdout = _console(to_stderr=False)
+
+
+@contextmanager
+def phase(console: Console, text: str) -> Iterator[None]:
+    """Some seconds without further news: shown while they last, or said once where the output is no terminal."""
+    if console.is_terminal:
+        with console.status(text):
+            yield
+    else:
+        console.print(text, markup=False)
+        yield
 
 
 def strict(value: Any) -> Any:
@@ -64,6 +76,56 @@ def print_table(title: str, rows: Sequence[Mapping[str, Any]], *, marks: Mapping
     stdout.print(table)
 
 
+def print_document(document: Mapping[str, Any], title: str = "") -> None:
+    """A document for people: a line for each plain value, a table for each of its parts that is one."""
+    if document and (whole := _rows(document)) is not None:
+        print_table(title, whole)
+    else:
+        _print_parts(document, "")
+
+
+def _print_parts(document: Mapping[str, Any], title: str) -> None:
+    for name, value in document.items():
+        if _is_line(value):
+            inner = (
+                ", ".join(f"{k} {_cell(v)}" for k, v in value.items()) if isinstance(value, Mapping) else _cell(value)
+            )
+            stdout.print(f"{name}: {inner}", markup=False)
+    for name, value in document.items():
+        heading = f"{title} {name}".strip()
+        if _is_line(value):
+            continue
+        stdout.print()
+        if (rows := _rows(value)) is not None:
+            print_table(heading, rows)
+        elif isinstance(value, Mapping):
+            stdout.print(heading, style="bold", markup=False)
+            _print_parts(value, heading)
+        else:
+            for part in value:
+                _print_parts(part, heading)
+
+
+def _is_plain(value: Any) -> bool:
+    return not isinstance(value, Mapping) and not (
+        isinstance(value, list | tuple) and any(isinstance(v, Mapping) for v in value)
+    )
+
+
+def _is_line(value: Any) -> bool:
+    return all(map(_is_plain, value.values())) if isinstance(value, Mapping) else _is_plain(value)
+
+
+def _rows(value: Any) -> list[dict[str, Any]] | None:
+    """The rows of a table, where that is what the value is: a list of flat mappings, or those by name."""
+    parts = value if isinstance(value, list | tuple) else [v for v in value.values() if isinstance(v, Mapping)]
+    if len(parts) < len(value) or not all(_is_plain(cell) for part in parts for cell in part.values()):
+        return None
+    names = [{}] * len(parts) if isinstance(value, list | tuple) else [{"name": name} for name in value]
+    columns = dict.fromkeys(column for part in parts for column in part)
+    return [{**name, **{c: part.get(c) for c in columns}} for name, part in zip(names, parts, strict=True)]
+
+
 def _cell(value: Any) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "-"
@@ -71,4 +133,6 @@ def _cell(value: Any) -> str:
         return f"{value:.4g}"
     if isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(end, float) for end in value):
         return f"{_cell(value[0])} to {_cell(value[1])}"  # an interval
+    if isinstance(value, list | tuple):
+        return "; ".join(map(_cell, value)) or "none"
     return str(value)

@@ -82,7 +82,8 @@ def messages_of(cls: type[BaseModel], error: ValidationError, prefix: str, *, sk
         elif e["type"] == "missing":
             messages.append(f"{field} must be given, got nothing. Add it to the spec.")
         else:
-            rule = re.sub("^(Value error, |(Input|Tuple) should )", "", e["msg"])
+            rule = re.sub("^(Value error, |(Input|Tuple) should )", "", e["msg"]).replace("valid tuple", "list")
+            rule = rule.replace(" after validation", "")
             said_in_full = e["type"] == "value_error" and ". " in rule
             got = "" if said_in_full else f", got {shown(e['input'])}. Change it."
             messages.append(

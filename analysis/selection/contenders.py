@@ -120,7 +120,7 @@ def contenders(
     )
     rows = _rows(means.iloc[members], compared if levels else None, unit)
     if not levels:
-        return Contenders(verdict="unknown", levels=(), rows=rows, further_seeds=(), reason=_NO_SEEDS)
+        return Contenders(verdict="unknown", levels=(), rows=rows, further_seeds=(), reason=_NO_ERRORS)
     inside = compared.may_be_lowest
     if not inside[members == selected].any():
         verdict: Verdict = "contradicted"
@@ -135,7 +135,8 @@ def contenders(
     return Contenders(verdict=verdict, levels=levels, rows=rows, further_seeds=tuple(further), reason=reason)
 
 
-_NO_SEEDS = "no configuration has two seeds, and no two secrets are known, so how far a mean may be off is not known"
+_NO_ERRORS = "no configuration has two seeds, and no two secrets are known, so how far a mean may be off is not known"
+_NO_SEEDS = "no configuration has two seeds, so what further ones would decide is not known"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ def _figure(function: str) -> Callable[..., None]:
         import analysis
 
         table = _useful(points, storage, score, worst_case, max_loss, min_utility_gain)
-        _print(getattr(analysis, function)(table), json)
+        _print(getattr(analysis, function)(table), json, function.replace("_", " "))
 
     return command
 
@@ -58,10 +58,10 @@ def _useful(
     return useful_points(table, max_loss=max_loss, min_utility_gain=min_gain)
 
 
-def _print(answer: Any, json: bool) -> None:
-    from raydp.output import print_json, stdout, strict
+def _print(answer: Any, json: bool, title: str = "") -> None:
+    from raydp.output import print_document, print_json
 
-    print_json(answer) if json else stdout.print_json(data=strict(answer))
+    print_json(answer) if json else print_document(answer, title)
 
 
 for _name, (_function, _summary) in FIGURES.items():

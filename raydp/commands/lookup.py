@@ -75,11 +75,11 @@ def models_show(
     model: Model, uri: Uri = DEFAULT_URI, trusted_key: TrustedKey = None, verify: Verify = False, json: Json = False
 ) -> None:
     """One model with its privacy record, who signed it, and its promotions."""
-    from raydp.output import print_json, stdout, strict
+    from raydp.output import print_document, print_json
     from raydp.tracking import show_model
 
     answer = show_model(model, tracking_uri=uri, trusted_keys=trusted_key, verify=verify)
-    print_json(answer) if json else stdout.print_json(data=strict(answer))
+    print_json(answer) if json else print_document(answer)
 
 
 @models_app.command("promote")

@@ -25,8 +25,9 @@ def predict(
     """Score and utility, with 95 % intervals, of configurations that have not been run; by default the combinations of
     the table's values that it lacks."""
     from analysis import predict as predicted
-    from raydp.output import print_json, print_table, stdout
+    from raydp.output import print_json
     from raydp.sweep.api import points_of
+    from raydp.sweep.show import show_predictions
     from search_spaces import load_space
 
     table = points_of(points, storage, score=score, worst_case=worst_case)[0]
@@ -37,11 +38,4 @@ def predict(
     if json:
         print_json(rows)
         return
-    told = [row | {"beyond": ", ".join(row["beyond"])} for row in rows]
-    print_table("predictions; 95 % intervals of the expectation over seeds, and of one run", told)
-    if any(row["beyond"] for row in rows):
-        stdout.print(
-            "warning: rows with a hyperparameter `beyond` the measured values are extrapolations along a line: they "
-            "know neither a score's range nor a run that diverges.",
-            markup=False,
-        )
+    show_predictions(rows)

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raydp.files import write_atomically
 from raydp.tracking import set_alarms
-from raydp.training.checkpoint import write_atomically
 
 if TYPE_CHECKING:
     from analysis import Selection

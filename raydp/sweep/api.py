@@ -11,6 +11,7 @@ import pandas as pd
 from analysis import Selection, load_points, split_by, with_score, with_worst_case
 from analysis import select as select_from
 from raydp.output import stderr
+from raydp.sections import PrivacySpec, SelectSpec
 from raydp.spec import SweepSpec, load_spec
 from raydp.sweep.folder import SweepFolder
 from raydp.sweep.points import POINTS_FILE, counts, points_table, secrets_beside, values_by_secret, write_tables
@@ -143,7 +144,7 @@ def with_given(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[st
 def private_selection_of(source: str | Path, storage: str = "raydp_runs") -> SweepFolder | None:
     """The folder of a private selection, where the source is one or its points.csv; None for other sources."""
     folder = folder_of(source, storage)
-    return folder if folder is not None and folder.spec().privacy.selects else None
+    return folder if folder is not None and folder.section("privacy", PrivacySpec).selects else None
 
 
 def folder_of(source: str | Path, storage: str = "raydp_runs") -> SweepFolder | None:
@@ -175,7 +176,7 @@ def points_of(
     folder, file = _table_of(source, storage)
     table = load_points(file, by=by)
     if worst_case:
-        name = score or (folder.spec().select.score if folder is not None else None)
+        name = score or (folder.section("select", SelectSpec).score if folder is not None else None)
         if name is None:
             raise ValueError("--score must be given with --worst-case and a file, got none. Name one of its scores.")
         table = with_worst_case(table, secrets_beside(file), name)
@@ -187,7 +188,11 @@ def points_of(
 def with_secrets(source: str | Path, storage: str = "raydp_runs") -> tuple[pd.DataFrame, pd.DataFrame, str | None]:
     """The points of a file or sweep, the values by secret beside them, and the score that the sweep selects by."""
     folder, file = _table_of(source, storage)
-    return load_points(file), secrets_beside(file), None if folder is None else folder.spec().select.score
+    return (
+        load_points(file),
+        secrets_beside(file),
+        None if folder is None else folder.section("select", SelectSpec).score,
+    )
 
 
 def tables_of(
@@ -212,7 +217,7 @@ def secrets_of(source: str | Path, storage: str, score: str | None) -> tuple[pd.
     folder = folder_of(source, storage)
     if folder is None:
         return values_by_secret(Path(source), score)
-    return values_by_secret(folder.path / POINTS_FILE, score or folder.spec().select.score)
+    return values_by_secret(folder.path / POINTS_FILE, score or folder.section("select", SelectSpec).score)
 
 
 def _table_of(source: str | Path, storage: str) -> tuple[SweepFolder | None, Path]:
@@ -224,7 +229,7 @@ def _table_of(source: str | Path, storage: str) -> tuple[SweepFolder | None, Pat
 
 def _options(folder: SweepFolder) -> dict[str, Any]:
     """How a sweep selects."""
-    chosen = folder.spec().select
+    chosen = folder.section("select", SelectSpec)
     return {"rule": chosen.rule, **chosen.constraints()}
 
 

@@ -20,7 +20,7 @@ ASSUMED = (
     "the workers' devices are like the one measured, and as loaded",
     "a step draws b examples on average (Poisson), in micro-batches as found here",
     "workers of one trial share its examples evenly; their all-reduce is not counted",
-    "a run has its steps and one scoring; the orchestration's own time is not counted",
+    "a run has its steps and one scoring; the orchestration's own time is not counted, nor the start (20 to 60 s)",
 )
 
 

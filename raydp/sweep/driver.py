@@ -12,6 +12,7 @@ from rich.console import Console
 
 from raydp import models, sharing
 from raydp.locations import is_uri
+from raydp.output import phase
 from raydp.spec import SweepSpec
 from raydp.sweep.adaptive import RunSearcher, RunSource
 from raydp.sweep.committer import Committer, Discarder
@@ -181,7 +182,7 @@ def _train(
     measure_base = not folder.is_finished(BASE_RUN)
     sweep_id = folder.read_json("plan.json")["sweep_id"]
     costs = {t.run_id: t.batch_size * t.num_steps for t in left}
-    with console.status("starting Ray"):
+    with phase(console, "starting Ray"):
         start_ray(spec.cluster)
     with Slots(
         spec.cluster,
@@ -191,7 +192,7 @@ def _train(
     ) as slots:
         queue = slots.queue
         nodes = "adding nodes, " if spec.cluster.autoscaling else ""
-        with console.status(f"{nodes}starting the workers, loading the base model, opening the tracking store"):
+        with phase(console, f"{nodes}starting the workers, loading the base model, opening the tracking store"):
             slots.share(
                 Shared(
                     spec=spec,

@@ -10,15 +10,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from filelock import FileLock, Timeout
+from pydantic import BaseModel, ValidationError
 
+from raydp.files import write_atomically
+from raydp.reading_yaml import read_yaml
 from raydp.spec import SweepSpec, load_spec
 from raydp.sweep.exchange import SharedFolder
-from raydp.training.checkpoint import write_atomically
-from raydp.training.stream import TEST_KEY, new_key
+
+S = TypeVar("S", bound=BaseModel)
+
+MOST_NAMED = 20
+"""So many sweeps are named in a message."""
 
 BASE_RUN = "base"
 """The name, in the queue and in the folder, of the measurement of the untrained base model."""
@@ -140,12 +146,31 @@ class SweepFolder:
             ValueError: the folder does not hold one.
         """
         if not (path / "spec.yaml").is_file():
-            raise ValueError(f"SWEEP must be the folder of a sweep, got {str(path)!r}. It has no spec.yaml.")
+            beside = sorted(other.parent.name for other in path.parent.glob("*/spec.yaml"))[:MOST_NAMED]
+            there = f"{str(path.parent)!r} has: {', '.join(beside)}" if beside else f"{str(path.parent)!r} has none"
+            raise ValueError(
+                f"SWEEP must be the folder of a sweep, got {str(path)!r}. It has no spec.yaml; {there}. Name one."
+            )
         return cls(path=path)
 
     def spec(self) -> SweepSpec:
         """The spec that the sweep was started with."""
         return load_spec(self.path / "spec.yaml")
+
+    def section(self, name: str, cls: type[S]) -> S:
+        """One section of that spec. The whole imports its plug-ins, which takes seconds."""
+        try:
+            return cls.model_validate(self._written()[name])
+        except (ValidationError, LookupError, TypeError):
+            self.spec()  # says what is wrong
+            raise
+
+    def method(self) -> dict[str, Any]:
+        """The method as it is written in that spec: its name and parameters."""
+        return dict(self._written()["method"])
+
+    def _written(self) -> Any:
+        return read_yaml(self.path / "spec.yaml", "SPEC")
 
     def key(self) -> bytes:
         """The sweep's secret key."""
@@ -212,6 +237,8 @@ class SweepFolder:
                 shutil.rmtree(leftover, ignore_errors=True)
 
     def _make_key(self, spec: SweepSpec) -> None:
+        from raydp.training.stream import TEST_KEY, new_key  # brings torch along
+
         key = TEST_KEY if spec.privacy.noise_key == "test" else new_key()
         path = self.path / "sweep.key"
         path.unlink(missing_ok=True)

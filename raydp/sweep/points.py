@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.tables.points import HYPERPARAMETERS
+from raydp.sections import PrivacySpec, SelectSpec
 from raydp.sweep.folder import BASE_RUN, SweepFolder
 from raydp.sweep.measurements import COUNTS_FILE, Measurements, measured_later, scores_of
 from search_spaces import Configuration
@@ -28,7 +29,6 @@ def points_table(folder: SweepFolder) -> pd.DataFrame:
     """One row per (configuration, seed) of the plan, in its order; runs without a result are `pending`, or `skipped` by
     a search that has ended."""
     plan = folder.read_json("plan.json")
-    spec = folder.spec()
     if not plan["trials"]:
         raise ValueError(
             f"SWEEP must hold a run, got {folder.path.name!r}, whose number of runs was drawn as 0. A new sweep draws "
@@ -37,12 +37,14 @@ def points_table(folder: SweepFolder) -> pd.DataFrame:
     base = folder.result("base") or {}
     later = measured_later(folder)
     skipped = skipped_configurations(folder)
-    rows = [_row(folder, trial, plan, spec.select.score, base, later, skipped) for trial in plan["trials"]]
+    score = folder.section("select", SelectSpec).score
+    rows = [_row(folder, trial, plan, score, base, later, skipped) for trial in plan["trials"]]
+    method = folder.method()
     constants = {
-        "method": spec.method.name,
+        "method": method.pop("name"),
         "task_hash": plan["facts"]["content_hash"],
-        "max_grad_norm": getattr(spec.method.params, "max_grad_norm", None),
-        **{f"param.{k}": v for k, v in spec.method.params.model_dump(mode="json").items() if k != "max_grad_norm"},
+        "max_grad_norm": method.pop("max_grad_norm", None),
+        **{f"param.{k}": v for k, v in method.items()},
     }
     table = pd.DataFrame(rows)
     for name, value in constants.items():
@@ -109,7 +111,7 @@ def counts(folder: SweepFolder) -> dict[str, Any]:
     search, skipped = folder.read_json(SEARCH_FILE), skipped_configurations(folder)
     statuses = [_status(trial, results[trial["run_id"]], skipped) for trial in trials]
     return {
-        **({"note": PRIVATE} if folder.spec().privacy.selects else {}),
+        **({"note": PRIVATE} if folder.section("privacy", PrivacySpec).selects else {}),
         "runs": len(trials),
         **{s: statuses.count(s) for s in ("finished", "failed", "stopped", "pending")},
         **({} if search is None else {"skipped": statuses.count("skipped"), "search": search}),

@@ -91,8 +91,8 @@ class SweepProgress:
         for run_id, (step, num_steps) in self._status["running"].items():
             if run_id in self._costs and num_steps:
                 spent += self._costs[run_id] * step / num_steps
-        if not spent:
-            return "time left: not known yet"
+        if not spent or not self._statuses:
+            return "time left: known after the first run"
         elapsed = time.monotonic() - self._started
         left = elapsed * (sum(self._costs.values()) - spent) / spent
         about = "at most about" if self._searched else "about"

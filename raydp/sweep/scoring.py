@@ -10,6 +10,7 @@ import ray
 from rich.console import Console
 
 from raydp import models, sharing
+from raydp.output import phase
 from raydp.scores.base import OneByOne
 from raydp.scores.requests import ScoreRequest
 from raydp.spec import SweepSpec
@@ -195,7 +196,7 @@ def _measure(
         jobs = [job for job in (_without(job, lost) for job in jobs) if job.left]
         if not jobs:
             return True
-        with console.status("starting Ray, loading the base model"):
+        with phase(console, "starting Ray, loading the base model"):
             start_ray(spec.cluster)
             base = sharing.disassemble(models.load_base(spec.model))
         shared = Shared(task=task, model=base, folders=folders, cpus=spec.cluster.cpus_per_worker)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,10 +60,16 @@ def data_notes(facts: TaskFacts) -> list[str]:
         if name == "caveats":
             notes += [f"caveat: {sentence}" for sentence in value]
         elif isinstance(value, list | tuple):
-            notes.append(f"{name}: {', '.join(map(str, value)) or 'none'}")
+            notes.append(f"{name}: {_enumerated(value)}")
         else:
             notes.append(f"{name}: {value}")
     return notes
+
+
+def _enumerated(values: Sequence[Any]) -> str:
+    """A list in a line, equal neighbours once."""
+    runs = [(value, len(list(same))) for value, same in groupby(values)]
+    return ", ".join(f"{value} ({times} times)" if times > 1 else str(value) for value, times in runs) or "none"
 
 
 def show_selection(selection: dict[str, Any]) -> None:
@@ -73,6 +81,48 @@ def show_selection(selection: dict[str, Any]) -> None:
         names = ", ".join(_name(c) for c in left[:NAMED]) + (", ..." if len(left) > NAMED else "")
         stdout.print(f"{step['name']}: {len(step['dropped'])} dropped, {len(left)} left: {names}", markup=False)
     stdout.print(f"selected by {selection['rule']}: {_summary(selection)}", style="bold", markup=False)
+
+
+def show_predictions(rows: list[dict[str, Any]]) -> None:
+    """What configurations that have not been run would give; short names, so that the table fits a terminal."""
+    names = SYMBOLS | {
+        "score_interval": "score 95 %",
+        "score_run_interval": "of a run",
+        "utility_loss": "loss",
+        "utility_interval": "loss 95 %",
+        "utility_run_interval": "of a run ",
+    }
+    told = [{names.get(k, k): v for k, v in row.items()} for row in rows]
+    print_table("predictions; 95 % intervals of the expectation over seeds, and of one run", told)
+    if any(row["beyond"] for row in rows):
+        stdout.print(
+            "warning: rows with a hyperparameter `beyond` the measured values are extrapolations along a line: they "
+            "know neither a score's range nor a run that diverges.",
+            markup=False,
+        )
+
+
+def show_status(folder: Path, found: dict[str, Any], summary: dict[str, Any] | None) -> None:
+    """How far a sweep is, and what came of it.
+
+    Args:
+        found: see `raydp.sweep.points.counts`.
+        summary: what its end has written, None before.
+    """
+    if "note" in found:
+        stdout.print(found["note"], markup=False)
+    shown = ("runs", "finished", "failed", "stopped", "pending", "skipped")
+    stdout.print(f"{folder}: " + ", ".join(f"{found[k]} {k}" for k in shown if k in found), markup=False)
+    if "search" in found:
+        show_search(found["search"])
+    if found["failures"]:
+        print_table("failures", found["failures"])
+    if summary is not None and "selected" in summary:
+        selected = summary["selected"]
+        stdout.print(f"selected: {_summary(selected)}, {selected['model_uri']}", markup=False)
+        stdout.print(f"report: {folder / 'report.html'}", markup=False)
+    elif found["pending"]:
+        stdout.print(f"where nothing runs it: raydp sweep {folder / 'spec.yaml'} --resume", markup=False)
 
 
 def show_result(sweep: Sweep, result: SweepResult) -> None:

@@ -101,13 +101,16 @@ def start_ray(cluster: ClusterSpec) -> None:
     class_cache.ENV_VARS_TO_PROPAGATE -= {n for n in class_cache.ENV_VARS_TO_PROPAGATE if n.startswith("AWS_")}
     local = cluster.address == "local"
     on_sigterm = signal.getsignal(signal.SIGTERM)
-    ray.init(
-        address=cluster.address,  # "local" never joins an instance that someone else started
-        include_dashboard=False if local else None,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        runtime_env=None if local else _environment(cluster, quiet),  # here processes inherit it, and start faster
-    )
+    try:
+        ray.init(
+            address=cluster.address,  # "local" never joins an instance that someone else started
+            include_dashboard=False if local else None,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            runtime_env=None if local else _environment(cluster, quiet),  # here processes inherit it, and start faster
+        )
+    except SystemExit as stop:  # a SIGTERM meanwhile, by Ray's handler
+        raise KeyboardInterrupt from stop
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own ends the process with a stack trace
 

@@ -136,6 +136,9 @@ class Conditions:
             value = getattr(self, name)
             if value is not None and not math.isfinite(value):
                 raise ValueError(f"{name} must be finite, got {value}. Leave it out to set no bound.")
+        least, most = self.min_epsilon, self.max_epsilon
+        if least is not None and most is not None and least > most:
+            raise ValueError(f"min_epsilon must be at most max_epsilon {most:g}, got {least:g}. Exchange them.")
         if self.score is not None and not re.fullmatch(r"[\w.-]+", self.score):
             raise ValueError(f"score must be the name of a score, got {self.score!r}. For example vmr.")
 

@@ -3,42 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+
+from raydp.files import write_atomically
+
+if TYPE_CHECKING:
+    import torch
 
 KEPT = 2
-
-
-def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
-    """Temporary file, fsync, rename, fsync of the folder: after a kill or a power cut the file is whole or absent.
-
-    Args:
-        private: for the owner alone (mode 0600), from before the first byte on.
-    """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as stream:
-            if private:
-                os.fchmod(stream.fileno(), 0o600)
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        part.replace(path)
-    except OSError:  # such as a full disk, which the rest of the file would keep full
-        part.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +34,8 @@ class CheckpointStore:
 
     def save(self, step: int, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
         """Write the state after `step` steps. Training goes on without where the disk is full: those of before stay."""
+        from safetensors.torch import save  # brings torch along
+
         metadata = {"run_id": self.run_id, "step": str(step), "state": json.dumps(state)}
         content = save({k: v.detach().contiguous() for k, v in tensors.items()}, metadata=metadata)
         try:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from raydp.training.checkpoint import write_atomically
+from raydp.files import write_atomically
 
 START_TOKENS = {"cpu": 1024, "cuda": 16_384}
 """Padded tokens of a micro-batch to begin with: on a CPU what the caches hold, on a GPU what fills it."""

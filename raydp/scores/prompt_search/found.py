@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from raydp.files import write_atomically
 from raydp.scores.prompt_search.tokens import Prompt
-from raydp.training.checkpoint import write_atomically
 
 
 @dataclass(frozen=True, kw_only=True)
