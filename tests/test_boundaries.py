@@ -66,7 +66,16 @@ def test_the_light_rooms_import_nothing_heavy() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["analysis", "search_spaces", "raydp", "raydp.privacy", "raydp.cli", "raydp.tracking", "raydp.membership.show"],
+    [
+        "analysis",
+        "search_spaces",
+        "raydp",
+        "raydp.privacy",
+        "raydp.cli",
+        "raydp.tracking",
+        "raydp.membership.show",
+        "raydp.sweep.api",
+    ],
 )
 def test_importing_it_loads_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print(*sorted({HEAVY!r} & set(sys.modules)))"

@@ -215,6 +215,13 @@ def test_what_does_not_exist_is_bad_input(raydp: Command, arguments: list[str]) 
     assert "absent" in answer.err
 
 
+def test_a_sweep_that_is_not_there_names_those_that_are(raydp: Command, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    (tmp_path / "runs" / "first" / "spec.yaml").write_text("")
+    assert "'runs' has: first" in raydp("status", "fisrt", "--storage", "runs").err
+    assert "'elsewhere' has none" in raydp("status", "first", "--storage", "elsewhere").err
+
+
 def test_plan_lists_every_configuration_with_its_noise(raydp: Command, write_spec: Callable[..., Path]) -> None:
     rows = raydp("plan", write_spec(), "--json").json()
     assert [(r["batch_size"], r["num_steps"]) for r in rows] == [(32, 3), (32, 6)]

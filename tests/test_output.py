@@ -1,10 +1,13 @@
-"""Tables for people show every letter of their cells."""
+"""What people read: every letter of a cell, documents in lines and tables."""
 
 from __future__ import annotations
 
-import pytest
+from io import StringIO
 
-from raydp.output import print_table
+import pytest
+from rich.console import Console
+
+from raydp.output import phase, print_document, print_table
 
 
 def test_brackets_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
@@ -15,3 +18,36 @@ def test_brackets_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     assert reason in out
     assert "a [title]" in out
     assert "reason [why]" in out
+
+
+def test_a_document_for_people_has_lines_and_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    print_document(
+        {
+            "n": 36,
+            "interval": [0.25, 0.5],
+            "aliases": [],
+            "f_test": {"f": 67.4, "p": None},
+            "terms": {"intercept": {"coef": -0.5}, "slope": {"coef": 0.125, "reason": "[few]"}},
+            "size": {"series": [{"fixed": {"b": 64}, "points": [{"b": 64, "score": 0.5}]}]},
+        }
+    )
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for line in (
+        "n: 36", "interval: 0.25 to 0.5", "aliases: none", "f_test: f 67.4, p -", "name coef reason",
+        "slope 0.125 [few]", "fixed: b 64", "size series points", "b score", "64 0.5",
+    ):  # fmt: skip
+        assert line.split() in lines, line
+
+
+def test_a_document_that_is_a_table_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    print_document({"compute": {"correct": 4, "pairs": 6}, "updates": {"correct": 5}}, "accuracy")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [["accuracy"], ["name", "correct", "pairs"], ["compute", "4", "6"], ["updates", "5", "-"]]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_phase_is_said_where_it_is_not_shown(terminal: bool) -> None:
+    console = Console(file=StringIO(), force_terminal=terminal)
+    with phase(console, "starting [it]"):
+        said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert (said == "starting [it]\n") is not terminal

@@ -111,8 +111,9 @@ def start_ray(cluster: ClusterSpec) -> None:
         )
     except SystemExit as stop:  # a SIGTERM meanwhile, by Ray's handler
         raise KeyboardInterrupt from stop
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own ends the process with a stack trace
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own ends the process with a stack trace
 
 
 def _environment(cluster: ClusterSpec, variables: dict[str, str]) -> dict[str, Any]:

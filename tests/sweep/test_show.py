@@ -13,7 +13,7 @@ import pytest
 from raydp.privacy import PoissonGaussian, privacy_record
 from raydp.spec import load_spec
 from raydp.sweep.notes import notes_of, together_notes
-from raydp.sweep.show import data_notes, lookup_commands, show_selection
+from raydp.sweep.show import data_notes, lookup_commands, show_predictions, show_selection, show_status
 from raydp.tasks.base import TaskFacts
 from tests.conftest import Answer, small_spec
 
@@ -27,6 +27,7 @@ FACTS = TaskFacts(
         "duplicates_removed": 3,
         "secrets_absent": ["0a1b", "2c3d"],
         "authors_unresolved": [],
+        "secret_counts": [20, 20, 20, 80],
         "caveats": ["n is not covered.", "A mail has two."],
     },
 )
@@ -35,6 +36,7 @@ NOTES = [
     "duplicates_removed: 3",
     "secrets_absent: 0a1b, 2c3d",
     "authors_unresolved: none",
+    "secret_counts: 20 (3 times), 80",
     "caveat: n is not covered.",
     "caveat: A mail has two.",
 ]
@@ -133,3 +135,32 @@ def test_without_the_script_the_module_is_called(
 def test_a_printed_program_is_one_that_the_shell_finds(tmp_path: Path) -> None:
     for program in programs(tmp_path):
         assert subprocess.run(["sh", "-c", f"command -v {program}"], capture_output=True).returncode == 0
+
+
+def test_a_status_says_how_to_go_on_or_what_came_of_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    counts = {"runs": 3, "finished": 1, "failed": 1, "stopped": 0, "pending": 1}
+    failures = [{"run_id": "ab12", "reason": "a [reason]"}]
+    show_status(tmp_path, {**counts, "failures": failures}, None)
+    out = capsys.readouterr().out
+    assert f"{tmp_path}: 3 runs, 1 finished, 1 failed, 0 stopped, 1 pending" in out
+    assert "a [reason]" in out
+    assert f"raydp sweep {tmp_path / 'spec.yaml'} --resume" in out
+    selected = {"batch_size": 8, "num_steps": 4, "learning_rate": 0.1, "utility_loss": 1.5, "score": 0.25}
+    summary = {"selected": {**selected, "model_uri": "models:/m/1"}}
+    show_status(tmp_path, {**counts, "pending": 0, "failures": []}, summary)
+    out = capsys.readouterr().out
+    assert "selected: (b=8, T=4, η=0.1) utility_loss 1.5000, score 0.25, models:/m/1" in out
+    assert f"report: {tmp_path / 'report.html'}" in out
+    assert "--resume" not in out
+
+
+def test_predictions_warn_of_what_is_beyond_the_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"batch_size": 8, "score_interval": [0.25, 0.5], "score_run_interval": [0.125, 0.75], "beyond": []}
+    show_predictions([row])
+    out = capsys.readouterr().out
+    assert [line.split("  ") for line in out.splitlines()[1:]][-1][-1].strip() == "none"
+    assert "0.25 to 0.5" in out
+    assert "0.125 to 0.75" in out
+    assert "extrapolations" not in out
+    show_predictions([row | {"beyond": ["batch_size"]}])
+    assert "extrapolations" in capsys.readouterr().out

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +25,23 @@ def interrupt(slots: Slots, *, running: bool) -> None:
         while running and len(ray.get(slots.queue.controllers.remote())) < 2:
             time.sleep(0.1)  # then the controllers wait for workers, which wait for what the driver never shares
         raise KeyboardInterrupt
+
+
+def test_a_sigterm_while_ray_starts_is_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's own handler, which it installs before it has started, ends the process by SystemExit."""
+
+    def init(**options: object) -> None:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    monkeypatch.setattr(module.ray, "init", init)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start_ray(ClusterSpec())
+        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.slow

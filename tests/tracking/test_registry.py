@@ -114,6 +114,7 @@ def test_one_score_needs_no_name(tracker, record):
     ("arguments", "message"),
     [
         ({"max_epsilon": math.inf}, r"max_epsilon must be finite, got inf\. Leave it out"),
+        ({"max_epsilon": -1, "min_epsilon": 5}, "min_epsilon must be at most max_epsilon -1, got 5"),
         ({"max_score": 0.5}, "score must be named where there are several"),
         ({"order_by": "score"}, "score must be named where there are several"),
         ({"score": "vrm", "max_score": 0.5}, r"score 'vrm' is unknown\. Did you mean 'vmr'\? Known: logprob, vmr"),
