@@ -17,6 +17,7 @@ from raydp.commands.data import data_app
 from raydp.commands.errors import InterruptibleGroup, complain, explain
 from raydp.commands.lookup import models_app, spaces_app
 from raydp.commands.mia import mia
+from raydp.commands.pate import pate
 from raydp.commands.plan import plan
 from raydp.commands.predict import predict
 from raydp.commands.report import report
@@ -235,6 +236,7 @@ app.command()(predict)
 app.command()(report)
 app.command()(score)
 app.command()(mia)
+app.command()(pate)
 
 
 def main() -> None:

@@ -94,6 +94,16 @@ class SweepSpec(Section):
             raise ValueError(registries.unknown_name("select.score", self.select.score, names))
         return self
 
+    @model_validator(mode="after")
+    def _sharded_weights_do_not_decay_in_the_loss(self) -> SweepSpec:
+        decay = getattr(self.method.params, "loss_decay", 0.0)
+        if decay and self.cluster.sharding == "full":
+            raise ValueError(
+                f"method.decay must be decoupled with cluster.sharding full, got weight_decay {decay:g} in the loss: "
+                "no worker has all weights at hand. Use decay decoupled, or do without sharding."
+            )
+        return self
+
     def build_task(self, tokenizer: PreTrainedTokenizerBase) -> Task:
         """The task with the unit of privacy that is asked for.
 

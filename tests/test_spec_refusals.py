@@ -19,6 +19,15 @@ def test_every_mistake_is_reported_at_once(raydp: Command, write_spec: WriteSpec
     assert all(word in answer.err for word in ("target_epsilon", "seeds", "vrm"))
 
 
+def test_decay_in_the_loss_needs_whole_weights(raydp: Command, write_spec: WriteSpec) -> None:
+    method = {"name": "dp_sgd", "weight_decay": 0.1, "decay": "in_loss"}
+    cluster = {"sharding": "full", "workers_per_trial": 2}
+    answer = raydp("plan", write_spec(method=method, cluster=cluster))
+    assert answer.code == 2
+    assert "method.decay must be decoupled with cluster.sharding full, got weight_decay 0.1" in answer.err
+    assert raydp("plan", write_spec(method=method)).code == 0
+
+
 def test_a_delta_not_below_1_over_n_is_a_warning(raydp: Command, write_spec: WriteSpec) -> None:
     privacy = {"target_epsilon": 8, "accountant": "rdp", "target_delta": 1e-3}
     answer = raydp("plan", write_spec(privacy=privacy))

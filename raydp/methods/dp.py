@@ -35,6 +35,10 @@ class DPSGD(Section):
         count_noise_multiplier: adaptive: σ_b, standard deviation of the noise on the count of unclipped examples, in
             examples; batch_size / 20 by default, as in the paper. Above σ / 2.
         momentum: of torch.optim.SGD.
+        weight_decay: λ; 0 for none.
+        decay: "decoupled": every update first shrinks the weights by the factor 1 - ηλ, as AdamW does (Loshchilov and
+            Hutter 2019). "in_loss": λθ is added to every example's gradient before it is clipped (Guo 2024, section
+            4.1), of a user with m examples m λθ.
 
     Guarantee:
         The sequence of all updates is the Poisson-subsampled Gaussian mechanism with sample rate b/n and noise
@@ -43,7 +47,7 @@ class DPSGD(Section):
         example depends on that example alone and that the sweep's key stays secret. So it is with every clipping:
         automatic scaling leaves no gradient above c; the noisy count of adaptive clipping is part of the same Gaussian
         mechanism, since the gradient's noise multiplier is raised to (σ^-2 - (2 σ_b)^-2)^(-1/2) (Andrew et al. 2021,
-        Theorem 1).
+        Theorem 1). Weight decay spends nothing: decoupled it is post-processing, and in the loss it is clipped.
     """
 
     max_grad_norm: Annotated[float, Field(ge=1e-12, le=1e6)] = 0.5
@@ -52,6 +56,8 @@ class DPSGD(Section):
     clip_learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.2
     count_noise_multiplier: Annotated[float, Field(gt=0, le=1e9)] | None = None
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    decay: Literal["decoupled", "in_loss"] = "decoupled"
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> Self:
@@ -62,6 +68,11 @@ class DPSGD(Section):
                     f"method.{name} must be left out with clipping {self.clipping!r}, got {value}. "
                     "Remove it, or use clipping 'adaptive'."
                 )
+        if self.decay != "decoupled" and not self.weight_decay:
+            raise ValueError(
+                f"method.decay must be left out without weight_decay, got {self.decay!r}. Remove it, or give a "
+                "weight_decay."
+            )
         return self
 
     @model_serializer(mode="wrap")
@@ -70,6 +81,7 @@ class DPSGD(Section):
         values: dict[str, Any] = handler(self)
         adaptive = ("clip_quantile", "clip_learning_rate", "count_noise_multiplier")
         unused = () if self.clipping == "adaptive" else adaptive
+        unused += () if self.weight_decay else ("weight_decay", "decay")
         return {k: v for k, v in values.items() if k not in unused and (k, v) != ("clipping", "flat")}
 
     def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian:
@@ -89,7 +101,17 @@ class DPSGD(Section):
         return poisson_batch(plan, key, step)
 
     def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=plan.learning_rate, momentum=self.momentum)
+        return DecayingSGD(parameters, lr=plan.learning_rate, momentum=self.momentum, decay=self._decoupled_decay)
+
+    @property
+    def loss_decay(self) -> float:
+        """λ of the term that is clipped with every example's gradient."""
+        return self.weight_decay if self.decay == "in_loss" else 0.0
+
+    @property
+    def _decoupled_decay(self) -> float:
+        """λ of the optimizer."""
+        return self.weight_decay - self.loss_decay
 
     def train(
         self, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm, key: bytes, store: CheckpointStore | None
@@ -98,7 +120,12 @@ class DPSGD(Section):
         clipping = self._clipping(plan)
         rule = loop.StepRule(
             indices_fn=lambda step: self.batch_indices(plan, key, step),
-            gradients=ClippedGradients(trainee.model, trainee.parameters, clipping),
+            gradients=ClippedGradients(
+                trainee.model,
+                trainee.parameters,
+                clipping,
+                weight_decay=self.loss_decay,
+            ),
             clipping=clipping,
             noise_multiplier=self._gradient_noise_multiplier(plan, plan.noise_multiplier),
             optimizer=self.optimizer(plan, list(trainee.parameters.values())),
@@ -134,6 +161,24 @@ class DPSGD(Section):
         return gradient_noise_multiplier(noise_multiplier, count_noise_std)
 
 
+class DecayingSGD(torch.optim.SGD):
+    """SGD whose weights shrink by 1 - ηλ before each update. torch's own adds λθ to the gradient, and so to the
+    momentum."""
+
+    def __init__(self, parameters: list[torch.Tensor], *, lr: float, momentum: float, decay: float) -> None:
+        super().__init__(parameters, lr=lr, momentum=momentum)
+        self._factor = 1 - lr * decay
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Shrink, then update."""
+        if self._factor != 1:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.mul_(self._factor)
+        super().step(closure)
+
+
 class DPAdam(DPSGD):
     """DP-Adam: the privatised gradient of DP-SGD in torch's Adam (Li et al. 2022; Hu et al. 2025, Algorithm 3, prints
     Adam's γ inside the root, torch adds eps outside).
@@ -148,4 +193,6 @@ class DPAdam(DPSGD):
     eps: Annotated[float, Field(gt=0)] = 1e-8
 
     def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-        return torch.optim.Adam(parameters, lr=plan.learning_rate, betas=self.betas, eps=self.eps)
+        return torch.optim.AdamW(
+            parameters, lr=plan.learning_rate, betas=self.betas, eps=self.eps, weight_decay=self._decoupled_decay
+        )

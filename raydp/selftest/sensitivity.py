@@ -67,11 +67,14 @@ def _clipped_autograd(subject: Subject) -> tuple[torch.Tensor, int, float]:
     """The clipped sum from one backward pass a unit, how many are not clipped, and the largest relative difference
     between a unit alone and in the batch."""
     c, automatic = subject.method.max_grad_norm, getattr(subject.method, "clipping", "flat") == "automatic"
-    together = _losses(subject, subject.indices)
+    together, units = _losses(subject, subject.indices), Units.of(subject.task)
+    weights = torch.cat([p.detach().flatten() for p in subject.trainee.parameters.values()])
+    sizes = units.offsets[subject.indices + 1] - units.offsets[subject.indices]
     total, unclipped, apart = torch.zeros(()), 0, 0.0
     for row in range(len(subject.indices)):
         (alone,) = _losses(subject, subject.indices[row : row + 1])
-        own, own_together = _gradient(subject, alone), _gradient(subject, together[row])
+        decay = getattr(subject.method, "loss_decay", 0.0) * int(sizes[row]) * weights
+        own, own_together = (_gradient(subject, loss) + decay for loss in (alone, together[row]))
         norm = _norm(own)
         difference = float((alone - together[row]).detach().abs() / alone.detach().abs())
         apart = max(apart, difference, _norm(own - own_together) / norm)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -53,8 +53,8 @@ class Subject:
 
 def toy_subjects() -> list[Subject]:
     """Random models: tied embeddings trained in full, LoRA, a soft prompt, layers without a rule, and GPT-2 with
-    Conv1D, LayerNorm and positions; the last two also with users of several examples. Each with a clipping norm that
-    some of its gradients exceed and some do not."""
+    Conv1D, LayerNorm and positions; the last two also with users of several examples, one of them with weight decay in
+    the loss. Each with a clipping norm that some of its gradients exceed and some do not."""
     kinds: dict[str, tuple[Callable[[], nn.Module], AdapterSpec, float, LanguageModelingTask]] = {
         "Llama, tied, full": (_llama, FULL, 5.2, _task()),
         "Llama, LoRA": (_llama, LORA, 2.3, _task()),
@@ -64,7 +64,7 @@ def toy_subjects() -> list[Subject]:
         "GPT-2, tied, full": (_gpt2, FULL, 5.0, _task()),
         "GPT-2, tied, full, users": (_gpt2, FULL, 8.0, _task().by_user()),
     }
-    return [
+    subjects = [
         Subject(
             name=name,
             trainee=start_trainee(_pretrained(build), adapter),
@@ -75,6 +75,8 @@ def toy_subjects() -> list[Subject]:
         )
         for name, (build, adapter, c, task) in kinds.items()
     ]
+    decaying = DPSGD(max_grad_norm=subjects[-1].method.max_grad_norm, weight_decay=0.1, decay="in_loss")
+    return [*subjects, replace(subjects[-1], name=f"{subjects[-1].name}, decay in the loss", method=decaying)]
 
 
 def start_trainee(base: models.PretrainedModel, adapter: AdapterSpec, microbatch_size: int | None = None) -> Trainee:

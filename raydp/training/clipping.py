@@ -44,6 +44,8 @@ class ClippedGradients:
         model: in eval mode (dropout would couple the guarantee to an unkeyed generator).
         parameters: name -> trained parameter; all others are left alone.
         clipping: what an example's gradient is scaled by, from its norm over all parameters.
+        weight_decay: λ >= 0: an example's loss has λ/2 ‖θ‖² of the trained parameters θ added, so that λθ is clipped
+            with its gradient (Guo 2024, section 4.1, whose Algorithm 1 adds the scalar itself).
 
     Guarantee:
         Adding or removing one unit (an example, or all examples of a user) changes the sum by at most
@@ -57,8 +59,11 @@ class ClippedGradients:
             That includes experts that no token was routed to; layers that see some of the examples have no rule anyway.
     """
 
-    def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter], clipping: Clipping) -> None:
+    def __init__(
+        self, model: nn.Module, parameters: dict[str, nn.Parameter], clipping: Clipping, *, weight_decay: float = 0.0
+    ) -> None:
         assert not model.training, "per-example gradients need eval mode"
+        self.weight_decay = weight_decay
         self.model = model
         self.parameters = parameters
         self.clipping = clipping
@@ -68,6 +73,7 @@ class ClippedGradients:
         self._rules: dict[nn.Module, Rule] = {}
         self._unproven: set[nn.Module] = set()  # follow the rule for norms by their name alone
         self._sharded = is_sharded(model)
+        assert not (self._sharded and weight_decay), "no worker has all weights at hand; the spec refuses it"
         self._reads_checked = self._sharded  # what gathers a layer's weights reads them, too
         for path, module in model.named_modules():
             own = {n: by_id[id(p)] for n, p in module._parameters.items() if p is not None and id(p) in by_id}
@@ -101,15 +107,37 @@ class ClippedGradients:
         with torch.no_grad():
             uses = self._collect(calls, len(losses), examples_per_unit)
             gradients = {name: [u.gradient() for u in used] for name, used in uses.items()}
-            norms = (
-                torch.stack([_norm_squared(used, gradients[n]) for n, used in uses.items()]).sum(0).clamp(min=0).sqrt()
-            )
+            squares = torch.stack([_norm_squared(used, gradients[n]) for n, used in uses.items()]).sum(0)
+            if decay := self.weight_decay * examples_per_unit:
+                squares = self._with_decay(squares, uses, gradients, decay)
+            norms = squares.clamp(min=0).sqrt()
             finite = torch.isfinite(norms)
             factors = torch.where(finite, self.clipping.factors(norms), 0.0)
             for name, used in uses.items():
                 for use, gradient in zip(used, gradients[name], strict=True):
                     total[name] += _clipped_sum(use, gradient, factors, finite, self.parameters[name].shape)
+                if decay:
+                    total[name] += decay * factors.sum() * self.parameters[name].float()
             return torch.stack([losses.detach().float().view(-1, examples_per_unit).mean(dim=1), norms])
+
+    def _with_decay(
+        self,
+        squares: torch.Tensor,
+        uses: dict[str, list[Use]],
+        gradients: dict[str, list[torch.Tensor | None]],
+        decay: float,
+    ) -> torch.Tensor:
+        """[B] ‖g + λθ‖² = ‖g‖² + 2λ g·θ + λ² ‖θ‖² from ‖g‖². Where the two cancel, rounding could make it too small,
+        and an example would be clipped too little: it is taken as large as rounding lets it be."""
+        unit = 4 * 2.0**-24
+        found = squares * (1 + unit)
+        for name, used in uses.items():
+            weight = self.parameters[name].float()
+            found += decay**2 * weight.square().sum() * (1 + unit * weight.numel() ** 0.5)
+            for use, gradient in zip(used, gradients[name], strict=True):
+                product, error = use.inner(weight, gradient)
+                found += 2 * decay * (product + error)
+        return found
 
     @contextmanager
     def _recording(self) -> Iterator[list[_Call]]:

@@ -103,6 +103,26 @@ class Use:
         allowance = 4 * 2.0**-24 * self.g.shape[2] ** 0.5 * self.g.square().sum(dim=(1, 2))
         return shares[group].sum(dim=1) + allowance
 
+    def inner(self, weight: torch.Tensor, gradient: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """[B] inner product of each example's gradient with a tensor of the weight's shape, and how far rounding may
+        take it from the true one: 4 units in the last place of sqrt(width) times the size of what is summed.
+
+        Args:
+            gradient: [B, *weight], where it is written out.
+        """
+        unit = 4 * 2.0**-24
+        if gradient is not None:
+            flat, tensor = gradient.flatten(1), weight.flatten()
+            return flat @ tensor, unit * flat.shape[1] ** 0.5 * flat.norm(dim=1) * tensor.norm()
+        if self.kind == "embedding":
+            picked, size = weight[self.x], weight[self.x].norm(dim=2)
+        else:
+            x = self.x.to(self.g.dtype)
+            picked = x @ (weight.T if self.kind == "linear" else weight)
+            size = x.norm(dim=2) * weight.norm()
+        width = max(weight.shape)
+        return (self.g * picked).sum(dim=(1, 2)), unit * width**0.5 * (self.g.norm(dim=2) * size).sum(dim=1)
+
     def weighted_sum(self, weights: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """[*weight] Σ_i weights_i · (gradient of example i), of a kind that is not written out."""
         if self.kind == "embedding":

@@ -64,6 +64,12 @@ def test_a_tied_weight_whose_two_uses_are_taken_as_two_weights(plant: pytest.Mon
     assert {"clipped sum", "one record"} <= sensitivity_failures("tied")
 
 
+def test_a_decay_that_the_norm_does_not_see(plant: pytest.MonkeyPatch) -> None:
+    """λθ is added to gradients that were clipped without it."""
+    plant.setattr(ClippedGradients, "_with_decay", lambda self, squares, *rest: squares)
+    assert {"clipped sum", "one record"} <= sensitivity_failures("decay")
+
+
 def test_a_tied_weight_counted_twice(plant: pytest.MonkeyPatch) -> None:
     """Clipping sees the right norm, the sum has the output layer's use twice."""
     whole = layers.Use.weighted_sum

@@ -91,15 +91,18 @@ def losses(model: nn.Module, batch: Batch) -> torch.Tensor:
     return token_nll(model, batch).sum(dim=1) / counts
 
 
-def reference(model: nn.Module, parameters: dict[str, nn.Parameter], batch: Batch, c: float) -> dict[str, torch.Tensor]:
+def reference(
+    model: nn.Module, parameters: dict[str, nn.Parameter], batch: Batch, c: float, decay: float = 0.0
+) -> dict[str, torch.Tensor]:
     """One backward pass per example, each gradient clipped by its norm over all parameters, in float64."""
     total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in parameters.items()}
     for row in range(len(batch.input_ids)):
         one = Batch(input_ids=batch.input_ids[row : row + 1], labels=batch.labels[row : row + 1])
         grads = torch.autograd.grad(losses(model, one).sum(), list(parameters.values()))
-        norm = torch.sqrt(sum(g.double().square().sum() for g in grads))
+        grads = [g.double() + decay * p.detach().double() for g, p in zip(grads, parameters.values(), strict=True)]
+        norm = torch.sqrt(sum(g.square().sum() for g in grads))
         for name, g in zip(parameters, grads, strict=True):
-            total[name] += g.double() * min(1.0, c / norm.item())
+            total[name] += g * min(1.0, c / norm.item())
     return total
 
 
@@ -120,6 +123,40 @@ def test_equals_clipped_autograd(kind: str, width: int, max_grad_norm: float) ->
     ClippedGradients(model, parameters, Clipping(max_grad_norm)).accumulate(lambda: losses(model, batch), total)
     assert relative_error(total, expected) <= TOLERANCE
     assert all(p.requires_grad for p in parameters.values()), "parameters are left as they were"
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.05, 1.0, 1e3], ids=["all clipped", "some clipped", "none clipped"])
+@pytest.mark.parametrize("width", [4, 24])
+@pytest.mark.parametrize("kind", MODELS)
+def test_decay_in_the_loss_is_clipped_with_the_gradient(kind: str, width: int, max_grad_norm: float) -> None:
+    model, decay = MODELS[kind](), 0.3
+    parameters = {n: p for n, p in sorted(model.named_parameters()) if p.requires_grad}
+    batch = batch_of(5, width)
+    expected = reference(model, parameters, batch, max_grad_norm, decay)
+    total = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    engine = ClippedGradients(model, parameters, Clipping(max_grad_norm), weight_decay=decay)
+    engine.accumulate(lambda: losses(model, batch), total)
+    assert relative_error(total, expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("examples_per_unit", [1, 2])
+@pytest.mark.parametrize("repeats", [1, 20], ids=["written out", "ghost norm"])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_decay_that_cancels_the_gradient_does_not_hide_it(seed: int, repeats: int, examples_per_unit: int) -> None:
+    """Near the optimum a gradient is -λθ and something small: the norm of the sum must not come out too small."""
+    c, width, decay = 0.5, 16, 0.25
+    generator = torch.Generator().manual_seed(seed)
+    layer = nn.Linear(width, width, bias=False).eval()
+    with torch.no_grad():
+        layer.weight.copy_(torch.randn(width, width, generator=generator) * 1e4)
+    small = torch.nn.functional.normalize(torch.randn(width * width, generator=generator), dim=0).view(width, width)
+    left, values, right = torch.linalg.svd(-decay * layer.weight.detach() + 3 * c * small)  # Σ_t g_t x_tᵀ is this
+    x, g = right * values[:, None].sqrt(), left.T * values[:, None].sqrt()
+    x, g = (torch.stack([t.repeat(repeats, 1)] * examples_per_unit) for t in (x, g / repeats))
+    total = {"weight": torch.zeros_like(layer.weight)}
+    engine = ClippedGradients(layer, dict(layer.named_parameters()), Clipping(c), weight_decay=decay)
+    engine.accumulate(lambda: (layer(x) * g).sum(dim=(1, 2)), total, examples_per_unit)
+    assert total["weight"].norm() <= c * (1 + 1e-2)  # beside it, each of the two is summed with its own rounding
 
 
 @pytest.mark.parametrize("rule", [Clipping, AutomaticClipping])

@@ -20,7 +20,11 @@ from raydp.training.trial import Trainee, TrialPlan
 
 ADAPTER = AdapterSpec(r=2, alpha=4, target_modules=("q_proj", "v_proj", "gate_proj", "down_proj"))
 METHOD = DPAdam(max_grad_norm=0.1)
-METHODS = {"flat": METHOD, "adaptive": DPAdam(max_grad_norm=0.1, clipping="adaptive")}
+METHODS = {
+    "flat": METHOD,
+    "adaptive": DPAdam(max_grad_norm=0.1, clipping="adaptive"),
+    "decay in the loss": DPAdam(max_grad_norm=0.1, weight_decay=0.5, decay="in_loss"),
+}
 KEY = bytes(range(32))
 NUM_EXAMPLES = 40
 PLAN = TrialPlan(

@@ -1,0 +1,28 @@
+"""`raydp pate`: what the noisy votes of teachers cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raydp.commands.arguments import Json
+
+
+def pate(
+    votes: Annotated[Path, typer.Argument(metavar="VOTES", help="CSV: a row of counts per query, a column per class.")],
+    sigma: Annotated[float, typer.Option(help="Standard deviation of the noise on each count.")],
+    delta: Annotated[float, typer.Option()],
+    threshold: Annotated[
+        float | None, typer.Option(help="Confident-GNMax: answer only where the noisy largest count is at least this.")
+    ] = None,
+    sigma1: Annotated[float | None, typer.Option(help="Standard deviation of the noise on the largest count.")] = None,
+    json: Json = False,
+) -> None:
+    """ε of PATE's answers: teachers' votes with noise, by the votes and whatever they are (Papernot et al. 2018)."""
+    from raydp.output import print_json
+    from raydp.pate import pate_of, show_pate
+
+    answer = pate_of(votes, sigma=sigma, delta=delta, threshold=threshold, sigma1=sigma1)
+    print_json(answer) if json else show_pate(answer)

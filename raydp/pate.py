@@ -1,0 +1,104 @@
+"""What `raydp pate` answers: stored votes read, the privacy room asked, plain data back."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydp.output import print_table, stdout
+from raydp.privacy.pate import pate_cost
+
+PRIVATE = (
+    "epsilon and the reference depend on the votes and are as private as they: decide by them, and publish "
+    "epsilon_data_independent"
+)
+
+
+def pate_of(
+    path: Path, *, sigma: float, delta: float, threshold: float | None = None, sigma1: float | None = None
+) -> dict[str, Any]:
+    """The cost of answering the queries of a CSV file.
+
+    Returns:
+        "epsilon", "order", "epsilon_data_independent", "queries", "teachers" (most votes of a query), "classes",
+        "expected_answers", "delta", "reference": {"epsilon", "order"}, "note"; see `raydp.privacy.pate.PateCost`.
+
+    Raises:
+        ValueError: the file is not counts, or an argument is out of its range.
+    """
+    votes = read_votes(path)
+    cost = pate_cost(votes, sigma=sigma, delta=delta, threshold=threshold, sigma1=sigma1)
+    return {
+        **asdict(cost.dependent),
+        "epsilon_data_independent": cost.independent.epsilon,
+        "reference": asdict(cost.reference),
+        "queries": len(votes),
+        "classes": votes.shape[1],
+        "teachers": int(votes.sum(axis=1).max()),
+        "expected_answers": cost.expected_answers,
+        "delta": delta,
+        "note": PRIVATE,
+    }
+
+
+def read_votes(path: Path) -> NDArray[np.int64]:
+    """[queries, classes] counts from a CSV file with one row a query; a first row without numbers is a header.
+
+    Raises:
+        ValueError: it is no such file; names the row.
+    """
+    if not path.is_file():
+        raise ValueError(f"VOTES must be an existing CSV file, got {str(path)!r}. Check the path.")
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            rows = [(number, row) for number, row in enumerate(csv.reader(stream), start=1) if any(map(str.strip, row))]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"VOTES must be CSV in UTF-8, got {str(path)!r} ({error}). Save it as such.") from error
+    if rows and not any(map(_is_number, rows[0][1])):
+        rows = rows[1:]
+    if not rows:
+        raise ValueError(f"VOTES must have a row of counts per query, got none in {str(path)!r}. Add them.")
+    width = len(rows[0][1])
+    for number, row in rows:
+        if len(row) != width or width < 2:
+            raise ValueError(
+                f"VOTES must have as many counts in each row, at least 2, got {len(row)} in row {number} of "
+                f"{str(path)!r}, {width} in its first. Give each class a column."
+            )
+        for cell in row:
+            if not _is_number(cell) or not 0 <= float(cell) <= 2**53 or float(cell) != int(float(cell)):
+                raise ValueError(
+                    f"VOTES must hold whole numbers >= 0, got {cell[:50]!r} in row {number} of {str(path)!r}. Write "
+                    "how many teachers chose the class."
+                )
+    return np.array([[int(float(cell)) for cell in row] for _, row in rows])
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return np.isfinite(float(cell))
+    except ValueError:
+        return False
+
+
+def show_pate(answer: dict[str, Any]) -> None:
+    """The same for people."""
+    print_table(
+        f"{answer['queries']} queries, {answer['teachers']} teachers, {answer['classes']} classes, δ = "
+        f"{answer['delta']:g}; expected to be answered: {answer['expected_answers']:.1f}",
+        [
+            {"ε": "by the votes", "value": answer["epsilon"], "order": answer["order"]},
+            {"ε": "whatever the votes", "value": answer["epsilon_data_independent"], "order": None},
+            {
+                "ε": "as Papernot et al. 2018 print it",
+                "value": answer["reference"]["epsilon"],
+                "order": answer["reference"]["order"],
+            },
+        ],
+    )
+    stdout.print(f"note: {answer['note']}", markup=False)
