@@ -5,34 +5,56 @@ from __future__ import annotations
 import csv
 from dataclasses import asdict
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raydp.output import print_table, stdout
-from raydp.privacy.pate import pate_cost
+from raydp.privacy.pate import epsilon_at, pate_cost
+from raydp.privacy.pate_release import Release, smooth_cost
 
 PRIVATE = (
-    "epsilon and the reference depend on the votes and are as private as they: decide by them, and publish "
-    "epsilon_data_independent"
+    "epsilon, order, the reference, expected_answers and a suggestion depend on the votes and are as private as they: "
+    "decide by them, and publish epsilon_data_independent, or epsilon_sanitised once"
 )
 
 
 def pate_of(
-    path: Path, *, sigma: float, delta: float, threshold: float | None = None, sigma1: float | None = None
+    path: Path,
+    *,
+    sigma: float,
+    delta: float,
+    threshold: float | None = None,
+    sigma1: float | None = None,
+    publish: str | None = None,
 ) -> dict[str, Any]:
     """The cost of answering the queries of a CSV file.
 
+    Args:
+        publish: "ORDER,BETA,NOISE" of the release of a noisy ε, or "suggest" for such three.
+
     Returns:
         "epsilon", "order", "epsilon_data_independent", "queries", "teachers" (most votes of a query), "classes",
-        "expected_answers", "delta", "reference": {"epsilon", "order"}, "note"; see `raydp.privacy.pate.PateCost`.
+        "expected_answers", "delta", "reference": {"epsilon", "order"}, "note"; see `raydp.privacy.pate.PateCost`. With
+        publish also "epsilon_sanitised", or "suggestion": {"order", "beta", "noise_multiplier"}.
 
     Raises:
         ValueError: the file is not counts, or an argument is out of its range.
     """
     votes = read_votes(path)
     cost = pate_cost(votes, sigma=sigma, delta=delta, threshold=threshold, sigma1=sigma1)
+    release: dict[str, Any] = {}
+    if publish is not None:
+        given = None if publish == "suggest" else _release_of(publish)
+        order = cost.independent.order if given is None else given.order  # no choice by the votes
+        smooth = smooth_cost(votes, sigma=sigma, order=order, threshold=threshold, sigma1=sigma1)
+        if given is None:
+            release = {"suggestion": asdict(smooth.suggestion())}
+        else:
+            shown = smooth.published(given, SystemRandom().gauss(0.0, 1.0))
+            release = {"epsilon_sanitised": epsilon_at(shown, given.order, delta)}
     return {
         **asdict(cost.dependent),
         "epsilon_data_independent": cost.independent.epsilon,
@@ -42,8 +64,19 @@ def pate_of(
         "teachers": int(votes.sum(axis=1).max()),
         "expected_answers": cost.expected_answers,
         "delta": delta,
+        **release,
         "note": PRIVATE,
     }
+
+
+def _release_of(text: str) -> Release:
+    try:
+        order, beta, noise_multiplier = map(float, text.split(","))
+    except ValueError as error:
+        raise ValueError(
+            f"--publish must be 'suggest' or ORDER,BETA,NOISE, got {text!r}. Write it as 10,0.04,20."
+        ) from error
+    return Release(order=order, beta=beta, noise_multiplier=noise_multiplier)
 
 
 def read_votes(path: Path) -> NDArray[np.int64]:
@@ -101,4 +134,9 @@ def show_pate(answer: dict[str, Any]) -> None:
             },
         ],
     )
+    if "suggestion" in answer:
+        suggested = ",".join(f"{value:.3g}" for value in answer["suggestion"].values())
+        stdout.print(f"suggested by the votes: --publish {suggested}", markup=False)
+    if "epsilon_sanitised" in answer:
+        stdout.print(f"to publish, with noise: ε = {answer['epsilon_sanitised']:.4g}", markup=False)
     stdout.print(f"note: {answer['note']}", markup=False)

@@ -18,11 +18,15 @@ def pate(
         float | None, typer.Option(help="Confident-GNMax: answer only where the noisy largest count is at least this.")
     ] = None,
     sigma1: Annotated[float | None, typer.Option(help="Standard deviation of the noise on the largest count.")] = None,
+    publish: Annotated[
+        str | None,
+        typer.Option(help="ORDER,BETA,NOISE: also an ε with noise that may be published; `suggest` proposes them."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """ε of PATE's answers: teachers' votes with noise, by the votes and whatever they are (Papernot et al. 2018)."""
     from raydp.output import print_json
     from raydp.pate import pate_of, show_pate
 
-    answer = pate_of(votes, sigma=sigma, delta=delta, threshold=threshold, sigma1=sigma1)
+    answer = pate_of(votes, sigma=sigma, delta=delta, threshold=threshold, sigma1=sigma1, publish=publish)
     print_json(answer) if json else show_pate(answer)

@@ -122,29 +122,35 @@ def independent_rdp(sigma: float, sigma1: float | None = None) -> Array:
     return GRID / sigma**2 + check
 
 
-def gnmax_rdp(logq: Array, sigma: float) -> Array:
+def gnmax_rdp(logq: Array, sigma: float, orders: Array = GRID) -> Array:
     """[queries, orders] Rényi divergence of GNMax where another outcome than the likely one has at most probability q
     (Papernot et al. 2018, Theorem 6 with the orders of Proposition 10); where that does not hold or is larger, the one
     whatever the votes."""
-    independent = np.broadcast_to(GRID / sigma**2, (len(logq), len(GRID)))
-    with np.errstate(all="ignore"):  # what does not hold is not used
-        logq = logq[:, None]
-        mu2 = sigma * np.sqrt(-logq)
-        mu1 = mu2 + 1
-        epsilon1, epsilon2 = mu1 / sigma**2, mu2 / sigma**2
-        holds = (mu1 >= GRID) & (mu2 > 1) & (-logq > epsilon2)
-        holds &= logq <= (mu2 - 1) * epsilon2 - mu2 * (np.log(mu1 / (mu1 - 1)) + np.log(mu2 / (mu2 - 1)))
-        log_rest = _log1mexp(logq)
-        log_a = (GRID - 1) * (log_rest - _log1mexp((logq + epsilon2) * (1 - 1 / mu2)))
-        log_b = (GRID - 1) * (epsilon1 - logq / (mu1 - 1))
-        found = np.logaddexp(log_rest + log_a, logq + log_b) / (GRID - 1)
-    found = np.where(np.isneginf(logq), 0.0, found)
-    holds |= np.isneginf(logq)
+    independent = np.broadcast_to(orders / sigma**2, (len(logq), len(orders)))
+    found, holds = by_agreement(logq[:, None], sigma, orders)
     cost: Array = np.where(holds, np.minimum(found, independent), independent)
     return cost
 
 
-def confident_rdp(largest: NDArray[np.int64], gnmax: Array, threshold: float, sigma1: float) -> Array:
+def by_agreement(logq: Array, sigma: float, orders: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """Theorem 6's divergence, and where its conditions hold; arguments are broadcast."""
+    with np.errstate(all="ignore"):  # what does not hold is not used
+        mu2 = sigma * np.sqrt(-logq)
+        mu1 = mu2 + 1
+        epsilon1, epsilon2 = mu1 / sigma**2, mu2 / sigma**2
+        holds = (orders <= mu1) & (mu2 > 1) & (-logq > epsilon2)
+        holds &= logq <= (mu2 - 1) * epsilon2 - mu2 * (np.log(mu1 / (mu1 - 1)) + np.log(mu2 / (mu2 - 1)))
+        log_rest = _log1mexp(logq)
+        log_a = (orders - 1) * (log_rest - _log1mexp((logq + epsilon2) * (1 - 1 / mu2)))
+        log_b = (orders - 1) * (epsilon1 - logq / (mu1 - 1))
+        found = np.logaddexp(log_rest + log_a, logq + log_b) / (orders - 1)
+    certain = np.isneginf(logq)
+    return np.where(certain, 0.0, found), holds | certain
+
+
+def confident_rdp(
+    largest: NDArray[np.int64], gnmax: Array, threshold: float, sigma1: float, orders: Array = GRID
+) -> Array:
     """[queries, orders] Rényi divergence of the check and, where it passes, of GNMax: with p the probability to pass on
     these votes and p' on the others, whose largest count differs by at most 1,
     exp((α - 1) D) = p^α p'^(1-α) exp((α - 1) D_GNMax) + (1-p)^α (1-p')^(1-α).
@@ -162,15 +168,20 @@ def confident_rdp(largest: NDArray[np.int64], gnmax: Array, threshold: float, si
     worst = np.zeros_like(gnmax)
     for change in (-1, 0, 1):
         other_passes, other_stops = log_passes(largest + change)
-        answered = GRID * passes + (1 - GRID) * other_passes + (GRID - 1) * gnmax
-        unanswered = GRID * stops + (1 - GRID) * other_stops
-        worst = np.maximum(worst, np.logaddexp(answered, unanswered) / (GRID - 1))
+        answered = orders * passes + (1 - orders) * other_passes + (orders - 1) * gnmax
+        unanswered = orders * stops + (1 - orders) * other_stops
+        worst = np.maximum(worst, np.logaddexp(answered, unanswered) / (orders - 1))
     return worst
 
 
 def _log1mexp(x: Array) -> Array:
     """log(1 - e^x) for x <= 0."""
     return np.where(x < -math.log(2), np.log1p(-np.exp(x)), np.log(-np.expm1(x)))
+
+
+def epsilon_at(rdp: float, order: float, delta: float) -> float:
+    """ε of a Rényi divergence at one order (Balle et al. 2020, Theorem 21)."""
+    return max(0.0, rdp - math.log(delta * order) / (order - 1) + math.log1p(-1 / order))
 
 
 def _tight(rdp: Array, delta: float) -> Epsilon:
