@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from analysis.statistics.effects import hyperparameter_effects as hyperparameter_effects
     from analysis.statistics.heuristics import heuristic_accuracy as heuristic_accuracy
     from analysis.statistics.intervals import score_intervals as score_intervals
+    from analysis.statistics.methods import compare_methods as compare_methods
     from analysis.statistics.regression import regress as regress
     from analysis.statistics.subsets import secret_subsets as secret_subsets
     from analysis.statistics.trends import split_by as split_by
@@ -55,6 +56,7 @@ _HOMES = {
     "Selection": "selection.choice",
     "audit_correlations": "statistics.audited",
     "check_points": "tables.points",
+    "compare_methods": "statistics.methods",
     "comparison_figures": "report.comparison_page",
     "configuration_means": "tables.points",
     "counterfactual": "statistics.counterfactuals",

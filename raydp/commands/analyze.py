@@ -132,6 +132,24 @@ def trends(
 
 
 @analyze_app.command()
+def methods(
+    sweeps: Annotated[list[str], typer.Argument(metavar="POINTS|SWEEP...", help="Two or more, of one space.")],
+    score: By = None,
+    worst_case: WorstCase = False,
+    storage: Storage = "raydp_runs",
+    json: Json = False,
+) -> None:
+    """Two methods or more on the same configurations: paired t, Wilcoxon, RMSE, correlation (Zagardo 2024)."""
+    from analysis import compare_methods
+    from raydp.output import print_json
+    from raydp.sweep.api import tables_of
+    from raydp.sweep.show_scores import show_methods
+
+    answer = compare_methods(tables_of(sweeps, storage, score=score, worst_case=worst_case))
+    print_json(answer) if json else show_methods(answer)
+
+
+@analyze_app.command()
 def counterfactual(
     sweep_with: Annotated[str, typer.Argument(metavar="SWEEP_WITH", help="Folder or name.")],
     sweep_without: Annotated[str, typer.Argument(metavar="SWEEP_WITHOUT", help="One with the task `without`.")],

@@ -76,3 +76,25 @@ def _pair(pair: dict[str, Any], of: str) -> dict[str, Any]:
         "95 % ": pair["pearson_interval"],
         "note": pair.get("reason", ""),
     }
+
+
+def show_methods(answer: dict[str, Any]) -> None:
+    """One table for every two methods, one row a figure."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in answer["comparisons"]:
+        told = {
+            "figure": row["figure"],
+            "n": row["configurations"],
+            "a − b": row["mean_difference"],
+            "95 %": row["interval"],
+            "t": row["t"],
+            "p": row["p"],
+            "p (Holm)": row["p_holm"],
+            "Wilcoxon p": row["wilcoxon_p"],
+            "RMSE": row["rmse"],
+            "r": row["pearson"],
+        }
+        rows.setdefault(f"a: {row['a']}, b: {row['b']}", []).append(told)
+    for title, table in rows.items():
+        print_table(title, table)
+    stdout.print("n: configurations that both have; a difference that is not found is not shown to be none")

@@ -61,6 +61,7 @@ ANALYSES: dict[str, Callable[[pd.DataFrame], Any]] = {
     "risk": analysis.privacy_risk,
     "risk resampled": lambda t: analysis.privacy_risk(t, layout="resample", num_layouts=3),
     "trends by a column": lambda t: analysis.variance_trends(analysis.split_by(t, "group")),
+    "methods": lambda t: analysis.compare_methods({"a": t, "b": t.assign(score=t["score"].to_numpy()[::-1])}),
     "trends of tables": lambda t: analysis.variance_trends({"a": t, "b": t}),
     **{f"select {rule}": lambda t, r=rule: analysis.select(t, rule=r).to_dict() for rule in analysis.RULES},
     "select below a loss": lambda t: analysis.select(t, max_loss=1.5).to_dict(),

@@ -1,0 +1,126 @@
+"""Several methods on the same configurations: what one has more of than the other (Zagardo 2024, section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.statistics.multiple import holm
+from analysis.statistics.spread import unit_of
+from analysis.tables.per_secret import PREFIX, score_names, score_values
+from analysis.tables.points import KEY, column_means, configuration_means, require_hyperparameters
+
+Array = NDArray[np.float64]
+
+CONFIDENCE = 0.95
+LARGEST_LOG = 700.0
+"""Of a perplexity that a double holds."""
+
+
+def compare_methods(methods: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
+    """Every two methods by every figure that both have, paired by configuration.
+
+    Args:
+        methods: name -> points table; a configuration's value is the mean over its seeds.
+
+    Returns:
+        "comparisons": [{"a", "b", "figure", "configurations" (that both have), "mean_difference" (a minus b),
+        "interval" (95 %, Student), "t", "p", "p_holm" (over all rows), "wilcoxon" (smaller of the two rank sums),
+        "wilcoxon_p", "rmse" (root of the mean squared difference), "pearson", "pearson_interval" (95 %, Fisher)}]. The
+        figures are utility_loss, perplexity (its exponential), score (what the sweep selects by) and each score.<name>;
+        undefined ones are None with a "reason".
+
+    Configurations of one grid are no sample of a population, and their errors share data and secrets: the tests tell
+    whether two methods differ on this grid, not how they would on another. No difference found is not a proof of none.
+
+    Raises:
+        ValueError: fewer than two methods, two without a configuration in common, or a table that `configuration_means`
+            refuses; names it.
+
+    Source: Zagardo 2024, sections 4.3 and 4.4 (which compares runs of several batch sizes as if they were one sample;
+        here only the same configuration is compared).
+    """
+    if len(methods) < 2:
+        raise ValueError(f"methods must be at least two, got {len(methods)}. Name another sweep.")
+    figures = {name: _figures(name, table) for name, table in methods.items()}
+    rows: list[dict[str, Any]] = []
+    for (a, one), (b, other) in combinations(figures.items(), 2):
+        both = one.add_suffix(" a").join(other.add_suffix(" b"), how="inner")
+        if not len(both):
+            raise ValueError(f"{b} must share a configuration with {a}, got none. Run both with one space.")
+        for figure in [f for f in one if f in other]:
+            sides = [both[f"{figure} {side}"].to_numpy(dtype=np.float64) for side in "ab"]
+            known = np.isfinite(sides[0]) & np.isfinite(sides[1])
+            found = _paired(sides[0][known], sides[1][known])
+            rows.append({"a": a, "b": b, "figure": figure, "configurations": int(known.sum()), **found})
+    tested = [row for row in rows if row["p"] is not None]
+    for row, adjusted in zip(tested, holm([row["p"] for row in tested]), strict=True):
+        row["p_holm"] = adjusted
+    return {"comparisons": rows}
+
+
+def _figures(name: str, table: pd.DataFrame) -> pd.DataFrame:
+    """Means over seeds by configuration."""
+    try:
+        table = require_hyperparameters(table)
+        means = configuration_means(table)
+        found = means[["utility_loss", "score"]].copy()
+        loss = found["utility_loss"]
+        found.insert(1, "perplexity", np.exp(loss.where(loss <= LARGEST_LOG)))
+        for score in score_names(table):
+            column = PREFIX + score
+            found[column] = column_means(table.assign(**{column: score_values(table, score)}), column)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    return found.set_index(pd.MultiIndex.from_frame(means[KEY]))
+
+
+def _paired(one: Array, other: Array) -> dict[str, Any]:
+    """Statistics of n pairs."""
+    from scipy.stats import t as student
+    from scipy.stats import wilcoxon
+
+    names = ("mean_difference", "interval", "t", "p", "p_holm", "wilcoxon", "wilcoxon_p", "rmse", "pearson",
+             "pearson_interval")  # fmt: skip
+    found: dict[str, Any] = dict.fromkeys(names)
+    if not len(one):
+        return {**found, "reason": "no configuration has both"}
+    unit = unit_of(np.concatenate([one, other]))
+    difference = (one - other) / unit
+    found["mean_difference"] = float(difference.mean() * unit)
+    found["rmse"] = float(np.sqrt(np.mean(difference**2)) * unit)
+    reasons = []
+    if len(one) < 2:
+        reasons.append("a test needs two configurations")
+    elif np.ptp(difference) == 0:
+        reasons.append("the difference is the same everywhere")
+    else:
+        error = difference.std(ddof=1) / np.sqrt(len(one))
+        half = float(student.isf((1 - CONFIDENCE) / 2, len(one) - 1) * error)
+        found["interval"] = [float((difference.mean() - half) * unit), float((difference.mean() + half) * unit)]
+        found["t"] = float(difference.mean() / error)
+        found["p"] = float(2 * student.sf(abs(found["t"]), len(one) - 1))
+        ranked = wilcoxon(difference)
+        found["wilcoxon"], found["wilcoxon_p"] = float(ranked.statistic), float(ranked.pvalue)
+    if len(one) < 3 or min(np.ptp(one), np.ptp(other)) == 0:
+        reasons.append("a correlation needs three configurations that differ")
+    else:
+        found["pearson"] = float(np.clip(np.corrcoef(one / unit, other / unit)[0, 1], -1, 1))
+        if len(one) > 3 and abs(found["pearson"]) < 1:
+            found["pearson_interval"] = _fisher(found["pearson"], len(one))
+        else:
+            reasons.append("an interval of a correlation needs four configurations that are not on a line")
+    return found | ({"reason": "; ".join(reasons)} if reasons else {})
+
+
+def _fisher(correlation: float, count: int) -> list[float]:
+    """95 % interval of a correlation of n pairs (Fisher's transformation)."""
+    from scipy.stats import norm
+
+    half = float(norm.isf((1 - CONFIDENCE) / 2)) / np.sqrt(count - 3)
+    return [float(np.tanh(np.arctanh(correlation) + sign * half)) for sign in (-1, 1)]

@@ -1,0 +1,111 @@
+"""Methods compared in pairs, against textbook formulas and planted differences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from analysis import compare_methods, save_points
+from tests.conftest import Answer
+
+
+def sweep(rng: np.random.Generator, shift: float = 0.0, noise: float = 0.01, count: int = 12) -> pd.DataFrame:
+    """Two seeds of configurations whose score depends on T; utility falls with it."""
+    rows = []
+    for k in range(count):
+        for seed in (0, 1):
+            level = 0.1 + 0.05 * k
+            rows.append(
+                {
+                    "batch_size": 64, "num_steps": 10 * (k + 1), "learning_rate": 0.1, "seed": seed,
+                    "utility_loss": 3 - level + noise * rng.normal(), "score": level + shift + noise * rng.normal(),
+                    "score.vmr": level / 2 + noise * rng.normal(),
+                }
+            )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def by_figure(answer: dict[str, list[dict[str, object]]]) -> dict[str, dict[str, object]]:
+    return {row["figure"]: row for row in answer["comparisons"]}
+
+
+def test_statistics_are_those_of_the_textbook() -> None:
+    rng = np.random.default_rng(0)
+    a, b = sweep(rng, shift=0.02), sweep(rng)
+    rows = by_figure(compare_methods({"a": a, "b": b}))
+    assert list(rows) == ["utility_loss", "perplexity", "score", "score.vmr"]
+    for figure, row in rows.items():
+        sides = [t.groupby("num_steps")[figure if figure in t else "utility_loss"].mean() for t in (a, b)]
+        one, other = (np.exp(s) if figure == "perplexity" else s for s in sides)
+        test = stats.ttest_rel(one, other)
+        assert (row["t"], row["p"]) == (pytest.approx(test.statistic, rel=1e-9), pytest.approx(test.pvalue, rel=1e-9))
+        interval = test.confidence_interval(0.95)
+        assert row["interval"] == [pytest.approx(interval.low, rel=1e-9), pytest.approx(interval.high, rel=1e-9)]
+        ranked = stats.wilcoxon(one, other)
+        assert (row["wilcoxon"], row["wilcoxon_p"]) == (ranked.statistic, pytest.approx(ranked.pvalue, rel=1e-12))
+        assert row["rmse"] == pytest.approx(math.sqrt(np.mean((one - other) ** 2)), rel=1e-9)
+        pearson = stats.pearsonr(one, other)
+        assert row["pearson"] == pytest.approx(pearson.statistic, rel=1e-9)
+        fisher = pearson.confidence_interval(0.95)
+        assert row["pearson_interval"] == [pytest.approx(fisher.low, rel=1e-9), pytest.approx(fisher.high, rel=1e-9)]
+        assert row["configurations"] == 12
+
+
+def test_a_planted_difference_is_found_and_none_is_not_in_95_of_100() -> None:
+    """Power and level of the adjusted test over 4 figures: a shift of 3 std of a mean, and no shift."""
+    found = {0.0: 0, 0.03: 0}
+    for shift in found:
+        for seed in range(100):
+            rng = np.random.default_rng(seed)
+            rows = compare_methods({"a": sweep(rng, shift=shift), "b": sweep(rng)})["comparisons"]
+            found[shift] += any(row["p_holm"] < 0.05 for row in rows)
+    assert found[0.0] <= 11, "5 expected; 11 is the 99.6 % quantile of 100 draws at 5 %"
+    assert found[0.03] >= 95
+
+
+def test_every_two_methods_are_compared_and_corrected_together() -> None:
+    rng = np.random.default_rng(0)
+    rows = compare_methods({name: sweep(rng) for name in "abc"})["comparisons"]
+    assert [(r["a"], r["b"]) for r in rows[::4]] == [("a", "b"), ("a", "c"), ("b", "c")]
+    assert all(r["p_holm"] >= r["p"] for r in rows)
+    assert min(r["p_holm"] for r in rows) == pytest.approx(min(1, 12 * min(r["p"] for r in rows)))
+
+
+def test_only_configurations_that_both_have_count() -> None:
+    rng = np.random.default_rng(0)
+    a, b = sweep(rng), sweep(rng)
+    rows = compare_methods({"a": a[a["num_steps"] <= 60], "b": b[b["num_steps"] >= 40]})["comparisons"]
+    assert {row["configurations"] for row in rows} == {3}
+    with pytest.raises(ValueError, match="b must share a configuration with a, got none"):
+        compare_methods({"a": a[a["num_steps"] <= 60], "b": b[b["num_steps"] > 60]})
+    with pytest.raises(ValueError, match="methods must be at least two, got 1"):
+        compare_methods({"a": a})
+
+
+def test_what_is_undefined_has_a_reason() -> None:
+    table = sweep(np.random.default_rng(0))
+    same = by_figure(compare_methods({"a": table, "b": table}))["score"]
+    assert (same["mean_difference"], same["rmse"], same["p"], same["p_holm"]) == (0, 0, None, None)
+    assert "the difference is the same everywhere" in same["reason"]
+    one = table[table["num_steps"] == 10]
+    alone = by_figure(compare_methods({"a": one, "b": one.assign(score=0.5)}))["score"]
+    assert "a test needs two configurations" in alone["reason"]
+    lacking = by_figure(compare_methods({"a": table, "b": table.assign(**{"score.vmr": None})}))["score.vmr"]
+    assert (lacking["configurations"], lacking["reason"]) == (0, "no configuration has both")
+
+
+def test_the_command_compares_tables(raydp: Callable[..., Answer], tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name, shift in (("a", 0.1), ("b", 0.0)):
+        save_points(sweep(rng, shift=shift), tmp_path / f"{name}.csv")
+    rows = raydp("analyze", "methods", "a.csv", "b.csv", "--json").json()["comparisons"]
+    assert rows[2]["mean_difference"] == pytest.approx(0.1, abs=0.02)
+    shown = raydp("analyze", "methods", "a.csv", "b.csv")
+    assert "a: a.csv, b: b.csv" in shown.out
+    assert "score.vmr" in shown.out
