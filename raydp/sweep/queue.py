@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -69,6 +70,8 @@ class TrialQueue:
         self._starts: dict[int, int] = {}
         self._placement_groups: dict[int, Any] = {}
         self._controllers: dict[int, Any] = {}
+        self._nodes: dict[int, frozenset[str]] = {}  # of a slot's workers
+        self._draining: frozenset[str] = frozenset()
         self._explained: dict[int, str] = {}
         self._shared: list[Any] = []
         self._actors: dict[str, set[str]] = {}
@@ -121,16 +124,24 @@ class TrialQueue:
                 enough = self._changed.wait_for(lambda: len(here) >= num_actors)
                 await asyncio.wait_for(enough, timeout=GATHER_SECONDS)
 
-    async def register(self, slot: int, placement_group: Any = None) -> bool:
-        """A slot's workers have started, in this placement group. False when they keep dying before they lease
-        anything: the slot gives up."""
+    async def register(self, slot: int, placement_group: Any = None, nodes: Iterable[str] = ()) -> bool:
+        """A slot's workers have started, in this placement group and on these nodes. False when they keep dying before
+        they lease anything: the slot gives up."""
         async with self._changed:
             self._placement_groups[slot] = placement_group
+            self._nodes[slot] = frozenset(nodes)
             self._starts[slot] = self._starts.get(slot, 0) + 1
             self._changed.notify_all()
             self._expire(slot=slot, reason="the worker group died")
             self._idle_starts[slot] = self._idle_starts.get(slot, 0) + 1
             return self._idle_starts[slot] <= self._max_idle_starts
+
+    async def drain(self, nodes: Iterable[str]) -> None:
+        """These nodes are about to be taken away: what runs there saves its state and is given back, and the slots
+        start anew elsewhere."""
+        async with self._changed:
+            self._draining = frozenset(nodes)
+            self._changed.notify_all()
 
     async def control(self, slot: int, controller: Any) -> None:
         """The actor that starts a slot's workers has started."""
@@ -154,10 +165,11 @@ class TrialQueue:
 
     async def lease(self, slot: int) -> tuple[str, int] | None:
         """The next run and its fencing token; waits for one. None when all that will ever come is handed out, after a
-        pause, or when the slot's workers were replaced meanwhile: who asked is dead."""
+        pause, where a node of the slot is drained, or when the slot's workers were replaced meanwhile: who asked is
+        dead."""
         async with self._changed:
             start = self._starts.get(slot, 0)
-            while self._starts.get(slot, 0) == start and not self._paused:
+            while self._starts.get(slot, 0) == start and not self._paused and not self._leaves(slot):
                 self._expire(slot=None, reason=f"no heartbeat for {LEASE_SECONDS:.0f} s")
                 if self._waiting:
                     item = self._items[self._waiting.popleft()]
@@ -187,7 +199,7 @@ class TrialQueue:
         if not item.is_held_with(token):
             return "lost"
         item.heartbeat, item.step, item.num_steps = time.monotonic(), step, num_steps
-        return "pause" if self._paused else "go on"
+        return "pause" if self._paused or self._leaves(item.slot) else "go on"
 
     async def check(self, run_id: str, token: int, check: str, utility_loss: float) -> str | None:
         """The holder has measured its model at one of the checks. Why it is to stop, None to go on."""
@@ -274,6 +286,9 @@ class TrialQueue:
         for item in list(self._held.values()):
             if item.slot == slot if slot is not None else now - item.heartbeat > LEASE_SECONDS:
                 self._retry_or_fail(item, reason)
+
+    def _leaves(self, slot: int | None) -> bool:
+        return slot is not None and not self._draining.isdisjoint(self._nodes.get(slot, ()))
 
     def _enter(self, run_id: str) -> _Item:
         if run_id not in self._items:

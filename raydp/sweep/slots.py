@@ -47,6 +47,9 @@ NODE_SECONDS = 3600
 CONNECT_SECONDS = 10.0
 RAY_PORT = 6379
 
+DRAIN_SECONDS = 2.0
+"""How often it is looked whether nodes are about to be taken away."""
+
 CLOSE_SECONDS = 30.0
 """How long the end of a sweep waits for its worker groups to go home."""
 
@@ -87,7 +90,7 @@ def start_ray(cluster: ClusterSpec) -> None:
         "TUNE_DISABLE_SIGINT_HANDLER": "1",
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0" if cluster.address == "local" else "1",
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # an actor a slot; the driver looks for all of them
         "TUNE_WARN_THRESHOLD_S": "5",
         **({"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(NODE_SECONDS)} if cluster.autoscaling else {}),
     }
@@ -186,6 +189,8 @@ class Slots:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._threads = [threading.Thread(target=self._keep, args=(k,), daemon=True) for k in range(self.num_slots)]
+        if cluster.address != "local":
+            self._threads.append(threading.Thread(target=self._watch_nodes, daemon=True))
 
     def __enter__(self) -> Slots:
         for thread in self._threads:
@@ -195,7 +200,7 @@ class Slots:
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         try:
             deadline = time.monotonic() + CLOSE_SECONDS  # a group may still wait for a node
-            for thread in self._threads if kind is None else []:
+            for thread in self._threads[: self.num_slots] if kind is None else []:
                 thread.join(max(0.0, deadline - time.monotonic()))
             if kind is not None and issubclass(kind, KeyboardInterrupt):
                 self._pause()
@@ -227,6 +232,16 @@ class Slots:
         """Put what every worker needs into the object store, once; they wait for it."""
         self._shared = ray.put(shared)
         self.queue.share.remote([self._shared])
+
+    def _watch_nodes(self) -> None:
+        """Tell the queue of nodes that Ray drains: spot instances with notice, a cluster that shrinks."""
+        known: dict[str, int] = {}
+        while not self._closing.wait(DRAIN_SECONDS):
+            with suppress(ray.exceptions.RayError):
+                found: dict[str, int] = ray._private.state.state.get_draining_nodes()
+                if found.keys() != known.keys():
+                    ray.get(self.queue.drain.remote(list(found)))
+                    known = found
 
     def _keep(self, slot: int) -> None:
         """Keep a slot's worker group alive until there is nothing left for it. When the last slot has ended, whatever

@@ -75,7 +75,8 @@ def work(config: dict[str, Any]) -> None:
     comm: Comm = DistributedComm(device) if context.get_world_size() > 1 else LocalComm(device)
     queue, slot = config["queue"], config["slot"]
     here = ray.util.get_current_placement_group()
-    if not comm.broadcast_object(ray.get(queue.register.remote(slot, here)) if comm.rank == 0 else None):
+    nodes = list(ray.util.placement_group_table(here)["bundles_to_node_id"].values())
+    if not comm.broadcast_object(ray.get(queue.register.remote(slot, here, nodes)) if comm.rank == 0 else None):
         return
     (reference,) = ray.get(queue.shared.remote())
     shared: Shared = ray.get(reference)

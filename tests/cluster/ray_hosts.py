@@ -15,6 +15,10 @@ from tests.cluster.hosts import Host, Network, network
 PORT = 6379
 START_SECONDS = 120.0
 COUNT_NODES = "import ray; ray.init('auto', log_to_driver=False); print(sum(n['Alive'] for n in ray.nodes()))"
+NODE_AT = (
+    "import ray; ray.init('auto', log_to_driver=False); "
+    "print(*[n['NodeID'] for n in ray.nodes() if n['NodeManagerAddress'] == {0!r}])"
+)
 ROOT = Path(__file__).parents[2]
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
@@ -90,6 +94,15 @@ class RayHosts:
                 assert daemon.poll() is None, f"{name}: {daemon.communicate()}"
             assert time.monotonic() < deadline, "the nodes have not come up"
             time.sleep(0.5)
+
+    def drain(self, host: Host, seconds: int) -> None:
+        """Give notice that a node will be gone after so many seconds, as a cloud does of a spot instance."""
+        node = self.head.run(sys.executable, "-c", NODE_AT.format(host.address), **self.variables).split()[-1]
+        reason = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=spot"]
+        self.head.run(
+            *RAY, "drain-node", f"--address={self.address}", f"--node-id={node}", *reason,
+            f"--deadline-remaining-seconds={seconds}", **self.variables,
+        )  # fmt: skip
 
     def raydp(self, folder: Path, *arguments: object, **variables: str) -> subprocess.Popen[str]:
         """The command, on the head."""

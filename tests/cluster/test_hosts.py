@@ -13,7 +13,7 @@ import yaml
 from tests.cluster.ray_hosts import RayHosts, ray_hosts
 from tests.cluster.sweeps import FINISH_SECONDS, assert_kept, finish, under_way, write_spec
 from tests.conftest import small_spec
-from tests.sweep.undisturbed import Done
+from tests.sweep.undisturbed import Done, results, spec_of, wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -44,6 +44,28 @@ def test_a_node_that_is_switched_off_loses_nothing(hosts: RayHosts, done: Done, 
     hosts.nodes[-1].power_off()
     finish(driver, spec, done)
     assert_kept(finished)
+
+
+def test_a_node_that_is_given_notice_saves_its_state(hosts: RayHosts, tmp_path: Path) -> None:
+    """No checkpoint is due, and no run may be tried twice: it goes on elsewhere from the state that it saved."""
+    spec = spec_of(tmp_path)
+    spec["space"] = {"batch_size": [64], "num_steps": [400], "learning_rate": [0.01]}
+    spec["seeds"] = [0, 1]
+    spec["cluster"] = {"address": hosts.address, "checkpoint_seconds": 1e6, "max_retries": 0}
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
+    driver = hosts.raydp(tmp_path, "sweep", "spec.yaml", "--json")
+    trials = Path(spec["storage"]) / "small" / "trials"
+    wait_until(lambda: [p.read_text().count("\n") > 20 for p in trials.glob("*/ledger.txt")] == [True, True], driver)
+    assert not list(trials.glob("*/checkpoints/step-*"))
+    hosts.drain(hosts.nodes[-1], seconds=60)
+    wait_until(lambda: list(trials.glob("*/checkpoints/step-*")), driver)
+    hosts.nodes[-1].power_off()
+    out, err = driver.communicate(timeout=FINISH_SECONDS)
+    assert driver.returncode == 0, err
+    assert json.loads(out)["counts"]["finished"] == 2, out
+    found = [json.loads(path.read_text()) for path in results(trials.parent)]
+    assert sorted(result["resumed_from"] > 0 for result in found) == [False, True]
+    assert {(r["attempts"], r["ledger"]["noisy_steps"], r["ledger"]["replays"]) for r in found} == {(1, 400, 0)}
 
 
 @pytest.mark.parametrize("seconds", [5, DEAD_SECONDS + 20], ids=["shortly", "until it is taken for dead"])

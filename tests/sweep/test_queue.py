@@ -91,6 +91,33 @@ def test_a_pause_gives_runs_back_untried_and_hands_out_nothing() -> None:
     run(scenario())
 
 
+def test_what_runs_on_a_drained_node_is_given_back_untried_and_goes_elsewhere() -> None:
+    async def scenario() -> None:
+        queue = TrialQueue(expected=3, max_retries=0)
+        waiting = await submitted(queue, "a", "b")
+        for slot in (0, 1):
+            await queue.register(slot, nodes=[f"node-{slot}", "shared"] if slot else ["node-0"])
+        run_id, token = await queue.lease(0)
+        other, other_token = await queue.lease(1)
+        await queue.drain(["node-0", "far away"])
+        assert await queue.heartbeat(run_id, token, 3, 10) == "pause"
+        assert await queue.heartbeat(other, other_token, 3, 10) == "go on"
+        await queue.release(run_id, token)
+        assert await queue.lease(0) is None, "its group is to end"
+        assert await queue.has_work_for(0)
+        await queue.register(0, nodes=["node-2"])
+        again = await queue.lease(0)
+        assert again[0] == run_id
+        assert await queue.complete(*again, {"status": "finished"})
+        assert (await waiting[0])["attempts"] == 1, "it does not count as tried"
+        idle = asyncio.create_task(queue.lease(0))
+        await asyncio.sleep(0.05)
+        await queue.drain(["node-2"])
+        assert await idle is None, "who waits for a run hears of it"
+
+    run(scenario())
+
+
 def test_a_worker_that_waits_for_a_run_hears_of_a_pause() -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=2, max_retries=0)
