@@ -172,7 +172,7 @@ def test_no_run_at_all_is_an_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """The test key's uniform is fixed; a key under which Poisson(1.5) gives 0 has a chance of 0.22."""
     poisson = PoissonRuns(mean=1.5)
     empty = next(key_number(k) for k in range(100) if not draw(poisson, 3, key_number(k)))
-    monkeypatch.setattr("raydp.sweep.folder.TEST_KEY", empty)
+    monkeypatch.setattr("raydp.training.stream.TEST_KEY", empty)
     spec, folder, runs = started(tmp_path, distribution="poisson", mean=1.5)
     assert runs == []
     ending = release_best(spec, folder, Committer.open(spec, folder, FACTS, "weights"))
