@@ -18,8 +18,12 @@ from analysis.tables.points import KEY, column_means, configuration_means, requi
 Array = NDArray[np.float64]
 
 CONFIDENCE = 0.95
-LARGEST_LOG = 700.0
-"""Of a perplexity that a double holds."""
+LARGEST = 1e150
+"""Of a value that is squared."""
+LARGEST_LOG = 345.0
+"""Of a perplexity below it."""
+ROUNDING = 1e-12
+"""A spread that is smaller, relative to the values, is their rounding."""
 
 
 def compare_methods(methods: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
@@ -90,14 +94,17 @@ def _paired(one: Array, other: Array) -> dict[str, Any]:
     found: dict[str, Any] = dict.fromkeys(names)
     if not len(one):
         return {**found, "reason": "no configuration has both"}
-    unit = unit_of(np.concatenate([one, other]))
+    largest = float(np.abs(np.concatenate([one, other])).max())
+    if largest > LARGEST:
+        return {**found, "reason": f"a value is above {LARGEST:g} in size"}
+    unit = unit_of(one - other)
     difference = (one - other) / unit
     found["mean_difference"] = float(difference.mean() * unit)
     found["rmse"] = float(np.sqrt(np.mean(difference**2)) * unit)
     reasons = []
     if len(one) < 2:
         reasons.append("a test needs two configurations")
-    elif np.ptp(difference) == 0:
+    elif np.ptp(difference) * unit <= ROUNDING * largest:
         reasons.append("the difference is the same everywhere")
     else:
         error = difference.std(ddof=1) / np.sqrt(len(one))
@@ -107,11 +114,12 @@ def _paired(one: Array, other: Array) -> dict[str, Any]:
         found["p"] = float(2 * student.sf(abs(found["t"]), len(one) - 1))
         ranked = wilcoxon(difference)
         found["wilcoxon"], found["wilcoxon_p"] = float(ranked.statistic), float(ranked.pvalue)
-    if len(one) < 3 or min(np.ptp(one), np.ptp(other)) == 0:
+    if len(one) < 3 or any(np.ptp(side) <= ROUNDING * np.abs(side).max() for side in (one, other)):
         reasons.append("a correlation needs three configurations that differ")
     else:
-        found["pearson"] = float(np.clip(np.corrcoef(one / unit, other / unit)[0, 1], -1, 1))
-        if len(one) > 3 and abs(found["pearson"]) < 1:
+        sides = [(side - side.mean()) / np.ptp(side) for side in (one, other)]
+        found["pearson"] = float(np.clip(np.corrcoef(*sides)[0, 1], -1, 1))
+        if len(one) > 3 and abs(found["pearson"]) < 1 - ROUNDING:
             found["pearson_interval"] = _fisher(found["pearson"], len(one))
         else:
             reasons.append("an interval of a correlation needs four configurations that are not on a line")

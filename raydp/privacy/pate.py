@@ -22,6 +22,8 @@ GRID: Array = np.array(ORDERS)
 """Rényi orders that are tried; each gives a valid ε."""
 
 QUERIES_AT_ONCE = 1000
+MOST_TEACHERS = 1_000_000
+LEAST_NOISE, MOST_NOISE = 1e-3, 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +77,8 @@ def pate_cost(
         threshold is not bounded but computed: it is one Gaussian, and one teacher moves the largest count by at most 1.
     """
     check_delta(delta)
-    for name, value in (("sigma", sigma), ("sigma1", sigma1)):
-        if value is not None and not (value > 0 and math.isfinite(value)):
-            raise ValueError(f"{name} must be > 0 and finite, got {value}. It is the noise's standard deviation.")
-    if (threshold is None) != (sigma1 is None):
-        raise ValueError("threshold and sigma1 must be given together, got one of them. Give both, or neither.")
-    if votes.ndim != 2 or votes.shape[0] < 1 or votes.shape[1] < 2 or (votes < 0).any():
-        raise ValueError(f"votes must be [queries, classes >= 2] counts >= 0, got shape {votes.shape}. Correct them.")
+    check_votes(votes)
+    check_noise(sigma, threshold, sigma1)
     dependent, expected = np.zeros_like(GRID), np.zeros_like(GRID)
     answers = 0.0
     for start in range(0, len(votes), QUERIES_AT_ONCE):
@@ -92,7 +89,8 @@ def pate_cost(
             continue
         largest = some.max(axis=1)
         passed = log_ndtr((largest - threshold) / sigma1)
-        dependent += confident_rdp(largest, cost, threshold, sigma1).sum(0)
+        exact = confident_rdp(largest, cost, threshold, sigma1)
+        dependent += np.minimum(exact, independent_rdp(sigma, sigma1)).sum(0)
         less_likely = np.minimum(passed, log_ndtr((threshold - largest) / sigma1))
         expected += (gnmax_rdp(less_likely, math.sqrt(2) * sigma1) + np.exp(passed)[:, None] * cost).sum(0)
         answers += float(np.exp(passed).sum())
@@ -102,6 +100,27 @@ def pate_cost(
         reference=_classic(expected, delta),
         expected_answers=answers,
     )
+
+
+def check_votes(votes: NDArray[np.int64]) -> None:
+    """Raise ValueError unless they are counts of a size that the formulas hold for in double precision."""
+    if votes.ndim != 2 or votes.shape[0] < 1 or votes.shape[1] < 2 or (votes < 0).any():
+        raise ValueError(f"votes must be [queries, classes >= 2] counts >= 0, got shape {votes.shape}. Correct them.")
+    if votes.max() > MOST_TEACHERS or votes.sum(axis=1, dtype=np.float64).max() > MOST_TEACHERS:
+        raise ValueError(f"votes must be of at most {MOST_TEACHERS} teachers, got more in a row. Correct them.")
+
+
+def check_noise(sigma: float, threshold: float | None, sigma1: float | None) -> None:
+    """Raise ValueError unless they are noise and a threshold that the formulas hold for in double precision."""
+    for name, value in (("sigma", sigma), ("sigma1", sigma1)):
+        if value is not None and not LEAST_NOISE <= value <= MOST_NOISE:
+            raise ValueError(
+                f"{name} must be {LEAST_NOISE:g} to {MOST_NOISE:g}, got {value}. It is the noise's standard deviation."
+            )
+    if (threshold is None) != (sigma1 is None):
+        raise ValueError("threshold and sigma1 must be given together, got one of them. Give both, or neither.")
+    if threshold is not None and not abs(threshold) <= MOST_NOISE:
+        raise ValueError(f"threshold must be at most {MOST_NOISE:g} in size, got {threshold}. It is a number of votes.")
 
 
 def log_q(votes: NDArray[np.int64], sigma: float) -> Array:
@@ -195,5 +214,6 @@ def _classic(rdp: Array, delta: float) -> Epsilon:
 
 
 def _smallest(epsilons: Array) -> Epsilon:
+    assert np.isfinite(epsilons).all(), "an epsilon that is none must not pass for 0"
     best = int(np.argmin(epsilons))
     return Epsilon(epsilon=max(0.0, float(epsilons[best])), order=float(GRID[best]))

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.special import erfc, erfcinv
+from scipy.special import log_ndtr, ndtri_exp
 
-from raydp.privacy.pate import by_agreement, confident_rdp, log_q
+from raydp.privacy.pate import by_agreement, check_noise, check_votes, confident_rdp, log_q
 
 Array = NDArray[np.float64]
 
-BETAS = np.arange(0.30, 0.495, 0.01)
-"""Smoothness β that is tried, in units of 1/α; below 1/2 the release has a finite cost."""
+BETAS, NOISES = np.arange(0.02, 0.46, 0.02), np.geomspace(0.5, 1e4, 200)
+"""What a suggestion tries: smoothness β in units of 1/α (below 1/2 the release has a finite cost), and noise."""
+MOST_ORDER, LEAST_NOISE, MOST_NOISE = 1e4, 1e-3, 1e6
 
 ROUNDING = 1e-9
 """Of log q; the cost may leap at q0, and a q that is rounded to just below would hide it."""
@@ -46,10 +47,12 @@ class Release:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        if not (self.order > 1 and 0 < self.beta < 1 / (2 * self.order) and 0 < self.noise_multiplier < math.inf):
+        smooth = 1 < self.order <= MOST_ORDER and 1e-9 <= self.beta < 1 / (2 * self.order)
+        if not (smooth and LEAST_NOISE <= self.noise_multiplier <= MOST_NOISE):
             raise ValueError(
-                f"publish must be an order > 1, a smoothness in (0, 1 / (2 order)) and a noise multiplier > 0, got "
-                f"{self.order:g}, {self.beta:g} and {self.noise_multiplier:g}. Leave it out for a suggestion."
+                f"publish must be an order above 1 and at most {MOST_ORDER:g}, a smoothness in (0, 1 / (2 order)) and "
+                f"a noise multiplier from {LEAST_NOISE:g} to {MOST_NOISE:g}, got {self.order:g}, {self.beta:g} and "
+                f"{self.noise_multiplier:g}. Take `suggest` for some."
             )
 
 
@@ -59,7 +62,7 @@ class SmoothCost:
 
     Attributes:
         cost: private.
-        by_distance: [teachers] Σ over queries of the largest local sensitivity within d votes; private.
+        by_distance: [teachers + 1] Σ over queries of the largest local sensitivity within d votes; private.
     """
 
     order: float
@@ -74,14 +77,12 @@ class SmoothCost:
         """The release with the least cost and two standard deviations of noise. Looks at the votes: to be taken from
         votes on public data, or rounded to what would have been taken anyway."""
 
-        def total(beta: float) -> tuple[float, Release]:
-            moves = max(self.sensitivity(beta), 1e-12)
-            # the least of α e^(2β) / σ² + 2 s σ over σ
-            noise = float((self.order * math.exp(2 * beta) / moves) ** (1 / 3))
-            release = Release(order=self.order, beta=beta, noise_multiplier=noise)
-            return release_rdp(release) + 2 * moves * noise, release
-
-        return min((total(float(beta)) for beta in BETAS / self.order), key=lambda pair: pair[0])[1]
+        tried = [
+            Release(order=self.order, beta=float(beta), noise_multiplier=float(noise))
+            for beta in BETAS / self.order
+            for noise in NOISES
+        ]
+        return min(tried, key=lambda r: release_rdp(r) + 2 * self.sensitivity(r.beta) * r.noise_multiplier)
 
     def published(self, release: Release, normal: float) -> float:
         """A Rényi divergence at α that may be shown: of all answers and of showing it.
@@ -114,7 +115,14 @@ def smooth_cost(
         ValueError: for these parameters the cost is not known to be smooth (conditions C5 and C6 of B.4.2, looked at
             numerically as in the public analysis), so that its sensitivity is not.
     """
-    num_teachers, num_classes = int(votes.sum(axis=1).max()), votes.shape[1]
+    check_votes(votes)
+    check_noise(sigma, threshold, sigma1)
+    num_teachers, num_classes = int(votes[0].sum()), votes.shape[1]
+    if num_teachers < 1 or (votes.sum(axis=1) != num_teachers).any():
+        raise ValueError(
+            f"votes must have one vote of every teacher in each row to publish by, got {num_teachers} in the first row "
+            "and others elsewhere. Publish epsilon_data_independent."
+        )
     shape = _Shape.of(sigma, num_classes, order)
     shape.require_smooth()
     cost = float(shape.cost(log_q(votes, sigma)).sum())
@@ -127,11 +135,18 @@ def smooth_cost(
 
 
 def release_rdp(release: Release) -> float:
-    """Rényi divergence at α of showing a value with N(0, (noise_multiplier · smooth sensitivity)²) (Papernot et al.
-    2018, Theorem 23)."""
+    """Largest Rényi divergence at α of f + N(0, (n S)²) from f' + N(0, (n S')²), where smooth sensitivities S and S'
+    differ by a factor of at most e^β and |f - f'| is at most either: that of two Gaussians, over all such factors.
+
+    Papernot et al. 2018, Theorem 23 gives α e^(2β) / n² for the part of the means; it is α / (2 n² (1 - α + α e^(-2β)))
+    at the far end, which is larger by 1 / (1 - 2αβ) and more where β is near 1 / (2α): up to 16 times on votes.
+    """
     order, beta = release.order, release.beta
-    scaled = (beta * order - 0.5 * math.log(1 - 2 * order * beta)) / (order - 1)
-    return order * math.exp(2 * beta) / release.noise_multiplier**2 + scaled
+    ratio = np.linspace(-beta, beta, 401)  # log S'/S; its ends and 0 among them
+    variance = 1 - order + order * np.exp(2 * ratio)
+    means = order * np.minimum(1.0, np.exp(2 * ratio)) / (2 * release.noise_multiplier**2 * variance)
+    scales = (order * ratio - 0.5 * np.log(variance)) / (order - 1)
+    return float((means + scales).max())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +163,7 @@ class _Shape:
     def of(cls, sigma: float, num_classes: int, order: float) -> _Shape:
         logq0 = _crossing(sigma, order)
         logq1 = float(_moved(logq0, sigma, num_classes, 1))
+        assert np.isfinite([logq0, logq1]).all(), "everything is computed in logarithms"
         return cls(sigma=sigma, num_classes=num_classes, order=order, logq0=logq0, logq1=logq1)
 
     def cost(self, logq: Array) -> Array:
@@ -169,7 +185,7 @@ class _Shape:
         below = np.linspace(self.logq1 - 700, self.logq1, TRIED_Q)
         step = self.cost(_moved(below, self.sigma, self.num_classes, -1)) - self.cost(below)
         for name, values in (("C5", self.cost(logq)), ("C6", step)):
-            if (np.diff(values) < -1e-12 * np.abs(values[1:])).any():
+            if not (np.diff(values) >= -1e-12 * np.abs(values[1:])).all():
                 raise ValueError(
                     f"sigma must be such that the cost is smooth, got {self.sigma:g} at order {self.order:g} with "
                     f"{self.num_classes} classes, where condition {name} of Papernot et al. 2018 fails. Use a larger "
@@ -194,22 +210,21 @@ def _crossing(sigma: float, order: float) -> float:
 
 def _moved(logq: Array | float, sigma: float, num_classes: int, votes: int) -> Array:
     """log of what q can become by one teacher: B_L for votes = 1, B_U for -1 (Papernot et al. 2018, Proposition 12)."""
-    others = num_classes - 1
-    gap = erfcinv(np.minimum(2 * np.exp(logq) / others, 2.0))
-    with np.errstate(divide="ignore"):
-        moved: Array = np.log(others / 2 * erfc(gap + votes / sigma))
+    others = math.log(num_classes - 1)
+    z = ndtri_exp(np.minimum(logq - others, -1e-300))
+    moved: Array = others + log_ndtr(z - math.sqrt(2) * votes / sigma)
     return moved
 
 
 def _gnmax_sensitivities(votes: NDArray[np.int64], num_teachers: int, shape: _Shape) -> Array:
-    """[num_teachers] Σ over queries of the largest local sensitivity within d votes (Algorithms 4 and 5)."""
+    """[num_teachers + 1] Σ over queries of the largest local sensitivity within d votes (Algorithms 4 and 5)."""
     plateau = float(shape.sensitivity(np.array(shape.logq1)))
-    total, running = np.zeros(num_teachers), np.zeros(len(votes))
+    total, running = np.zeros(num_teachers + 1), np.zeros(len(votes))
     ordered = -np.sort(-votes, axis=1)
     logq = log_q(ordered, shape.sigma)
     moving = ~((shape.logq1 <= logq) & (logq <= shape.logq0))
     left = logq > shape.logq0
-    for distance in range(num_teachers):
+    for distance in range(num_teachers + 1):
         if distance:
             change = moving & left
             ordered[change, 0] += 1
@@ -232,13 +247,13 @@ def _check_costs(num_teachers: int, threshold: float, sigma1: float, order: floa
 
 
 def _check_sensitivities(largest: NDArray[np.int64], by_count: Array) -> Array:
-    """[num_teachers] Σ over queries of the largest local sensitivity of the check within d votes."""
+    """[num_teachers + 1] Σ over queries of the largest local sensitivity of the check within d votes."""
     num_teachers = len(by_count) - 1
     steps = np.abs(np.diff(by_count))
     local = np.maximum(np.append(steps, 0), np.insert(steps, 0, 0))  # [count] to either side
-    total = np.zeros(num_teachers)
+    total = np.zeros(num_teachers + 1)
     running = np.zeros(len(largest))
-    for distance in range(num_teachers):
+    for distance in range(num_teachers + 1):
         low, high = np.maximum(largest - distance, 0), np.minimum(largest + distance, num_teachers)
         running = np.maximum(running, np.maximum(local[low], local[high]))
         total[distance] = running.sum()

@@ -75,7 +75,7 @@ def _clipped_autograd(subject: Subject) -> tuple[torch.Tensor, int, float]:
         (alone,) = _losses(subject, subject.indices[row : row + 1])
         decay = getattr(subject.method, "loss_decay", 0.0) * int(sizes[row]) * weights
         own, own_together = (_gradient(subject, loss) + decay for loss in (alone, together[row]))
-        norm = _norm(own)
+        norm = max(_norm(own), _norm(decay))  # see ClippedGradients
         difference = float((alone - together[row]).detach().abs() / alone.detach().abs())
         apart = max(apart, difference, _norm(own - own_together) / norm)
         unclipped += norm <= c

@@ -45,7 +45,8 @@ class ClippedGradients:
         parameters: name -> trained parameter; all others are left alone.
         clipping: what an example's gradient is scaled by, from its norm over all parameters.
         weight_decay: λ >= 0: an example's loss has λ/2 ‖θ‖² of the trained parameters θ added, so that λθ is clipped
-            with its gradient (Guo 2024, section 4.1, whose Algorithm 1 adds the scalar itself).
+            with its gradient (Guo 2024, section 4.1, whose Algorithm 1 adds the scalar itself). A norm counts as λ‖θ‖
+            at least, so that a gradient that cancels λθ is no larger in the sum than 2 c.
 
     Guarantee:
         Adding or removing one unit (an example, or all examples of a user) changes the sum by at most
@@ -111,6 +112,8 @@ class ClippedGradients:
             if decay := self.weight_decay * examples_per_unit:
                 squares = self._with_decay(squares, uses, gradients, decay)
             norms = squares.clamp(min=0).sqrt()
+            if decay:  # what cancels would otherwise enter the sum many times larger than c, and be rounded accordingly
+                norms = norms.clamp(min=decay * self._size())
             finite = torch.isfinite(norms)
             factors = torch.where(finite, self.clipping.factors(norms), 0.0)
             for name, used in uses.items():
@@ -119,6 +122,10 @@ class ClippedGradients:
                 if decay:
                     total[name] += decay * factors.sum() * self.parameters[name].float()
             return torch.stack([losses.detach().float().view(-1, examples_per_unit).mean(dim=1), norms])
+
+    def _size(self) -> float:
+        """‖θ‖ of the trained parameters."""
+        return float(torch.stack([p.float().square().sum() for p in self.parameters.values()]).sum().sqrt())
 
     def _with_decay(
         self,

@@ -100,6 +100,36 @@ def test_what_is_undefined_has_a_reason() -> None:
     assert (lacking["configurations"], lacking["reason"]) == (0, "no configuration has both")
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "reason"),
+    [
+        ([0.1, 0.2, 0.3], [0.0, 0.1, 0.2], "the difference is the same everywhere"),
+        ([0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.6], "the difference is the same everywhere"),
+        ([0.1 + 0.2, 0.3, 0.3, 0.3], [1.0, 2.0, 3.0, 4.0], "a correlation needs three configurations that differ"),
+    ],
+)
+def test_rounding_is_no_evidence(one: list[float], other: list[float], reason: str) -> None:
+    tables = [
+        pd.DataFrame({"batch_size": 8, "num_steps": range(1, len(side) + 1), "learning_rate": 0.1, "seed": 0,
+                      "utility_loss": 1.0, "score": 0.5, "score.vmr": side})
+        for side in (one, other)
+    ]  # fmt: skip
+    row = by_figure(compare_methods({"a": tables[0], "b": tables[1]}))["score.vmr"]
+    assert reason in str(row["reason"])
+
+
+def test_a_correlation_has_no_unit() -> None:
+    losses = [[200.0, 2.0, 3.0, 2.5], [2.0, 2.1, 2.9, 2.4]]
+    tables = [
+        pd.DataFrame({"batch_size": 8, "num_steps": [1, 2, 3, 4], "learning_rate": 0.1, "seed": 0,
+                      "utility_loss": side, "score": 0.5})
+        for side in losses
+    ]  # fmt: skip
+    row = by_figure(compare_methods({"a": tables[0], "b": tables[1]}))["perplexity"]
+    expected = stats.pearsonr(np.exp(losses[0]) / np.exp(200), np.exp(losses[1])).statistic
+    assert row["pearson"] == pytest.approx(expected, rel=1e-9)
+
+
 def test_the_command_compares_tables(raydp: Callable[..., Answer], tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for name, shift in (("a", 0.1), ("b", 0.0)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -134,6 +135,21 @@ def test_more_noise_costs_less_and_agreement_costs_little() -> None:
     assert unanimous.dependent.epsilon <= unanimous.reference.epsilon
 
 
+@pytest.mark.parametrize("votes", [[0, 0], [51, 50], [1, 0], [500_000, 499_999], [1_000_000, 0]])
+@pytest.mark.parametrize("noise", [1e-3, 1.0, 1e9])
+@pytest.mark.parametrize("threshold", [None, -1e9, 0.0, 50.0, 1e9])
+def test_extreme_arguments_give_a_finite_bound_below_that_of_any_votes(
+    votes: list[int], noise: float, threshold: float | None
+) -> None:
+    check = {} if threshold is None else {"threshold": threshold, "sigma1": noise}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cost = pate_cost(np.array([votes]), sigma=noise, delta=1e-6, **check)
+    assert 0 <= cost.dependent.epsilon <= cost.independent.epsilon < math.inf
+    if noise == 1e-3 and abs(votes[0] - votes[1]) <= 1 and (threshold is None or threshold < 0):
+        assert cost.dependent.epsilon > 1e3, "a neighbour flips the answer"
+
+
 def test_queries_that_are_hardly_ever_answered_cost_little() -> None:
     votes = np.array([[90, 85, 75]] * 100)
     always = pate_cost(votes, sigma=30, delta=1e-6).dependent.epsilon
@@ -184,7 +200,16 @@ def test_the_command_reads_counts(raydp: Callable[..., Answer], tmp_path: Path, 
         ("1,2.5\n", (), "got '2.5' in row 1"),
         ("1,nan\n", (), "got 'nan' in row 1"),
         ("1,2\n", ("--threshold", 3), "threshold and sigma1 must be given together"),
-        ("1,2\n", ("--sigma", 0), "sigma must be > 0 and finite, got 0"),
+        ("1,2\n", ("--sigma", 0), "sigma must be 0.001 to 1e+09, got 0"),
+        ("1,2\n", ("--sigma", "1e200"), "sigma must be 0.001 to 1e+09, got 1e+200"),
+        ("1,2\n", ("--threshold", 3, "--sigma1", "nan"), "sigma1 must be 0.001 to 1e+09, got nan"),
+        ("1,2\n", ("--threshold", "nan", "--sigma1", 4), "threshold must be at most 1e+09 in size, got nan"),
+        ("1,2\n", ("--threshold", "inf", "--sigma1", 4), "threshold must be at most 1e+09 in size, got inf"),
+        ("9007199254740992,0\n", (), "votes must be of at most 1000000 teachers"),
+        ("0,0\n", ("--publish", "10,0.04,20"), "votes must have one vote of every teacher in each row"),
+        ("5,1\n4,1\n", ("--publish", "10,0.04,20"), "votes must have one vote of every teacher in each row"),
+        ("5,1\n", ("--publish", "10,0.04,1e-200"), "publish must be an order above 1"),
+        ("5,1\n", ("--publish", "1e300,1e-302,3"), "publish must be an order above 1"),
         ("1,2\n", ("--delta", 1), "delta must be > 0 and < 1, got 1"),
     ],
 )
