@@ -98,13 +98,12 @@ def points(
     """The points table of a sweep."""
     from analysis import save_points
     from raydp.output import print_json, print_table, stderr, stdout
-    from raydp.sections import PrivacySpec
     from raydp.sweep.api import sweep_folder
     from raydp.sweep.points import PRIVATE, points_table
 
     folder = sweep_folder(sweep, storage)
     table = points_table(folder)
-    if folder.section("privacy", PrivacySpec).selects:
+    if folder.is_private_selection():
         stderr.print(f"warning: the table shows {PRIVATE}.", markup=False)
     if output is not None:
         save_points(table, output)

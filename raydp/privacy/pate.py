@@ -163,8 +163,7 @@ def by_agreement(logq: Array, sigma: float, orders: Array) -> tuple[Array, NDArr
         log_a = (orders - 1) * (log_rest - _log1mexp((logq + epsilon2) * (1 - 1 / mu2)))
         log_b = (orders - 1) * (epsilon1 - logq / (mu1 - 1))
         found = np.logaddexp(log_rest + log_a, logq + log_b) / (orders - 1)
-    certain = np.isneginf(logq)
-    return np.where(certain, 0.0, found), holds | certain
+    return found, holds
 
 
 def confident_rdp(

@@ -11,7 +11,6 @@ import pandas as pd
 from analysis import Selection, load_points, split_by, with_score, with_worst_case
 from analysis import select as select_from
 from raydp.output import stderr
-from raydp.sections import PrivacySpec, SelectSpec
 from raydp.spec import SweepSpec, load_spec
 from raydp.sweep.folder import SweepFolder
 from raydp.sweep.points import POINTS_FILE, counts, points_table, secrets_beside, values_by_secret, write_tables
@@ -144,7 +143,7 @@ def with_given(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[st
 def private_selection_of(source: str | Path, storage: str = "raydp_runs") -> SweepFolder | None:
     """The folder of a private selection, where the source is one or its points.csv; None for other sources."""
     folder = folder_of(source, storage)
-    return folder if folder is not None and folder.section("privacy", PrivacySpec).selects else None
+    return folder if folder is not None and folder.is_private_selection() else None
 
 
 def folder_of(source: str | Path, storage: str = "raydp_runs") -> SweepFolder | None:
@@ -176,7 +175,7 @@ def points_of(
     folder, file = _table_of(source, storage)
     table = load_points(file, by=by)
     if worst_case:
-        name = score or (folder.section("select", SelectSpec).score if folder is not None else None)
+        name = score or (folder.select().score if folder is not None else None)
         if name is None:
             raise ValueError("--score must be given with --worst-case and a file, got none. Name one of its scores.")
         table = with_worst_case(table, secrets_beside(file), name)
@@ -191,7 +190,7 @@ def with_secrets(source: str | Path, storage: str = "raydp_runs") -> tuple[pd.Da
     return (
         load_points(file),
         secrets_beside(file),
-        None if folder is None else folder.section("select", SelectSpec).score,
+        None if folder is None else folder.select().score,
     )
 
 
@@ -217,7 +216,7 @@ def secrets_of(source: str | Path, storage: str, score: str | None) -> tuple[pd.
     folder = folder_of(source, storage)
     if folder is None:
         return values_by_secret(Path(source), score)
-    return values_by_secret(folder.path / POINTS_FILE, score or folder.section("select", SelectSpec).score)
+    return values_by_secret(folder.path / POINTS_FILE, score or folder.select().score)
 
 
 def _table_of(source: str | Path, storage: str) -> tuple[SweepFolder | None, Path]:
@@ -229,7 +228,7 @@ def _table_of(source: str | Path, storage: str) -> tuple[SweepFolder | None, Pat
 
 def _options(folder: SweepFolder) -> dict[str, Any]:
     """How a sweep selects."""
-    chosen = folder.section("select", SelectSpec)
+    chosen = folder.select()
     return {"rule": chosen.rule, **chosen.constraints()}
 
 

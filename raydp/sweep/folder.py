@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from raydp.files import write_atomically
 from raydp.reading_yaml import read_yaml
+from raydp.sections import PrivacySpec, SelectSpec
 from raydp.spec import SweepSpec, load_spec
 from raydp.sweep.exchange import SharedFolder
 
@@ -157,13 +158,21 @@ class SweepFolder:
         """The spec that the sweep was started with."""
         return load_spec(self.path / "spec.yaml")
 
-    def section(self, name: str, cls: type[S]) -> S:
+    def _section(self, name: str, cls: type[S]) -> S:
         """One section of that spec. The whole imports its plug-ins, which takes seconds."""
         try:
             return cls.model_validate(self._written()[name])
         except (ValidationError, LookupError, TypeError):
             self.spec()  # says what is wrong
             raise
+
+    def select(self) -> SelectSpec:
+        """How the sweep selects."""
+        return self._section("select", SelectSpec)
+
+    def is_private_selection(self) -> bool:
+        """Whether the choice of the released model is part of its guarantee."""
+        return self._section("privacy", PrivacySpec).selects
 
     def method(self) -> dict[str, Any]:
         """The method as it is written in that spec: its name and parameters."""

@@ -8,7 +8,6 @@ from typing import Any
 import pandas as pd
 
 from analysis.tables.points import HYPERPARAMETERS
-from raydp.sections import PrivacySpec, SelectSpec
 from raydp.sweep.folder import BASE_RUN, SweepFolder
 from raydp.sweep.measurements import COUNTS_FILE, Measurements, measured_later, scores_of
 from search_spaces import Configuration
@@ -37,7 +36,7 @@ def points_table(folder: SweepFolder) -> pd.DataFrame:
     base = folder.result("base") or {}
     later = measured_later(folder)
     skipped = skipped_configurations(folder)
-    score = folder.section("select", SelectSpec).score
+    score = folder.select().score
     rows = [_row(folder, trial, plan, score, base, later, skipped) for trial in plan["trials"]]
     method = folder.method()
     constants = {
@@ -111,7 +110,7 @@ def counts(folder: SweepFolder) -> dict[str, Any]:
     search, skipped = folder.read_json(SEARCH_FILE), skipped_configurations(folder)
     statuses = [_status(trial, results[trial["run_id"]], skipped) for trial in trials]
     return {
-        **({"note": PRIVATE} if folder.section("privacy", PrivacySpec).selects else {}),
+        **({"note": PRIVATE} if folder.is_private_selection() else {}),
         "runs": len(trials),
         **{s: statuses.count(s) for s in ("finished", "failed", "stopped", "pending")},
         **({} if search is None else {"skipped": statuses.count("skipped"), "search": search}),

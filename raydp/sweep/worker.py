@@ -75,8 +75,7 @@ def work(config: dict[str, Any]) -> None:
     comm: Comm = DistributedComm(device) if context.get_world_size() > 1 else LocalComm(device)
     queue, slot = config["queue"], config["slot"]
     here = ray.util.get_current_placement_group()
-    nodes = list(ray.util.placement_group_table(here)["bundles_to_node_id"].values())
-    if not comm.broadcast_object(ray.get(queue.register.remote(slot, here, nodes)) if comm.rank == 0 else None):
+    if not comm.broadcast_object(_register(queue, slot, here) if comm.rank == 0 else None):
         return
     (reference,) = ray.get(queue.shared.remote())
     shared: Shared = ray.get(reference)
@@ -92,6 +91,13 @@ def work(config: dict[str, Any]) -> None:
         if lease is None:
             return
         _run_lease(runner, shared, queue, *lease)
+
+
+def _register(queue: Any, slot: int, placement_group: Any) -> bool:
+    """Tell the queue where the group's workers are; whether they are to go on."""
+    nodes = list(ray.util.placement_group_table(placement_group)["bundles_to_node_id"].values())
+    goes_on: bool = ray.get(queue.register.remote(slot, placement_group, nodes))
+    return goes_on
 
 
 def _run_lease(runner: TrialRunner, shared: Shared, queue: Any, run_id: str, token: int) -> None:

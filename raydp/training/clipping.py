@@ -112,8 +112,6 @@ class ClippedGradients:
             if decay := self.weight_decay * examples_per_unit:
                 squares = self._with_decay(squares, uses, gradients, decay)
             norms = squares.clamp(min=0).sqrt()
-            if decay:  # what cancels would otherwise enter the sum many times larger than c, and be rounded accordingly
-                norms = norms.clamp(min=decay * self._size())
             finite = torch.isfinite(norms)
             factors = torch.where(finite, self.clipping.factors(norms), 0.0)
             for name, used in uses.items():
@@ -123,10 +121,6 @@ class ClippedGradients:
                     total[name] += decay * factors.sum() * self.parameters[name].float()
             return torch.stack([losses.detach().float().view(-1, examples_per_unit).mean(dim=1), norms])
 
-    def _size(self) -> float:
-        """‖θ‖ of the trained parameters."""
-        return float(torch.stack([p.float().square().sum() for p in self.parameters.values()]).sum().sqrt())
-
     def _with_decay(
         self,
         squares: torch.Tensor,
@@ -135,16 +129,19 @@ class ClippedGradients:
         decay: float,
     ) -> torch.Tensor:
         """[B] ‖g + λθ‖² = ‖g‖² + 2λ g·θ + λ² ‖θ‖² from ‖g‖². Where the two cancel, rounding could make it too small,
-        and an example would be clipped too little: it is taken as large as rounding lets it be."""
+        and an example would be clipped too little: it is taken as large as rounding lets it be. And it is λ² ‖θ‖² at
+        least: what cancels would otherwise enter the sum many times larger than c, and be rounded accordingly."""
         unit = 4 * 2.0**-24
-        found = squares * (1 + unit)
+        found, least = squares * (1 + unit), torch.zeros((), device=squares.device)
         for name, used in uses.items():
             weight = self.parameters[name].float()
-            found += decay**2 * weight.square().sum() * (1 + unit * weight.numel() ** 0.5)
+            own = decay**2 * weight.square().sum()
+            least += own
+            found += own * (1 + unit * weight.numel() ** 0.5)
             for use, gradient in zip(used, gradients[name], strict=True):
                 product, error = use.inner(weight, gradient)
                 found += 2 * decay * (product + error)
-        return found
+        return torch.maximum(found, least)
 
     @contextmanager
     def _recording(self) -> Iterator[list[_Call]]:
