@@ -1,7 +1,7 @@
 # Everything on a fresh machine: creates .venv and installs into it what is missing.
 PYTHON ?= python3
 BIN := .venv/bin
-TESTS ?= not gpu and not cluster and not browser and not slow
+TESTS ?= not gpu and not cluster and not browser and not slow and not thorough
 
 .PHONY: demo test check install clean
 
@@ -10,7 +10,7 @@ demo: .venv/installed  ## run the embedded default sweep
 	$(BIN)/raydp sweep
 
 test: .venv/installed  ## the default test suite: CPU only, offline
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m '($(TESTS)) and not alone'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m '($(TESTS)) and not alone'
 	$(BIN)/python -m pytest -m '($(TESTS)) and alone'
 
 check: .venv/installed  ## lint, format, types

@@ -5,20 +5,26 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedTokenizerBase
+from transformers.cache_utils import DynamicLayer
 
 from raydp.sections import AdapterSpec
+from raydp.virtual_tokens import reading
 
 if TYPE_CHECKING:
     from peft import PeftConfig
 
     from raydp.models import PretrainedModel
+
+PREFIX_STD = 0.3
+"""Of a prefix before training: keys and values of the size of the model's own. peft's standard normal is more than ten
+times the values of SmolLM2's first layer, and doubles the loss; equal ones (0) would take equal gradients."""
 
 
 def attach_adapter(base: PretrainedModel, adapter: AdapterSpec, *, copy: bool = True) -> nn.Module:
@@ -51,18 +57,19 @@ def attach_adapter(base: PretrainedModel, adapter: AdapterSpec, *, copy: bool = 
         raise ValueError(f"model.adapter must fit the layers of {base.name!r}: {error}") from error
     if adapter.type == "lora":
         _check_targets(model, adapter, base.name)
-    else:
+    elif adapter.type == "soft_prompt":
         _check_width(model, config.token_dim, base.name)
+    else:
+        _check_attention(model, base.name)
     return model
 
 
 def _peft_config(adapter: AdapterSpec, base: str) -> PeftConfig:
-    from peft import LoraConfig, PromptTuningConfig
+    from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig
 
-    if adapter.type == "soft_prompt":
-        return PromptTuningConfig(
-            num_virtual_tokens=adapter.num_virtual_tokens, task_type="CAUSAL_LM", base_model_name_or_path=base
-        )
+    if adapter.type != "lora":
+        kind = PrefixTuningConfig if adapter.type == "prefix" else PromptTuningConfig
+        return kind(num_virtual_tokens=adapter.virtual_tokens, task_type="CAUSAL_LM", base_model_name_or_path=base)
     return LoraConfig(
         r=adapter.r,
         lora_alpha=adapter.alpha,
@@ -84,6 +91,25 @@ def _check_width(model: nn.Module, width: int, base: str) -> None:
         )
 
 
+def _check_attention(model: nn.Module, base: str) -> None:
+    """A prefix needs layers that look back at everything, and keep it by itself as peft lays it out."""
+    local = "local" in (getattr(causal_model(model).config, "attention_layers", None) or ())
+    kept = DynamicCache(config=causal_model(model).config).layers
+    if not local and all(type(layer) is DynamicLayer for layer in kept):
+        how = reading(model, torch.zeros(1, 2, dtype=torch.int64, device=model.device))
+        try:
+            with torch.no_grad():
+                how.model(**how.inputs, use_cache=False)
+        except RuntimeError:  # keys and values of another shape
+            pass
+        else:
+            return
+    raise ValueError(
+        f"model.adapter.type must fit {base!r}, got 'prefix': it has layers that forget what was read before, or keep "
+        "it in another form. Use type 'lora' or 'soft_prompt'."
+    )
+
+
 def _check_targets(model: nn.Module, adapter: AdapterSpec, base: str) -> None:
     """peft takes names that match no layer, or layers whose adapter has other weights, without a word."""
     adapted = [name for name, _ in model.named_parameters() if ".lora_A." in name]
@@ -96,10 +122,15 @@ def _check_targets(model: nn.Module, adapter: AdapterSpec, base: str) -> None:
         )
 
 
+def without_adapter(model: nn.Module) -> AbstractContextManager[None]:
+    """The base model for the time of the block; a model that has no adapter stays as it is."""
+    return model.disable_adapter() if hasattr(model, "disable_adapter") else nullcontext()
+
+
 def trainable_parameters(model: nn.Module, adapter: AdapterSpec) -> dict[str, nn.Parameter]:
     """What is trained, by name, sorted; a tied weight once."""
     named = model.named_parameters()  # each tensor once
-    parts = {"none": ("",), "lora": (".lora_A.", ".lora_B."), "soft_prompt": ("prompt_encoder.",)}[adapter.type]
+    parts = {"none": ("",), "lora": (".lora_A.", ".lora_B.")}.get(adapter.type, ("prompt_encoder.",))
     return {n: p for n, p in sorted(named) if any(part in n for part in parts)}
 
 
@@ -165,15 +196,17 @@ def initialise(
     """Set the trained parameters to their start.
 
     LoRA: A as peft does (Kaiming uniform, from the seed), B zero. A soft prompt: standard normal from the seed, peft's
-    default (its `prompt_tuning_init` RANDOM). Full fine-tuning: the base's values.
+    default (its `prompt_tuning_init` RANDOM). A prefix: normal with `PREFIX_STD` from the seed. Full fine-tuning: the
+    base's values.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in parameters.items():
             if adapter.type == "none":
                 parameter.copy_(base[name])
-            elif adapter.type == "soft_prompt":
-                parameter.copy_(torch.empty(parameter.shape).normal_(generator=generator))
+            elif adapter.virtual_tokens:
+                std = PREFIX_STD if adapter.type == "prefix" else 1.0
+                parameter.copy_(torch.empty(parameter.shape).normal_(std=std, generator=generator))
             elif ".lora_A." in name:
                 bound = math.sqrt(3) * math.sqrt(2 / (1 + 5)) / math.sqrt(parameter.shape[1])
                 start = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator)
@@ -182,9 +215,23 @@ def initialise(
                 parameter.zero_()
 
 
+@contextmanager
+def without_progress_bar() -> Iterator[None]:
+    """Loading and saving take a second or two; transformers' bar would break up the output of commands."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 def save_trained(
     model: nn.Module,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase | None,
     folder: Path,
     state_dict: dict[str, torch.Tensor] | None = None,
 ) -> None:
@@ -194,11 +241,11 @@ def save_trained(
         state_dict: the model's weights, where it does not hold them itself.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), without_progress_bar():
         warnings.filterwarnings("ignore", message=".*Could not find a config file.*")
         options = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
         model.save_pretrained(folder, state_dict=state_dict, **options)
     if hasattr(model, "peft_config"):
         (folder / "README.md").unlink(missing_ok=True)  # peft's empty model card
-    else:
+    elif tokenizer is not None:
         tokenizer.save_pretrained(folder)

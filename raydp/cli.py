@@ -23,6 +23,7 @@ from raydp.commands.predict import predict
 from raydp.commands.report import report
 from raydp.commands.score import score
 from raydp.commands.secrets import secrets_app
+from raydp.commands.variants import variants
 
 app = typer.Typer(
     cls=InterruptibleGroup,
@@ -231,6 +232,7 @@ def schema() -> None:
 
 
 app.command()(plan)
+app.command()(variants)
 app.command()(predict)
 app.command()(report)
 app.command()(score)

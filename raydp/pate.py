@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from dataclasses import asdict
 from pathlib import Path
 from random import SystemRandom
@@ -24,15 +25,16 @@ PRIVATE = (
 def pate_of(
     path: Path,
     *,
-    sigma: float,
-    delta: float,
+    sigma: float | None = None,
+    delta: float | None = None,
     threshold: float | None = None,
     sigma1: float | None = None,
     publish: str | None = None,
 ) -> dict[str, Any]:
-    """The cost of answering the queries of a CSV file.
+    """The cost of answering the queries of a CSV file, or those of a run of method pate.
 
     Args:
+        path: the file; or a run's folder, SWEEP/trials/RUN_ID, which says everything but publish.
         publish: "ORDER,BETA,NOISE" of the release of a noisy ε, or "suggest" for such three.
 
     Returns:
@@ -43,7 +45,15 @@ def pate_of(
     Raises:
         ValueError: the file is not counts, or an argument is out of its range.
     """
-    votes = read_votes(path)
+    if path.is_dir():
+        given = {"sigma": sigma, "delta": delta, "threshold": threshold, "sigma1": sigma1}
+        votes, sigma, delta, threshold, sigma1 = _of_run(path, [k for k, v in given.items() if v is not None])
+    else:
+        votes = read_votes(path)
+    if sigma is None or delta is None:
+        raise ValueError(
+            f"--{'sigma' if sigma is None else 'delta'} must be given with a file of votes, got none. Add it."
+        )
     cost = pate_cost(votes, sigma=sigma, delta=delta, threshold=threshold, sigma1=sigma1)
     release: dict[str, Any] = {}
     if publish is not None:
@@ -67,6 +77,21 @@ def pate_of(
         **release,
         "note": PRIVATE,
     }
+
+
+def _of_run(folder: Path, given: list[str]) -> tuple[NDArray[np.int64], float, float, float | None, float | None]:
+    """Votes, σ, δ, threshold and σ1 of a run of method pate."""
+    if given:
+        raise ValueError(f"--{given[0]} must be left out with a run's folder, which says it, got one. Remove it.")
+    result, plan = folder / "result.json", folder.parent.parent / "plan.json"
+    details = json.loads(result.read_text()).get("details", {}) if result.is_file() and plan.is_file() else {}
+    if "votes" not in details:
+        raise ValueError(
+            f"VOTES must be a CSV file, or the folder of a finished run of method pate, got {str(folder)!r}. Give "
+            "SWEEP/trials/RUN_ID."
+        )
+    delta = json.loads(plan.read_text())["delta"]
+    return np.array(details["votes"]), details["sigma"], delta, details["threshold"], details["sigma1"]
 
 
 def _release_of(text: str) -> Release:

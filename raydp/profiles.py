@@ -131,7 +131,7 @@ def profiles_of_sweep(source: str, storage: str, deltas: str | None) -> list[dic
             f"SWEEP must be without private selection, got {source!r}. One run's curve is below what its choice costs: "
             "read the card of the released model, which has ε of the whole at several δ."
         )
-    private = [t for t in plan["trials"] if plan["privacy"][t["run_id"]]["sampler"] == "poisson"]
+    private = [t for t in plan["trials"] if plan["privacy"][t["run_id"]]["num_steps"] is not None]
     if not private:
         raise ValueError(f"SWEEP must have private runs, got {source!r} without noise. It has no privacy profile.")
     target = plan["privacy"][private[0]["run_id"]]["delta"]
@@ -151,7 +151,9 @@ def profiles_of_sweep(source: str, storage: str, deltas: str | None) -> list[dic
                 "epsilon": record["target_epsilon"],
                 "delta": record["delta"],
             }
-            event = PoissonGaussian(sample_rate=record["sample_rate"], noise_multiplier=sigma, num_steps=num_steps)
+            event = PoissonGaussian(
+                sample_rate=record["sample_rate"], noise_multiplier=sigma, num_steps=record["num_steps"]
+            )
             answer["noise_multipliers"] = {a.name: sigma for a in ACCOUNTANTS}
             answer["curves"] = {a.name: profile_rows(event, values, a) for a in ACCOUNTANTS}
             answers.append(answer)

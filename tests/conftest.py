@@ -19,20 +19,22 @@ if TYPE_CHECKING:
 
 
 HERE = Path(__file__).parent
-ALONE = {"cluster", "deploy", "sweep"}
-"""Rooms whose tests start Ray or Slurm, and have the machine to themselves."""
-ALONE_FILES = {
-    f"test_{subject}"
-    for subject in ("memory", "planted_secrets", "ray_token", "real_server", "server", "server_away", "serving")
+ALONE = {
+    *("autoscaling", "hosts", "slurm_sweep"),
+    *("search_kills", "sigterm", "slots", "sweep_kills"),
+    *("memory", "server_away"),
 }
-"""The same elsewhere: servers, Ray, and limits on memory."""
+"""Tests of several hosts, of faults at a chosen moment and of limits on memory have the machine to themselves."""
+FIRST = {"audits", "mechanisms", "ray_token", "shadows", "stopping", "store", "sweep", "sweep_workers"}
+"""Tests of whole sweeps, which mostly wait: the others fill the time."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files of tests that are not `alone` run side by side (see the Makefile)."""
     for item in items:
-        if item.path.relative_to(HERE).parts[0] in ALONE or item.path.stem in ALONE_FILES:
+        if item.path.stem.removeprefix("test_") in ALONE:
             item.add_marker(pytest.mark.alone)
+    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in FIRST)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -64,6 +66,7 @@ def small_spec(folder: Path, **changes: Any) -> dict[str, Any]:
         "privacy": {"target_epsilon": 8, "delta_exponent": 1.1, "accountant": "rdp", "noise_key": "test"},
         "space": {"batch_size": [32], "num_steps": [3, 6], "learning_rate": [0.01]},
         "seeds": [0],
+        "cluster": {"max_concurrent_trials": 1},
         "scores": [{"name": "vmr_exact"}],
         "select": {"score": "vmr_exact", "min_utility_gain": 0},
         "storage": str(folder / "runs"),

@@ -15,6 +15,7 @@ from raydp.sections import AdapterSpec, ModelSpec
 
 LORA = AdapterSpec(r=2, alpha=4)
 PROMPT = AdapterSpec(type="soft_prompt", num_virtual_tokens=3)
+PREFIX = AdapterSpec(type="prefix", num_virtual_tokens=3)
 FULL = AdapterSpec(type="none")
 TOKENS = torch.arange(5, 25)[None]
 
@@ -62,7 +63,7 @@ def alone(folder: Path) -> nn.Module:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-@pytest.mark.parametrize("adapter", [LORA, PROMPT, FULL], ids=["lora", "soft prompt", "full"])
+@pytest.mark.parametrize("adapter", [LORA, PROMPT, PREFIX, FULL], ids=["lora", "soft prompt", "prefix", "full"])
 def test_every_model_is_the_one_that_was_saved_and_its_base_the_base(trained, adapter: AdapterSpec) -> None:
     folders = trained(adapter)
     expected = {name: logits(alone(folder)) if folder else logits(base().model) for name, folder in folders.items()}

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel
-from transformers import OPTConfig, OPTForCausalLM
+from transformers import (
+    FalconConfig,
+    FalconForCausalLM,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+)
 
 from raydp import adapters, models, sharing
 from raydp.sections import AdapterSpec, ModelSpec
 
 ADAPTER = AdapterSpec(r=4, alpha=8, target_modules=("q_proj", "down_proj"))
 PROMPT = AdapterSpec(type="soft_prompt", num_virtual_tokens=5)
+PREFIX = AdapterSpec(type="prefix", num_virtual_tokens=5)
 IDS = torch.tensor([[5, 6, 7, 8]])
 
 
@@ -74,24 +86,54 @@ def test_the_start_is_pefts_and_decided_by_the_seed(base: models.PretrainedModel
     assert all((starts[0][name] == 0).all() for name in parameters if "lora_B" in name)
 
 
-def test_a_soft_prompt_starts_as_pefts_does_and_is_decided_by_the_seed(base: models.PretrainedModel) -> None:
-    model = adapters.attach_adapter(base, PROMPT)
-    parameters = adapters.trainable_parameters(model, PROMPT)
+@pytest.mark.parametrize(
+    ("adapter", "std", "of_width"), [(PROMPT, 1.0, 1), (PREFIX, adapters.PREFIX_STD, 4)], ids=["soft prompt", "prefix"]
+)
+def test_virtual_tokens_start_at_a_size_that_is_theirs_and_are_decided_by_the_seed(
+    base: models.PretrainedModel, adapter: AdapterSpec, std: float, of_width: int
+) -> None:
+    """The prompt as peft's does; of the prefix keys and values of two layers."""
+    model = adapters.attach_adapter(base, adapter)
+    parameters = adapters.trainable_parameters(model, adapter)
     ((name, parameter),) = parameters.items()
     assert name == "prompt_encoder.default.embedding.weight"
-    assert parameter.shape == (5, causal_width(model))
+    assert parameter.dtype == torch.float32
+    assert parameter.shape == (5, of_width * adapters.causal_model(model).config.hidden_size)
     starts = []
     for seed in (0, 1, 0):
-        adapters.initialise(parameters, PROMPT, {}, seed)
+        adapters.initialise(parameters, adapter, {}, seed)
         starts.append(parameter.detach().clone())
     assert torch.equal(starts[0], starts[2])
     assert not torch.equal(starts[0], starts[1])
-    # Standard normal: the standard deviation of n draws is known to 1 / sqrt(2 n); four of those.
-    assert abs(torch.stack(starts[:2]).std() - 1) <= 4 / math.sqrt(4 * parameter.numel())
+    # The standard deviation of n normal draws is known to 1 / sqrt(2 n) of it; four of those.
+    assert abs(torch.stack(starts[:2]).std() / std - 1) <= 4 / math.sqrt(4 * parameter.numel())
 
 
-def causal_width(model: torch.nn.Module) -> int:
-    return adapters.causal_model(model).config.hidden_size
+def test_a_model_that_forgets_what_was_read_takes_no_prefix() -> None:
+    config = MistralConfig(vocab_size=50, hidden_size=16, intermediate_size=8, num_hidden_layers=1,
+                           num_attention_heads=2, num_key_value_heads=1, sliding_window=4)  # fmt: skip
+    sliding = models.PretrainedModel(name="m", model=MistralForCausalLM(config), tokenizer=None, weight_hash="")
+    with pytest.raises(ValueError, match=r"model\.adapter\.type must fit 'm', got 'prefix': .* forget"):
+        adapters.attach_adapter(sliding, PREFIX)
+    config.sliding_window = None
+    adapters.attach_adapter(replace(sliding, model=MistralForCausalLM(config)), PREFIX)
+
+
+@pytest.mark.parametrize(
+    ("config", "model_fn"),
+    [
+        (FalconConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=4), FalconForCausalLM),
+        (GPTNeoConfig(vocab_size=50, hidden_size=16, num_layers=2, num_heads=2, max_position_embeddings=32,
+                      attention_types=[[["global", "local"], 1]], bos_token_id=0, eos_token_id=0), GPTNeoForCausalLM),
+    ],
+    ids=["one key for all heads", "local windows"],
+)  # fmt: skip
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_a_model_that_keeps_other_keys_takes_no_prefix(config: Any, model_fn: Any, device: str) -> None:
+    with torch.device(device):
+        base = models.PretrainedModel(name="m", model=model_fn(config), tokenizer=None, weight_hash="")
+        with pytest.raises(ValueError, match=r"model\.adapter\.type must fit 'm', got 'prefix'"):
+            adapters.attach_adapter(base, PREFIX)
 
 
 def test_a_model_whose_embeddings_are_narrower_than_its_layers_takes_no_soft_prompt() -> None:
@@ -102,7 +144,9 @@ def test_a_model_whose_embeddings_are_narrower_than_its_layers_takes_no_soft_pro
         adapters.attach_adapter(narrow, PROMPT)
 
 
-@pytest.mark.parametrize("adapter", [ADAPTER, PROMPT, AdapterSpec(type="none")], ids=["lora", "soft prompt", "full"])
+@pytest.mark.parametrize(
+    "adapter", [ADAPTER, PROMPT, PREFIX, AdapterSpec(type="none")], ids=["lora", "soft prompt", "prefix", "full"]
+)
 def test_the_base_model_can_be_had_back_for_a_moment(base: models.PretrainedModel, adapter: AdapterSpec) -> None:
     untrained = logits(base.model)
     model = adapters.attach_adapter(base, adapter)
@@ -122,7 +166,7 @@ def test_the_base_model_can_be_had_back_for_a_moment(base: models.PretrainedMode
     assert not torch.allclose(trained, untrained)
 
 
-@pytest.mark.parametrize("adapter", [ADAPTER, PROMPT], ids=["lora", "soft prompt"])
+@pytest.mark.parametrize("adapter", [ADAPTER, PROMPT, PREFIX], ids=["lora", "soft prompt", "prefix"])
 def test_a_saved_adapter_is_pefts_own_and_names_no_path(
     base: models.PretrainedModel, tmp_path: Path, adapter: AdapterSpec
 ) -> None:

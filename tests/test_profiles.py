@@ -99,7 +99,9 @@ def test_a_sweep_has_a_curve_for_each_noise_that_it_trains_with(tmp_path: Path) 
 
     def trial(run_id: str, batch_size: int, sampler: str) -> tuple[dict[str, Any], dict[str, Any]]:
         run = {"run_id": run_id, "batch_size": batch_size, "num_steps": 16, "num_examples": 3600}
-        record = {"sampler": sampler, "noise_multiplier": 1.0, "sample_rate": batch_size / 3600, "delta": 1e-4}
+        steps = None if sampler == "none" else 16
+        record = {"sampler": sampler, "noise_multiplier": 1.0, "sample_rate": batch_size / 3600, "num_steps": steps}
+        record["delta"] = 1e-4
         return run, record | {"target_epsilon": 8.0}
 
     runs = [trial("a", 256, "poisson"), trial("b", 256, "poisson"), trial("c", 64, "poisson"), trial("d", 64, "none")]
@@ -108,7 +110,14 @@ def test_a_sweep_has_a_curve_for_each_noise_that_it_trains_with(tmp_path: Path) 
     SweepFolder(path=tmp_path).write_json("plan.json", plan)
     answers = profiles_of_sweep(str(tmp_path), "runs", "1e-3,1e-5")
     assert [a["batch_size"] for a in answers] == [64, 256]
-    assert answers[0]["curves"]["pld"][0]["epsilon"] < answers[1]["curves"]["pld"][0]["epsilon"]
+    before = answers[1]["curves"]["pld"][0]["epsilon"]
+    assert answers[0]["curves"]["pld"][0]["epsilon"] < before
+    for record in plan["privacy"].values():  # four updates of T count as one step, as in matrix factorisation
+        record |= {"num_steps": 4, "sampler": "cyclic poisson"} if record["num_steps"] else {}
+    SweepFolder(path=tmp_path).write_json("plan.json", plan)
+    after = profiles_of_sweep(str(tmp_path), "runs", "1e-3,1e-5")[1]
+    assert (after["num_steps"], after["batch_size"]) == (16, 256)
+    assert after["curves"]["pld"][0]["epsilon"] < before, "of the event in the record, not of b, T and n"
     plan["trials"] = plan["trials"][3:]
     SweepFolder(path=tmp_path).write_json("plan.json", json.loads(json.dumps(plan)))
     with pytest.raises(ValueError, match="SWEEP must have private runs"):

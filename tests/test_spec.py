@@ -34,6 +34,7 @@ def test_an_adapter_says_only_what_applies_to_it(tmp_path: Path) -> None:
         ({}, lora),
         ({"type": "none"}, lora | {"type": "none"}),
         ({"type": "soft_prompt"}, prompt),
+        ({"type": "prefix"}, prompt | {"type": "prefix"}),
     ):
         spec = load_spec(small_spec(tmp_path, model={"name": "tiny", "adapter": adapter}))
         dumped = spec.model_dump(mode="json")

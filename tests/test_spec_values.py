@@ -70,13 +70,21 @@ BAD = {
         {"model": {"name": "tiny", "adapter": {"type": "soft_prompt", "num_virtual_tokens": 250}}},
         r"fit the 256 positions of 'tiny', got one of \d+ tokens and a soft prompt of 250. Shorten them",
     ),
+    "a prefix that leaves no positions": (
+        {"model": {"name": "tiny", "adapter": {"type": "prefix", "num_virtual_tokens": 250}}},
+        r"fit the 256 positions of 'tiny', got one of \d+ tokens and a prefix of 250. Shorten them",
+    ),
+    "layers for a prefix": (
+        {"model": {"name": "tiny", "adapter": {"type": "prefix", "layers_to_transform": [1]}}},
+        r"layers_to_transform must be left out with type 'prefix', got \(1,\). Remove it, or use type 'lora'",
+    ),
     "a rank for a soft prompt": (
         {"model": {"name": "tiny", "adapter": {"type": "soft_prompt", "r": 4}}},
         r"model.adapter.r must be left out with type 'soft_prompt', got 4. Remove it, or use type 'lora'",
     ),
     "a prompt's length for LoRA": (
         {"model": {"name": "tiny", "adapter": {"num_virtual_tokens": 4}}},
-        r"num_virtual_tokens must be left out with type 'lora', got 4. Remove it, or use type 'soft_prompt'",
+        r"num_virtual_tokens must be left out with type 'lora', got 4. Remove it, or use .* 'soft_prompt' or 'prefix'",
     ),
     "layers for full fine-tuning": (
         {"model": {"name": "tiny", "adapter": {"type": "none", "layers_to_transform": [1]}}},

@@ -16,6 +16,7 @@ from analysis.figures.style import (
     blank,
     describe,
     drawn_positions,
+    group_mark,
     mark_of,
     plain,
     quiet_axes,
@@ -73,14 +74,13 @@ def _strips(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
         some = table if len(table) <= _MOST_POINTS else table.sample(_MOST_POINTS, random_state=0)
         some = some.sort_values("score", kind="stable")
         aside = (np.arange(len(some)) * _GOLDEN) % 1 - 0.5  # neighbours in score lie apart
-        colour = SEQUENCE[place % len(SEQUENCE)]
         figure.add_trace(
             go.Scatter(
                 x=(place + _WIDTH * aside).tolist(),
                 y=some["score"].tolist(),
                 mode="markers",
                 name=plain(name),
-                marker={"size": 7, "color": colour, "opacity": 0.7},
+                marker={"size": 7, "opacity": 0.7, **group_mark(place)},
                 text=[describe(c) for c in configurations(some)],
                 hovertemplate="%{text}<br>score %{y:.4g}<extra></extra>",
             )
@@ -187,7 +187,7 @@ def scores_against_utility(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
                 y=some["score"].tolist(),
                 mode="markers",
                 name=plain(name),
-                marker={"size": 8, "color": SEQUENCE[place % len(SEQUENCE)], "opacity": 0.8},
+                marker={"size": 8, "opacity": 0.8, **group_mark(place)},
                 text=[describe(c) for c in configurations(some)],
                 hovertemplate="%{text}<br>utility loss %{x:.4f}<br>score %{y:.4g}<extra>" + plain(name) + "</extra>",
             )

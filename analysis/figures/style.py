@@ -17,6 +17,8 @@ INK = "#1c2128"
 POINT, LINE = "#6b7c93", "#8a939c"
 SEQUENCE = ("#2b83c6", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7a5ba6")
 """After Okabe and Ito 2008, the blue bright enough for dark pages, and two more for many groups."""
+SYMBOLS = ("circle", "diamond", "square", "triangle-up")
+"""Where there are more groups than colours, these tell them apart."""
 MARKS = {
     "procedure": ("circle-open", 15, "#d55e00"),
     "best-utility": ("square-open", 19, "#009e73"),
@@ -35,6 +37,12 @@ GRID_3D = "#9aa3ad"
 MOST_POINTS = 5000
 """Of more configurations a figure draws as many."""
 SCORE, LOSS = "Score (higher leaks more)", "Utility loss (lower is better)"
+
+
+def group_mark(place: int) -> dict[str, Any]:
+    """Colour and symbol of a group's points by its place; 32 groups differ."""
+    cycle, position = divmod(place, len(SEQUENCE))
+    return {"color": SEQUENCE[position], "symbol": SYMBOLS[cycle % len(SYMBOLS)]}
 
 
 def mark_of(rule: str) -> tuple[str, int, str]:

@@ -77,7 +77,7 @@ def comparison_figures(groups: Mapping[str, pd.DataFrame]) -> dict[str, go.Figur
 
 _LAYOUT = plot(
     "layout",
-    "Scatter plot of mean scores against mean utility losses, one colour per group.",
+    "Scatter plot of mean scores against mean utility losses, a colour and symbol for each group.",
     "One point per configuration. Lower left is better.",
 )
 _SPREAD = plot(
@@ -127,6 +127,7 @@ def _lead(groups: Mapping[str, pd.DataFrame], spreads: Sequence[Mapping[str, flo
 
 def _selections_table(groups: Mapping[str, pd.DataFrame], selections: Mapping[str, Sequence[Selection]]) -> str:
     rows: list[list[Cell]] = []
+    claims = ["claimed_epsilon"] if any("claimed_epsilon" in points for points in groups.values()) else []
     for name, (selected, best) in ((name, (selections[name][0], selections[name][-1])) for name in groups):
         c = selected.configuration
         verdict = "not asked" if selected.contenders is None else selected.contenders.verdict
@@ -134,7 +135,7 @@ def _selections_table(groups: Mapping[str, pd.DataFrame], selections: Mapping[st
             [
                 name,
                 own_score(groups[name]) or "not named",
-                _one_value(groups[name], "epsilon"),
+                *(_one_value(groups[name], column) for column in ("epsilon", *claims)),
                 c.batch_size,
                 c.num_steps,
                 c.learning_rate,
@@ -145,7 +146,8 @@ def _selections_table(groups: Mapping[str, pd.DataFrame], selections: Mapping[st
                 verdict,
             ]
         )
-    headers = ["Group", "Score is", "ε", "b", "T", "η", "Loss", "Score", "Best loss", "Its score", "Choice is"]
+    epsilons = ["ε", *("claimed ε, not certified" for _ in claims)]
+    headers = ["Group", "Score is", *epsilons, "b", "T", "η", "Loss", "Score", "Best loss", "Its score", "Choice is"]
     return table("What is selected in each group, beside the configuration of best utility", headers, rows)
 
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from analysis.selection.constraints import Constraints
 from analysis.selection.contenders import Contenders, contenders
-from analysis.selection.rules import Layout, rule_steps
+from analysis.selection.reference import SETTINGS
+from analysis.selection.rules import BEST_UTILITY, Layout, Rule, rule_names, rule_steps
 from analysis.statistics.noise import means_by_secret
 from analysis.tables.points import (
     HYPERPARAMETERS,
@@ -22,8 +23,9 @@ from analysis.tables.points import (
     require_hyperparameters,
 )
 from search_spaces.configuration import Configuration
+from search_spaces.names import unknown_name
 
-_UNMINDFUL = {"best-utility", "worst-utility"}
+_UNMINDFUL = {"best-utility", "worst-utility", *SETTINGS}
 """Rules that nobody takes for the sake of a low score: what the scores leave open is no warning there."""
 _NAMED = 3
 
@@ -112,7 +114,8 @@ def select(
 
     Args:
         points: a points table (see `load_points`); the order of its rows never matters for what is selected.
-        rule: a name in `RULES`: "procedure" (Algorithm 1: needs no score of its own), "best-utility", ...
+        rule: a name in `RULES`: "procedure" (Algorithm 1: needs no score of its own), "best-utility", ...; or in
+            `SETTINGS`, of training and reference data: "public-reference", ...
         max_loss, min_utility_gain, base_utility_loss, max_score, at_most: see `Constraints`.
         by_secret: the sweep's secrets.parquet and the score's name, so that the uncertainty counts the choice of
             secrets in; without it, seeds alone.
@@ -126,7 +129,7 @@ def select(
 
     Source: Hu et al. 2025, Algorithm 1, §4.2 and §4.3.
     """
-    steps = rule_steps(rule)
+    steps = _steps(rule)
     points = require_hyperparameters(points)
     means = configuration_means(points)
     constraints = Constraints(
@@ -139,7 +142,9 @@ def select(
     listed = np.array(configurations(means), dtype=object)
     pool = np.ones(len(means), dtype=np.bool_)
     record: list[SelectionStep] = []
-    for name, text, kept in constraints.narrowings(points, means, by_secret):
+    narrowings = constraints.narrowings(points, means, by_secret)
+    narrowings += [SETTINGS[rule].narrowing(points)] if rule in SETTINGS else []
+    for name, text, kept in narrowings:
         if not (pool & kept).any():
             raise ValueError(
                 f"constraints must leave a configuration, got none that keeps to the {name} and those before it. "
@@ -175,6 +180,13 @@ def select(
         contenders=compared,
         constraints=constraints,
     )
+
+
+def _steps(rule: str) -> Rule:
+    """What a rule does with what keeps to the constraints."""
+    if rule not in SETTINGS and rule not in rule_names():
+        raise ValueError(unknown_name("rule", rule, [*rule_names(), *SETTINGS]))
+    return BEST_UTILITY if rule in SETTINGS else rule_steps(rule)
 
 
 def _step(

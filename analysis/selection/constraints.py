@@ -19,6 +19,7 @@ Array = NDArray[np.float64]
 Pool = NDArray[np.bool_]
 
 COMPUTE = "compute"
+CLAIMED = "claimed_epsilon"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,11 @@ def _column(points: pd.DataFrame, means: pd.DataFrame, column: str) -> Array:
     if column == COMPUTE:
         compute: Array = means["batch_size"].to_numpy(dtype=np.float64) * means["num_steps"].to_numpy(dtype=np.float64)
         return compute
+    if column == CLAIMED:
+        raise ValueError(
+            f"at_most must bound what is known, got {CLAIMED}: nothing proves it, and epsilon is infinite there. "
+            "Remove it."
+        )
     known = [str(c) for c in points if pd.api.types.is_numeric_dtype(points[c])]
     if column not in known:
         raise ValueError(unknown_name("at_most: the column", column, [*known, COMPUTE]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -40,6 +41,18 @@ def bounds(given: list[str] | None) -> dict[str, float] | None:
         except ValueError as error:
             raise ValueError(f"--at-most must be COLUMN=VALUE, got {text!r}. Write it as epsilon=8.") from error
     return found or None
+
+
+def check_page(output: Path) -> None:
+    """Check where a page is to be written, before what it is about takes its time.
+
+    Raises:
+        ValueError: there is no such folder, or it is the name of a table.
+    """
+    if not output.absolute().parent.is_dir():
+        raise ValueError(f"--output must lie in an existing folder, got {str(output)!r}. Create its folder.")
+    if output.suffix in (".csv", ".parquet"):
+        raise ValueError(f"--output must be a page, got {str(output)!r}. Name it .html: a table would be overwritten.")
 
 
 def configuration_of(text: str) -> Configuration:

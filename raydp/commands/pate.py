@@ -11,9 +11,14 @@ from raydp.commands.arguments import Json
 
 
 def pate(
-    votes: Annotated[Path, typer.Argument(metavar="VOTES", help="CSV: a row of counts per query, a column per class.")],
-    sigma: Annotated[float, typer.Option(help="Standard deviation of the noise on each count.")],
-    delta: Annotated[float, typer.Option()],
+    votes: Annotated[
+        Path,
+        typer.Argument(
+            metavar="VOTES", help="CSV: a row of counts per query, a column per class; or a run's SWEEP/trials/RUN_ID."
+        ),
+    ],
+    sigma: Annotated[float | None, typer.Option(help="Standard deviation of the noise on each count.")] = None,
+    delta: Annotated[float | None, typer.Option()] = None,
     threshold: Annotated[
         float | None, typer.Option(help="Confident-GNMax: answer only where the noisy largest count is at least this.")
     ] = None,

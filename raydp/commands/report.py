@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from raydp.commands.arguments import By, Json, MaxLoss, MinGain, Rule, Storage, WorstCase
+from raydp.commands.arguments import By, Json, MaxLoss, MinGain, Rule, Storage, WorstCase, check_page
 
 
 def report(
@@ -33,10 +33,7 @@ def report(
         from analysis.figures.files import check_format
 
         check_format(file_format)
-    if not output.absolute().parent.is_dir():
-        raise ValueError(f"--output must lie in an existing folder, got {str(output)!r}. Create its folder.")
-    if output.suffix in (".csv", ".parquet"):
-        raise ValueError(f"--output must be a page, got {str(output)!r}. Name it .html: a table would be overwritten.")
+    check_page(output)
     options: dict[str, Any] = {"storage": storage, "score": score, "worst_case": worst_case}
     options |= {"rule": rule, "max_loss": max_loss, "min_utility_gain": min_utility_gain}
     with stderr.status("analysing"):

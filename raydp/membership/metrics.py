@@ -7,7 +7,7 @@ weigh one half each, whatever their numbers. All intervals are two-sided, at 95 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -156,6 +156,32 @@ def accuracy(caught: ArrayLike, cleared: ArrayLike, *, confidence: float = CONFI
 def accuracy_at(members: ArrayLike, nonmembers: ArrayLike, threshold: float) -> Estimate:
     """Balanced accuracy at a threshold that comes from elsewhere."""
     return accuracy(np.asarray(members) >= threshold, np.asarray(nonmembers) < threshold)
+
+
+def split_accuracy(members: ArrayLike, nonmembers: ArrayLike) -> Estimate:
+    """Balanced accuracy of thresholds that are chosen on one half of the scores and tried on the other, each half once.
+
+    An attacker who knows of one half who is a member has this much of the other; where nothing leaks it is 1/2 on
+    average. The halves are every second score: shuffle what has an order.
+
+    Returns:
+        The accuracy with the interval of `accuracy`, and its standard error as if thresholds were given.
+
+    Source: Kaplan et al. 2024, section 2.2.2 and appendix E (half of the members are known to the attacker).
+    """
+    x, y = scores_of(members, "members"), scores_of(nonmembers, "nonmembers")
+    if min(len(x), len(y)) < 2:
+        raise ValueError(
+            f"members and nonmembers must be two each to choose a threshold and try it, got {len(x)} and {len(y)}. Use "
+            "more data."
+        )
+    caught, cleared = np.zeros(len(x), np.bool_), np.zeros(len(y), np.bool_)
+    for half in range(2):
+        threshold, _ = best_threshold(x[half::2], y[half::2])
+        caught[1 - half :: 2] = x[1 - half :: 2] >= threshold
+        cleared[1 - half :: 2] = y[1 - half :: 2] < threshold
+    error = 0.5 * math.hypot(caught.std() / math.sqrt(len(x)), cleared.std() / math.sqrt(len(y)))
+    return replace(accuracy(caught, cleared), std_error=error)
 
 
 def best_accuracy(members: ArrayLike, nonmembers: ArrayLike, *, confidence: float = CONFIDENCE) -> Estimate:

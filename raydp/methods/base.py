@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from raydp.privacy.reference import WeightedSets
+from raydp.sections import Section
 from raydp.training.stream import KeyedStream
+from raydp.training.weights import UnitWeights
 
 if TYPE_CHECKING:
     import torch
 
     from raydp.privacy import NonPrivate, PoissonGaussian
-    from raydp.tasks.base import Task
+    from raydp.spec import SweepSpec
+    from raydp.tasks.base import Task, TaskFacts
     from raydp.training.checkpoint import CheckpointStore
     from raydp.training.comm import Comm
     from raydp.training.trial import Trained, Trainee, TrialPlan
@@ -25,10 +29,49 @@ def poisson_batch(plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
     return np.flatnonzero(stream.poisson_mask(plan.num_examples, plan.batch_size, step=step))
 
 
+def weighted_sets(weight: float | None, facts: TaskFacts) -> WeightedSets | None:
+    """The task's two data sets in the loss (1 - w) L_T + w L_R; None without a weight.
+
+    Raises:
+        ValueError: the task has no reference data.
+    """
+    if weight is None:
+        return None
+    if not facts.num_reference:
+        raise ValueError(
+            f"method.reference_weight must be left out for a task without reference data, got {weight:g}. Use the task "
+            "with_reference."
+        )
+    return WeightedSets(weight=weight, num_training=facts.num_training, num_reference=facts.num_reference)
+
+
+def unit_weights(weight: float | None, task: Task) -> UnitWeights | None:
+    """Weights of the task's units; None without a weight of the reference data."""
+    sets = None if weight is None else weighted_sets(weight, task.facts())
+    if sets is None:
+        return None
+    shares, counts = sets.shares, (sets.num_training, sets.num_reference)
+    of_unit = np.repeat(np.float32([shares["training"], shares["reference"]]), counts)
+    return UnitWeights(of_unit=of_unit, scale=sets.scale)
+
+
 class Method(Protocol):
-    """How a model is trained."""
+    """How a model is trained.
+
+    A method whose noise leans on that of earlier steps has `noise_strategy(plan)`, the first column of the matrix that
+    makes it independent, for the self-test. One with a weight for reference data calls it `reference_weight`.
+
+    Attributes:
+        max_grad_norm: what gradients are clipped to; None where they are not.
+        private: whether its event is a guarantee, which is calibrated to the spec's (ε, δ).
+        claims: whether the spec's ε is a claim of the method that nothing proves; its event is then NonPrivate.
+        costs_its_steps: whether a run takes as long as its steps: what a few steps cost tells what all do.
+    """
 
     max_grad_norm: float | None
+    private: ClassVar[bool]
+    claims: ClassVar[bool]
+    costs_its_steps: ClassVar[bool]
 
     def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian | NonPrivate:
         """What the accountant accounts for the whole run."""
@@ -43,3 +86,24 @@ class Method(Protocol):
         self, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm, key: bytes, store: CheckpointStore | None
     ) -> Trained:
         """Run all steps, from the newest checkpoint if there is one."""
+
+    def check(self, spec: SweepSpec, task: Task) -> None:
+        """Raise ValueError if it cannot train what the spec asks for."""
+
+    def told(self, plan: TrialPlan) -> dict[str, Any]:
+        """What a run's privacy record says besides: arguments of `raydp.privacy.privacy_record`."""
+
+
+class MethodSection(Section):
+    """A method of the spec that trains everything and has a guarantee, unless it says otherwise."""
+
+    private: ClassVar[bool] = True
+    claims: ClassVar[bool] = False
+    costs_its_steps: ClassVar[bool] = True
+
+    def check(self, spec: SweepSpec, task: Task) -> None:
+        """Everything can be trained."""
+
+    def told(self, plan: TrialPlan) -> dict[str, Any]:
+        """Nothing."""
+        return {}

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from raydp.methods.base import poisson_batch
+from raydp.methods.base import MethodSection, poisson_batch, unit_weights, weighted_sets
 from raydp.privacy import PoissonGaussian
-from raydp.sections import Section
 from raydp.tasks.base import Task
 from raydp.training import loop
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.clipping import ClippedGradients
 from raydp.training.comm import Comm
+from raydp.training.correlated import CorrelatedNoise
 from raydp.training.thresholds import AdaptiveClipping, AutomaticClipping, Clipping, gradient_noise_multiplier
 from raydp.training.trial import Trained, Trainee, TrialPlan
 
+if TYPE_CHECKING:
+    from raydp.spec import SweepSpec
 
-class DPSGD(Section):
+
+class DPSGD(MethodSection):
     """DP-SGD.
 
     Args:
@@ -39,6 +42,8 @@ class DPSGD(Section):
         decay: "decoupled": every update first shrinks the weights by the factor 1 - ηλ, as AdamW does (Loshchilov and
             Hutter 2019). "in_loss": λθ is added to every example's gradient before it is clipped (Guo 2024, section
             4.1), of a user with m examples m λθ.
+        reference_weight: w of the loss (1 - w) L_T + w L_R over training and reference data (Kaplan et al. 2024,
+            equation 13), for a task with both; without it all examples weigh alike, as with w = N_R / N.
 
     Guarantee:
         The sequence of all updates is the Poisson-subsampled Gaussian mechanism with sample rate b/n and noise
@@ -48,6 +53,11 @@ class DPSGD(Section):
         automatic scaling leaves no gradient above c; the noisy count of adaptive clipping is part of the same Gaussian
         mechanism, since the gradient's noise multiplier is raised to (σ^-2 - (2 σ_b)^-2)^(-1/2) (Andrew et al. 2021,
         Theorem 1). Weight decay spends nothing: decoupled it is post-processing, and in the loss it is clipped.
+
+        With a reference weight a clipped gradient is multiplied with (1 - w) N / N_T or w N / N_R, over the larger of
+        the two, and the noisy sum with that larger one. So an example of the set whose examples weigh more has the
+        guarantee above, and one of the other set that of a noise multiplier which is larger by the ratio of the weights
+        (raydp.privacy.WeightedSets.event_of). N_T and N_R are taken as public, like n.
     """
 
     max_grad_norm: Annotated[float, Field(ge=1e-12, le=1e6)] = 0.5
@@ -58,6 +68,7 @@ class DPSGD(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weight_decay: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     decay: Literal["decoupled", "in_loss"] = "decoupled"
+    reference_weight: Annotated[float, Field(ge=0, le=1)] | None = None
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> Self:
@@ -73,6 +84,11 @@ class DPSGD(Section):
                 f"method.decay must be left out without weight_decay, got {self.decay!r}. Remove it, or give a "
                 "weight_decay."
             )
+        if self.reference_weight is not None and self.clipping == "adaptive":  # in the count all examples weigh alike
+            raise ValueError(
+                f"method.clipping must be flat or automatic with reference_weight {self.reference_weight:g}, got "
+                "'adaptive'. Give a max_grad_norm that stays."
+            )
         return self
 
     @model_serializer(mode="wrap")
@@ -82,6 +98,7 @@ class DPSGD(Section):
         adaptive = ("clip_quantile", "clip_learning_rate", "count_noise_multiplier")
         unused = () if self.clipping == "adaptive" else adaptive
         unused += () if self.weight_decay else ("weight_decay", "decay")
+        unused += () if self.reference_weight is not None else ("reference_weight",)
         return {k: v for k, v in values.items() if k not in unused and (k, v) != ("clipping", "flat")}
 
     def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian:
@@ -102,6 +119,14 @@ class DPSGD(Section):
 
     def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
         return DecayingSGD(parameters, lr=plan.learning_rate, momentum=self.momentum, decay=self._decoupled_decay)
+
+    def noise_strategy(self, plan: TrialPlan) -> tuple[float, ...]:
+        """The first column of C where the noise of all steps is C^{-1} Z: of the identity, independent noise."""
+        return (1.0,)
+
+    def check(self, spec: SweepSpec, task: Task) -> None:
+        """Raise ValueError if there is a reference weight and the task has no reference data."""
+        weighted_sets(self.reference_weight, task.facts())
 
     @property
     def loss_decay(self) -> float:
@@ -129,6 +154,8 @@ class DPSGD(Section):
             clipping=clipping,
             noise_multiplier=self._gradient_noise_multiplier(plan, plan.noise_multiplier),
             optimizer=self.optimizer(plan, list(trainee.parameters.values())),
+            noise=CorrelatedNoise(self.noise_strategy(plan)),
+            weights=unit_weights(self.reference_weight, task),
         )
         return loop.run(plan, rule, trainee, task, comm, key, store)
 

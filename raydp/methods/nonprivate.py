@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, MutableMapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raydp.methods.base import poisson_batch
+from raydp.methods.base import MethodSection, poisson_batch
 from raydp.privacy import NonPrivate as NonPrivateEvent
-from raydp.sections import Section
 from raydp.tasks.base import Task
 from raydp.training import loop
 from raydp.training.checkpoint import CheckpointStore
@@ -21,14 +20,17 @@ from raydp.training.comm import Comm
 from raydp.training.sharding import is_sharded
 from raydp.training.thresholds import Clipping
 from raydp.training.trial import Trained, Trainee, TrialPlan
+from raydp.training.weights import UnitWeights
 
 
-class NonPrivate(Section):
+class NonPrivate(MethodSection):
     """Adam or SGD on the same Poisson-sampled batches. ε is infinite.
 
     Args:
         optimizer_name: "adam" or "sgd".
     """
+
+    private: ClassVar[bool] = False
 
     optimizer_name: Literal["adam", "sgd"] = "adam"
     max_grad_norm: None = None
@@ -46,18 +48,34 @@ class NonPrivate(Section):
     def train(
         self, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm, key: bytes, store: CheckpointStore | None
     ) -> Trained:
-        clipping = _NoClipping(math.inf)
-        gradients: loop.GradientSum = _PlainSum(trainee.parameters)
-        if is_sharded(trainee.model):  # autograd would sum into weights that are gathered for a moment only
-            gradients = ClippedGradients(trainee.model, trainee.parameters, clipping)
-        rule = loop.StepRule(
-            indices_fn=lambda step: self.batch_indices(plan, key, step),
-            gradients=gradients,
-            clipping=clipping,
-            noise_multiplier=0.0,
-            optimizer=self.optimizer(plan, list(trainee.parameters.values())),
-        )
+        optimizer = self.optimizer(plan, list(trainee.parameters.values()))
+        rule = plain_rule(trainee, lambda step: self.batch_indices(plan, key, step), optimizer, self._weights(task))
         return loop.run(plan, rule, trainee, task, comm, key, store)
+
+    def _weights(self, task: Task) -> UnitWeights | None:
+        """All examples weigh alike."""
+        return None
+
+
+def plain_rule(
+    trainee: Trainee,
+    indices_fn: Callable[[int], NDArray[np.int64]],
+    optimizer: torch.optim.Optimizer,
+    weights: UnitWeights | None = None,
+) -> loop.StepRule:
+    """Training without clipping and noise."""
+    clipping = _NoClipping(math.inf)
+    gradients: loop.GradientSum = _PlainSum(trainee.parameters)
+    if is_sharded(trainee.model):  # autograd would sum into weights that are gathered for a moment only
+        gradients = ClippedGradients(trainee.model, trainee.parameters, clipping)
+    return loop.StepRule(
+        indices_fn=indices_fn,
+        gradients=gradients,
+        clipping=clipping,
+        noise_multiplier=0.0,
+        optimizer=optimizer,
+        weights=weights,
+    )
 
 
 class _NoClipping(Clipping):
@@ -74,11 +92,16 @@ class _PlainSum:
         self._parameters = parameters
 
     def accumulate(
-        self, loss_fn: Callable[[], torch.Tensor], total: MutableMapping[str, torch.Tensor], examples_per_unit: int = 1
+        self,
+        loss_fn: Callable[[], torch.Tensor],
+        total: MutableMapping[str, torch.Tensor],
+        examples_per_unit: int = 1,
+        weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         losses = loss_fn()
+        weighted = losses.sum() if weights is None else losses @ weights.to(losses)
         names = list(self._parameters)
-        for name, g in zip(names, torch.autograd.grad(losses.sum(), [self._parameters[n] for n in names]), strict=True):
+        for name, g in zip(names, torch.autograd.grad(weighted, [self._parameters[n] for n in names]), strict=True):
             total[name] += g
         mean = losses.detach().float().view(-1, examples_per_unit).mean(dim=1)
         return torch.stack([mean, torch.zeros_like(mean)])

@@ -9,6 +9,7 @@ from raydp.privacy.guarantee import attack_summary, composed, guarantee, profile
 from raydp.privacy.one_run import Guesses, OneRunBound, one_run_bound, one_run_p_value
 from raydp.privacy.profile import profile
 from raydp.privacy.record import composed_epsilon, privacy_record
+from raydp.privacy.reference import WeightedSets, data_sets_record, epsilons_of_sets, excess_risk_bounds
 from raydp.privacy.search import CalibrationError
 from raydp.privacy.selection import SelectionCalibration, calibrate_selection, selection_guarantee
 from raydp.privacy.tuning import NumRuns, PoissonRuns, TruncatedNegativeBinomial, tuned_epsilon
@@ -33,6 +34,7 @@ __all__ = [
     "RDPAccountant",
     "SelectionCalibration",
     "TruncatedNegativeBinomial",
+    "WeightedSets",
     "attack_bounds",
     "attack_summary",
     "calibrate",
@@ -41,6 +43,9 @@ __all__ = [
     "card_markdown",
     "composed",
     "composed_epsilon",
+    "data_sets_record",
+    "epsilons_of_sets",
+    "excess_risk_bounds",
     "guarantee",
     "one_run_bound",
     "one_run_p_value",

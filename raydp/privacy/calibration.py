@@ -61,6 +61,14 @@ class CalibrationRequest:
                     f"{self.target.delta}. Lower it (n^-1.1 is usual): as it stands no noise at all would meet it."
                 )
 
+    @classmethod
+    def of(cls, event: PoissonGaussian, *, num_examples: int, target: PrivacyTarget) -> CalibrationRequest:
+        """How much noise a method's event needs; the event's own noise does not count."""
+        batch_size = event.sample_rate * num_examples
+        if round(batch_size) / num_examples == event.sample_rate:  # the product is rounded
+            batch_size = round(batch_size)
+        return cls(num_examples=num_examples, batch_size=batch_size, num_steps=event.num_steps, target=target)
+
     @property
     def sample_rate(self) -> float:
         """q = b/n."""

@@ -25,7 +25,7 @@ def card_markdown(record: Mapping[str, Any]) -> str:
         *[f"| {name} | {value} |" for name, value in _facts(record)],
         "",
         *_profile(record["guarantee"]),
-        *_attack(record["guarantee"]["attack"]),
+        *_attack(record["guarantee"]["attack"], record.get("observer", "sees every step")),
         *_assumed(record.get("private_selection")),
         "## Not covered",
         "",
@@ -36,6 +36,11 @@ def card_markdown(record: Mapping[str, Any]) -> str:
 
 
 def _guarantee_sentence(record: Mapping[str, Any]) -> str:
+    if claimed := record.get("claimed_epsilon"):
+        return (
+            "No privacy guarantee is known: ε is infinite. The method claims "
+            f"({claimed:.4g}, {record['delta']:.3g}), and nothing proves it: claimed ε, not certified."
+        )
     if record["epsilon"] == "inf":
         return "Trained without a privacy guarantee: ε is infinite."
     return (
@@ -60,6 +65,12 @@ def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("randomness", record["seed_policy"]),
         ("tuning", record["tuning"]),
     ]
+    if released := record.get("released_weights"):
+        rows += [(name.replace("_", " "), _figure(value)) for name, value in released.items()]
+    if mechanism := record.get("mechanism"):
+        rows.append(("mechanism", mechanism))
+    if sets := record.get("data_sets"):
+        rows += _data_sets(sets)
     if tuned := record.get("searched"):
         rows += _searched(tuned)
     if selection := record.get("private_selection"):
@@ -77,6 +88,22 @@ def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
                 + "".join(f" ({together[name]})" for name in ("reason", "note") if together.get(name)),
             )
         )
+    return rows
+
+
+def _data_sets(sets: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What training and reference data each have of the guarantee."""
+    rows = [
+        ("weight of the reference data w", _figure(sets["reference_weight"])),
+        ("training and reference data", f"{sets['num_training']} and {sets['num_reference']}"),
+        ("effective number of examples", _figure(sets["effective_examples"])),
+        ("an example of the training data moves an update", f"{_figure(sets['relative_privacy'])} times as far as one "
+         "of the reference data"),
+    ]  # fmt: skip
+    for name in ("training", "reference"):
+        if own := sets.get(name):
+            reason = f" ({own['reason']})" if "reason" in own else ""
+            rows.append((f"ε of the {name} data", _figure(own["epsilon"]) + reason))
     return rows
 
 
@@ -125,14 +152,14 @@ def _profile(guarantee: Mapping[str, Any]) -> list[str]:
     return ["## ε at other δ", "", "| δ | ε |", "| --- | --- |", *rows, "", gaussian, ""]
 
 
-def _attack(attack: Mapping[str, Any]) -> list[str]:
+def _attack(attack: Mapping[str, Any], observer: str) -> list[str]:
     if "reason" in attack:
         return ["## What an attacker can reach", "", f"Not known: {attack['reason']}", ""]
     rows = [f"| {row['false_positive_rate']:g} | {row['bound']:.4g} |" for row in attack["true_positive_rates"]]
     return [
         "## What an attacker can reach",
         "",
-        "Whoever wants to know whether one record was in the training data, knows all others and sees every step:",
+        f"Whoever wants to know whether one record was in the training data, knows all others and {observer}:",
         "",
         "| false positive rate | true positive rate at most |",
         "| --- | --- |",

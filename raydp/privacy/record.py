@@ -50,6 +50,14 @@ def privacy_record(
     clipping: str | None = None,
     caveats: Sequence[str] = (),
     private_selection: Mapping[str, Any] | None = None,
+    sampler: str | None = None,
+    divisor: str = "expected batch size",
+    released_weights: Mapping[str, Any] | None = None,
+    claimed_epsilon: float | None = None,
+    mechanism: str | None = None,
+    observer: str = "sees every step",
+    also_not_covered: Sequence[str] = (),
+    data_sets: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The privacy record of one run, ready for strict JSON (infinity is the string "inf").
 
@@ -68,17 +76,32 @@ def privacy_record(
             proof); each makes the record uncertified.
         private_selection: where the run is the best of a random number of runs and epsilon is that of the whole choice:
             "distribution", "mean" and "eta" of the number, "single_run_epsilon", "configurations" and "assumed".
+        sampler: how batches are drawn; by default what the event says.
+        divisor: what sums of gradients are divided by.
+        released_weights: where noise is added once, to the trained weights: its "noise_std", and the "sensitivity" or
+            "claimed_sensitivity".
+        claimed_epsilon: ε that the method claims and nothing proves; epsilon is then inf.
+        mechanism: in words, what was run where it is not the event itself but something that the event dominates.
+        observer: what an attacker sees whom the guarantee holds against.
+        also_not_covered: what epsilon does not cover besides.
+        data_sets: where training and reference data have weights of their own, what `data_sets_record` says of them;
+            epsilon holds for an example of either.
 
     Returns:
         A dict of JSON values. "certified" is true only if epsilon is a proven, finite bound for how the run was made;
         else "not_certified_because" lists why.
 
     Raises:
-        ValueError: epsilon is negative, NaN, above the target, or finite for a run without noise.
+        ValueError: epsilon is negative, NaN, above the target, or finite for a run without noise; or an ε is claimed of
+            a run whose ε is known.
     """
     check_delta(delta)
     private = not isinstance(event, NonPrivate)
     _check_epsilon(epsilon, target_epsilon, private)
+    if claimed_epsilon is not None and private:
+        raise ValueError(
+            f"claimed_epsilon must be left out of a run with an epsilon, got {claimed_epsilon}. Remove it."
+        )
     reasons = list(caveats)
     if math.isinf(epsilon):
         reasons.append("epsilon is infinite")
@@ -89,7 +112,7 @@ def privacy_record(
         "accountant_version": accountant_version,
         "adjacency": "add-or-remove-one",
         "unit": unit,
-        "sampler": "none" if isinstance(event, NonPrivate) else "poisson",
+        "sampler": sampler or ("none" if isinstance(event, NonPrivate) else "poisson"),
         "noise_multiplier": 0.0 if isinstance(event, NonPrivate) else event.noise_multiplier,
         "sample_rate": None if isinstance(event, NonPrivate) else event.sample_rate,
         "num_steps": None if isinstance(event, NonPrivate) else event.num_steps,
@@ -98,18 +121,27 @@ def privacy_record(
         "target_epsilon": None if target_epsilon is None else _json_number(target_epsilon),
         "max_grad_norm": max_grad_norm,
         "clipping": clipping,
-        "divisor": "expected batch size",
-        "seed_policy": SEED_POLICY[noise_key if private else "none"],
+        "divisor": divisor,
+        "seed_policy": SEED_POLICY[noise_key if private or claimed_epsilon is not None else "none"],
         "certified": not reasons,
         "not_certified_because": reasons,
         "tuning": "ignored",
-        "not_covered": list(NOT_COVERED),
+        "not_covered": [*also_not_covered, *NOT_COVERED],
+        "observer": observer,
     }
+    if claimed_epsilon is not None:
+        record["claimed_epsilon"] = claimed_epsilon
+    if released_weights is not None:
+        record["released_weights"] = dict(released_weights)
+    if mechanism is not None:
+        record["mechanism"] = mechanism
+    if data_sets is not None:
+        record["data_sets"] = dict(data_sets)
     if private_selection is not None:
         record |= {
             "tuning": "private_selection",
             "private_selection": dict(private_selection),
-            "not_covered": list(NOT_COVERED_BY_SELECTION),
+            "not_covered": [*also_not_covered, *NOT_COVERED_BY_SELECTION],
         }
     return record
 

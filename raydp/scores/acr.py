@@ -48,7 +48,7 @@ class AdversarialCompression(BaseModel):
     s = s1‖s2 is the whole secret, with the tokens that the other scores give it. p* is the shortest prompt after which
     greedy decoding of |s| tokens, in the model's own type, gives s; it is searched by GCG (Zou et al. 2023) within
     MiniPrompt and confirmed by decoding token by token. What the tokenizer puts before every text (a start token) and
-    a soft prompt stand before p and are not counted. Prompts hold no special tokens.
+    virtual tokens stand before p and are not counted. Prompts hold no special tokens.
 
     Args:
         num_seeds: random starts per secret; the best counts.

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from raydp.soft_prompts import with_soft_prompt
+from raydp.virtual_tokens import reading
 
 
 @contextmanager
@@ -30,7 +30,7 @@ class CachedDecoder:
     """Reads sequences in one pass, then decodes token by token from the key-value cache.
 
     Sequences are padded on the left, so that all end at the last position; padding is masked and takes no position.
-    A soft prompt stands directly before its sequence, after the padding.
+    Virtual tokens take the positions directly before their sequence.
 
     Args:
         model: a transformers causal language model or a PeftModel around one, in eval mode.
@@ -40,26 +40,24 @@ class CachedDecoder:
     def __init__(self, model: nn.Module, sequences: Sequence[Sequence[int]]) -> None:
         self._device = model.get_input_embeddings().weight.device
         width = max(len(sequence) for sequence in sequences)
-        padding = torch.tensor([width - len(sequence) for sequence in sequences])
+        self._padding = torch.tensor([width - len(sequence) for sequence in sequences])
         ids = torch.zeros(len(sequences), width, dtype=torch.int64)
         for row, sequence in enumerate(sequences):
             ids[row, width - len(sequence) :] = torch.tensor(sequence)
-        self._model, self._inputs, virtual = with_soft_prompt(model, ids.to(self._device), padding)
-        self._mask = (torch.arange(virtual + width) >= padding[:, None]).long().to(self._device)
-        self._cache = None
+        self._model, self._ids, self._cache = model, ids.to(self._device), None
 
     def read(self, keep: int = 1, *, use_cache: bool = True) -> torch.Tensor:
         """[B, keep, V] next-token logits after each of the last positions; only these go through the output layer."""
-        output = self._model(
-            **self._inputs,
-            attention_mask=self._mask,
-            position_ids=(self._mask.cumsum(dim=1) - 1).clamp(min=0),
+        read = reading(self._model, self._ids, self._padding, cache_grows=use_cache)
+        output = read.model(
+            **read.inputs,
             # Positions as a tensor, not as a number: the slice that a number takes is not contiguous, and a bf16
             # matrix product with it is a hundred times slower on CPUs.
             logits_to_keep=torch.arange(-keep, 0, device=self._device),
             use_cache=use_cache,
         )
-        self._cache = output.past_key_values
+        self._called, self._mask = read.model, read.inputs["attention_mask"]
+        self._cache = output.past_key_values if use_cache else None
         return output.logits
 
     def step(self, parents: NDArray[np.int64], tokens: NDArray[np.int64]) -> torch.Tensor:
@@ -79,7 +77,7 @@ class CachedDecoder:
             self._mask = self._mask[rows]
         positions = self._mask.sum(dim=1, keepdim=True)
         self._mask = torch.cat([self._mask, torch.ones_like(positions)], dim=1)
-        output = self._model(
+        output = self._called(
             input_ids=torch.from_numpy(tokens).to(self._device)[:, None],
             attention_mask=self._mask,
             position_ids=positions,

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from raydp.membership.metrics import RATES, Estimate, Scores, auc, best_accuracy, tpr_at_fpr
+from raydp.privacy.reference import DataSet
 from raydp.scores.base import Measurement, OneByOne
 from raydp.scores.mia_signals import Signals, Split, signals, zlib_lengths
-from raydp.tasks.examples import TokenizedExamples
 from raydp.tasks.language import LanguageModelingTask
 
 if TYPE_CHECKING:
     from raydp.models import LoadedModel
     from raydp.tasks.base import Task
+    from raydp.tasks.labelled import ClassificationTask
 
 Attack = Literal["loss", "zlib", "min_k", "min_k_plus_plus", "reference"]
 SAMPLE = 0x6D6961
@@ -50,23 +51,28 @@ class MembershipInference(OneByOne):
     design where the held-out part is a public text, other authors (tofu) or mails without planted secrets (builtin).
     Held-out examples that are exact copies of a training example are left out and counted.
 
+    Where the task has reference data, these are no members here; the score `mia_of_reference` has them for its members.
+    (The attack "reference" is another thing: its reference is the base model.)
+
     Higher is worse privacy; 1/2 is chance.
     """
 
     attack: Attack = "reference"
     num_examples: Annotated[int, Field(ge=1, le=100_000)] = 500
     min_k_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
+    members: ClassVar[DataSet] = "training"
 
     def check(self, task: Task) -> None:
-        """Raise ValueError if the task has no training and no other held-out example of text."""
-        _usable(task)
+        """Raise ValueError if the task has no training and no other held-out example of text, or has not the data set
+        whose members are asked for."""
+        positions_of(self.members, _usable(task)[0])
 
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
         """Score a model on a sample of examples."""
         task, heldout = _usable(task)
         rng = np.random.default_rng([seed, SAMPLE])
         chosen: dict[Split, NDArray[np.int64]] = {
-            "train": sample(rng, np.arange(len(task.train)), self.num_examples),
+            "train": sample(rng, positions_of(self.members, task), self.num_examples),
             "heldout": sample(rng, heldout, self.num_examples),
         }
 
@@ -75,7 +81,7 @@ class MembershipInference(OneByOne):
 
         of_model = read(model)
         # Read like the model, so that the base's own difference is exactly 0.
-        key = ("mia", self, seed, task.facts().content_hash)
+        key = ("mia", self.members, self, seed, task.facts().content_hash)
         of_base = model.of_base(key, read)
         lengths = {s: zlib_lengths(model.tokenizer, task, s, i) for s, i in chosen.items()}
         scores: dict[Attack, tuple[Scores, Scores]] = {
@@ -93,12 +99,36 @@ class MembershipInference(OneByOne):
             **_flat("base_auc", auc(*_both(lambda s: -of_base[s].loss))),
         }
         for name, pair in scores.items():
-            details |= _figures(name, *pair)
+            details |= attack_figures(name, *pair)
         return Measurement(value=value.value, std_error=value.std_error, num_samples=1, details=details)
 
     def expected_bounds(self) -> tuple[float, float]:
         """An area."""
         return 0.0, 1.0
+
+
+class ReferenceMembershipInference(MembershipInference):
+    """Area under the ROC curve of an attack that tells reference data from held-out examples: the score mia with the
+    task's reference data for members."""
+
+    members: ClassVar[DataSet] = "reference"
+
+
+def positions_of(data_set: DataSet, task: LanguageModelingTask | ClassificationTask) -> NDArray[np.int64]:
+    """Positions in the training examples of the training data proper, or of the reference data.
+
+    Raises:
+        ValueError: the task has no reference data.
+    """
+    facts, total = task.facts(), len(task.train)
+    if data_set == "training":
+        return np.arange(total - facts.num_reference)
+    if not facts.num_reference:
+        raise ValueError(
+            "task must have reference data for a score of their membership, got none. Use the task with_reference, or "
+            "remove the score."
+        )
+    return np.arange(total - facts.num_reference, total)
 
 
 def _usable(task: Task) -> tuple[LanguageModelingTask, NDArray[np.int64]]:
@@ -115,15 +145,10 @@ def _usable(task: Task) -> tuple[LanguageModelingTask, NDArray[np.int64]]:
     return task, heldout
 
 
-def fresh(task: LanguageModelingTask) -> NDArray[np.int64]:
+def fresh(task: LanguageModelingTask | ClassificationTask) -> NDArray[np.int64]:
     """Positions of the held-out examples that are no exact copies of a training example."""
-    known = set(_contents(task.train))
-    return np.array([i for i, content in enumerate(_contents(task.heldout)) if content not in known], np.int64)
-
-
-def _contents(examples: TokenizedExamples) -> list[bytes]:
-    bounds = zip(examples.offsets[:-1], examples.offsets[1:], strict=True)
-    return [examples.token_ids[begin:end].tobytes() for begin, end in bounds]
+    known = set(task.train.contents())
+    return np.array([i for i, content in enumerate(task.heldout.contents()) if content not in known], np.int64)
 
 
 def sample(rng: np.random.Generator, positions: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
@@ -136,7 +161,7 @@ def _both(score_fn: Callable[[Split], Scores]) -> tuple[Scores, Scores]:
     return score_fn("train"), score_fn("heldout")
 
 
-def _figures(attack: str, members: Scores, nonmembers: Scores) -> dict[str, float | None]:
+def attack_figures(attack: str, members: Scores, nonmembers: Scores) -> dict[str, float | None]:
     """What is known of one attack, by flat names."""
     figures: dict[str, float | None] = {
         **_flat(f"{attack}.auc", auc(members, nonmembers)),

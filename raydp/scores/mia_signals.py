@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from raydp.scores.decoding import evaluating
-from raydp.tasks.base import Batch
+from raydp.tasks.base import Batch, Task
 from raydp.tasks.examples import batches_by_length
 from raydp.tasks.language import LanguageModelingTask
 from raydp.tasks.token_loss import CHUNK_TOKENS, IGNORE, token_logits
@@ -72,8 +72,8 @@ def signals(
     return Signals(loss=columns[0], min_k=columns[1], min_k_plus_plus=columns[2])
 
 
-def losses(model: nn.Module, task: LanguageModelingTask, split: Split, indices: NDArray[np.int64]) -> Signal:
-    """[N] mean negative log-likelihood of each example's target tokens, nats.
+def losses(model: nn.Module, task: Task, split: Split, indices: NDArray[np.int64]) -> Signal:
+    """[N] loss of each example, nats: the mean over its target tokens, or that of its class.
 
     Raises:
         ValueError: one is not finite.
@@ -102,7 +102,7 @@ def _of_targets(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tens
 
 def _over_examples(
     model: nn.Module,
-    task: LanguageModelingTask,
+    task: Task,
     split: Split,
     indices: NDArray[np.int64],
     reduce_fn: Callable[[Batch], Sequence[tuple[float, ...]]],

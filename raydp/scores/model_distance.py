@@ -15,9 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from raydp.adapters import causal_model
 from raydp.scores.base import Context, Measurement, ModelSet
 from raydp.scores.decoding import evaluating
-from raydp.soft_prompts import with_soft_prompt
 from raydp.tasks.examples import batches_by_length
+from raydp.tasks.labelled import ClassificationTask
 from raydp.tasks.token_loss import IGNORE
+from raydp.virtual_tokens import reading
 
 if TYPE_CHECKING:
     from raydp.models import LoadedModel
@@ -54,7 +55,12 @@ class ModelDistance(BaseModel):
     max_examples: int | None = Field(256, ge=1)
 
     def check(self, task: Task) -> None:
-        """Any task with held-out examples, which every task has."""
+        """Raise ValueError if the task is one of classification and the kind is of distributions over all tokens."""
+        if self.kind == "functional" and isinstance(task, ClassificationTask):
+            raise ValueError(
+                "score model_distance must be of the kind parameter in a classification task, got functional. Write "
+                "kind: parameter."
+            )
 
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
         """Refused: one model has no distance.
@@ -161,8 +167,8 @@ def target_probabilities(loaded: LoadedModel, batch: Batch) -> torch.Tensor:
     device = next(loaded.model.parameters()).device
     batch = batch.to(device)
     with evaluating(loaded.model):
-        called, tokens, virtual = with_soft_prompt(loaded.model, batch.input_ids)
-        logits = called(**tokens, use_cache=False).logits[:, virtual:-1]
+        read = reading(loaded.model, batch.input_ids)
+        logits = read.model(**read.inputs, use_cache=False).logits[:, read.columns : -1]
         return logits[batch.labels[:, 1:] != IGNORE].float().softmax(dim=-1).clone()
 
 

@@ -5,31 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from pydantic import Field
 
 from raydp.privacy import Guesses, one_run_bound, one_run_p_value
 from raydp.scores.base import Measurement, OneByOne
-from raydp.tasks.audited import CanaryTask
-from raydp.tasks.examples import batches_by_length
+from raydp.tasks.canaries import CanaryClassificationTask, CanaryTask
 
 if TYPE_CHECKING:
     from raydp.models import LoadedModel
     from raydp.tasks.base import Task
 
-MAX_TOKENS = 1024
-"""Padded tokens of a forward pass."""
-
 
 class OneRunAudit(OneByOne):
     """A lower bound on ε from the canaries of the task `audited` (Steinke et al. 2023; Panda et al. 2025).
 
-    Every canary has one number: the loss of its new token among the M new tokens. In the base model it is ln M for
-    all of them, since their embeddings are zero, so it is what training changed; and what training did to ordinary
-    tokens, which is noise here, drops out. The k lowest are guessed to be in, the k highest to be out, of the others
-    nothing is said. Only the losses are looked at; the coins are compared with the guesses afterwards.
+    Every canary has one number: the loss of its new token among the M new tokens, or of its class among the M new
+    classes. In the base model it is ln M for all of them, since their embeddings are zero, so it is what training
+    changed; and what training did to ordinary tokens, which is noise here, drops out. The k lowest are guessed to be
+    in, the k highest to be out, of the others nothing is said. Only the losses are looked at; the coins are compared
+    with the guesses afterwards.
 
     The measurement's value is ε̂ and its details are canaries, guesses, correct (of the share of guesses that gives the
     largest bound), gdp_mu, epsilon_gdp, delta, confidence, and, with a stated ε, epsilon and p_value, that of the
@@ -54,7 +49,7 @@ class OneRunAudit(OneByOne):
 
     def check(self, task: Task) -> None:
         """Raise ValueError if the task has no canaries."""
-        if not isinstance(task, CanaryTask):
+        if not isinstance(task, CanaryTask | CanaryClassificationTask):
             raise ValueError(
                 "task.name must be 'audited' for the score 'one_run_audit', got a task without canaries. `raydp audit` "
                 "makes the sweep that is needed."
@@ -62,8 +57,10 @@ class OneRunAudit(OneByOne):
 
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
         """Guess every canary's coin and count the right ones. Nothing is drawn: the seed changes nothing."""
-        assert isinstance(task, CanaryTask)
-        losses = canary_losses(task, model.model)
+        assert isinstance(task, CanaryTask | CanaryClassificationTask)
+        losses = task.canary_losses(model.model)
+        if not np.isfinite(losses).all():
+            raise ValueError("losses must be finite, got NaN or infinity. The model diverged in training.")
         order = np.argsort(losses, kind="stable")  # ties by position, which tells nothing of the coins
         found = [self._bound(task.included[order], share) for share in self.shares]
         best = max(found, key=lambda details: details["epsilon_hat"] or 0.0)
@@ -96,23 +93,3 @@ class OneRunAudit(OneByOne):
             "confidence": self.confidence,
             **tested,
         }
-
-
-def canary_losses(task: CanaryTask, model: torch.nn.Module) -> NDArray[np.float64]:
-    """[M] the loss of each canary's new token (nats), under the softmax over the M new tokens.
-
-    Raises:
-        ValueError: one is not finite.
-    """
-    device = next(model.parameters()).device
-    count = len(task.canaries)
-    losses = np.empty(count)
-    with torch.inference_mode():
-        for indices in batches_by_length(task.canaries.lengths(), MAX_TOKENS):
-            ids = task.canaries.batch(indices).input_ids.to(device)  # all of one length: no padding
-            logits = model(ids[:, :-1], use_cache=False).logits[:, -1, task.first_new_token :][:, :count]
-            targets = ids[:, -1] - task.first_new_token
-            losses[indices] = F.cross_entropy(logits.double(), targets, reduction="none").cpu().numpy()
-    if not np.isfinite(losses).all():
-        raise ValueError("losses must be finite, got NaN or infinity. The model diverged in training.")
-    return losses

@@ -43,6 +43,10 @@ def conflicts(spec: SweepSpec) -> list[str]:
         problems.append(f"stopping must be left out {given} checks. Which runs end early is seen in the private data.")
     if spec.seeds != (0,):
         problems.append(f"seeds must be left out {given} {list(spec.seeds)}. Every run draws a seed of its own.")
-    if spec.method.params.max_grad_norm is None:
+    if (weight := getattr(spec.method.params, "reference_weight", None)) is not None:
+        problems.append(
+            f"method.reference_weight must be left out {given} {weight:g}. A choice is not accounted for each data set."
+        )
+    if not spec.method.params.private:
         problems.append(f"method.name must be a private method {given} {spec.method.name!r}. Use dp_adam or dp_sgd.")
     return problems

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from raydp.tasks.base import Batch
+from raydp.tasks.base import Batch, TaskFacts
 from raydp.training.trial import Trainee
 
 
@@ -18,12 +18,24 @@ class LinearTask:
     Args:
         inputs: [n, in] fp32.
         targets: [n, out] fp32.
+        num_reference: of the examples, those that are reference data.
     """
 
-    def __init__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+    def __init__(self, inputs: torch.Tensor, targets: torch.Tensor, num_reference: int = 0) -> None:
+        self._num_reference = num_reference
         self._inputs = inputs
         self._targets = targets
         self._lengths = np.ones(len(inputs), np.int64)
+
+    def facts(self) -> TaskFacts:
+        return TaskFacts(
+            num_examples=len(self._lengths),
+            num_units=len(self._lengths),
+            privacy_unit="example",
+            content_hash="linear",
+            num_tokens=len(self._lengths),
+            num_reference=self._num_reference,
+        )
 
     def lengths(self) -> NDArray[np.int64]:
         return self._lengths

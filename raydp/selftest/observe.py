@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from raydp.methods.base import unit_weights
 from raydp.tasks.base import Task
 from raydp.training.comm import Comm
 from raydp.training.stream import TEST_KEY
@@ -61,12 +62,18 @@ def with_fixed_threshold(method: Any) -> Any:
     return type(method).model_validate({**values, "clipping": "flat"})
 
 
+def noise_strategy(method: Any, plan: TrialPlan) -> NDArray[np.float64]:
+    """The first column of the matrix C that makes a method's noise independent of step to step: (1,) if it is so."""
+    strategy_fn = getattr(method, "noise_strategy", None)
+    return np.array((1.0,) if strategy_fn is None else strategy_fn(plan))
+
+
 def summed_updates(method: Any, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm) -> list[torch.Tensor]:
     """Train, and put the weights back.
 
     Returns:
         Per step [number of trained weights] fp32, in the order of the parameters: the change of the weights times
-        b over the learning rate; for SGD that is the clipped sum with its noise.
+        b over the learning rate, and over the scale of weighted units; for SGD that is the clipped sum with its noise.
     """
     start = _flat(trainee)
     states = [start]
@@ -75,7 +82,8 @@ def summed_updates(method: Any, plan: TrialPlan, trainee: Trainee, task: Task, c
         method.train(plan, observed, task, comm, TEST_KEY, None)
     finally:
         _restore(trainee, start)
-    scale = plan.batch_size / plan.learning_rate
+    weights = unit_weights(getattr(method, "reference_weight", None), task)
+    scale = plan.batch_size / plan.learning_rate / (1.0 if weights is None else weights.scale)
     return [(before - after) * scale for before, after in pairwise(states)]
 
 

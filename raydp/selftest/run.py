@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from raydp.methods.dp import DPSGD
+from raydp.methods.output_perturbation import OutputPerturbation
+from raydp.methods.pate import PATE
 from raydp.selftest.audit import audit_check
 from raydp.selftest.base import Check
 from raydp.selftest.noise import noise_checks
 from raydp.selftest.observe import with_fixed_threshold
+from raydp.selftest.release import release_checks
 from raydp.selftest.sampling import sampling_checks
 from raydp.selftest.sensitivity import sensitivity_checks
 from raydp.selftest.spec_subject import spec_subject
 from raydp.selftest.subjects import toy_subjects
+from raydp.selftest.votes import vote_checks
 from raydp.spec import SweepSpec
 
 
@@ -20,7 +24,8 @@ def run_selftest(spec: SweepSpec | None, progress: Callable[[str], None] | None 
     """Check that training does what its ε assumes: sensitivity, noise, sampling and an audit of the whole.
 
     Args:
-        spec: also checks its own task and model for sensitivity, and its own method for noise and sampling.
+        spec: also checks its own task and model for sensitivity, and its own method for noise and sampling; of output
+            perturbation and PATE, its own method on examples that are made for it.
         progress: called with what is being checked.
 
     Returns:
@@ -31,17 +36,25 @@ def run_selftest(spec: SweepSpec | None, progress: Callable[[str], None] | None 
     """
     say = progress or (lambda what: None)
     subjects = toy_subjects()
-    if spec is not None:
+    own = None if spec is None else spec.method.params
+    released = own if isinstance(own, OutputPerturbation) else OutputPerturbation()
+    asked = own if isinstance(own, PATE) else PATE(threshold=30.0, threshold_noise=1.5)
+    in_steps = own is not released and own is not asked  # noise is in the updates
+    if spec is not None and in_steps:
         say("reading the spec's data and model")
         subjects.append(spec_subject(spec))
     checks: list[Check] = []
     for subject in subjects:
         say(f"sensitivity: {subject.name}")
         checks += sensitivity_checks(subject)
-    method = DPSGD() if spec is None else with_fixed_threshold(spec.method.params)
+    method = DPSGD() if own is None or not in_steps else with_fixed_threshold(own)
     say("noise")
     checks += noise_checks(method)
     say("sampling")
     checks += sampling_checks(method)
+    say("noise on trained weights")
+    checks += release_checks(released)
+    say("votes of teachers")
+    checks += vote_checks(asked)
     say("audit with a canary")
     return [*checks, audit_check()]

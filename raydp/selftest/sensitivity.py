@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from raydp.methods.base import weighted_sets
 from raydp.selftest.base import Check, check
 from raydp.selftest.observe import NO_NOISE, observed_plan, summed_updates, with_sgd
 from raydp.selftest.subjects import Subject
@@ -20,7 +21,8 @@ def sensitivity_checks(subject: Subject) -> list[Check]:
     """Three checks of one noise-free step of the method, whose expected batch size is not the drawn number.
 
     1. The update times b equals the sum of autograd's own gradients of each unit alone, clipped.
-    2. Leaving out any one unit (an example, or a user with all its examples) changes it by at most the clipping norm c.
+    2. Leaving out any one unit (an example, or a user with all its examples) changes it by at most the clipping norm c;
+       where units have weights, by at most its weight times c.
     3. Loss and gradient of a unit are the same alone and in the batch.
 
     The first two allow for the lattice that the sum is rounded to, which the noise of a step pays for.
@@ -28,11 +30,13 @@ def sensitivity_checks(subject: Subject) -> list[Check]:
     The first fails for a divisor that depends on the draw, the third for a loss that is a mean over the batch's tokens
     (then a record changes the others' gradients, which no clipping bounds).
     """
-    c, indices = subject.method.max_grad_norm, subject.indices
+    c, indices, shares = subject.method.max_grad_norm, subject.indices, _shares(subject)
     expected, unclipped, apart = _clipped_autograd(subject)
     full = _update(subject, indices)
     error = _norm(full - expected) / _norm(expected)
-    changes = [_norm(full - _update(subject, np.delete(indices, i))) / c for i in range(len(indices))]
+    changes = [
+        _norm(full - _update(subject, np.delete(indices, i))) / c + (1 - share) for i, share in enumerate(shares)
+    ]
     among = f"{len(indices)} units, {unclipped} of them below c = {c:g}"
     return [
         check(
@@ -41,13 +45,22 @@ def sensitivity_checks(subject: Subject) -> list[Check]:
         ),
         check(
             f"one record ({subject.name})", max(changes), 0, 1 + subject.tolerance + LATTICE_SHARE,
-            f"largest change of b times the update when a unit is left out, over c; {among}",
+            f"largest change of b times the update when a unit is left out, over c, plus 1 - its weight; {among}",
         ),
         check(
             f"alone as in company ({subject.name})", apart, 0, subject.tolerance,
             "largest relative difference of a unit's loss or gradient between the batch and itself alone",
         ),
     ]  # fmt: skip
+
+
+def _shares(subject: Subject) -> list[float]:
+    """Weights of the subject's units, as the accountant has them."""
+    facts = subject.task.facts()
+    sets = weighted_sets(getattr(subject.method, "reference_weight", None), facts)
+    if sets is None:
+        return [1.0] * len(subject.indices)
+    return [sets.shares["training" if i < facts.num_training else "reference"] for i in subject.indices]
 
 
 def _update(subject: Subject, indices: NDArray[np.int64]) -> torch.Tensor:
@@ -70,7 +83,7 @@ def _clipped_autograd(subject: Subject) -> tuple[torch.Tensor, int, float]:
     together, units = _losses(subject, subject.indices), Units.of(subject.task)
     weights = torch.cat([p.detach().flatten() for p in subject.trainee.parameters.values()])
     sizes = units.offsets[subject.indices + 1] - units.offsets[subject.indices]
-    total, unclipped, apart = torch.zeros(()), 0, 0.0
+    total, unclipped, apart, shares = torch.zeros(()), 0, 0.0, _shares(subject)
     for row in range(len(subject.indices)):
         (alone,) = _losses(subject, subject.indices[row : row + 1])
         decay = getattr(subject.method, "loss_decay", 0.0) * int(sizes[row]) * weights
@@ -79,7 +92,7 @@ def _clipped_autograd(subject: Subject) -> tuple[torch.Tensor, int, float]:
         difference = float((alone - together[row]).detach().abs() / alone.detach().abs())
         apart = max(apart, difference, _norm(own - own_together) / norm)
         unclipped += norm <= c
-        total = total + own * (c / (norm + GAMMA) if automatic else min(1.0, c / norm))
+        total = total + own * shares[row] * (c / (norm + GAMMA) if automatic else min(1.0, c / norm))
     return total, unclipped, apart
 
 

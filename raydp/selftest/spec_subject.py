@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from raydp import models
+from raydp.networks import NetworkName
 from raydp.selftest.subjects import NUM_EXAMPLES, ROUNDING, Subject, start_trainee
 from raydp.spec import SweepSpec
 from raydp.tasks.language import LanguageModelingTask
@@ -26,12 +27,13 @@ def spec_subject(spec: SweepSpec) -> Subject:
     Raises:
         ValueError: the model or the data are not usable, or the method has no guarantee to check.
     """
-    if spec.method.params.max_grad_norm is None:
+    if not spec.method.params.private:
         raise ValueError(
             f"method.name must be a private method, got {spec.method.name!r}. Without clipping and noise there is "
             "nothing to check; run `raydp selftest` without SPEC."
         )
-    task = spec.build_task(models.load_tokenizer(spec.model.name))
+    network = NetworkName.parse(spec.model.name)
+    task = spec.build_task(models.load_tokenizer(spec.model.name) if network is None else None)
     pretrained = models.load_base(spec.model, new_tokens=task.facts().num_new_tokens)
     trainee = replace(
         start_trainee(pretrained, spec.model.adapter, spec.cluster.microbatch_size),
@@ -40,6 +42,8 @@ def spec_subject(spec: SweepSpec) -> Subject:
     units = Units.of(task)
     by_length = units.share(np.arange(len(units)), LocalComm())
     indices = by_length[np.unique(np.linspace(0, len(by_length) - 1, NUM_EXAMPLES).round().astype(np.int64))]
+    if task.facts().num_reference:
+        indices = np.union1d(indices, [0, len(units) - 1])  # both sets, and in order: reference data are the last
     if isinstance(task, LanguageModelingTask) and spec.cluster.prefix_cache_gib:
         task, indices = _prefixed(task, indices, trainee), np.arange(len(indices))
     return Subject(
@@ -56,7 +60,9 @@ def _prefixed(task: LanguageModelingTask, indices: NDArray[np.int64], trainee: T
     """The chosen units as a task of their own: the prefix of all of them would take minutes."""
     few = task.train.select(Units.of(task).examples(indices))
     sizes = task.unit_sizes()
-    few_task = replace(task, train=few, heldout=few, sizes=None if sizes is None else sizes[indices])
+    referenced = int((indices >= task.task_facts.num_training).sum())
+    facts = replace(task.task_facts, num_examples=len(few), num_units=len(indices), num_reference=referenced)
+    few_task = replace(task, train=few, heldout=few, sizes=None if sizes is None else sizes[indices], task_facts=facts)
     with tempfile.TemporaryDirectory() as folder:  # the mapped files outlive their names
         return with_frozen_prefix(
             few_task, trainee.model, trainee.parameters, weight_hash="", folder=Path(folder),

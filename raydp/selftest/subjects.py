@@ -29,6 +29,7 @@ LORA = AdapterSpec(
     r=3, alpha=6, target_modules=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 )
 SOFT_PROMPT = AdapterSpec(type="soft_prompt", num_virtual_tokens=3)
+PREFIX = AdapterSpec(type="prefix", num_virtual_tokens=3)
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Relative error of a gradient that rounding explains, by type of the base weights."""
 
@@ -52,13 +53,15 @@ class Subject:
 
 
 def toy_subjects() -> list[Subject]:
-    """Random models: tied embeddings trained in full, LoRA, a soft prompt, layers without a rule, and GPT-2 with
-    Conv1D, LayerNorm and positions; the last two also with users of several examples, one of them with weight decay in
-    the loss. Each with a clipping norm that some of its gradients exceed and some do not."""
+    """Random models: tied embeddings trained in full, LoRA, a soft prompt, a prefix, layers without a rule, and GPT-2
+    with Conv1D, LayerNorm and positions; the last two also with users of several examples, one of them with weight
+    decay in the loss; LoRA also with training and reference data that weigh differently. Each with a clipping norm that
+    some of its gradients exceed and some do not."""
     kinds: dict[str, tuple[Callable[[], nn.Module], AdapterSpec, float, LanguageModelingTask]] = {
         "Llama, tied, full": (_llama, FULL, 5.2, _task()),
         "Llama, LoRA": (_llama, LORA, 2.3, _task()),
         "Llama, soft prompt": (_llama, SOFT_PROMPT, 0.5, _task()),
+        "Llama, prefix": (_llama, PREFIX, 0.5, _task()),
         "Llama, layers without a rule": (lambda: with_odd_layers(_llama()), FULL, 3.5, _task()),
         "Llama, layers without a rule, users": (lambda: with_odd_layers(_llama()), FULL, 6.0, _task().by_user()),
         "GPT-2, tied, full": (_gpt2, FULL, 5.0, _task()),
@@ -76,7 +79,18 @@ def toy_subjects() -> list[Subject]:
         for name, (build, adapter, c, task) in kinds.items()
     ]
     decaying = DPSGD(max_grad_norm=subjects[-1].method.max_grad_norm, weight_decay=0.1, decay="in_loss")
-    return [*subjects, replace(subjects[-1], name=f"{subjects[-1].name}, decay in the loss", method=decaying)]
+    weighted = subjects[1]
+    facts = replace(weighted.task.facts(), num_reference=4)
+    return [
+        *subjects,
+        replace(subjects[-1], name=f"{subjects[-1].name}, decay in the loss", method=decaying),
+        replace(
+            weighted,
+            name=f"{weighted.name}, reference data",
+            task=replace(weighted.task, task_facts=facts),
+            method=DPSGD(max_grad_norm=weighted.method.max_grad_norm, reference_weight=0.1),
+        ),
+    ]
 
 
 def start_trainee(base: models.PretrainedModel, adapter: AdapterSpec, microbatch_size: int | None = None) -> Trainee:

@@ -94,7 +94,6 @@ def audit_spec(
                 f"privacy.{field} must be {wanted} for an audit, got {value}. Audit a spec of single runs with the "
                 "example as the unit: canaries are examples of nobody's."
             )
-    private = spec.method.params.max_grad_norm is not None
     target = spec.privacy
     delta = target.target_delta
     if delta is None:
@@ -102,7 +101,7 @@ def audit_spec(
             delta = target.delta(build_task(spec)[0].facts().num_units)
     data = spec.model_dump(mode="json")
     measured = {"name": SCORE, "delta": delta, "confidence": confidence}
-    if private:
+    if spec.method.params.private or spec.method.params.claims:
         measured["epsilon"] = target.target_epsilon
     data.update(
         name=name,

@@ -103,7 +103,7 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console) -> SweepResult
                 spec, lambda key: plan_document(drawn(plan, spec, weight_hash, key), sweep_id=sweep_id)
             )
         write_counts(folder, task.secrets())
-        trials = _planned(folder, drawn(plan, spec, weight_hash, folder.key()))
+        trials = planned_runs(folder, drawn(plan, spec, weight_hash, folder.key()))
         return _run(spec, folder, task, weight_hash, trials, console)
 
 
@@ -154,7 +154,7 @@ def _recorder(spec: SweepSpec, folder: SweepFolder, task: Task, weight_hash: str
     return kind.open(spec, folder, task.facts(), weight_hash)
 
 
-def _planned(folder: SweepFolder, plan: SweepPlan) -> list[TrialPlan]:
+def planned_runs(folder: SweepFolder, plan: SweepPlan) -> list[TrialPlan]:
     """The runs with the noise they were started with, which a new library version must not change in mid-sweep.
 
     Raises:

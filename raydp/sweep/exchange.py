@@ -6,7 +6,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any, Protocol
@@ -119,6 +119,10 @@ class _RemoteCheckpoints(CheckpointStore):
 
     bucket: Bucket
     remote: str
+
+    def beside(self, name: str) -> CheckpointStore:
+        folder = self.folder.with_name(f"{self.folder.name}-{name}")
+        return replace(self, folder=folder, remote=f"{self.remote}-{name}")
 
     def save(self, step: int, tensors: dict[str, Any], state: dict[str, Any]) -> None:
         super().save(step, tensors, state)

@@ -242,7 +242,7 @@ class SweepFolder:
             raise FileNotFoundError(errno.ENOENT, "the trained model is not there", str(model))
         self.write_json(f"trials/{run_id}/result.json", result)
         if result["status"] != "failed":
-            for leftover in [*folder.glob("attempt-*"), folder / "checkpoints"]:
+            for leftover in [*folder.glob("attempt-*"), *folder.glob("checkpoints*")]:
                 shutil.rmtree(leftover, ignore_errors=True)
 
     def _make_key(self, spec: SweepSpec) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from raydp import models
+from raydp.networks import ARCHITECTURES, NetworkName
 from raydp.spec import SweepSpec
 from raydp.tasks.base import Task, TaskFacts
 
@@ -22,13 +25,47 @@ def build_task(spec: SweepSpec) -> tuple[Task, str]:
                 f"scores must measure one model, got {score.name!r}, which compares the models of a whole sweep. Leave "
                 f"it out, and run `raydp score {spec.name} --score {score.name}` after the sweep."
             )
-    tokenizer, weight_hash = models.check(spec.model, sharded=spec.cluster.sharding == "full")
-    task = spec.build_task(tokenizer)
+    if _takes_a_network(spec) or NetworkName.parse(spec.model.name) is not None:
+        task = _classification(spec)
+        _, weight_hash = models.check(spec.model, sharded=spec.cluster.sharding == "full")
+    else:
+        tokenizer, weight_hash = models.check(spec.model, sharded=spec.cluster.sharding == "full")
+        task = spec.build_task(tokenizer)
+        models.check_length(spec.model, int(max(task.lengths().max(), task.heldout_lengths().max())))
     _check_canaries(spec, task.facts())
-    models.check_length(spec.model, int(max(task.lengths().max(), task.heldout_lengths().max())))
+    spec.method.params.check(spec, task)
     for score in spec.scores:
         score.params.check(task)
     return task, weight_hash
+
+
+def _takes_a_network(spec: SweepSpec) -> bool:
+    """Whether the task is one of classification, and not of texts, which a language model classifies."""
+    task = spec.task.params
+    return getattr(task, "classifies", False) and not getattr(task, "of_texts", False)
+
+
+def _classification(spec: SweepSpec) -> Task:
+    """A classification task, with a network that takes its inputs."""
+    given = NetworkName.parse(spec.model.name)
+    if not _takes_a_network(spec):
+        raise ValueError(
+            f"model.name must be a language model for the task {spec.task.name!r}, got {spec.model.name!r}. Name one, "
+            "such as tiny, or a classification task, such as digits."
+        )
+    task: Any = spec.build_task(None)
+    architecture = spec.model.name.partition(":")[0]
+    fitting = NetworkName(
+        architecture=architecture if architecture in ARCHITECTURES else "mlp",
+        input_shape=task.input_shape,
+        num_classes=task.num_classes,
+    )
+    if given != fitting:
+        raise ValueError(
+            f"model.name must be a network for inputs of {'x'.join(map(str, task.input_shape))} and {task.num_classes} "
+            f"classes, got {spec.model.name!r}. Write {str(fitting)!r}; there are {', '.join(ARCHITECTURES)}."
+        )
+    return task
 
 
 def _check_canaries(spec: SweepSpec, facts: TaskFacts) -> None:

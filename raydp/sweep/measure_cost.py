@@ -52,7 +52,8 @@ def measure_cost(spec: SweepSpec, task: Task, trials: Sequence[TrialPlan], *, nu
         num_steps: steps to time at each batch size; one more is run before them, which is slower.
 
     Raises:
-        ValueError: the workers' device is not here, the model is sharded, or num_steps is below 1.
+        ValueError: the workers' device is not here, the model is sharded, num_steps is below 1, or a few steps of the
+            method do not tell what a run costs.
     """
     device = _device(spec, num_steps)
     torch.set_num_threads(max(1, int(spec.cluster.cpus_per_worker)))
@@ -94,6 +95,11 @@ def measure_cost(spec: SweepSpec, task: Task, trials: Sequence[TrialPlan], *, nu
 def _device(spec: SweepSpec, num_steps: int) -> torch.device:
     if num_steps < 1:
         raise ValueError(f"--steps must be at least 1, got {num_steps}. Leave it out for 3.")
+    if not spec.method.params.costs_its_steps:
+        raise ValueError(
+            f"method.name must be one whose cost is that of its steps with --measure, got {spec.method.name!r}. Run "
+            "one configuration instead; --simulate takes the cost that it records."
+        )
     if spec.cluster.sharding != "none":
         raise ValueError(
             f"cluster.sharding must be none with --measure, got {spec.cluster.sharding!r}: one process is measured. "

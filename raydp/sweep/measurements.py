@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,16 @@ def measured_later(folder: SweepFolder) -> list[Measurements]:
     """The measurements that a sweep has beside those of its training, by label."""
     found = sorted(path.parent.name for path in (folder.path / SCORES).glob(f"*/{ABOUT}"))
     return [Measurements(folder=folder, label=label) for label in found]
+
+
+def claimed_figures(result: Mapping[str, Any]) -> dict[str, float]:
+    """The same training at other claimed ε, as columns: claimed.<ε>.utility_loss and claimed.<ε>.score.<name>."""
+    found = {}
+    for variant in result.get("variants", ()):
+        prefix = f"claimed.{variant['claimed_epsilon']:.15g}"
+        found[f"{prefix}.utility_loss"] = variant["utility_loss"]
+        found |= {f"{prefix}.score.{name}": measured["value"] for name, measured in variant["scores"].items()}
+    return found
 
 
 def scores_of(folder: SweepFolder, name: str, later: list[Measurements]) -> dict[str, dict[str, Any]]:

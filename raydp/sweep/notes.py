@@ -63,7 +63,9 @@ def _searched(folder: SweepFolder, spec: SweepSpec) -> list[str]:
 def card_of(plan: dict[str, Any]) -> dict[str, str]:
     """What the report's card says of the guarantee beside the figures of the table."""
     record, caveats = next(iter(plan["privacy"].values())), plan["facts"]["notes"].get("caveats", [])
+    claimed = record.get("claimed_epsilon")
     return {
+        **({} if claimed is None else {"Claimed ε": f"{claimed:g}, not certified"}),
         "Unit of privacy": str(record["unit"]),
         **({"Caveats": f"{len(caveats)}, among the notes at the end"} if caveats else {}),
         "Adjacency": str(record["adjacency"]).replace("-", " "),

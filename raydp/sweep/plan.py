@@ -6,17 +6,19 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from raydp.cache import cache_dir
+from raydp.methods.base import weighted_sets
 from raydp.privacy import (
     Calibration,
     CalibrationRequest,
     PrivacyTarget,
     calibrate_many,
     calibrate_selection,
+    data_sets_record,
     privacy_record,
 )
 from raydp.sections import SpaceSpec
@@ -26,6 +28,9 @@ from raydp.tasks.base import TaskFacts
 from raydp.training.trial import TrialPlan
 from search_spaces import Configuration, Rejected, exact, grid, load_space
 from search_spaces.loader import without_duplicates
+
+ANY_NOISE = 1e-6
+"""A noise multiplier that no method refuses, to ask it what it samples and how often."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +72,17 @@ class SweepPlan:
             "num_steps": trial.num_steps,
             "learning_rate": trial.learning_rate,
             "num_examples": trial.num_examples,
-            "sample_rate": trial.batch_size / trial.num_examples,
+            "sample_rate": record["sample_rate"] or trial.batch_size / trial.num_examples,
             "noise_multiplier": trial.noise_multiplier,
             "epsilon": record["epsilon"],
+            **({"claimed_epsilon": record["claimed_epsilon"]} if "claimed_epsilon" in record else {}),
             "delta": self.delta,
             "compute": compute,
             "updates": float(compute * exact(trial.learning_rate)),
             "seeds": seeds,
             "cost_tokens": round(compute * self.facts.num_tokens / self.facts.num_units) * seeds,
             **({"single_run_epsilon": record["private_selection"]["single_run_epsilon"]} if self.selection else {}),
+            **_of_data_sets(record.get("data_sets", {})),
         }
 
 
@@ -95,22 +102,20 @@ def make_plan(
     check_utility_is_public(spec, facts)
     configurations, rejected = _configurations(spec.space, facts.num_units)
     delta = spec.privacy.delta(facts.num_units)
-    private = spec.method.params.max_grad_norm is not None
     solved: Sequence[Calibration | None] = [None] * len(configurations)
     tuned_epsilon = None
-    if private:
+    if spec.method.params.private:
         solved, tuned_epsilon = _calibrations(spec, configurations, facts, delta, progress)
+    claims = spec.method.params.claims
     trials, privacy = [], {}
     for configuration, calibration in zip(configurations, solved, strict=True):
         for seed in spec.seeds:
-            trial = TrialPlan(
+            trial = replace(
+                _trial(facts, configuration),
                 run_id=run_id(spec, facts, weight_hash, configuration, seed),
-                batch_size=configuration.batch_size,
-                num_steps=configuration.num_steps,
-                learning_rate=configuration.learning_rate,
                 seed=seed,
-                num_examples=facts.num_units,
                 noise_multiplier=calibration.noise_multiplier if calibration else 0.0,
+                **({"claimed_epsilon": spec.privacy.target_epsilon, "delta": delta} if claims else {}),
             )
             trials.append(trial)
             record = _record(spec, facts, trial, calibration, delta, tuned_epsilon, len(configurations))
@@ -181,6 +186,19 @@ def _configurations(space: SpaceSpec, num_examples: int) -> tuple[list[Configura
     return configurations, []
 
 
+def _trial(facts: TaskFacts, configuration: Configuration) -> TrialPlan:
+    """A run of the configuration, as yet without name, seed and noise."""
+    return TrialPlan(
+        run_id="",
+        batch_size=configuration.batch_size,
+        num_steps=configuration.num_steps,
+        learning_rate=configuration.learning_rate,
+        seed=0,
+        num_examples=facts.num_units,
+        noise_multiplier=0.0,
+    )
+
+
 def _calibrations(
     spec: SweepSpec,
     configurations: list[Configuration],
@@ -190,10 +208,8 @@ def _calibrations(
 ) -> tuple[Sequence[Calibration], float | None]:
     """One per configuration; and with private selection, the ε of the whole choice."""
     target = PrivacyTarget(epsilon=spec.privacy.target_epsilon, delta=delta)
-    requests = [
-        CalibrationRequest(num_examples=facts.num_units, batch_size=c.batch_size, num_steps=c.num_steps, target=target)
-        for c in configurations
-    ]
+    events = [spec.method.params.event(_trial(facts, c), ANY_NOISE) for c in configurations]
+    requests = [CalibrationRequest.of(event, num_examples=facts.num_units, target=target) for event in events]
     cache = cache_dir() / "calibration"
     if spec.privacy.selects:
         selection = calibrate_selection(requests, num_runs_of(spec), cache_dir=cache, progress=progress)
@@ -212,8 +228,10 @@ def _record(
 ) -> dict[str, Any]:
     sigma = trial.noise_multiplier
     alone = calibration.epsilon if calibration else math.inf
+    event = spec.method.params.event(trial, sigma)
+    sets = weighted_sets(getattr(spec.method.params, "reference_weight", None), facts)
     return privacy_record(
-        event=spec.method.params.event(trial, sigma),
+        event=event,
         epsilon=alone if tuned_epsilon is None else tuned_epsilon,
         delta=delta,
         target_epsilon=spec.privacy.target_epsilon if calibration else None,
@@ -224,7 +242,14 @@ def _record(
         noise_key=spec.privacy.noise_key,
         clipping=getattr(spec.method.params, "clipping", None),
         private_selection=None if tuned_epsilon is None else selection_record(spec, num_configurations, alone),
+        **spec.method.params.told(trial),
+        data_sets=None if sets is None else data_sets_record(sets, event, alone, delta, spec.privacy.accountant),
     )
+
+
+def _of_data_sets(sets: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of the plan's table."""
+    return {f"epsilon_{name}": sets[name]["epsilon"] for name in ("training", "reference") if name in sets}
 
 
 def _warnings(spec: SweepSpec, facts: TaskFacts, delta: float) -> list[str]:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.tables.points import HYPERPARAMETERS
 from raydp.sweep.folder import BASE_RUN, SweepFolder
-from raydp.sweep.measurements import COUNTS_FILE, Measurements, measured_later, scores_of
+from raydp.sweep.measurements import COUNTS_FILE, Measurements, claimed_figures, measured_later, scores_of
 from search_spaces import Configuration
 
 POINTS_FILE = "points.csv"
@@ -164,6 +164,7 @@ def _row(
         "run_id": trial["run_id"],
         "status": status,
         "epsilon": privacy["epsilon"],
+        **({"claimed_epsilon": privacy["claimed_epsilon"]} if "claimed_epsilon" in privacy else {}),
         "delta": privacy["delta"],
         **_executed(result),
         "noise_multiplier": trial["noise_multiplier"],
@@ -171,5 +172,6 @@ def _row(
         "utility_gain": None if utility is None or base_utility is None else base_utility - utility,
         **{f"score.{name}": measured["value"] for name, measured in scores.items()},
         **{f"score.{name}.std_error": measured["std_error"] for name, measured in scores.items()},
+        **claimed_figures(result),
         "model_uri": tracked.get("model_uri"),
     }

@@ -262,6 +262,11 @@ class TrialQueue:
         """Why a slot's workers die before they lease anything."""
         self._explained[slot] = reason
 
+    async def give_up(self, slot: int, reason: str) -> None:
+        """A slot's workers cannot ever do anything where they are: no other group of it is started for nothing."""
+        self._explained[slot] = reason
+        self._idle_starts[slot] = self._max_idle_starts
+
     async def abandon(self, reason: str) -> None:
         """No slot is left: everything that has no outcome fails, with this reason and what the workers said."""
         async with self._changed:

@@ -13,6 +13,7 @@ from raydp.privacy import card_markdown, composed, guarantee
 from raydp.spec import SweepSpec
 from raydp.sweep.committer import Committer, from_folder
 from raydp.sweep.folder import SweepFolder
+from raydp.sweep.measurements import claimed_figures
 from raydp.sweep.searched import searched
 from raydp.tasks.base import TaskFacts
 from raydp.tracking import NotDeliveredError, Pauses, Tracker, TrialRecord
@@ -179,7 +180,12 @@ class Recorder(Committer):
         return TrialRecord(
             run_id=trial.run_id,
             **self._params(trial),
-            params={"method": self.spec.method.name, "task_hash": self.facts.content_hash, **method},
+            params={
+                "method": self.spec.method.name,
+                "task_hash": self.facts.content_hash,
+                **method,
+                **({"claimed_epsilon": privacy["claimed_epsilon"]} if "claimed_epsilon" in privacy else {}),
+            },
             step_metrics=result["history"],
             metrics={
                 "utility_loss": result["utility_loss"],
@@ -187,6 +193,7 @@ class Recorder(Committer):
                 **_against(base, result["utility_loss"]),
                 **{f"score.{name}": m["value"] for name, m in scores.items()},
                 **{f"score.{name}.std_error": m["std_error"] for name, m in scores.items()},
+                **claimed_figures(result),
             },
             privacy=privacy,
             card=card_markdown(privacy),

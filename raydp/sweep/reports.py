@@ -90,7 +90,7 @@ def comparison(
 
 def _by_short_name(sources: list[str]) -> dict[str, str]:
     """Sources by the last parts of their paths, as few as tell them apart: a page does not name the folders above."""
-    parts = [Path(source).with_suffix("").parts for source in sources]
+    parts = [Path(source.removesuffix(".csv").removesuffix(".parquet")).parts for source in sources]
     for count in range(1, max(map(len, parts)) + 1):
         short = {"/".join(path[-count:]): source for path, source in zip(parts, sources, strict=True)}
         if len(short) == len(sources):

@@ -22,8 +22,7 @@ from raydp.scores.mia import fresh, sample
 from raydp.scores.mia_signals import losses
 from raydp.spec import SweepSpec
 from raydp.sweep.folder import SweepFolder
-from raydp.tasks.half import HalfTask
-from raydp.tasks.language import LanguageModelingTask
+from raydp.tasks.half import Divisible, HalfTask
 
 POOL = 10_000
 """Examples that are attacked, and of the population, at most: a sample of more."""
@@ -39,12 +38,12 @@ class Pool:
         population: [Z] positions in its held-out examples; nobody was trained on them.
     """
 
-    task: LanguageModelingTask
+    task: Divisible
     examples: NDArray[np.int64]
     population: NDArray[np.int64]
 
     @classmethod
-    def of(cls, task: LanguageModelingTask, seed: int) -> Pool:
+    def of(cls, task: Divisible, seed: int) -> Pool:
         """All examples, or a sample of them; held-out copies of training examples are no population."""
         rng = np.random.default_rng([seed, POOL])
         parts = (np.arange(len(task.train)), fresh(task))
@@ -70,7 +69,7 @@ def attack(specs: Sequence[SweepSpec], folders: Sequence[SweepFolder], seed: int
     """
     halves = [spec.task.params for spec in specs]
     tokenizer = models.load_tokenizer(specs[0].model.name)
-    whole = halves[0].inner(tokenizer)
+    whole = halves[0].whole(tokenizer)
     included = np.stack([_included(h, f, whole) for h, f in zip(halves, folders, strict=True)], axis=1)
     pool = Pool.of(whole, seed)
     found = list(_all_losses(specs[0], folders, pool))
@@ -99,7 +98,7 @@ def attack(specs: Sequence[SweepSpec], folders: Sequence[SweepFolder], seed: int
     }
 
 
-def _included(half: HalfTask, folder: SweepFolder, whole: LanguageModelingTask) -> NDArray[np.bool_]:
+def _included(half: HalfTask, folder: SweepFolder, whole: Divisible) -> NDArray[np.bool_]:
     """Which examples of the whole a model was trained on."""
     included = half.includes(whole.train)
     trained_on = folder.read_json("plan.json")["facts"]["content_hash"]

@@ -88,6 +88,7 @@ def shadow_specs(spec: SweepSpec, num_shadows: int, configuration: Point | None,
 def _derived(spec: SweepSpec, part: str, coin: int, complement: bool, point: Point) -> SweepSpec:
     batch_size, num_steps, learning_rate = point
     name = f"{spec.name}-{part}-{coin >> 16}-{batch_size}-{num_steps}-{learning_rate:g}"
+    score = "mia_outputs" if getattr(spec.task.params, "classifies", False) else "mia"
     tracking = {"experiment": f"{spec.tracking.experiment}-shadows", "registered_model": f"{spec.name}-shadows"}
     return load_spec({
         **spec.model_dump(mode="json"),
@@ -95,8 +96,8 @@ def _derived(spec: SweepSpec, part: str, coin: int, complement: bool, point: Poi
         "task": {"name": "half", "of": spec.task.as_dict(), "seed": coin, "complement": complement},
         "space": {"points": [list(point)]},
         "seeds": [spec.seeds[0]],
-        "scores": [{"name": "mia"}],
-        "select": {"score": "mia", "rule": "best-utility", "min_utility_gain": None},
+        "scores": [{"name": score}],
+        "select": {"score": score, "rule": "best-utility", "min_utility_gain": None},
         "tracking": {**spec.tracking.model_dump(mode="json"), **tracking},
     })  # fmt: skip
 

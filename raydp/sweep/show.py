@@ -30,6 +30,7 @@ SYMBOLS = {
     "noise_multiplier": "σ",
     "single_run_epsilon": "ε alone",
     "epsilon": "ε",
+    "claimed_epsilon": "claimed ε, not certified",
     "delta": "δ",
     "compute": "C",
     "updates": "U",
@@ -173,7 +174,7 @@ def lookup_commands(spec: SweepSpec) -> list[str]:
     """Shell commands that list the sweep's models and load the selected one, or of a non-private sweep, which selects
     none to prefer, the best one."""
     tracking = spec.tracking
-    alias = "privacy-preferred" if spec.method.params.max_grad_norm is not None else "best-utility"
+    alias = "privacy-preferred" if spec.method.params.private else "best-utility"
     load = (
         f"import raydp; m = raydp.load_model('models:/{tracking.registered_model}@{alias}', "
         f"tracking_uri='{tracking.uri}'); print(m)"

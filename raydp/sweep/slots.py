@@ -20,6 +20,8 @@ import ray
 import ray.train
 from ray._private.services import canonicalize_bootstrap_address_or_die
 from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.v2._internal.callbacks import DatasetsCallback
+from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.tune.execution import class_cache
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -166,6 +168,18 @@ def first_group(slot: int, num_slots: int) -> int:
     return math.ceil(TRIALS_PER_GROUP * (num_slots + slot + 1) / (2 * num_slots))
 
 
+class SlimTrainer(TorchTrainer):
+    """Without two helpers of each worker group, processes that would start and do nothing: Ray Data's, as runs read
+    their examples from the object store, and the cleaner of placement groups, as `Slots` gives them back itself."""
+
+    def _create_default_callbacks(self) -> list[Any]:
+        return [
+            callback
+            for callback in super()._create_default_callbacks()
+            if not isinstance(callback, DatasetsCallback | PlacementGroupCleanerCallback)
+        ]
+
+
 class Slots:
     """Starts the slots of a sweep; ends them and Ray with the block.
 
@@ -269,13 +283,13 @@ class Slots:
             self._free_leftovers(slot)
             max_trials = TRIALS_PER_GROUP
 
-    def _trainer(self, slot: int, max_trials: int) -> TorchTrainer:
+    def _trainer(self, slot: int, max_trials: int) -> SlimTrainer:
         """A new worker group."""
         cluster = self._cluster
         resources = {"CPU": cluster.cpus_per_worker}
         if cluster.gpus_per_worker:
             resources["GPU"] = cluster.gpus_per_worker
-        return TorchTrainer(
+        return SlimTrainer(
             train_loop,
             train_loop_config={
                 "slot": slot,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
 
 from raydp import adapters, models
 from raydp.cache import cache_dir
+from raydp.networks import untrained_weights
 from raydp.scores.base import measured
 from raydp.spec import SweepSpec
 from raydp.sweep.exchange import TrialFiles
@@ -103,7 +104,8 @@ class TrialRunner:
         Raises:
             Paused: the lead asked for it; the state is saved.
         """
-        adapters.initialise(self._parameters, self._spec.model.adapter, self._loaded.base_weights, plan.seed)
+        start = self._untrained(plan.seed) or self._loaded.base_weights
+        adapters.initialise(self._parameters, self._spec.model.adapter, start, plan.seed)
         ledger, notes, why = files.ledger(), list[str](), list[str]()
         stopping = self._spec.stopping
         checks = {} if stopping is None or lead is None else check_steps(plan.num_steps, stopping.checks)
@@ -135,12 +137,15 @@ class TrialRunner:
             "ledger": ledger.summary(),
             "resumed_from": trained.resumed_from,
             "train_seconds": trained.seconds,
+            **({"details": dict(trained.details)} if trained.details else {}),
             **({"notes": notes} if notes else {}),
         }
         if trained.ended_early:
             return {"status": "stopped", "reason": why[-1], **known} if self.comm.rank == 0 else {}
         started = time.perf_counter()
         measured = self._on_rank_0(lambda loaded: self._measure(loaded, plan.seed))
+        if variants := self._measure_variants(trained.variants, plan.seed):
+            measured["variants"] = variants
         weights = None
         if sharding.in_parts(self._parameters):
             weights = sharding.gathered(self._loaded.model.state_dict(keep_vars=True), self.comm)
@@ -156,6 +161,10 @@ class TrialRunner:
             "score_seconds": time.perf_counter() - started,
         }
 
+    def _untrained(self, seed: int) -> dict[str, torch.Tensor] | None:
+        """The start of a network of classification, which differs from seed to seed."""
+        return untrained_weights(self._spec.model.name, seed, new_classes=self._task.facts().num_new_tokens)
+
     def measure_base(self, seed: int) -> dict[str, Any]:
         """Utility and scores of the untrained base model (rank 0), or {} on the other ranks."""
 
@@ -164,6 +173,18 @@ class TrialRunner:
                 return {"status": "finished", **self._measure(base, seed)}
 
         return self._on_rank_0(measure)
+
+    def _measure_variants(self, variants: Mapping[float, Callable[[], None]], seed: int) -> list[dict[str, Any]]:
+        """Utility and scores at each claimed ε; afterwards the weights are those of before."""
+        kept = {name: p.detach().clone() for name, p in self._parameters.items()} if variants else {}
+        rows = []
+        for epsilon, put in variants.items():
+            put()
+            found = self._on_rank_0(lambda loaded: self._measure(loaded, seed))
+            rows.append({"claimed_epsilon": epsilon, **found})
+        for name, values in kept.items():
+            self._parameters[name].data.copy_(values)
+        return rows
 
     def _on_rank_0(self, work_fn: Callable[[models.LoadedModel], dict[str, Any]]) -> dict[str, Any]:
         if self._sharded:

@@ -81,6 +81,10 @@ def work(config: dict[str, Any]) -> None:
     shared: Shared = ray.get(reference)
     try:
         shared.require_folder()
+    except ValueError as error:
+        ray.get(queue.give_up.remote(slot, str(error)))
+        raise
+    try:
         torch.set_num_threads(max(1, int(shared.spec.cluster.cpus_per_worker)))
         runner = TrialRunner(shared.spec, shared.task, sharing.assemble(shared.model), comm, shared.key)
     except Exception as error:

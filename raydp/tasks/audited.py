@@ -1,9 +1,8 @@
-"""A task with canaries for a one-run audit: each has a token of its own, and is in the training data by a fair coin."""
+"""A task with canaries for a one-run audit: each has a token, or a class, of its own, and is in the training data by a
+fair coin."""
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,43 +10,31 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from raydp.models import first_new_token
+from raydp.tasks.canaries import CanaryClassificationTask, CanaryTask, with_canaries
 from raydp.tasks.derived import DerivedTask
 from raydp.tasks.examples import TokenizedExamples
+from raydp.tasks.labelled import ClassificationTask, LabelledExamples
 from raydp.tasks.language import LanguageModelingTask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-@dataclass(frozen=True, kw_only=True)
-class CanaryTask(LanguageModelingTask):
-    """A language modelling task whose last training examples are the canaries that are in.
-
-    Attributes:
-        canaries: all M, in and out, in an order that tells nothing.
-        first_new_token: id of the first one's token; those of the others follow.
-        included: [M] the coins: which are training examples. For counting right guesses only, never for guessing.
-    """
-
-    canaries: TokenizedExamples
-    first_new_token: int
-    included: NDArray[np.bool_]
-
-
 class AuditedTask(DerivedTask):
-    """Another task with input canaries of new tokens (Panda et al. 2025).
+    """Another task with input canaries of new tokens (Panda et al. 2025), or of new classes.
 
     A canary is a random prefix of ordinary tokens, unique to it, and then a token that the model does not know yet and
-    that occurs nowhere else; its loss is that of the new token alone. Each is put into the training data by an
-    independent fair coin. Those that are in are examples like any other: they count in n, are drawn, clipped and
-    accounted, and each is a unit of privacy.
+    that occurs nowhere else; its loss is that of the new token alone. In a task of classification it is an input of
+    random zeros and ones, with a class of its own. Each is put into the training data by an independent fair coin.
+    Those that are in are examples like any other: they count in n, are drawn, clipped and accounted, and each is a unit
+    of privacy.
 
     Needs full fine-tuning (model.adapter.type none): what is learnt of a new token is learnt in its embedding.
 
     Attributes:
         of: the task that is audited, `{name: ..., **parameters}`.
         num_canaries: M.
-        prefix_tokens: length of a prefix.
+        prefix_tokens: length of a prefix, in tasks of language modelling.
         seed: of the coins and the prefixes. It must not be used for anything else; `raydp audit` draws one.
     """
 
@@ -55,34 +42,36 @@ class AuditedTask(DerivedTask):
     prefix_tokens: int = Field(default=8, ge=1, le=512)
     seed: int = Field(ge=0, lt=2**63)
 
-    def build(self, tokenizer: PreTrainedTokenizerBase) -> CanaryTask:
+    def build(self, tokenizer: PreTrainedTokenizerBase | None) -> CanaryTask | CanaryClassificationTask:
         """Read the other task, write the canaries and throw the coins.
 
         Raises:
             ValueError: the other task is not usable, or there are fewer prefixes of that length than canaries.
         """
-        inner = self.inner(tokenizer)
-        if isinstance(inner, CanaryTask):
+        inner = self.of.params.build(None) if tokenizer is None else self.inner(tokenizer)
+        if isinstance(inner, CanaryTask | CanaryClassificationTask):
             raise ValueError(
                 f"task.of must be a task without canaries, got {self.of.name!r}. Audit what it is made of."
             )
+        return self._labelled(inner) if tokenizer is None else self._language(inner, tokenizer)
+
+    def _labelled(self, inner: ClassificationTask) -> CanaryClassificationTask:
+        inputs = np.random.default_rng([self.seed, 0]).integers(0, 2, (self.num_canaries, *inner.input_shape))
+        labels = inner.num_classes + np.arange(self.num_canaries)
+        canaries = LabelledExamples(inputs=inputs.astype(np.float32), labels=labels)
+        return with_canaries(CanaryClassificationTask, inner, canaries, self._coins())
+
+    def _language(self, inner: LanguageModelingTask, tokenizer: PreTrainedTokenizerBase) -> CanaryTask:
         prefixes = self._prefixes(tokenizer)
         first = first_new_token(tokenizer)
         canaries = TokenizedExamples.from_lists(
             [[*prefix, first + i] for i, prefix in enumerate(prefixes)], [self.prefix_tokens] * len(prefixes)
         )
-        included = np.random.default_rng([self.seed, 1]).random(self.num_canaries) < 0.5
-        task = inner.extended(canaries.select(np.flatnonzero(included)), unit="canary")
-        digest = hashlib.sha256(task.task_facts.content_hash.encode())
-        canaries.update_hash(digest)
-        facts = replace(
-            task.task_facts,
-            content_hash=digest.hexdigest(),
-            num_new_tokens=self.num_canaries,
-            notes={**task.task_facts.notes, "canaries": self.num_canaries, "canaries_in": int(included.sum())},
-        )
-        known = {f.name: getattr(task, f.name) for f in fields(task)}
-        return CanaryTask(**{**known, "task_facts": facts}, canaries=canaries, first_new_token=first, included=included)
+        return with_canaries(CanaryTask, inner, canaries, self._coins(), first_new_token=first)
+
+    def _coins(self) -> NDArray[np.bool_]:
+        """[M] which canaries are in."""
+        return np.random.default_rng([self.seed, 1]).random(self.num_canaries) < 0.5
 
     def _prefixes(self, tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, ...]]:
         """[M] distinct random sequences of ordinary tokens."""

@@ -24,11 +24,14 @@ class TaskFacts:
             example.
         privacy_unit: what one unit is, in words for the record: "e-mail", "window of at most 64 tokens", ...
         content_hash: SHA-256 (hex) of everything that defines the task: data, secrets, tokenisation.
-        num_tokens: target tokens in the training split.
+        num_tokens: target tokens in the training split; of classification all tokens of its texts, or its examples.
         notes: counts and curation steps to print and to record, name -> number, text or list.
         utility_is_public: whether `Task.utility` is a function of the model and of public data alone: no training
             example and no secret shapes what it is measured on. privacy.tuning private_selection needs it.
-        num_new_tokens: ids that its examples use beyond the tokenizer's; `models.load_base` adds them.
+        num_new_tokens: ids that its examples use beyond the tokenizer's, or classes beyond the task's own;
+            `models.load_base` adds them.
+        num_reference: of the units, those that are reference data: the last ones. They are examples like the others,
+            and can be weighted and scored apart.
     """
 
     num_examples: int
@@ -39,6 +42,12 @@ class TaskFacts:
     notes: dict[str, Any] = field(default_factory=dict)
     utility_is_public: bool = False
     num_new_tokens: int = 0
+    num_reference: int = 0
+
+    @property
+    def num_training(self) -> int:
+        """Of the units, those that are not reference data: the first ones."""
+        return self.num_units - self.num_reference
 
 
 class Space(Protocol):
@@ -104,6 +113,16 @@ class Batch:
     labels: torch.Tensor
     hidden: torch.Tensor | None = None
     first_layer: int = 0
+
+    @property
+    def device(self) -> torch.device:
+        return self.input_ids.device
+
+    @property
+    def size(self) -> str:
+        """In words, for messages."""
+        rows, width = self.input_ids.shape
+        return f"{rows} examples of {width} tokens"
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device."""

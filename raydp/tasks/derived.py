@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from raydp.plugins import PluginField, resolve_plugin
 from raydp.tasks.language import LanguageModelingTask
@@ -24,14 +24,26 @@ class DerivedTask(BaseModel):
 
     of: PluginField
 
-    @field_validator("of", mode="before")
+    @field_validator("of", "reference", mode="before", check_fields=False)
     @classmethod
-    def _known_task(cls, value: Any) -> Any:
+    def _known_task(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is None and info.field_name != "of":
+            return None
         problems: list[str] = []
-        plugin = resolve_plugin("tasks", "task.of", value, problems)
+        plugin = resolve_plugin("tasks", f"task.{info.field_name}", value, problems)
         if problems:
             raise ValueError("\n".join(problems))
         return plugin
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the task that it is made of is one of classification."""
+        return getattr(self.of.params, "classifies", False)
+
+    @property
+    def of_texts(self) -> bool:
+        """Whether a language model classifies its texts, and no network."""
+        return getattr(self.of.params, "of_texts", False)
 
     def inner(self, tokenizer: PreTrainedTokenizerBase) -> LanguageModelingTask:
         """The task that it is made of.

@@ -62,6 +62,11 @@ class TokenizedExamples:
         token_ids = [self.token_ids[self.offsets[i] : self.offsets[i + 1]].tolist() for i in indices]
         return TokenizedExamples.from_lists(token_ids, self.target_starts[indices].tolist())
 
+    def contents(self) -> list[bytes]:
+        """What each example says: equal for copies."""
+        bounds = zip(self.offsets[:-1], self.offsets[1:], strict=True)
+        return [self.token_ids[begin:end].tobytes() for begin, end in bounds]
+
     def num_targets(self) -> int:
         """Target tokens in all examples."""
         return int((self.lengths() - self.target_starts).sum())

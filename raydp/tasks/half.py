@@ -12,16 +12,19 @@ from pydantic import Field
 
 from raydp.tasks.derived import DerivedTask
 from raydp.tasks.examples import TokenizedExamples
+from raydp.tasks.labelled import ClassificationTask, LabelledExamples
 from raydp.tasks.language import LanguageModelingTask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Divisible = LanguageModelingTask | ClassificationTask
+
 
 class HalfTask(DerivedTask):
     """The examples of another task for which a coin shows heads, each with probability 1/2.
 
-    The coin of an example is a keyed hash of its tokens: it does not depend on the other examples, and copies of an
+    The coin of an example is a keyed hash of its content: it does not depend on the other examples, and copies of an
     example go together. The seed is public, and the coins have nothing to do with the sampling and the noise of
     training, whose key is the sweep's. The guarantee is for the half: n is the number of its examples, so that
     configurations are calibrated to another sample rate, and δ = n^-delta_exponent to another δ, than on the whole.
@@ -37,13 +40,13 @@ class HalfTask(DerivedTask):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     complement: bool = False
 
-    def build(self, tokenizer: PreTrainedTokenizerBase) -> LanguageModelingTask:
+    def build(self, tokenizer: PreTrainedTokenizerBase | None) -> Divisible:
         """Build the whole and keep the half.
 
         Raises:
             ValueError: as the task that it is made of; or its half has no example.
         """
-        whole = self.inner(tokenizer)
+        whole = self.whole(tokenizer)
         chosen = np.flatnonzero(self.includes(whole.train))
         if not len(chosen):
             raise ValueError(
@@ -53,11 +56,16 @@ class HalfTask(DerivedTask):
         notes = {**half.task_facts.notes, "half_of_examples": len(whole.train), "half_seed": self.seed}
         return replace(half, task_facts=replace(half.task_facts, notes=notes))
 
-    def includes(self, examples: TokenizedExamples) -> NDArray[np.bool_]:
+    def whole(self, tokenizer: PreTrainedTokenizerBase | None) -> Divisible:
+        """The task that it is made of, of language modelling or of classification.
+
+        Raises:
+            ValueError: its data are not usable.
+        """
+        return self.of.params.build(tokenizer) if self.classifies else self.inner(tokenizer)
+
+    def includes(self, examples: TokenizedExamples | LabelledExamples) -> NDArray[np.bool_]:
         """[n] whether each example of the whole is in the half."""
         key = b"raydp half" + self.seed.to_bytes(8, "little")
-        coins = [
-            hmac.digest(key, examples.token_ids[begin:end].tobytes(), "sha256")[0] & 1 == 1
-            for begin, end in zip(examples.offsets[:-1], examples.offsets[1:], strict=True)
-        ]
+        coins = [hmac.digest(key, content, "sha256")[0] & 1 == 1 for content in examples.contents()]
         return np.array(coins, np.bool_) != self.complement

@@ -68,6 +68,11 @@ class LanguageModelingTask:
             raise ValueError(
                 "privacy.unit must be example where examples are added or left out, got user. Leave it out of the spec."
             )
+        if self.task_facts.num_reference:
+            raise ValueError(
+                "task.of must be a task without reference data where examples are added or left out, got one with. "
+                "Make with_reference of the changed task instead."
+            )
 
     def _with_train(self, train: TokenizedExamples, unit: str) -> LanguageModelingTask:
         """The task with other training examples, which nothing is known of the users of."""
@@ -100,6 +105,8 @@ class LanguageModelingTask:
 
     def by_user(self) -> LanguageModelingTask:
         """Examples are put in the order of their users. The name of the unit tells the largest number of examples."""
+        if self.task_facts.num_reference:
+            raise ValueError("privacy.unit must be example with reference data, got user. Leave it out of the spec.")
         if self.users is None:
             raise ValueError(
                 "privacy.unit must be example where the task does not know its users, got user. With the task text, "

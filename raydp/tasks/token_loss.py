@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from raydp.adapters import calling, causal_model, skipping_layers
-from raydp.soft_prompts import with_soft_prompt
 from raydp.tasks.base import Batch
+from raydp.virtual_tokens import Reading, reading
 
 IGNORE = -100
 CHUNK_TOKENS = 128
@@ -24,39 +24,35 @@ def token_nll(model: nn.Module, batch: Batch) -> torch.Tensor:
     """[B, L - 1] negative log-likelihood (nats, fp32) of each next token, 0 where it is not a target.
 
     A frozen output layer is fused with the loss; one that is trained, or of an architecture that is not known to be
-    plain, goes through the model's own forward pass. A soft prompt stands before the tokens and has no loss itself.
+    plain, goes through the model's own forward pass. Virtual tokens stand before the text and have no loss themselves.
     """
-    called, inputs, virtual = _reading(model, batch)
-    labels = batch.labels[:, 1:]
-    causal = causal_model(model)
+    read, labels, causal = _reading(model, batch), batch.labels[:, 1:], causal_model(model)
     with _from_hidden(model, batch):
         if not _has_plain_frozen_head(causal):
-            logits = called(**inputs).logits[:, virtual:-1]
+            logits = read.model(**read.inputs).logits[:, read.columns : -1]
             flat = F.cross_entropy(
                 logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1), ignore_index=IGNORE, reduction="none"
             )
             return flat.view(labels.shape)
-        with calling(model, lambda: _fused_nll(causal, inputs, labels, virtual)):
+        with calling(model, lambda: _fused_nll(causal, read, labels)):
             return model()
 
 
 def token_logits(model: nn.Module, batch: Batch) -> torch.Tensor:
     """[B, L - 1, V] logits of each next token, in the model's type; for what needs more of them than the loss."""
-    called, inputs, virtual = _reading(model, batch)
+    read = _reading(model, batch)
     with _from_hidden(model, batch):
-        return called(**inputs).logits[:, virtual:-1]
+        return read.model(**read.inputs).logits[:, read.columns : -1]
 
 
-def _reading(model: nn.Module, batch: Batch) -> tuple[nn.Module, dict[str, Any], int]:
-    """What to call, with what, and the virtual tokens that stand before the batch's own."""
-    if batch.hidden is None:
-        called, tokens, virtual = with_soft_prompt(model, batch.input_ids)
-    else:
-        called, tokens, virtual = model, {"inputs_embeds": batch.hidden}, 0
-    rows, width = batch.input_ids.shape
-    positions = torch.arange(virtual + width, device=batch.input_ids.device)
-    # Positions have a row for each example: they are an input like any other where their embeddings are trained.
-    return called, {**tokens, "position_ids": positions.expand(rows, -1), "use_cache": False}, virtual
+def _reading(model: nn.Module, batch: Batch) -> Reading:
+    """How the model reads a batch, or goes on from its hidden states."""
+    read = reading(model, batch.input_ids)
+    if batch.hidden is not None:
+        del read.inputs["input_ids"]
+        read.inputs["inputs_embeds"] = batch.hidden
+    read.inputs["use_cache"] = False
+    return read
 
 
 def _from_hidden(model: nn.Module, batch: Batch) -> AbstractContextManager[None]:
@@ -64,9 +60,9 @@ def _from_hidden(model: nn.Module, batch: Batch) -> AbstractContextManager[None]
     return nullcontext() if batch.hidden is None else skipping_layers(model, batch.first_layer)
 
 
-def _fused_nll(causal: nn.Module, inputs: dict[str, Any], labels: torch.Tensor, virtual: int) -> torch.Tensor:
+def _fused_nll(causal: nn.Module, read: Reading, labels: torch.Tensor) -> torch.Tensor:
     """[B, L - 1] negative log-likelihood of targets through a frozen output layer."""
-    hidden = getattr(causal, causal.base_model_prefix)(**inputs).last_hidden_state[:, virtual:-1]
+    hidden = getattr(causal, causal.base_model_prefix)(**read.inputs).last_hidden_state[:, read.columns : -1]
     wanted = labels != IGNORE
     nll = FrozenHeadLoss.apply(hidden[wanted], causal.get_output_embeddings().weight, labels[wanted])
     return torch.zeros(labels.shape, device=nll.device).masked_scatter(wanted, nll)

@@ -149,10 +149,11 @@ def _adapted(folder: Path, recorded: dict[str, str], base: str | None, dtype: st
 def _full(folder: Path, dtype: str) -> nn.Module:
     """A model of which every weight was trained."""
     import torch
-    from transformers import AutoModelForCausalLM
+
+    from raydp.models import read_model
 
     with _safetensors_only(folder):
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), use_safetensors=True)
+        return read_model(folder, getattr(torch, dtype))
 
 
 @contextmanager

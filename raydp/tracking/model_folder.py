@@ -34,6 +34,7 @@ from raydp.tracking.store import Store, artifact_bytes
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import LoggedModel
+    from mlflow.models import ModelSignature
 
 CARD_FILE = "privacy.md"
 MODEL_FILE = "MLmodel"
@@ -118,22 +119,36 @@ def replace_cards(store: Store, model: LoggedModel, trial: TrialRecord, key: Sig
 
 def write_mlmodel(path: Path, kind: str, base_name: str, *, model_id: str | None, run_id: str | None) -> None:
     """MLflow's description of the folder: what it is, and what `mlflow models serve` loads it by."""
-    from mlflow.models import Model, ModelSignature
-    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
+    from mlflow.models import Model
 
-    text = Schema([ColSpec(DataType.string, "prompt")])
-    params = ParamSchema(
-        [
-            ParamSpec("max_new_tokens", DataType.long, 32),
-            ParamSpec("temperature", DataType.double, 0.0),
-        ]
-    )
     flavors = {
         "raydp": {"kind": kind, "base": base_name, "loader": "raydp.load_model"},
         "python_function": {"loader_module": LOADER},
     }
-    signature = ModelSignature(inputs=text, outputs=Schema([ColSpec(DataType.string, "text")]), params=params)
-    Model(model_id=model_id, run_id=run_id, flavors=flavors, signature=signature).save(str(path))
+    Model(model_id=model_id, run_id=run_id, flavors=flavors, signature=_signature(base_name)).save(str(path))
+
+
+def _signature(base_name: str) -> ModelSignature:
+    """Prompts in and texts out; of a network of classification arrays in and probabilities out."""
+    import numpy as np
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema, TensorSpec
+
+    if ":" in base_name:  # no language model has one
+        from raydp.networks import NetworkName
+
+        network = NetworkName.parse(base_name)
+        assert network is not None, f"{base_name} is the name of a network"
+        return ModelSignature(
+            inputs=Schema([TensorSpec(np.dtype(np.float32), (-1, *network.input_shape))]),
+            outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, network.num_classes))]),
+        )
+    params = [ParamSpec("max_new_tokens", DataType.long, 32), ParamSpec("temperature", DataType.double, 0.0)]
+    return ModelSignature(
+        inputs=Schema([ColSpec(DataType.string, "prompt")]),
+        outputs=Schema([ColSpec(DataType.string, "text")]),
+        params=ParamSchema(params),
+    )
 
 
 def _write_cards(trial: TrialRecord, folder: Path) -> None:

@@ -1,4 +1,5 @@
-"""What `mlflow models serve` and `mlflow.pyfunc.load_model` load a model's folder by: prompts in, texts out.
+"""What `mlflow models serve` and `mlflow.pyfunc.load_model` load a model's folder by: prompts in, texts out; of a
+classifier arrays in, probabilities out.
 
 MLflow reads the folder's MLmodel, which names this module, before anything can be compared with the seal. Where the
 artifact store is not trusted, serve a folder that `raydp models export` wrote.
@@ -11,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raydp.tracking.loading import load_folder, tokenizer_in
+import numpy as np
+from numpy.typing import NDArray
+
+from raydp.tracking.loading import load_folder, recorded_base, tokenizer_in
 from raydp.tracking.seal import SEAL_FILE, Seal, folder_problem
 from raydp.tracking.signing import trusted_keys
 
@@ -55,7 +59,23 @@ class TextGenerator:
         return texts
 
 
-def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> TextGenerator:
+@dataclass(frozen=True, kw_only=True)
+class Classifier:
+    """A network of classification, as MLflow's scoring server calls it."""
+
+    model: Any
+
+    def predict(self, model_input: NDArray[np.float32], params: Mapping[str, Any] | None = None) -> NDArray[np.float32]:
+        """[n, K] probabilities of the classes, of inputs [n, *shape]."""
+        import torch
+
+        with torch.inference_mode():
+            inputs = torch.as_tensor(np.asarray(model_input, dtype=np.float32))
+            found: NDArray[np.float32] = torch.softmax(self.model(inputs).float(), dim=1).numpy()
+            return found
+
+
+def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> TextGenerator | Classifier:
     """MLflow's entry point.
 
     Args:
@@ -75,4 +95,7 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Te
     if problem is not None:
         raise ValueError(f"MODEL must hold what its privacy card was made for, got {path}: {problem}. Fetch it again.")
     base = options.get("base")
-    return TextGenerator(model=load_folder(folder, base, options.get("dtype")), tokenizer=tokenizer_in(folder, base))
+    model = load_folder(folder, base, options.get("dtype"))
+    if ":" in recorded_base(folder)["name"]:  # a network of classification; no language model has one
+        return Classifier(model=model)
+    return TextGenerator(model=model, tokenizer=tokenizer_in(folder, base))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,10 @@ class CheckpointStore:
     folder: Path
     run_id: str
     warn: Callable[[str], None] = print
+
+    def beside(self, name: str) -> CheckpointStore:
+        """Another store of the same run, for a part of it that has an end of its own."""
+        return replace(self, folder=self.folder.with_name(f"{self.folder.name}-{name}"))
 
     def save(self, step: int, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
         """Write the state after `step` steps. Training goes on without where the disk is full: those of before stay."""

@@ -87,7 +87,11 @@ class ClippedGradients:
                     self._unproven.add(module)
 
     def accumulate(
-        self, loss_fn: Callable[[], torch.Tensor], total: MutableMapping[str, torch.Tensor], examples_per_unit: int = 1
+        self,
+        loss_fn: Callable[[], torch.Tensor],
+        total: MutableMapping[str, torch.Tensor],
+        examples_per_unit: int = 1,
+        weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Add the clipped gradients of a micro-batch to a running sum.
 
@@ -96,6 +100,8 @@ class ClippedGradients:
             total: parameter name -> running sum, fp32, changed in place.
             examples_per_unit: m examples in a row are one unit of privacy, of U = B / m; the sum of their gradients is
                 clipped (user-level DP-SGD with user-level sampling: McMahan et al. 2018; Charles et al. 2024).
+            weights: [U] in [0, 1], what a unit's clipped gradient is multiplied with; it then changes the sum by at
+                most so many clipping norms.
 
         Returns:
             [2, U]: the mean loss of each unit and its gradient's norm before clipping.
@@ -113,12 +119,16 @@ class ClippedGradients:
                 squares = self._with_decay(squares, uses, gradients, decay)
             norms = squares.clamp(min=0).sqrt()
             finite = torch.isfinite(norms)
+            any_finite = finite.any()
             factors = torch.where(finite, self.clipping.factors(norms), 0.0)
+            if weights is not None:
+                factors = factors * weights
             for name, used in uses.items():
                 for use, gradient in zip(used, gradients[name], strict=True):
                     total[name] += _clipped_sum(use, gradient, factors, finite, self.parameters[name].shape)
-                if decay:
-                    total[name] += decay * factors.sum() * self.parameters[name].float()
+                if decay:  # a norm is finite where the weights are; 0 times infinity would tell of an example
+                    decayed = decay * factors.sum() * self.parameters[name].float()
+                    total[name] += torch.where(any_finite, decayed, 0.0)
             return torch.stack([losses.detach().float().view(-1, examples_per_unit).mean(dim=1), norms])
 
     def _with_decay(

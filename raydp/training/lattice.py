@@ -14,6 +14,9 @@ to the sensitivity of the rounded sum. Neighbours' sums are at most c apart; rou
 Δ/2 in either, so the rounded ones are at most c + Δ sqrt(d) apart over d coordinates. Δ is chosen such that
 Δ sqrt(d) <= c LATTICE_SHARE, and the noise is NOISE_WIDENING times as wide as σ c; what is left between the two is for
 the rounding of the clipped gradients in single precision. docs/privacy.md says what remains.
+
+Nothing of this needs N to be independent of the noise of other steps: where it leans on them, all releases together are
+a rounding, coordinate by coordinate, of what the Gaussian mechanism with that covariance released of the rounded sums.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ def add_lattice_noise(gradient: torch.Tensor, noise: NDArray[np.float64], *, std
 
     Args:
         gradient: the sum, or a parameter's or shard's part of it, contiguous, of any floating type, finite.
-        noise: [number of coordinates] independent standard normals.
+        noise: [number of coordinates] standard normals; or noise in units of std that leans on the steps before.
         std: standard deviation of the noise: NOISE_WIDENING σ c.
         step: Δ, of `lattice_step`.
 

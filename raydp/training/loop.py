@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from raydp.tasks.base import Batch, Task
 from raydp.training import sharding
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm, LocalComm
+from raydp.training.correlated import CorrelatedNoise
 from raydp.training.lattice import NOISE_WIDENING, add_lattice_noise, lattice_step
 from raydp.training.memory import is_out_of_memory
 from raydp.training.microbatches import Units
@@ -24,6 +25,7 @@ from raydp.training.resuming import resume, whole_state
 from raydp.training.stream import KeyedStream
 from raydp.training.thresholds import Clipping
 from raydp.training.trial import Paused, Trained, Trainee, TrialPlan
+from raydp.training.weights import UnitWeights
 
 PAUSE = 4
 """Where in a step's sums rank 0 says that the run is to pause."""
@@ -37,7 +39,11 @@ class GradientSum(Protocol):
     """Adds a micro-batch's gradients to a running sum; see ClippedGradients."""
 
     def accumulate(
-        self, loss_fn: Callable[[], torch.Tensor], total: MutableMapping[str, torch.Tensor], examples_per_unit: int = 1
+        self,
+        loss_fn: Callable[[], torch.Tensor],
+        total: MutableMapping[str, torch.Tensor],
+        examples_per_unit: int = 1,
+        weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Returns [2, U] losses and gradient norms of the units."""
 
@@ -52,6 +58,8 @@ class StepRule:
         clipping: owns the threshold c, which may move from step to step; inf where nothing is clipped.
         noise_multiplier: standard deviation of the noise on the sum, per coordinate, over its sensitivity; 0 for none.
         optimizer: holds the trained parameters in the order of their sorted names.
+        noise: how the noise of a step leans on that of the steps before; it does not where nothing is given.
+        weights: of the units, each of one example; None where all weigh alike.
     """
 
     indices_fn: Callable[[int], NDArray[np.int64]]
@@ -59,6 +67,8 @@ class StepRule:
     clipping: Clipping
     noise_multiplier: float
     optimizer: torch.optim.Optimizer
+    noise: CorrelatedNoise = field(default_factory=CorrelatedNoise)
+    weights: UnitWeights | None = None
 
 
 def run(
@@ -73,8 +83,9 @@ def run(
     """Train for plan.num_steps steps, from the newest checkpoint if there is one.
 
     The update of a step is (Σ_i clipped gradient_i + noise) / b with b the expected batch size, never the drawn one
-    (Abadi et al. 2016, Algorithm 1; Hu et al. 2025, Algorithm 2 divides by the drawn one). The noise is drawn once, on
-    rank 0, from the run's keyed stream; where the trained parameters are sharded, each rank has a part of the gradient
+    (Abadi et al. 2016, Algorithm 1; Hu et al. 2025, Algorithm 2 divides by the drawn one). Where units have weights,
+    the clipped gradients are multiplied with them, and the whole with their scale. The noise is drawn once, on rank 0,
+    from the run's keyed stream; where the trained parameters are sharded, each rank has a part of the gradient
     to itself and draws that part of the same noise.
     """
     started = time.perf_counter()
@@ -90,7 +101,8 @@ def run(
     for step in [] if ended_early else range(first, plan.num_steps):
         pause = comm.rank == 0 and trainee.pause_fn is not None and trainee.pause_fn()
         threshold = rule.clipping.max_grad_norm
-        share = units.share(rule.indices_fn(step), comm)
+        drawn = rule.indices_fn(step)
+        share = units.share(drawn if rule.weights is None else rule.weights.counting(drawn), comm)
         while (sums := _accumulate(units, share, rule, trainee, task, total, comm)) is None:
             trainee.budget.halve()
         sums[PAUSE] += pause  # every rank hears of it with the step's sums
@@ -99,8 +111,10 @@ def run(
         if rule.noise_multiplier > 0 and holders.rank == 0:
             if trainee.ledger is not None and comm.rank == 0:
                 trainee.ledger.record(step)
-            _add_noise(total, parts, stream, step, rule.noise_multiplier, threshold)
+            _add_noise(total, parts, stream, step, rule.noise_multiplier, threshold, rule.noise)
         flat /= plan.batch_size
+        if rule.weights is not None:
+            flat *= rule.weights.scale
         holders.broadcast(flat)
         rule.optimizer.step()
         history.append(_record(step, sums, threshold))
@@ -170,8 +184,10 @@ def _accumulate(
         indices, per_unit = found or (np.argmin(units.lengths)[None], 1)
         batch = task.batch(indices).to(device)
         into = idle if found is None else running
+        weights = None if rule.weights is None or found is None else rule.weights.of(indices, device)
+        assert weights is None or per_unit == 1, "weights are of units of one example"
         try:
-            losses, norms = rule.gradients.accumulate(partial(losses_of, trainee, task, batch), into, per_unit)
+            losses, norms = rule.gradients.accumulate(partial(losses_of, trainee, task, batch), into, per_unit, weights)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -191,20 +207,18 @@ def _accumulate(
 
 def losses_of(trainee: Trainee, task: Task, batch: Batch) -> torch.Tensor:
     """[B] per-example losses, with the matrix products in the trainee's precision."""
-    device = batch.input_ids.device.type
-    with torch.autocast(device, dtype=trainee.autocast, enabled=trainee.autocast is not None):
+    with torch.autocast(batch.device.type, dtype=trainee.autocast, enabled=trainee.autocast is not None):
         return task.per_example_loss(trainee.model, batch)
 
 
 def _too_large(trainee: Trainee, batch: Batch, per_unit: int) -> str:
-    rows, width = batch.input_ids.shape
     if trainee.microbatch_size is not None:
         return (
-            f"cluster.microbatch_size must fit into memory, got {trainee.microbatch_size}, and {rows} examples of "
-            f"{width} tokens do not. Lower it, or leave it out."
+            f"cluster.microbatch_size must fit into memory, got {trainee.microbatch_size}, and {batch.size} "
+            "do not. Lower it, or leave it out."
         )
     return (
-        f"one unit of {per_unit} examples of {width} tokens does not fit into memory. Set "
+        f"one unit of {batch.size} does not fit into memory. Set "
         "cluster.gradient_checkpointing, shorten the examples or let a user give fewer of them."
     )
 
@@ -230,14 +244,14 @@ def _add_noise(
     step: int,
     noise_multiplier: float,
     threshold: float,
+    source: CorrelatedNoise,
 ) -> None:
     """Add noise of std σ c to every coordinate of the sum that this rank holds, on a lattice, from the stream of its
     parameter's name. The lattice is that of the whole sum."""
     lattice = lattice_step(threshold, sum(part.count for part in parts.values()))
     std = noise_multiplier * threshold * NOISE_WIDENING
     for name, gradient in total.items():
-        held = slice(parts[name].start, parts[name].stop)
-        noise = stream.normal(parts[name].count, step=step, purpose="noise", name=name, part=held)
+        noise = source.normal(stream, parts[name], step=step, name=name)
         add_lattice_noise(gradient, noise, std=std, step=lattice)
 
 

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from raydp.files import write_atomically
+from raydp.virtual_tokens import FixedCache
 
 START_TOKENS = {"cpu": 1024, "cuda": 16_384}
 """Padded tokens of a micro-batch to begin with: on a CPU what the caches hold, on a GPU what fills it."""
@@ -126,8 +128,9 @@ def recompute_layers(model: nn.Module) -> None:
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(forward)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
+        caches = [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]
+        if not torch.is_grad_enabled() or any(not isinstance(cache, FixedCache) for cache in caches):
+            return forward(*args, **kwargs)  # a second time it would append to the cache again
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
     return call

@@ -103,7 +103,9 @@ class KeyedStream:
                 torch.mul(radius, angle.sin(), out=drawn[half + first - start : half + last - start])
         return drawn.numpy()
 
-    def poisson_mask(self, num_examples: int, batch_size: int, *, step: int) -> NDArray[np.bool_]:
+    def poisson_mask(
+        self, num_examples: int, batch_size: int, *, step: int, purpose: str = "mask"
+    ) -> NDArray[np.bool_]:
         """[n] mask: each example is in, independently, with probability b/n.
 
         Source: Poisson subsampling as in Hu et al. 2025, Algorithm 2, line 2. The threshold is the integer
@@ -113,7 +115,7 @@ class KeyedStream:
         if batch_size == num_examples:
             return np.ones(num_examples, np.bool_)
         threshold = np.uint64((batch_size << 64) // num_examples)
-        return self.bits(num_examples, step=step, purpose="mask") < threshold
+        return self.bits(num_examples, step=step, purpose=purpose) < threshold
 
 
 def _words(subkey: bytes, start: int, count: int) -> NDArray[np.uint64]:

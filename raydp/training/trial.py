@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,6 +24,8 @@ class TrialPlan:
         num_examples: n, the units of privacy that are drawn from (examples, or users). The sampling rate is b / n.
         noise_multiplier: σ of the accounted mechanism, noise std over the sensitivity; 0 for a method without noise.
         seed: public label of the repetition: initialisation and score sampling.
+        claimed_epsilon: ε that a method claims without proof, and
+        delta: its δ; None for the other methods, whose ε is accounted.
     """
 
     run_id: str
@@ -32,6 +35,8 @@ class TrialPlan:
     seed: int
     num_examples: int
     noise_multiplier: float
+    claimed_epsilon: float | None = None
+    delta: float | None = None
 
     @property
     def configuration(self) -> Configuration:
@@ -85,9 +90,13 @@ class Trained:
         ended_early: a check ended it before its last step; the history says after how many.
         resumed_from: steps that a checkpoint spared, 0 without one.
         seconds: wall-clock of this process's part.
+        details: what else is known of the run, as JSON values. It stays in the sweep's folder, as private as the data.
+        variants: claimed ε -> puts the weights that are claimed to have it into the model, on every rank.
     """
 
     history: list[dict[str, float]]
     ended_early: bool
     resumed_from: int
     seconds: float
+    details: Mapping[str, Any] = field(default_factory=dict)
+    variants: Mapping[float, Callable[[], None]] = field(default_factory=dict)

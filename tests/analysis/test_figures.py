@@ -19,6 +19,7 @@ from analysis import (
     report_figures,
     score_variance,
     select,
+    write_comparison,
 )
 from analysis.figures import (
     configurations_and_seeds,
@@ -159,6 +160,26 @@ def test_files_need_a_known_format_and_kaleido(points, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "kaleido", None)
     with pytest.raises(ValueError, match=r"pip install 'raydp-tune\[figures\]'"):
         save_figures(figures, tmp_path)
+
+
+def test_more_groups_than_colours_are_told_apart_by_symbols(points):
+    groups = {f"group {place}": points for place in range(12)}
+    for name in ("layout", "spread"):
+        marks = {(trace.marker.color, trace.marker.symbol) for trace in comparison_figures(groups)[name].data}
+        assert len(marks) == 12
+
+
+def test_a_comparison_says_which_epsilon_is_only_claimed(points, tmp_path):
+    claiming = points.assign(epsilon=float("inf"), claimed_epsilon=7.25)
+    selections = [select(points), select(points, rule="best-utility")]
+    write_comparison({"a": points, "b": points}, {"a": selections, "b": selections}, tmp_path / "plain.html", title="x")
+    write_comparison(
+        {"a": points, "b": claiming}, {"a": selections, "b": selections}, tmp_path / "both.html", title="x"
+    )
+    assert "claimed" not in (tmp_path / "plain.html").read_text()
+    page = (tmp_path / "both.html").read_text()
+    assert "claimed ε, not certified" in page
+    assert page.count(">7.25<") == 1
 
 
 def test_names_are_shown_letter_by_letter(points):

@@ -46,6 +46,7 @@ def growing(*, max_nodes: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.thorough
 def test_nodes_are_added_for_the_workers_of_a_sweep(done: Done, tmp_path: Path) -> None:
     """Two nodes of one CPU can be added; there is none at the start, and never one for the third worker group."""
     config = tmp_path / "autoscaler.json"

@@ -28,7 +28,7 @@ def hosts(tmp_path: Path) -> Iterator[RayHosts]:
         yield opened
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_the_points_of_several_hosts_are_those_of_one(
     hosts: RayHosts, done: Done, tmp_path: Path, workers: int
 ) -> None:
@@ -37,6 +37,7 @@ def test_the_points_of_several_hosts_are_those_of_one(
     finish(hosts.raydp(tmp_path, "sweep", "spec.yaml", "--json"), spec, done)
 
 
+@pytest.mark.thorough
 def test_a_node_that_is_switched_off_loses_nothing(hosts: RayHosts, done: Done, tmp_path: Path) -> None:
     spec = write_spec(tmp_path, hosts)
     driver = hosts.raydp(tmp_path, "sweep", "spec.yaml", "--json")
@@ -46,6 +47,7 @@ def test_a_node_that_is_switched_off_loses_nothing(hosts: RayHosts, done: Done, 
     assert_kept(finished)
 
 
+@pytest.mark.thorough
 def test_a_node_that_is_given_notice_saves_its_state(hosts: RayHosts, tmp_path: Path) -> None:
     """No checkpoint is due, and no run may be tried twice: it goes on elsewhere from the state that it saved."""
     spec = spec_of(tmp_path)
@@ -68,6 +70,7 @@ def test_a_node_that_is_given_notice_saves_its_state(hosts: RayHosts, tmp_path: 
     assert {(r["attempts"], r["ledger"]["noisy_steps"], r["ledger"]["replays"]) for r in found} == {(1, 400, 0)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seconds", [5, DEAD_SECONDS + 20], ids=["shortly", "until it is taken for dead"])
 def test_a_node_that_is_cut_off_and_comes_back_loses_nothing(
     hosts: RayHosts, done: Done, tmp_path: Path, seconds: float
@@ -83,6 +86,7 @@ def test_a_node_that_is_cut_off_and_comes_back_loses_nothing(
     assert_kept(finished)
 
 
+@pytest.mark.thorough
 def test_the_head_with_the_driver_is_switched_off_and_another_cluster_goes_on(
     hosts: RayHosts, done: Done, tmp_path: Path
 ) -> None:

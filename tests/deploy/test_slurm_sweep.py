@@ -88,6 +88,7 @@ def test_a_sweep_runs_on_all_nodes_and_leaves_nothing_behind(cluster: Slurm, tmp
     assert not leftovers(job)
 
 
+@pytest.mark.thorough
 def test_a_signal_before_the_time_limit_stops_queues_again_and_goes_on(cluster: Slurm, tmp_path: Path) -> None:
     space = {"batch_size": [64], "num_steps": [10, 200], "learning_rate": [0.01, 0.02]}
     spec = write(tmp_path, small_spec(tmp_path, space=space), checkpoint_seconds=1)

@@ -101,3 +101,23 @@ def test_what_is_not_used_is_no_part_of_the_identity() -> None:
 def test_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DPSGD(**options)
+
+
+def test_opacus_does_not_see_a_penalty_in_the_loss() -> None:
+    """So what was trained with it "by adjusting the loss function" (Guo 2024, section 5.3) had no decay that is
+    clipped: its hooks find an example's gradient in the layers, and a penalty goes past them."""
+    from opacus import GradSampleModule
+
+    def gradients(weight_decay: float) -> tuple[torch.Tensor, torch.Tensor]:
+        layer = nn.Linear(3, 2)
+        with torch.no_grad():
+            layer.weight.copy_(torch.tensor([[1.0, -2, 3], [0.5, 1, -1]]))
+            layer.bias.fill_(0.1)
+        model = GradSampleModule(layer)
+        penalty = sum(p.square().sum() for p in model.parameters()) * weight_decay / 2
+        (model(torch.tensor([[1.0, 2, 3], [3, 1, 2]])).logsumexp(dim=1).sum() + penalty).backward()
+        return layer.weight.grad_sample, layer.weight.grad
+
+    (of_examples, summed), (with_penalty, summed_with_penalty) = gradients(0.0), gradients(10.0)
+    assert torch.equal(of_examples, with_penalty)
+    torch.testing.assert_close(summed_with_penalty - summed, torch.tensor([[10.0, -20, 30], [5, 10, -10]]))

@@ -88,17 +88,13 @@ def test_rdp_leaves_out_the_fractional_orders_that_opacus_gets_wrong() -> None:
         assert values[0] > 0
 
 
-def test_pld_stays_above_the_exact_value_where_the_plain_library_falls_below_it() -> None:
-    """100,000 steps leave 1e-12 to 1e-11 of rounding noise in δ: the library's answer at δ = 1e-10 is optimistic."""
-    from dp_accounting.pld import privacy_loss_distribution
-
+def test_pld_stays_above_the_exact_value_where_rounding_moves_the_plain_librarys() -> None:
+    """100,000 steps leave 1e-12 to 1e-11 of rounding noise in δ, and it depends on the processor whether the plain
+    library's answer at δ = 1e-10 is then above the exact one, 43.663 (43.678 on one), or below."""
     steps, mu, delta = 100_000, 5.0, 1e-10
-    sigma = steps**0.5 / mu
-    plain = privacy_loss_distribution.from_gaussian_mechanism(sigma, value_discretization_interval=1e-4)
-    exact = gaussian_epsilon(mu, delta)
-    assert plain.self_compose(steps).get_epsilon_for_delta(delta) < exact
     # A sample rate a hair below 1 takes our general path instead of the closed composition of full batches.
-    event = PoissonGaussian(sample_rate=1 - 1e-9, noise_multiplier=sigma, num_steps=steps)
+    event = PoissonGaussian(sample_rate=1 - 1e-9, noise_multiplier=steps**0.5 / mu, num_steps=steps)
+    exact = gaussian_epsilon(mu, delta)
     assert exact <= PLDAccountant().epsilon(event, delta) <= 1.02 * exact
 
 

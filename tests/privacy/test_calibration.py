@@ -278,3 +278,11 @@ def test_search_ends_just_below_the_target_from_anywhere(start: float, power: fl
 def test_search_says_so_when_no_noise_is_tight(constant: float) -> None:
     with pytest.raises(CalibrationError, match=r"noise_multiplier must be between 0.01 and 1e\+06: epsilon 2 is not"):
         smallest_noise(lambda sigma: constant, target=2.0, start=0.0, slope=-1.5, tolerance=1e-3)
+
+
+@pytest.mark.parametrize(("batch_size", "num_examples"), [(7, 49), (3, 41), (1, 49), (250, 3_000_017), (4, 4)])
+def test_an_event_asks_for_the_noise_of_its_own_sampling(batch_size: int, num_examples: int) -> None:
+    """Also where b/n · n is not b in floating point."""
+    event = PoissonGaussian(sample_rate=batch_size / num_examples, noise_multiplier=1e-6, num_steps=9)
+    asked = CalibrationRequest.of(event, num_examples=num_examples, target=PrivacyTarget(epsilon=2, delta=1e-9))
+    assert (asked.sample_rate, asked.num_steps, asked.batch_size) == (event.sample_rate, 9, batch_size)

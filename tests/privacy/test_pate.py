@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -222,3 +223,25 @@ def test_what_is_no_vote_is_refused(
     answer = raydp("pate", "votes.csv", *(x for pair in given.items() for x in pair))
     assert (answer.code, answer.out) == (2, "")
     assert message in answer.err
+
+
+def test_a_run_of_the_method_says_its_own_noise_and_delta(raydp: Callable[..., Answer], tmp_path: Path) -> None:
+    run = tmp_path / "sweep" / "trials" / "abc"
+    run.mkdir(parents=True)
+    votes = [[30, 15, 5], [26, 24, 0]]
+    details = {"votes": votes, "sigma": 9.5, "threshold": 28.0, "sigma1": 14.0, "answered": 1}
+    (run / "result.json").write_text(json.dumps({"status": "finished", "details": details}))
+    (run.parent.parent / "plan.json").write_text(json.dumps({"delta": 1e-4}))
+    path = tmp_path / "votes.csv"
+    path.write_text("".join(",".join(map(str, row)) + "\n" for row in votes))
+    by_hand = raydp("pate", path, "--sigma", 9.5, "--delta", 1e-4, "--threshold", 28, "--sigma1", 14, "--json")
+    assert raydp("pate", run, "--json").json() == by_hand.json()
+    for arguments, message in (
+        ((run, "--sigma", 3), "--sigma must be left out with a run's folder"),
+        ((tmp_path,), "VOTES must be a CSV file, or the folder of a finished run of method pate"),
+        ((path, "--delta", 1e-4), "--sigma must be given with a file of votes"),
+        ((path, "--sigma", 3), "--delta must be given with a file of votes"),
+    ):
+        answer = raydp("pate", *arguments)
+        assert answer.code == 2
+        assert message in " ".join(answer.err.split())

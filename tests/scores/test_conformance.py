@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from raydp.registries import BUILTIN, resolve
@@ -10,7 +12,7 @@ from raydp.scores.air import AttributeInference
 from raydp.scores.exposure import Exposure
 from raydp.scores.extraction import ExtractionProbability
 from raydp.scores.logprob import LogProbability
-from raydp.scores.mia import MembershipInference
+from raydp.scores.mia import MembershipInference, ReferenceMembershipInference
 from raydp.scores.vmr import VerbatimMemorization
 from raydp.scores.vmr_exact import ExactVerbatimMemorization
 from raydp.scores.vmr_greedy import GreedyVerbatimMemorization
@@ -100,11 +102,29 @@ class TestMembershipInference(ScoreConformance):
             self.score.check(self.task())
 
 
+class TestReferenceMembershipInference(TestMembershipInference):
+    """Its members are the reference data: here all that is trained on."""
+
+    name, score = "mia_of_reference", ReferenceMembershipInference()
+
+    def task(self, secrets=(), controls=()):
+        task = super().task(secrets, controls)
+        return replace(task, task_facts=replace(task.task_facts, num_reference=len(task.train)))
+
+    def test_a_task_without_its_kind_of_secret_is_refused_before_training(self):
+        others = [told(made_up_secrets(self.kind, 3, seed=seed)) for seed in (5, 6)]
+        with pytest.raises(ValueError, match="task must have reference data"):
+            self.score.check(examples_task(*others, byte_tokenizer()))
+
+
 OF_CANARIES = {"one_run_audit"}
 """Measured on canaries, not on secrets: tested in test_one_run_audit.py."""
+OF_CLASSIFIERS = {"mia_outputs", "mia_outputs_of_reference"}
+"""Measured on a classifier's outputs: tested in test_mia_outputs.py."""
 
 
 def test_no_registered_score_is_left_out():
     """A score that compares the models of a set measures no model alone: it has tests of its own."""
     alone = {name for name in BUILTIN["scores"] if not getattr(resolve("scores", name), "of_a_set", False)}
-    assert alone <= {suite.name for suite in ScoreConformance.__subclasses__()} | OF_CANARIES
+    suites = [*ScoreConformance.__subclasses__(), *TestMembershipInference.__subclasses__()]
+    assert alone <= {suite.name for suite in suites} | OF_CANARIES | OF_CLASSIFIERS

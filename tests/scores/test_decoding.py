@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from peft import LoraConfig, MultitaskPromptTuningConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from raydp.scores.decoding import CachedDecoder, evaluating
@@ -25,10 +25,10 @@ def gpt2() -> GPT2LMHeadModel:
     return GPT2LMHeadModel(config).eval()
 
 
-def adapted(config) -> torch.nn.Module:
+def adapted(config, model=None) -> torch.nn.Module:
     """A peft model whose adapter does something."""
     torch.manual_seed(0)
-    model = get_peft_model(llama(VOCABULARY), config).eval()
+    model = get_peft_model(model or llama(VOCABULARY), config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -44,8 +44,19 @@ def soft_prompt():
     return adapted(PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"))
 
 
-BUILDERS = [lambda: llama(VOCABULARY), gpt2, lora, soft_prompt]
-with_every_model = pytest.mark.parametrize("build", BUILDERS, ids=["llama", "gpt2", "lora", "soft-prompt"])
+def prefix(model=None):
+    return adapted(PrefixTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"), model)
+
+
+BUILDERS = {
+    "llama": lambda: llama(VOCABULARY),
+    "gpt2": gpt2,
+    "lora": lora,
+    "soft-prompt": soft_prompt,
+    "prefix": prefix,
+    "prefix-gpt2": lambda: prefix(gpt2()),
+}
+with_every_model = pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS)
 
 
 def plain(model, sequence) -> torch.Tensor:
@@ -78,7 +89,7 @@ def test_decoding_from_the_cache_changes_no_logit(build):
                 torch.testing.assert_close(row, plain(model, sequence)[-1], **TOLERANCE)
 
 
-@pytest.mark.parametrize("build", [lora, soft_prompt])
+@pytest.mark.parametrize("build", [lora, soft_prompt, prefix])
 def test_a_switched_off_adapter_is_off(build):
     model = build()
     with model.disable_adapter(), evaluating(model):
@@ -90,10 +101,19 @@ def test_a_switched_off_adapter_is_off(build):
     assert (on - off).abs().max() > 0.1
 
 
-def test_a_prefix_in_the_cache_is_refused():
-    model = adapted(PrefixTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"))
-    with pytest.raises(ValueError, match="must be lora or a soft prompt, got PREFIX_TUNING"):
-        CachedDecoder(model, SEQUENCES)
+def test_what_has_no_place_before_the_text_is_refused():
+    model = adapted(MultitaskPromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM", num_tasks=2))
+    with pytest.raises(ValueError, match="must be lora, a soft prompt or a prefix, got MULTITASK_PROMPT_TUNING"):
+        CachedDecoder(model, SEQUENCES).read()
+
+
+def test_what_was_read_is_forgotten_when_it_is_read_again():
+    model = prefix()
+    with evaluating(model):
+        decoder = CachedDecoder(model, SEQUENCES)
+        assert torch.equal(decoder.read(), decoder.read())
+        again = decoder.step(np.arange(3), np.arange(3))
+    torch.testing.assert_close(again[0], plain(model, [3, 0])[-1], **TOLERANCE)
 
 
 def test_every_module_gets_its_mode_back_also_after_an_error():

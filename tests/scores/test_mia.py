@@ -72,7 +72,7 @@ def test_the_zlib_signal_is_of_the_target_text(task, members, tokenizer) -> None
     assert length == len(zlib.compress(members[5].removesuffix("<eos>").encode()))
 
 
-@pytest.mark.parametrize("kind", ["lora", "soft_prompt"])
+@pytest.mark.parametrize("kind", ["lora", "soft_prompt", "prefix"])
 def test_signals_of_an_adapted_model_are_those_of_its_loss(kind, task, tokenizer, tmp_path) -> None:
     """Also from cached hidden states, and for the base within; the two ways to the loss share little code."""
     more = {"r": 2, "alpha": 4, "layers_to_transform": (1,)} if kind == "lora" else {"num_virtual_tokens": 3}

@@ -19,7 +19,7 @@ from raydp.tasks.base import TaskFacts
 from raydp.tasks.examples import TokenizedExamples
 from raydp.tasks.language import LanguageModelingTask
 from raydp.tasks.token_loss import IGNORE
-from tests.test_model_sets import FULL, LORA, PROMPT, alone, base, train
+from tests.test_model_sets import FULL, LORA, PREFIX, PROMPT, alone, base, train
 
 NAMES = ("a", "b", "c")
 
@@ -65,8 +65,8 @@ def test_equal_updates_are_at_distance_zero(folders: dict[str, Path], tmp_path: 
     assert found[0, 1] == 0
 
 
-@pytest.mark.parametrize("folders", [PROMPT], indirect=True)
-def test_a_soft_prompts_weights_are_its_embeddings(folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize("folders", [PROMPT, PREFIX], indirect=True, ids=["soft prompt", "prefix"])
+def test_the_weights_of_virtual_tokens_are_their_embeddings(folders: dict[str, Path]) -> None:
     from safetensors.torch import load_file
 
     found = parameter_distances(TrainedModels(base(), folders))
@@ -74,7 +74,9 @@ def test_a_soft_prompts_weights_are_its_embeddings(folders: dict[str, Path]) -> 
     assert found[0, 1] == pytest.approx(float((prompts[0] - prompts[1]).norm()), rel=1e-6)  # fp32
 
 
-@pytest.mark.parametrize("folders", [LORA, PROMPT, FULL], indirect=True, ids=["lora", "soft prompt", "full"])
+@pytest.mark.parametrize(
+    "folders", [LORA, PROMPT, PREFIX, FULL], indirect=True, ids=["lora", "soft prompt", "prefix", "full"]
+)
 @pytest.mark.parametrize("held_bytes", [2**30, 1], ids=["one batch", "one example at a time"])
 def test_functional_distance_is_equation_1(folders: dict[str, Path], held_bytes: int) -> None:
     task = text_task()

@@ -12,10 +12,11 @@ import torch
 from raydp import adapters, models
 from raydp.models import LoadedModel
 from raydp.privacy import Guesses, one_run_bound, one_run_p_value
-from raydp.scores.one_run_audit import OneRunAudit, canary_losses
+from raydp.scores.one_run_audit import OneRunAudit
 from raydp.sections import AdapterSpec, ModelSpec
-from raydp.tasks.audited import AuditedTask, CanaryTask
+from raydp.tasks.audited import AuditedTask
 from raydp.tasks.builtin import BuiltinTask
+from raydp.tasks.canaries import CanaryTask
 
 CANARIES = 200
 SCORE = OneRunAudit(delta=1e-5, epsilon=1.0)
@@ -84,14 +85,14 @@ def test_the_guesses_do_not_look_at_the_coins(model: LoadedModel, task: CanaryTa
 
 def test_only_what_training_changed_about_new_tokens_counts(model: LoadedModel, task: CanaryTask) -> None:
     """Before training all losses are equal, and another weight of an ordinary token is none of theirs."""
-    assert canary_losses(task, model.model) == pytest.approx(np.full(CANARIES, math.log(CANARIES)), rel=1e-12)
+    assert task.canary_losses(model.model) == pytest.approx(np.full(CANARIES, math.log(CANARIES)), rel=1e-12)
     teach(model, task, task.included)
-    before = canary_losses(task, model.model)
+    before = task.canary_losses(model.model)
     used = set(task.canaries.batch(np.arange(CANARIES)).input_ids[:, :-1].flatten().tolist())
     unused = min(set(range(1, task.first_new_token)) - used)
     with torch.no_grad():
         model.model.get_output_embeddings().weight[unused] *= 50  # likely after any prefix now, or after none
-    assert canary_losses(task, model.model) == pytest.approx(before, rel=1e-5)  # fp32
+    assert task.canary_losses(model.model) == pytest.approx(before, rel=1e-5)  # fp32
 
 
 def test_several_shares_are_paid_for(model: LoadedModel, task: CanaryTask) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from peft import PrefixTuningConfig
 
 from raydp.scores.decoding import evaluating
 from raydp.scores.prompt_search.merging import merged_adapter
@@ -59,9 +60,10 @@ def test_the_model_comes_back_after_a_failure() -> None:
     [
         lambda: llama(300),
         lambda: prompted(llama(300)),
+        lambda: prompted(llama(300), PrefixTuningConfig),
         lambda: lora(llama(300), ["q_proj"]).bfloat16(),  # the sum would lose the adapter
     ],
-    ids=["no adapter", "soft prompt", "bf16"],
+    ids=["no adapter", "soft prompt", "prefix", "bf16"],
 )
 def test_what_cannot_be_merged_is_left_alone(make) -> None:
     model = make()

@@ -7,11 +7,12 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 
 from raydp.scores.decoding import evaluating
 from raydp.scores.prompt_search.objective import Objective
 from raydp.scores.prompt_search.prefixes import groups
+from raydp.training.memory import recompute_layers
 
 from .tiny import gpt2, llama
 
@@ -27,10 +28,10 @@ def lora(model: torch.nn.Module, targets: list[str], *, seed: int = 0) -> torch.
     return adapted
 
 
-def prompted(model: torch.nn.Module) -> torch.nn.Module:
-    """A soft prompt of three virtual tokens."""
+def prompted(model: torch.nn.Module, kind: type = PromptTuningConfig) -> torch.nn.Module:
+    """A soft prompt or a prefix of three virtual tokens."""
     torch.manual_seed(0)
-    return get_peft_model(model, PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM")).eval()
+    return get_peft_model(model, kind(num_virtual_tokens=3, task_type="CAUSAL_LM")).eval()
 
 
 MODELS = {
@@ -38,6 +39,8 @@ MODELS = {
     "gpt2, tied": lambda: gpt2(300),
     "lora": lambda: lora(llama(300), ["q_proj", "v_proj", "down_proj"]),
     "soft prompt": lambda: prompted(llama(300)),
+    "prefix": lambda: prompted(llama(300), PrefixTuningConfig),
+    "prefix, positions": lambda: prompted(gpt2(300), PrefixTuningConfig),
 }
 
 
@@ -76,6 +79,16 @@ def test_losses_gradient_and_decoding_are_those_of_a_plain_pass(name: str, befor
     expected = by_row[0, len(before) : len(before) + 6]
     # fp32 sums in another order, relative to the largest entry: small entries are differences of large ones.
     torch.testing.assert_close(gradient, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_search_on_a_model_that_computes_layers_again_is_the_same(name: str) -> None:
+    """Its shared beginning stands in a cache, which a layer would extend twice."""
+    model = MODELS[name]()
+    with evaluating(model):
+        before = Objective(model, (0,), [3, 4, 5]).gradient((7, 8))[0]
+        recompute_layers(model)
+        assert torch.equal(Objective(model, (0,), [3, 4, 5]).gradient((7, 8))[0], before)
 
 
 @pytest.mark.parametrize("name", MODELS)

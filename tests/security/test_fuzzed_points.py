@@ -142,14 +142,6 @@ def test_no_file_of_points_ends_in_a_traceback(kind: str, raydp: Callable[..., A
     fuzz(raydp, tmp_path, *KINDS[kind], 30)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_file_of_points_ends_in_a_traceback_for_long(
-    kind: str, raydp: Callable[..., Answer], tmp_path: Path
-) -> None:
-    fuzz(raydp, tmp_path, *KINDS[kind], 150)
-
-
 def test_a_parquet_that_is_damaged_in_mid_file_is_bad_input(raydp: Callable[..., Answer], tmp_path: Path) -> None:
     path = tmp_path / "points.parquet"
     path.write_bytes(PARQUET[:60] + bytes(200) + PARQUET[260:])

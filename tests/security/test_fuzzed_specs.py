@@ -197,7 +197,7 @@ def test_a_damaged_spec_is_a_spec_or_a_message(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_damaged_spec_is_a_spec_or_a_message_for_long(tmp_path: Path) -> None:
-    fuzz(tmp_path, 3000)
+    fuzz(tmp_path, 1200)
 
 
 @pytest.mark.parametrize("command", [["plan"], ["sweep", "--dry-run"]])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from raydp.methods import dp
+from raydp.methods import base, dp
 from raydp.methods.dp import DPSGD, DPAdam
 from raydp.selftest import audit, observe
 from raydp.selftest.audit import audit_check, mu_lower_bound
@@ -21,12 +21,13 @@ from raydp.tasks.language import LanguageModelingTask
 from raydp.tasks.token_loss import IGNORE, token_nll
 from raydp.training import clipping, layers, loop, vjp
 from raydp.training.clipping import ClippedGradients
+from raydp.training.correlated import CorrelatedNoise
 from raydp.training.thresholds import Clipping
 from raydp.training.trial import TrialPlan
 from tests.selftest.faults import rewrite
 
 NOISE = "if rule.noise_multiplier > 0 and holders.rank == 0:"
-ADD = "_add_noise(total, parts, stream, step, rule.noise_multiplier, threshold)"
+ADD = "_add_noise(total, parts, stream, step, rule.noise_multiplier, threshold, rule.noise)"
 SUM = "holders.all_reduce_sum(flat)"
 
 
@@ -44,7 +45,11 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-@pytest.mark.parametrize("method", [DPSGD(), DPSGD(momentum=0.9, max_grad_norm=2.0), DPAdam()], ids=str)
+@pytest.mark.parametrize(
+    "method",
+    [DPSGD(), DPSGD(momentum=0.9, max_grad_norm=2.0), DPAdam(), DPSGD(reference_weight=0.9), DPSGD(reference_weight=0)],
+    ids=str,
+)
 def test_without_a_fault_nothing_fails(method: DPSGD) -> None:
     assert not failed([*noise_checks(method), *sampling_checks(method)])
 
@@ -70,6 +75,31 @@ def test_a_decay_that_the_norm_does_not_see(plant: pytest.MonkeyPatch) -> None:
     assert {"clipped sum", "one record"} <= sensitivity_failures("decay")
 
 
+@pytest.mark.parametrize(
+    ("owner", "name", "change"),
+    [
+        (ClippedGradients, "accumulate", ("factors = factors * weights", "pass")),
+        (ClippedGradients, "accumulate",
+         ("clipping.factors(norms)", "clipping.factors(norms if weights is None else norms * weights)")),
+        (base, "unit_weights", ('shares["training"], shares["reference"]', 'shares["reference"], shares["training"]')),
+    ],
+    ids=["not weighted", "weighted before clipping", "each set with the other's weight"],
+)  # fmt: skip
+def test_reference_data_that_do_not_weigh_what_is_accounted(
+    plant: pytest.MonkeyPatch, owner: object, name: str, change: tuple[str, str]
+) -> None:
+    rewrite(plant, owner, name, change)
+    if owner is base:
+        plant.setattr(dp, name, base.unit_weights)
+    assert {"clipped sum", "one record"} <= sensitivity_failures("reference data")
+
+
+def test_noise_for_the_set_that_weighs_less(plant: pytest.MonkeyPatch) -> None:
+    """What is accounted is the set that weighs more: noise in proportion to the other's weight is too little."""
+    rewrite(plant, DPSGD, "train", ("(plan, plan.noise_multiplier)", "(plan, plan.noise_multiplier / 9)"))
+    assert "noise variance" in failed(noise_checks(DPSGD(reference_weight=0.9)))
+
+
 def test_a_tied_weight_counted_twice(plant: pytest.MonkeyPatch) -> None:
     """Clipping sees the right norm, the sum has the output layer's use twice."""
     whole = layers.Use.weighted_sum
@@ -92,7 +122,7 @@ def test_each_parameter_clipped_by_itself(plant: pytest.MonkeyPatch) -> None:
 
 
 def test_each_example_of_a_user_clipped_instead_of_their_sum(plant: pytest.MonkeyPatch) -> None:
-    rewrite(plant, loop, "_accumulate", ("batch), into, per_unit)", "batch), into)"))
+    rewrite(plant, loop, "_accumulate", ("into, per_unit, weights", "into"))
     assert {"clipped sum", "one record"} <= sensitivity_failures("users")
 
 
@@ -110,10 +140,11 @@ def test_a_layer_without_a_rule_differentiated_in_the_company_of_others(plant: p
     assert "clipped sum" in sensitivity_failures("without a rule")
 
 
-def test_a_soft_prompt_whose_virtual_tokens_are_taken_as_parameters_of_their_own(plant: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["soft prompt", "prefix"])
+def test_virtual_tokens_that_are_taken_as_parameters_of_their_own(kind: str, plant: pytest.MonkeyPatch) -> None:
     """Each is clipped by itself, so together they may be longer than c."""
     rewrite(plant, clipping, "_norm_squared", ("use.norm_squared()", "use.norm_squared() / use.g.shape[1]"))
-    assert {"clipped sum", "one record"} <= sensitivity_failures("soft prompt")
+    assert {"clipped sum", "one record"} <= sensitivity_failures(kind)
 
 
 def test_the_gradient_of_the_batch_clipped_instead_of_each_examples(plant: pytest.MonkeyPatch) -> None:
@@ -141,7 +172,7 @@ def test_a_divisor_that_is_not_the_expected_batch_size(plant: pytest.MonkeyPatch
         # Before the sum over workers, from a stream each: variance 2 in two workers, right in one.
         ([(SUM, ""), (NOISE, "if rule.noise_multiplier > 0:"),
           (ADD, f"_add_noise(total, parts, KeyedStream(key=key, run_id=f'{{plan.run_id}}{{comm.rank}}'), step, "
-                f"rule.noise_multiplier, threshold); {SUM}")], "noise variance, 2 workers"),
+                f"rule.noise_multiplier, threshold, rule.noise); {SUM}")], "noise variance, 2 workers"),
         # After the sum, by each worker for itself, and not broadcast: the workers' models part.
         ([(NOISE, "if rule.noise_multiplier > 0:"), ("holders.broadcast(flat)", ""),
           (ADD, ADD.replace("stream", "KeyedStream(key=key, run_id=f'{plan.run_id}{comm.rank}')"))],
@@ -160,7 +191,7 @@ def test_wrong_noise(plant: pytest.MonkeyPatch, changes: list[tuple[str, str]], 
 
 
 def test_the_same_noise_on_every_parameter(plant: pytest.MonkeyPatch) -> None:
-    rewrite(plant, loop, "_add_noise", ("name=name", 'name=""'))
+    rewrite(plant, CorrelatedNoise, "_row", ("name=name", 'name=""'))
     assert "noise of two parameters" in failed(noise_checks(DPSGD()))
 
 

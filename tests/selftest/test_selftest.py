@@ -25,7 +25,7 @@ def test_the_command_passes_and_answers_with_every_check(raydp: Command) -> None
     assert document["passed"] is True
     assert {"name", "passed", "figure", "bound", "detail"} == set(document["checks"][0])
     names = " ".join(c["name"] for c in document["checks"])
-    subjects = ("LoRA", "soft prompt", "without a rule", "GPT-2", "2 workers")
+    subjects = ("LoRA", "soft prompt", "prefix", "without a rule", "GPT-2", "2 workers")
     for subject in ("clipped sum", "one record", "alone", "noise", "sampling", "audit", *subjects):
         assert subject in names
 

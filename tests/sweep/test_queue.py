@@ -207,6 +207,20 @@ def test_workers_that_die_before_they_lease_anything_give_up() -> None:
     run(scenario())
 
 
+def test_workers_that_can_never_work_give_up_at_once() -> None:
+    async def scenario() -> None:
+        queue = TrialQueue(expected=1, max_retries=0)
+        assert await queue.register(0)
+        await queue.give_up(0, "the folder is not there")
+        assert not await queue.register(0)
+        assert not await queue.has_work_for(0)
+        waiting = await submitted(queue, "a")
+        await queue.abandon("no slot is left")
+        assert (await waiting[0])["reason"] == "no slot is left; the folder is not there"
+
+    run(scenario())
+
+
 def test_tunes_actors_wait_for_each_other_once_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=3, max_retries=0)

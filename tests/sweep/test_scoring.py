@@ -209,7 +209,7 @@ def test_of_a_private_selection_only_the_released_model_is_measured(tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["driver", "Scorer"])
+@pytest.mark.parametrize("victim", ["driver", pytest.param("Scorer", marks=pytest.mark.thorough)])
 def test_after_a_kill_the_values_are_those_of_an_undisturbed_measurement(
     trained: Trained, tmp_path: Path, victim: str
 ) -> None:

@@ -121,7 +121,7 @@ def test_models_that_saw_an_example_are_told_from_those_that_did_not(tmp_path: P
     privacy = {"target_epsilon": 0.1, "target_delta": 1e-3, "accountant": "rdp", "noise_key": "test"}
     dp = {"method": {"name": "dp_adam", "max_grad_norm": 0.1}, "privacy": privacy} if private else {}
     specs = shadow_specs(load_spec(memorising_spec(tmp_path, **dp)), 2, None, seed=0)
-    whole = specs[0].task.params.inner(models.load_tokenizer("tiny"))
+    whole = specs[0].task.params.whole(models.load_tokenizer("tiny"))
     pool = Pool.of(whole, seed=0)
     folders = {"base": None, **{str(position): tmp_path / str(position) / "model" for position in range(len(specs))}}
     for position, spec in enumerate(specs):

@@ -138,7 +138,8 @@ def test_a_node_must_hold_a_worker_and_gpus_must_be_wanted() -> None:
 
 
 def test_the_command_compares_the_orders(raydp: Command, write_spec: Callable[..., Path]) -> None:
-    spec = write_spec(space={"batch_size": [16, 64], "num_steps": [2, 4, 8], "learning_rate": [0.01]}, seeds=[0, 1])
+    space = {"batch_size": [16, 64], "num_steps": [2, 4, 8], "learning_rate": [0.01]}
+    spec = write_spec(space=space, seeds=[0, 1], cluster={})
     given_ = "nodes=5,seconds_per_example=0.01,trial_seconds=0,driver_seconds=0"
     found = json.loads(raydp("plan", spec, "--simulate", given_, "--json").out)
     assert len(found["configurations"]) == 6

@@ -37,9 +37,9 @@ def kill(name: str) -> Callable[[subprocess.Popen[str]], None]:
     [
         pytest.param("ray::RayTrainWorker", id="a worker", marks=pytest.mark.slow),
         pytest.param("driver", id="the driver"),
-        pytest.param("ray::ImplicitFunc", id="a trial", marks=pytest.mark.slow),
+        pytest.param("ray::ImplicitFunc", id="a trial", marks=pytest.mark.thorough),
         pytest.param("ray::TrainController", id="a controller", marks=pytest.mark.slow),
-        pytest.param("ctrl-c", id="Ctrl-C", marks=pytest.mark.slow),
+        pytest.param("ctrl-c", id="Ctrl-C", marks=pytest.mark.thorough),
     ],
 )
 def test_after_a_kill_the_table_is_that_of_an_undisturbed_sweep(done: Done, tmp_path: Path, victim: str) -> None:

@@ -35,7 +35,7 @@ def test_two_workers_a_trial_give_the_same_points(done: Done, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("adapter", ["lora", "none"])
+@pytest.mark.parametrize("adapter", [pytest.param("lora", marks=pytest.mark.thorough), "none"])
 def test_two_workers_that_share_the_weights_give_the_points_of_one(tmp_path: Path, adapter: str) -> None:
     model = {"name": "tiny", "adapter": {"type": adapter}}
     scores = [*SCORES, {"name": "logprob"}]

@@ -23,6 +23,7 @@ from tests.conftest import small_spec
 FULL = {"name": "tiny", "adapter": {"type": "none"}}
 LORA = {"name": "tiny", "adapter": {"r": 2, "alpha": 4}}
 PROMPT = {"name": "tiny", "adapter": {"type": "soft_prompt", "num_virtual_tokens": 3}}
+PREFIX = {"name": "tiny", "adapter": {"type": "prefix", "num_virtual_tokens": 3}}
 SPACE = {"points": [[32, 4, 0.01]]}
 
 
@@ -37,7 +38,7 @@ def runner(folder: Path, **changes: Any):
     return TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), TEST_KEY), plan
 
 
-@pytest.mark.parametrize("model", [LORA, PROMPT, FULL], ids=["lora", "soft prompt", "full"])
+@pytest.mark.parametrize("model", [LORA, PROMPT, PREFIX, FULL], ids=["lora", "soft prompt", "prefix", "full"])
 @pytest.mark.parametrize(
     "method",
     [{"name": "dp_adam"}, {"name": "dp_sgd", "momentum": 0.5}, {"name": "nonprivate"}],
@@ -81,6 +82,7 @@ def test_the_identity_is_what_defines_the_result(tmp_path: Path) -> None:
         run_ids(model={"name": "tiny", "adapter": {"r": 3, "alpha": 4}}),
         run_ids(model={"name": "tiny", "adapter": {"type": "soft_prompt", "num_virtual_tokens": 3}}),
         run_ids(model={"name": "tiny", "adapter": {"type": "soft_prompt", "num_virtual_tokens": 4}}),
+        run_ids(model=PREFIX),
         run_ids(task={"name": "builtin", "num_examples": 2000, "num_heldout": 50, "data_seed": 1}),
         run_ids(privacy={"target_epsilon": 4, "accountant": "rdp", "noise_key": "test"}),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,11 @@ from scipy import stats
 from transformers import AutoModelForCausalLM
 
 from raydp import adapters, models
+from raydp.networks import untrained_weights
 from raydp.sections import AdapterSpec, ModelSpec
-from raydp.tasks.audited import AuditedTask, CanaryTask
+from raydp.tasks.audited import AuditedTask
+from raydp.tasks.canaries import CanaryTask
+from raydp.tasks.digits import DigitsTask
 
 FULL = ModelSpec(name="tiny", adapter=AdapterSpec(type="none"))
 OF = {"name": "builtin", "num_examples": 2000, "num_heldout": 50}
@@ -119,3 +123,50 @@ def test_a_model_with_new_tokens_is_saved_and_loaded_with_them(tmp_path: Path, t
     batch = task.canaries.batch(np.arange(60))
     with torch.no_grad():
         assert torch.equal(task.per_example_loss(loaded, batch), task.per_example_loss(model, batch))
+
+
+def test_canaries_of_a_classifier_have_classes_of_their_own() -> None:
+    plain = DigitsTask().build(None)
+    options = {"of": {"name": "digits"}, "num_canaries": 40, "seed": 5}
+    task = AuditedTask.model_validate(options).build(None)
+    inside = np.flatnonzero(task.included)
+    assert 0 < len(inside) < 40
+    facts = task.facts()
+    assert facts.num_units == facts.num_examples == len(plain.train) + len(inside)
+    assert facts.num_new_tokens == 40
+    assert task.canaries.labels.tolist() == list(range(10, 50))
+    assert set(np.unique(task.canaries.inputs)) == {0, 1}
+    assert len(set(task.canaries.contents())) == 40
+    last = task.batch(np.arange(len(plain.train), facts.num_units))
+    assert last.labels.tolist() == (10 + inside).tolist()
+    assert (task.batch(np.arange(len(plain.train))).labels < 10).all()
+    assert facts.content_hash != plain.facts().content_hash
+    other = AuditedTask.model_validate({**options, "seed": 6}).build(None)
+    assert (other.included != task.included).any()
+
+
+@pytest.mark.parametrize("architecture", ["linear", "mlp", "cnn"])
+def test_new_classes_start_at_zero_and_leave_the_others_as_they_were(architecture: str, tmp_path: Path) -> None:
+    """So that the loss among them is ln M for every canary before training, whatever the seed."""
+    task = AuditedTask.model_validate({"of": {"name": "digits"}, "num_canaries": 40, "seed": 5}).build(None)
+    spec = ModelSpec(name=f"{architecture}:1x8x8:10", adapter=AdapterSpec(type="none"))
+    plain, base = models.load_base(spec), models.load_base(spec, new_tokens=40)
+    assert task.canary_losses(base.model) == pytest.approx(np.full(40, math.log(40)), rel=1e-12)
+    inputs = torch.from_numpy(task.heldout.inputs)
+    with torch.no_grad():
+        torch.testing.assert_close(base.model(inputs)[:, :10], plain.model(inputs), rtol=1e-5, atol=1e-6)  # fp32
+    assert task.utility(base.model) >= task.utility(plain.model), "a class of no digit's own may win"
+    adapters.save_trained(base.model, None, tmp_path / "saved")
+    again = models.read_model(tmp_path / "saved", torch.float32)
+    with torch.no_grad():
+        assert torch.equal(again(inputs), base.model(inputs))
+    started = untrained_weights(spec.name, seed=3, new_classes=40)
+    assert started is not None
+    assert started.keys() == dict(base.model.named_parameters()).keys()
+    assert all(started[name].shape == p.shape for name, p in base.model.named_parameters())
+
+
+def test_canaries_are_not_audited_again() -> None:
+    once = {"name": "audited", "of": {"name": "digits"}, "num_canaries": 40, "seed": 5}
+    with pytest.raises(ValueError, match="must be a task without canaries, got 'audited'"):
+        AuditedTask.model_validate({"of": once, "seed": 6}).build(None)

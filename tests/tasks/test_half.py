@@ -8,6 +8,7 @@ import pytest
 from raydp import models
 from raydp.plugins import resolve_plugin
 from raydp.tasks.builtin import BuiltinTask
+from raydp.tasks.digits import DigitsTask
 from raydp.tasks.examples import TokenizedExamples
 from raydp.tasks.half import HalfTask
 from raydp.tasks.language import LanguageModelingTask
@@ -70,3 +71,20 @@ def test_it_is_written_in_a_spec_as_it_is_read() -> None:
 def test_users_are_not_halved(tokenizer) -> None:
     with pytest.raises(ValueError, match=r"privacy\.unit must be example"):
         HalfTask(of=OF).build(tokenizer).by_user()
+
+
+def test_labelled_examples_are_halved_by_their_content() -> None:
+    whole = DigitsTask().build(None)
+    halves = [HalfTask(of={"name": "digits"}, seed=1, complement=c) for c in (False, True)]
+    inside = [half.includes(whole.train) for half in halves]
+    assert (inside[0] ^ inside[1]).all()
+    assert abs(inside[0].sum() - len(whole.train) / 2) < 4 * (len(whole.train) / 4) ** 0.5
+    built = [half.build(None) for half in halves]
+    for half, chosen in zip(built, inside, strict=True):
+        assert half.facts().num_units == half.facts().num_examples == chosen.sum()
+        assert (half.train.labels == whole.train.labels[chosen]).all()
+        assert (half.train.inputs == whole.train.inputs[chosen]).all()
+        assert half.heldout is not None
+    assert len({task.facts().content_hash for task in (*built, whole)}) == 3
+    order = np.arange(len(whole.train))[::-1]
+    assert halves[0].includes(whole.train.select(order)).tolist() == inside[0][::-1].tolist()

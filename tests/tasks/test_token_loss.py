@@ -63,9 +63,10 @@ def test_the_two_ways_through_a_model_agree_and_only_targets_count() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_soft_prompt_stands_before_the_tokens_and_has_no_loss(dtype: str) -> None:
-    """As in peft's own forward pass, by both ways through the model, and with the prompt in fp32 before a bf16 base."""
-    adapter = AdapterSpec(type="soft_prompt", num_virtual_tokens=4)
+@pytest.mark.parametrize("kind", ["soft_prompt", "prefix"])
+def test_virtual_tokens_stand_before_the_text_and_have_no_loss(kind: str, dtype: str) -> None:
+    """As in peft's own forward pass, by both ways through the model, and in fp32 before a bf16 base."""
+    adapter = AdapterSpec(type=kind, num_virtual_tokens=4)
     base = models.load_base(ModelSpec(name="tiny", dtype=dtype))
     ids = torch.randint(3, 768, (3, 9), generator=torch.Generator().manual_seed(0))
     labels = ids.clone()
@@ -79,7 +80,7 @@ def test_a_soft_prompt_stands_before_the_tokens_and_has_no_loss(dtype: str) -> N
     plain = token_nll(model, batch)
     handle.remove()
     with torch.inference_mode():
-        logits = model(input_ids=ids).logits[:, 4:-1].float()
+        logits = model(input_ids=ids).logits[:, -9:-1].float()
     pefts = F.cross_entropy(logits.mT, labels[:, 1:], ignore_index=IGNORE, reduction="none")
     tolerance = {"float32": 1e-5, "bfloat16": 10 * 2**-8}[dtype]  # of logits of some 10 in size
     for ours in (fused, plain):
@@ -95,9 +96,9 @@ def test_a_soft_prompt_stands_before_the_tokens_and_has_no_loss(dtype: str) -> N
         torch.testing.assert_close(token_nll(model, batch), unprompted)
 
 
-@pytest.mark.parametrize("adapter", [AdapterSpec(), AdapterSpec(type="soft_prompt")], ids=["lora", "soft prompt"])
-def test_padding_does_not_change_a_loss(adapter: AdapterSpec) -> None:
-    model = adapters.attach_adapter(models.load_base(ModelSpec(name="tiny")), adapter)
+@pytest.mark.parametrize("kind", ["lora", "soft_prompt", "prefix"])
+def test_padding_does_not_change_a_loss(kind: str) -> None:
+    model = adapters.attach_adapter(models.load_base(ModelSpec(name="tiny")), AdapterSpec(type=kind))
     ids = torch.randint(3, 768, (1, 6), generator=torch.Generator().manual_seed(1))
     padded = torch.cat([ids, torch.zeros(1, 5, dtype=torch.long)], dim=1)
     labels = torch.cat([ids, torch.full((1, 5), IGNORE)], dim=1)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from peft import PeftModel, PromptTuningConfig, get_peft_model
+from peft import PeftModel, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from raydp.models import weight_hash
@@ -35,16 +35,17 @@ def test_the_loaded_adapter_computes_the_same_logits(tracker, record, adapter, b
     assert loaded.generate(input_ids=TOKENS, max_new_tokens=3, do_sample=False).shape == (2, 9)
 
 
-def test_a_loaded_soft_prompt_computes_the_same_logits_and_generates(tracker, record, base_folder, tmp_path):
+@pytest.mark.parametrize("kind", [PromptTuningConfig, PrefixTuningConfig])
+def test_loaded_virtual_tokens_compute_the_same_logits_and_generate(kind, tracker, record, base_folder, tmp_path):
     base = AutoModelForCausalLM.from_pretrained(base_folder)
-    model = get_peft_model(base, PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM")).eval()
+    model = get_peft_model(base, kind(num_virtual_tokens=3, task_type="CAUSAL_LM")).eval()
     model.save_pretrained(tmp_path / "prompt", save_embedding_layers=False)
     uri = tracker.log_trial(record(model_dir=tmp_path / "prompt"))
     loaded = load_model(uri, tracking_uri=tracker.store.uri, base=str(base_folder))
     assert torch.equal(logits(loaded), logits(model))
     with torch.inference_mode():
         decoder = CachedDecoder(loaded, TOKENS.tolist())
-        torch.testing.assert_close(decoder.read(6), logits(model)[:, 3:], rtol=0, atol=1e-5)  # fp32, other sums
+        torch.testing.assert_close(decoder.read(6), logits(model)[:, -6:], rtol=0, atol=1e-5)  # fp32, other sums
         greedy = [decoder.read()[:, -1].argmax(dim=-1)]
         for _ in range(4):
             greedy.append(decoder.step(np.arange(2), greedy[-1].numpy()).argmax(dim=-1))

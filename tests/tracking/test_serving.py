@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import requests
 import torch
-from peft import AutoPeftModelForCausalLM, PeftModel, PromptTuningConfig, get_peft_model
+from peft import AutoPeftModelForCausalLM, PeftModel, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -87,15 +87,14 @@ def test_a_full_model_is_exported_as_it_is(tracker, record, tmp_path):
 
 def test_what_cannot_be_exported_says_why(registered, tracker, record, base_folder, tmp_path):
     uri, store = registered
-    prompt = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(base_folder),
-        PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"),
-    )
-    prompt.save_pretrained(tmp_path / "prompt", save_embedding_layers=False)
     base = {**record().base, "name": base_folder.name}
-    soft = tracker.log_trial(record("run-1", base=base, model_dir=tmp_path / "prompt"))
-    with pytest.raises(ValueError, match="--merge must be for a LoRA adapter, got one of type PROMPT_TUNING"):
-        export_model(soft, tmp_path / "out", tracking_uri=store, merge=True)
+    for kind in (PromptTuningConfig, PrefixTuningConfig):
+        config = kind(num_virtual_tokens=3, task_type="CAUSAL_LM")
+        virtual = get_peft_model(AutoModelForCausalLM.from_pretrained(base_folder), config)
+        virtual.save_pretrained(tmp_path / kind.__name__, save_embedding_layers=False)
+        held = tracker.log_trial(record(kind.__name__, base=base, model_dir=tmp_path / kind.__name__))
+        with pytest.raises(ValueError, match=f"--merge must be for a LoRA adapter, got .* {config.peft_type.value}"):
+            export_model(held, tmp_path / "out", tracking_uri=store, merge=True)
     with pytest.raises(ValueError, match="--output must be a new or empty folder"):
         export_model(uri, tmp_path, tracking_uri=store)
     with pytest.raises(ValueError, match="must go with --merge"):

@@ -24,6 +24,7 @@ from raydp.tasks.language import LanguageModelingTask
 from raydp.training import loop, sharding
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm, DistributedComm, LocalComm
+from raydp.training.correlated import CorrelatedNoise
 from raydp.training.leading import on_rank_0
 from raydp.training.memory import TokenBudget, recompute_layers
 from raydp.training.stream import KeyedStream
@@ -44,6 +45,7 @@ RUNS: dict[str, tuple[AdapterSpec, Any, Any]] = {  # "recomputed": with the laye
     "full, recomputed": (FULL, toys.METHOD, toys.PLAN),
     "full, automatic": (FULL, DPSGD(max_grad_norm=0.1, clipping="automatic", momentum=0.5), FAST),
     "full, adaptive, sparse": (FULL, ADAPTIVE, SPARSE),
+    "full, banded": (FULL, toys.BANDED, FAST),
     "full, not private": (FULL, NonPrivate(), toys.PLAN),
 }
 KILLED_AFTER = 4
@@ -102,7 +104,7 @@ def noise(comm: Comm) -> dict[str, torch.Tensor]:
     parameters = trainee(FULL, comm).parameters
     total = {n: torch.zeros_like(sharding.local(p)) for n, p in parameters.items()}
     parts = {n: sharding.part_of(p) for n, p in parameters.items()}
-    loop._add_noise(total, parts, KeyedStream(key=toys.KEY, run_id="noise"), 3, 0.5, 0.1)
+    loop._add_noise(total, parts, KeyedStream(key=toys.KEY, run_id="noise"), 3, 0.5, 0.1, CorrelatedNoise())
     return sharding.gathered({n: sharding.like(p, total[n]) for n, p in parameters.items()}, comm)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
@@ -17,12 +17,12 @@ from raydp.training.thresholds import AutomaticClipping, Clipping
 TOLERANCE = 1e-5  # relative error in the L2 norm over all parameters: the project's own bound for clipping
 
 
-def llama(*, tied: bool, seed: int = 0) -> nn.Module:
+def llama(*, tied: bool, seed: int = 0, **options: int) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         config = LlamaConfig(
             vocab_size=53, hidden_size=16, intermediate_size=40, num_hidden_layers=2, num_attention_heads=2,
-            tie_word_embeddings=tied,
+            tie_word_embeddings=tied, **options,
         )  # fmt: skip
         return LlamaForCausalLM(config).eval()
 
@@ -45,17 +45,20 @@ def lora() -> nn.Module:
     return model
 
 
-def soft_prompt(model: nn.Module, num_virtual_tokens: int = 3) -> nn.Module:
+def soft_prompt(model: nn.Module, kind: type = PromptTuningConfig, scale: float = 5) -> nn.Module:
     """With virtual tokens of the size of the model's own, and weights of a size at which attention to them matters."""
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(1)
-        config = PromptTuningConfig(num_virtual_tokens=num_virtual_tokens, task_type="CAUSAL_LM")
-        model = get_peft_model(model, config).eval()
+        model = get_peft_model(model, kind(num_virtual_tokens=3, task_type="CAUSAL_LM")).eval()
         for parameter in model.parameters():
             if parameter.dim() == 2:
-                parameter.mul_(5)
+                parameter.mul_(scale)
         nn.init.normal_(model.prompt_encoder.default.embedding.weight, std=0.05)
     return model
+
+
+def prefix(model: nn.Module, scale: float = 5) -> nn.Module:
+    return soft_prompt(model, PrefixTuningConfig, scale)
 
 
 def odd() -> nn.Module:
@@ -68,6 +71,9 @@ MODELS = {
     "lora": lora,
     "soft prompt": lambda: soft_prompt(llama(tied=True)),
     "soft prompt, positions": lambda: soft_prompt(gpt2()),
+    "prefix": lambda: prefix(llama(tied=True)),
+    "prefix, grouped heads": lambda: prefix(llama(tied=False, num_key_value_heads=1, head_dim=12)),
+    "prefix, positions": lambda: prefix(gpt2(), scale=15),
     "full, tied, layers without a rule": odd,
     "full, tied": lambda: llama(tied=True),
     "full, untied": lambda: llama(tied=False),
@@ -243,3 +249,15 @@ def test_an_example_without_a_finite_gradient_contributes_nothing() -> None:
     engine.accumulate(spoiled, total)
     rest = Batch(input_ids=batch.input_ids[[0, 2]], labels=batch.labels[[0, 2]])
     assert relative_error(total, reference(model, parameters, rest, 0.1)) <= TOLERANCE
+
+
+def test_weights_that_are_not_finite_do_not_tell_whether_anybody_was_drawn() -> None:
+    """The decay of an example without a finite norm is none: 0 times infinity would be seen in the sum."""
+    layer = torch.nn.Linear(3, 2).eval()
+    with torch.no_grad():
+        layer.weight[0, 0] = float("inf")
+    parameters = dict(sorted(layer.named_parameters()))
+    engine = ClippedGradients(layer, parameters, Clipping(1.0), weight_decay=0.1)
+    total = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    engine.accumulate(lambda: layer(torch.ones(4, 3)).square().sum(dim=1), total)
+    assert all((summed == 0).all() for summed in total.values()), "as with an empty batch"

@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from opacus import GradSampleModule
-from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
@@ -47,7 +47,7 @@ class Case:
 
 def cases(**fixed: object) -> st.SearchStrategy[Case]:
     free = {
-        "kind": st.sampled_from(["llama", "gpt2", "lora", "soft prompt", "odd layers"]),
+        "kind": st.sampled_from(["llama", "gpt2", "lora", "soft prompt", "prefix", "odd layers"]),
         "tied": st.booleans(),
         "heads": st.integers(1, 3),
         "head_width": st.sampled_from([2, 4, 8]),
@@ -64,7 +64,7 @@ def cases(**fixed: object) -> st.SearchStrategy[Case]:
 
 
 def model_of(case: Case) -> nn.Module:
-    """A random model of the case's architecture; LoRA's B is not 0, a soft prompt is as long as LoRA's rank."""
+    """A random model of the case's architecture; LoRA's B is not 0, virtual tokens are as many as LoRA's rank."""
     hidden = case.heads * case.head_width
     with torch.random.fork_rng():
         torch.manual_seed(case.seed)
@@ -88,6 +88,9 @@ def model_of(case: Case) -> nn.Module:
         elif case.kind == "soft prompt":
             prompt = PromptTuningConfig(num_virtual_tokens=case.rank, task_type="CAUSAL_LM")
             return get_peft_model(model, prompt).eval()
+        elif case.kind == "prefix":
+            states = PrefixTuningConfig(num_virtual_tokens=case.rank, task_type="CAUSAL_LM")
+            return get_peft_model(model, states).eval()
         elif case.kind == "odd layers":
             return with_odd_layers(model)
         return model

@@ -79,7 +79,8 @@ def _killed_after(steps: int, folder: str, clipping: str) -> None:
     ledger = Ledger(Path(folder) / "ledger.txt")
     toy = toys.trainee(microbatch_size=toys.NUM_EXAMPLES, checkpoint_seconds=0.0, progress=kill, ledger=ledger)
     store = CheckpointStore(folder=Path(folder), run_id=toys.PLAN.run_id)
-    toys.METHODS[clipping].train(toys.PLAN, toy, toys.task(), toys.LocalComm(), toys.KEY, store)
+    method = toys.METHODS[clipping]
+    method.train(toys.PLAN, toy, toys.task_of(method), toys.LocalComm(), toys.KEY, store)
 
 
 @pytest.mark.parametrize("steps", [2, 5])
@@ -96,7 +97,8 @@ def test_killed_and_resumed_equals_uninterrupted(clipping: str, tmp_path: Path, 
     try:
         reference = toys.train(microbatch_size=toys.NUM_EXAMPLES, method=toys.METHODS[clipping])
         store = CheckpointStore(folder=tmp_path, run_id=toys.PLAN.run_id)
-        trained = toys.METHODS[clipping].train(toys.PLAN, toy, toys.task(), toys.LocalComm(), toys.KEY, store)
+        method = toys.METHODS[clipping]
+        trained = method.train(toys.PLAN, toy, toys.task_of(method), toys.LocalComm(), toys.KEY, store)
     finally:
         torch.set_num_threads(threads)
     assert trained.resumed_from == steps - 1, "the kill came before the step's checkpoint"

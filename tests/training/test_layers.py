@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from raydp.training.clipping import ClippedGradients
 from raydp.training.layers import Use
 from raydp.training.thresholds import Clipping
-from tests.training.test_clipping import TOLERANCE, batch_of, llama, losses, relative_error, soft_prompt
+from tests.training.test_clipping import TOLERANCE, batch_of, llama, losses, prefix, relative_error, soft_prompt
 
 SIZE = 4
 
@@ -154,9 +156,10 @@ def test_equals_clipped_autograd(kind: str, c: float) -> None:
     assert relative_error(clipped_sum(model, x, c), clipped_autograd(model, x, c)) <= TOLERANCE
 
 
-def test_a_soft_prompt_in_fp32_before_a_base_in_bf16() -> None:
+@pytest.mark.parametrize("build", [soft_prompt, prefix])
+def test_virtual_tokens_in_fp32_before_a_base_in_bf16(build: Callable[[nn.Module], nn.Module]) -> None:
     """Against the sum of autograd's own gradients of the same pass: activations round alike, sums are in fp32."""
-    model = soft_prompt(llama(tied=True).bfloat16())
+    model = build(llama(tied=True).bfloat16())
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
     batch, (name,) = batch_of(5, 9), parameters
     assert parameters[name].dtype == torch.float32

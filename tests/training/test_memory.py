@@ -60,11 +60,15 @@ WIDTH = 128
 MIB = 2**20
 
 
-def _large(checkpointing: bool = False, **options: object) -> tuple[Trainee, LanguageModelingTask]:
+LORA = AdapterSpec(r=2, target_modules=("q_proj", "v_proj"))
+
+
+def _large(
+    checkpointing: bool = False, adapter: AdapterSpec = LORA, **options: object
+) -> tuple[Trainee, LanguageModelingTask]:
     """A model whose activations are large and weights small, and 32 examples of 128 tokens."""
     torch.manual_seed(0)
     base = LlamaForCausalLM(LARGE).requires_grad_(False).eval()
-    adapter = AdapterSpec(r=2, target_modules=("q_proj", "v_proj"))
     model = adapters.attach_adapter(replace(toys.pretrained(), model=base), adapter)
     if checkpointing:
         recompute_layers(model)
@@ -138,11 +142,12 @@ def test_another_error_is_not_taken_for_a_lack_of_memory() -> None:
         _step(trainee, broken)
 
 
-def test_computing_layers_again_changes_nothing_and_keeps_less() -> None:
+@pytest.mark.parametrize("adapter", [LORA, AdapterSpec(type="prefix", num_virtual_tokens=3)], ids=["lora", "prefix"])
+def test_computing_layers_again_changes_nothing_and_keeps_less(adapter: AdapterSpec) -> None:
     kept = {}
     sums = {}
     for checkpointing in (False, True):
-        trainee, task = _large(checkpointing, microbatch_size=32)
+        trainee, task = _large(checkpointing, adapter, microbatch_size=32)
         sizes: dict[int, int] = {}
 
         def pack(tensor: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:

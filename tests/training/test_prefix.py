@@ -38,8 +38,9 @@ def test_the_trained_weights_are_the_same(tmp_path: Path) -> None:
     assert not said
 
 
-def test_a_soft_prompt_stands_below_every_layer_so_nothing_is_kept(tmp_path: Path) -> None:
-    toy, task = cached_task(tmp_path, [], adapter=AdapterSpec(type="soft_prompt"))
+@pytest.mark.parametrize("kind", ["soft_prompt", "prefix"])
+def test_what_stands_before_the_text_is_read_by_every_layer_so_nothing_is_kept(kind: str, tmp_path: Path) -> None:
+    toy, task = cached_task(tmp_path, [], adapter=AdapterSpec(type=kind))
     assert first_trained_layer(toy.model, toy.parameters) == 0
     assert task.train_hidden is None
     assert not list(tmp_path.iterdir())

@@ -19,9 +19,10 @@ def test_a_model_whose_layers_are_not_known_is_refused() -> None:
         adapters.shardable_layers(model)
 
 
-def test_a_soft_prompt_is_refused() -> None:
-    spec = ModelSpec(name="tiny", adapter=AdapterSpec(type="soft_prompt"))
-    with pytest.raises(ValueError, match=r"cluster\.sharding must be none with adapter\.type 'soft_prompt', got full"):
+@pytest.mark.parametrize("kind", ["soft_prompt", "prefix"])
+def test_what_stands_before_the_text_is_refused(kind: str) -> None:
+    spec = ModelSpec(name="tiny", adapter=AdapterSpec(type=kind))
+    with pytest.raises(ValueError, match=rf"cluster\.sharding must be none with adapter\.type '{kind}', got full"):
         models.check(spec, sharded=True)
 
 

@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from raydp import adapters, models
 from raydp.methods.dp import DPAdam
+from raydp.methods.mf import DPMF
 from raydp.sections import AdapterSpec
 from raydp.tasks.base import TaskFacts
 from raydp.tasks.examples import TokenizedExamples
@@ -20,19 +21,23 @@ from raydp.training.trial import Trainee, TrialPlan
 
 ADAPTER = AdapterSpec(r=2, alpha=4, target_modules=("q_proj", "v_proj", "gate_proj", "down_proj"))
 METHOD = DPAdam(max_grad_norm=0.1)
+BANDED = DPMF(max_grad_norm=1.0, num_bands=3, momentum=0.5)
 METHODS = {
     "flat": METHOD,
     "adaptive": DPAdam(max_grad_norm=0.1, clipping="adaptive"),
     "decay in the loss": DPAdam(max_grad_norm=0.1, weight_decay=0.5, decay="in_loss"),
+    "banded": BANDED,
+    "reference data": DPAdam(max_grad_norm=0.1, reference_weight=0.2),
 }
 KEY = bytes(range(32))
 NUM_EXAMPLES = 40
+NUM_REFERENCE = 15
 PLAN = TrialPlan(
     run_id="toy", batch_size=8, num_steps=6, learning_rate=5e-3, seed=0, num_examples=NUM_EXAMPLES, noise_multiplier=0.5
 )
 
 
-def task(num_examples: int = NUM_EXAMPLES) -> LanguageModelingTask:
+def task(num_examples: int = NUM_EXAMPLES, num_reference: int = 0) -> LanguageModelingTask:
     """Random sentences of 4 to 16 tokens."""
     rng = np.random.default_rng(0)
 
@@ -41,9 +46,19 @@ def task(num_examples: int = NUM_EXAMPLES) -> LanguageModelingTask:
 
     train, heldout = examples(num_examples), examples(12)
     facts = TaskFacts(
-        num_examples=num_examples, num_units=num_examples, privacy_unit="example", content_hash="toy", num_tokens=400
+        num_examples=num_examples,
+        num_units=num_examples,
+        privacy_unit="example",
+        content_hash="toy",
+        num_tokens=400,
+        num_reference=num_reference,
     )
     return LanguageModelingTask(train=train, heldout=heldout, task_facts=facts)
+
+
+def task_of(method: DPAdam) -> LanguageModelingTask:
+    """The task, of which the last examples are reference data for a method that weighs them."""
+    return task(num_reference=0 if method.reference_weight is None else NUM_REFERENCE)
 
 
 def pretrained() -> models.PretrainedModel:
@@ -70,7 +85,8 @@ def trainee(adapter: AdapterSpec = ADAPTER, **options: object) -> Trainee:
 def train(comm: Comm | None = None, microbatch_size: int | None = None, **options: object) -> dict[str, torch.Tensor]:
     """Train PLAN and return the trained weights."""
     toy = trainee(microbatch_size=microbatch_size)
-    options.get("method", METHOD).train(PLAN, toy, task(), comm or LocalComm(), KEY, options.get("store"))
+    method = options.get("method", METHOD)
+    method.train(PLAN, toy, task_of(method), comm or LocalComm(), KEY, options.get("store"))
     return {name: p.detach().clone() for name, p in toy.parameters.items()}
 
 

@@ -12,10 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from raydp.key_values import Prefix, can_share
 from raydp.scores.decoding import CachedDecoder
 from raydp.scores.prompt_search.merging import ExactFn
-from raydp.scores.prompt_search.prefixes import Prefix, can_share, groups, pass_overhead
-from raydp.soft_prompts import soft_prompt
+from raydp.scores.prompt_search.prefixes import groups, pass_overhead
+from raydp.virtual_tokens import prefix_states, soft_prompt
 
 # Logits in one pass, and of those the ones that are reduced to losses at a time: on CPUs what stays in the cache.
 MAX_LOGITS = {"cpu": 2**24, "accelerator": 2**28}
@@ -82,7 +83,7 @@ class Objective:
     """A model and the text that it is to say.
 
     Args:
-        model: a transformers causal language model or a peft model around one, in eval mode. A soft prompt stands
+        model: a transformers causal language model or a peft model around one, in eval mode. Virtual tokens stand
             before everything.
         before: token ids that stand before every prompt: what the tokenizer puts before a text.
         target: token ids of the text.
@@ -121,18 +122,18 @@ class Objective:
     def _read_start(self) -> Prefix | None:
         """What every sequence begins with; None where the model's cache cannot be shared."""
         with _gradients(False):
-            prompt, ids = (
-                soft_prompt(self._whole, 1),
-                torch.tensor([self._before], dtype=torch.int64, device=self.device),
-            )
-            self._opening = self._embed(ids)
+            prompt, states = soft_prompt(self._whole, 1), prefix_states(self._whole, 1)
+            self._opening = self._embed(torch.tensor([self._before], dtype=torch.int64, device=self.device))
             if prompt is not None:
                 self._opening = torch.cat([prompt.to(self._opening.dtype), self._opening], dim=1).detach()
+            cache = None if states is None else Prefix(states).cache(1)
+            self._begun = self._opening.shape[1] + (0 if cache is None else cache.get_seq_length())
             probe = self._embed(torch.tensor([[self.target[0]]], device=self.device))
-            output = self._model(inputs_embeds=torch.cat([self._opening, probe], dim=1), use_cache=True)
+            opened = torch.cat([self._opening, probe], dim=1)
+            output = self._model(inputs_embeds=opened, past_key_values=cache, use_cache=True)
             if not can_share(output.past_key_values):
                 return None
-            return Prefix.of(output.past_key_values, self._opening.shape[1])
+            return Prefix.of(output.past_key_values, self._begun)
 
     def gradient(self, prompt: Sequence[int]) -> tuple[torch.Tensor, Prefix | None]:
         """The gradient of the loss by the one-hot rows of a prompt (Zou et al. 2023, Algorithm 1).
@@ -147,15 +148,14 @@ class Objective:
             ids = torch.tensor([[*prompt, *self.target[:-1]]], device=self.device)
             embedded = self._embed(ids).detach()
             head = embedded[:, : len(prompt)].clone().requires_grad_()
-            logits, cache = self._forward(
-                torch.cat([head, embedded[:, len(prompt) :]], dim=1), self._start, self._opening.shape[1]
-            )
+            whole = torch.cat([head, embedded[:, len(prompt) :]], dim=1)
+            logits, cache = self._forward(whole, self._start, self._begun)
             loss = nn.functional.cross_entropy(logits[0].float(), self._target)
             (by_embedding,) = torch.autograd.grad(loss, head)
         self._count(1, ids.shape[1])
         prefix = None
         if self._start is not None:
-            prefix = Prefix.of(cache, self._opening.shape[1] + len(prompt))
+            prefix = Prefix.of(cache, self._begun + len(prompt))
         return by_embedding[0] @ self._embed.weight.detach().T, prefix
 
     def evaluate(self, prompts: NDArray[np.int64], shared: Prefix | None = None, of: Sequence[int] = ()) -> Evaluation:
@@ -189,7 +189,7 @@ class Objective:
         """[N] losses and hits of prompts that go on from the first `cut` tokens of a prefix."""
         target = self._target[:-1].expand(len(ends), -1)
         ids = torch.cat([torch.from_numpy(ends).to(self.device), target], dim=1)
-        logits, _ = self._forward(self._embed(ids), prefix, self._opening.shape[1] + cut)
+        logits, _ = self._forward(self._embed(ids), prefix, self._begun + cut)
         self._count(len(ends), ids.numel())
         losses, hits = [], []
         for part in logits.split(max(1, self._max_reduced // logits[0].numel())):

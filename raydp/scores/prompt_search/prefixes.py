@@ -1,56 +1,15 @@
-"""Keys and values of a shared beginning, read once and used by every candidate, and when that pays."""
+"""When it pays to read the keys and values of a shared beginning once for several candidates."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
 # What one pass costs beside its tokens, a layer, in floating point operations: starting kernels, reading weights.
 # Measured on an AVX-512 core and set by its peak for accelerators; it decides how candidates are grouped, no result.
 PASS_OVERHEAD = {"cpu": 1e7, "accelerator": 3e10}
-
-
-class Prefix:
-    """Keys and values of tokens that several sequences begin with.
-
-    Args:
-        layers: for each layer (keys, values), each [1, heads, P, d], without a gradient.
-    """
-
-    def __init__(self, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        self._layers = layers
-
-    @property
-    def length(self) -> int:
-        """P, the tokens."""
-        return self._layers[0][0].shape[2] if self._layers else 0
-
-    @classmethod
-    def of(cls, cache: DynamicCache, length: int) -> Prefix:
-        """The first positions of the first row of what a pass has left."""
-        return cls(
-            [(layer.keys[:1, :, :length].detach(), layer.values[:1, :, :length].detach()) for layer in cache.layers]
-        )
-
-    def cache(self, rows: int, length: int | None = None) -> DynamicCache:
-        """A cache that a pass may extend, with the first positions (all, without length) for each of its rows."""
-        cache = DynamicCache()
-        for index, (keys, values) in enumerate(self._layers):
-            cache.update(
-                keys[:, :, :length].expand(rows, -1, -1, -1), values[:, :, :length].expand(rows, -1, -1, -1), index
-            )
-        return cache
-
-
-def can_share(cache: object) -> bool:
-    """Whether every layer keeps all its keys and values: a sliding window or a recurrent state cannot be cut."""
-    return isinstance(cache, DynamicCache) and all(type(layer) is DynamicLayer for layer in cache.layers)
 
 
 def pass_overhead(model: nn.Module, device: torch.device) -> float:

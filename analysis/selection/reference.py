@@ -1,0 +1,106 @@
+"""The three settings of training and reference data (Kaplan et al. 2024, section 4.4), as rules of selection.
+
+Each keeps what meets a bound on how well members of either set are found, and of that the best utility. They are no
+entries of `RULES`: they need two scores, and may leave nothing, which is an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.tables.points import column_means
+
+Array = NDArray[np.float64]
+Pool = NDArray[np.bool_]
+
+HARDLY_FOUND = 0.51
+"""Highest membership inference accuracy of a set that is hardly found (sections 4.4.2 and 4.4.4); chance is 1/2."""
+ALIKE = 0.04
+"""Largest difference of the two accuracies that counts as equal (section 4.4.3)."""
+SUFFIX = "_of_reference"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceSetting:
+    """What is known of the privacy of the reference data.
+
+    Attributes:
+        text: the bound, in words.
+        keeps: (scores of the training data, scores of the reference data) -> which of them meet the bound.
+    """
+
+    text: str
+    keeps: Callable[[Array, Array], Pool]
+
+    def narrowing(self, points: pd.DataFrame) -> tuple[str, str, Pool]:
+        """(name, rule in words, which of the configuration means meet the bound).
+
+        Raises:
+            ValueError: the table lacks the two scores, or nothing meets the bound.
+        """
+        training, reference = (column_means(points, column) for column in score_columns(points))
+        kept = self.keeps(training, reference)
+        if not kept.any():
+            raise ValueError(
+                f"rule must leave a configuration, got none to {self.text}: the lowest score of the training data is "
+                f"{training.min():.4g}, that of the reference data {reference.min():.4g}, the smallest difference "
+                f"{np.abs(training - reference).min():.4g}. Train with another weight of the reference data."
+            )
+        return "reference setting", self.text, kept
+
+
+SETTINGS: dict[str, ReferenceSetting] = {
+    "public-reference": ReferenceSetting(
+        text=f"keep a score of the training data of at most {HARDLY_FOUND:g}",
+        keeps=lambda training, reference: training <= HARDLY_FOUND,
+    ),
+    "equal-privacy": ReferenceSetting(
+        text=f"keep scores of the two sets that differ by at most {ALIKE:g}",
+        keeps=lambda training, reference: np.abs(training - reference) <= ALIKE,
+    ),
+    "private-reference": ReferenceSetting(
+        text=f"keep a score of the reference data of at most {HARDLY_FOUND:g}",
+        keeps=lambda training, reference: reference <= HARDLY_FOUND,
+    ),
+}
+
+
+def best_instance(setting: str, utility_loss: Array, training: Array, reference: Array) -> int | None:
+    """The position of the model with the lowest utility loss among those that meet a setting's bound; None where none
+    does, the dash of the paper's Table 2. The first of several.
+
+    Args:
+        setting: a name in `SETTINGS`.
+        utility_loss, training, reference: [m] of each model: its loss and its two scores, as accuracies.
+    """
+    kept = SETTINGS[setting].keeps(training, reference)
+    return int(np.where(kept, utility_loss, np.inf).argmin()) if kept.any() else None
+
+
+def score_columns(points: pd.DataFrame) -> tuple[str, str]:
+    """The columns with the scores of training and of reference data.
+
+    Raises:
+        ValueError: there is no such pair, there are several, or a score is missing in a row.
+    """
+    pairs = [
+        (column.removesuffix(SUFFIX), column)
+        for column in map(str, points)
+        if column.endswith(SUFFIX) and column.removesuffix(SUFFIX) in points
+    ]
+    if len(pairs) != 1:
+        raise ValueError(
+            f"points must have one score of training and of reference data for this rule, got {len(pairs)} pairs. "
+            "Measure mia_outputs and mia_outputs_of_reference, or mia and mia_of_reference."
+        )
+    if missing := int(points[list(pairs[0])].isna().any(axis=1).sum()):
+        raise ValueError(
+            f"{pairs[0][0]} and {pairs[0][1]} must be given in every finished row, got {missing} rows without. Run "
+            "`raydp score` for them."
+        )
+    return pairs[0]

@@ -1,0 +1,143 @@
+"""DP-Weights (Zagardo 2024): clipped training without noise, then noise on the weights by a formula. Not private."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
+
+from raydp.methods.base import MethodSection, poisson_batch
+from raydp.privacy import NonPrivate
+from raydp.privacy.claimed import WHY_CLAIMED, Formula, claimed_noise_std, claimed_sensitivity
+from raydp.sections import Positive
+from raydp.tasks.base import Task
+from raydp.training import loop
+from raydp.training.checkpoint import CheckpointStore
+from raydp.training.clipping import ClippedGradients
+from raydp.training.comm import Comm
+from raydp.training.stream import KeyedStream
+from raydp.training.thresholds import Clipping
+from raydp.training.trial import Trained, Trainee, TrialPlan
+
+if TYPE_CHECKING:
+    from raydp.spec import SweepSpec
+
+
+class DPWeights(MethodSection):
+    """SGD on clipped gradients without noise; then Gaussian noise on every trained weight.
+
+    Args:
+        max_grad_norm: clipping norm C.
+        formula: what the noise is computed by, from the spec's ε and δ: see `claimed_noise_std`.
+        epsilons: ε at which utility and scores are measured besides, of the same training; the model that is kept is
+            that of privacy.target_epsilon.
+
+    Guarantee:
+        None: its event is NonPrivate. The ε of the spec is what the paper claims, and every record says so.
+    """
+
+    private: ClassVar[bool] = False
+    claims: ClassVar[bool] = True
+
+    max_grad_norm: Annotated[float, Field(ge=1e-12, le=1e6)] = 1.0
+    formula: Formula = "equation_3"
+    epsilons: Annotated[tuple[Positive, ...], Field(max_length=100)] = ()
+
+    @field_validator("epsilons")
+    @classmethod
+    def _distinct(cls, epsilons: tuple[float, ...]) -> tuple[float, ...]:
+        if len(set(epsilons)) < len(epsilons):
+            raise ValueError(f"must be distinct, got {list(epsilons)}. Remove the repeated ones.")
+        return epsilons
+
+    @model_serializer(mode="wrap")
+    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = handler(self)
+        return values if self.epsilons else {k: v for k, v in values.items() if k != "epsilons"}
+
+    def check(self, spec: SweepSpec, task: Task) -> None:
+        """Every worker adds the noise to whole weights."""
+        if spec.cluster.sharding != "none":
+            raise ValueError(
+                f"cluster.sharding must be none with method dp_weights, got {spec.cluster.sharding!r}. Leave it out."
+            )
+
+    def event(self, plan: TrialPlan, noise_multiplier: float) -> NonPrivate:
+        """What is known: nothing bounds what one record does to the trained weights."""
+        return NonPrivate()
+
+    def told(self, plan: TrialPlan) -> dict[str, Any]:
+        """The claim, and that it is one."""
+        assert plan.claimed_epsilon is not None, "the plan says what is claimed"
+        return {
+            "claimed_epsilon": plan.claimed_epsilon,
+            "caveats": (WHY_CLAIMED,),
+            "released_weights": {
+                "formula": self.formula,
+                "claimed_sensitivity": self._sensitivity(plan),
+                "noise_std": self.noise_std(plan, plan.claimed_epsilon),
+            },
+        }
+
+    def noise_std(self, plan: TrialPlan, epsilon: float) -> float:
+        """Of the noise on each weight, as the formula has it for an ε."""
+        assert plan.delta is not None, "the plan says what is claimed"
+        return claimed_noise_std(self.formula, epsilon=epsilon, delta=plan.delta, sensitivity=self._sensitivity(plan))
+
+    def _sensitivity(self, plan: TrialPlan) -> float:
+        return claimed_sensitivity(
+            num_examples=plan.num_examples,
+            batch_size=plan.batch_size,
+            num_steps=plan.num_steps,
+            learning_rate=plan.learning_rate,
+            max_grad_norm=self.max_grad_norm,
+        )
+
+    def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
+        return poisson_batch(plan, key, step)
+
+    def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=plan.learning_rate)
+
+    def train(
+        self, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm, key: bytes, store: CheckpointStore | None
+    ) -> Trained:
+        assert plan.claimed_epsilon is not None, "the plan says what is claimed"
+        clipping = Clipping(self.max_grad_norm)
+        rule = loop.StepRule(
+            indices_fn=lambda step: self.batch_indices(plan, key, step),
+            gradients=ClippedGradients(trainee.model, trainee.parameters, clipping),
+            clipping=clipping,
+            noise_multiplier=0.0,
+            optimizer=self.optimizer(plan, list(trainee.parameters.values())),
+        )
+        trained = loop.run(plan, rule, trainee, task, comm, key, store)
+        if trained.ended_early:
+            return trained
+        noiseless = {name: p.detach().clone() for name, p in trainee.parameters.items()}
+        put = partial(self._put, plan, trainee, noiseless, KeyedStream(key=key, run_id=plan.run_id))
+        put(plan.claimed_epsilon)
+        return replace(trained, variants={epsilon: partial(put, epsilon) for epsilon in self.epsilons})
+
+    def _put(
+        self,
+        plan: TrialPlan,
+        trainee: Trainee,
+        noiseless: dict[str, torch.Tensor],
+        stream: KeyedStream,
+        epsilon: float,
+    ) -> None:
+        """Put the weights of an ε into the model, the same on every rank. Each ε has noise of its own: the difference
+        of two models with the same noise, scaled, would give the weights away."""
+        std = self.noise_std(plan, epsilon)
+        for name, parameter in trainee.parameters.items():
+            noise = stream.normal(parameter.numel(), step=plan.num_steps, purpose=f"weights at {epsilon!r}", name=name)
+            weights = noiseless[name].double() + std * torch.from_numpy(noise).view(parameter.shape).to(
+                parameter.device
+            )
+            parameter.data.copy_(weights)

@@ -1,0 +1,99 @@
+"""Banded matrix factorisation, or DP-FTRL: noise that partly cancels from step to step (Choquette-Choo et al. 2023)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from raydp.methods.dp import DPSGD
+from raydp.privacy import PoissonGaussian
+from raydp.privacy.factorisation import banded_square_root
+from raydp.training.stream import KeyedStream
+from raydp.training.trial import TrialPlan
+
+
+def cyclic_poisson_batch(plan: TrialPlan, key: bytes, step: int, num_groups: int) -> NDArray[np.int64]:
+    """The units of one step: those of the group whose turn it is, each with probability num_groups · b/n.
+
+    Every unit is in one of the groups, drawn for it alone and for the whole run by the key: one unit more or less
+    leaves the groups of the others distributed as they were.
+    """
+    stream = KeyedStream(key=key, run_id=plan.run_id)
+    groups = stream.bits(plan.num_examples, step=0, purpose="group") % np.uint64(num_groups)
+    drawn = stream.poisson_mask(plan.num_examples, num_groups * plan.batch_size, step=step)
+    return np.flatnonzero(drawn & (groups == step % num_groups))
+
+
+class DPMF(DPSGD):
+    """SGD, with momentum or without, whose noise is C^{-1} Z: each step takes back a part of the noise of the steps
+    before, so that less of it adds up in the weights (matrix factorisation, the DP-FTRL family).
+
+    C is the square root of the workload of SGD with this momentum and decoupled weight decay, cut to its bands, with
+    columns of norm 1 (Kalinin and Lampert 2024); nothing is optimised. One band is DP-SGD, bit for bit.
+
+    Args:
+        num_bands: b̂: the noise of a step leans on that of b̂ - 1 steps before. The units are divided into b̂ groups at
+            random and a step draws from one of them in turn, each unit with probability b̂ b/n; so more bands need
+            a larger σ, and b̂ b <= n, b̂ <= T.
+
+    The other arguments are those of DP-SGD, without clipping "adaptive".
+
+    Guarantee:
+        The sequence of all updates is at most what the Poisson-subsampled Gaussian mechanism with sample rate b̂ b/n and
+        noise multiplier σ releases in ceil(T / b̂) steps, for one unit added or removed (Choquette-Choo et al. 2023,
+        section 5, Algorithm 2 and Theorem 4; that gradients may depend on earlier outputs: Denisov et al. 2022). A unit
+        takes part in steps that are at least b̂ apart, so that the rows of C G which it enters in one of them end before
+        the next: it is drawn once in each block of b̂ rows, and moves the block by at most c.
+    """
+
+    num_bands: Annotated[int, Field(ge=1, le=1024)] = 4
+
+    @model_validator(mode="after")
+    def _the_threshold_stays(self) -> Self:
+        if self.clipping == "adaptive":
+            raise ValueError(
+                "method.clipping must be flat or automatic with dp_mf, got adaptive: a step takes back noise of steps "
+                "before, which a threshold that moves would have scaled otherwise. Use one of them, or dp_sgd."
+            )
+        return self
+
+    def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian:
+        """What the accountant accounts for the whole run: a step for every block of num_bands updates.
+
+        Raises:
+            ValueError: there are fewer updates than bands, or the groups are too small for the batch size.
+        """
+        if self.num_bands > plan.num_steps:
+            raise ValueError(
+                f"method.num_bands must be <= num_steps {plan.num_steps}, got {self.num_bands}. Lower it, or train for "
+                "more steps."
+            )
+        if self.num_bands * plan.batch_size > plan.num_examples:
+            raise ValueError(
+                f"method.num_bands must be <= num_examples / batch_size = {plan.num_examples} / {plan.batch_size}, got "
+                f"{self.num_bands}: a step draws from one of so many groups. Lower it, or the batch size."
+            )
+        return PoissonGaussian(
+            sample_rate=self.num_bands * plan.batch_size / plan.num_examples,
+            noise_multiplier=noise_multiplier,
+            num_steps=-(-plan.num_steps // self.num_bands),
+        )
+
+    def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
+        return cyclic_poisson_batch(plan, key, step, self.num_bands)
+
+    def noise_strategy(self, plan: TrialPlan) -> tuple[float, ...]:
+        decay = max(0.0, 1 - plan.learning_rate * self._decoupled_decay)
+        return tuple(banded_square_root(self.num_bands, decay=decay, momentum=self.momentum).tolist())
+
+    def told(self, plan: TrialPlan) -> dict[str, Any]:
+        """How batches are drawn, and what was run in words."""
+        event = self.event(plan, plan.noise_multiplier)
+        return {
+            "sampler": "cyclic poisson",
+            "mechanism": f"banded matrix factorisation with {self.num_bands} bands: {plan.num_steps} updates with "
+            f"correlated noise, accounted as {event.num_steps} steps at {self.num_bands} times the rate",
+        }

@@ -1,0 +1,65 @@
+"""Regularisation by the maximum mean discrepancy of a classifier's outputs (Li et al. 2021; Kaplan et al. 2024)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+
+from raydp.methods.regularised import RegularisedClassifier, Regulariser, Seen
+from raydp.tasks.labelled import ClassificationTask
+from raydp.training.trial import Trainee, TrialPlan
+
+SMALLEST = 1e-12
+"""Added to a squared distance, as its root has no gradient at 0."""
+
+
+class MMDRegularization(RegularisedClassifier):
+    """L_T + λ · the mean over classes of the MMD between confidence vectors of training and of reference data.
+
+    The classes are those that occur in both parts of the batch: for the others there is nothing to compare. The batch
+    must be large enough that most do (Kaplan et al. 2024, appendix B.2, use 512 for 100 classes).
+
+    Args:
+        strength: λ.
+        warmup_steps: so many steps at the start are without the regulariser.
+        kernel_variance: of the Gaussian kernel exp(-‖p - q‖² / (2 variance)); 1 in appendix B.2.
+
+    Source: Kaplan et al. 2024, equation 9 and appendix B.2: the norm itself, not its square.
+    """
+
+    kernel_variance: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+
+    def regulariser(self, plan: TrialPlan, trainee: Trainee, task: ClassificationTask, key: bytes) -> Regulariser:
+        return _MeanDiscrepancy(self.kernel_variance)
+
+
+class _MeanDiscrepancy(Regulariser):
+    def __init__(self, variance: float) -> None:
+        self._variance = variance
+
+    def value(self, training: Seen, reference: Seen) -> torch.Tensor:
+        shared = sorted(set(training.labels.tolist()) & set(reference.labels.tolist()))
+        found = [
+            discrepancy(training.probs[training.labels == k], reference.probs[reference.labels == k], self._variance)
+            for k in shared
+        ]
+        return torch.stack(found).mean() if found else torch.zeros((), device=training.logits.device)
+
+
+def discrepancy(p: torch.Tensor, q: torch.Tensor, variance: float) -> torch.Tensor:
+    """[] ‖mean ψ(p_i) - mean ψ(q_j)‖ in the space of the Gaussian kernel: all pairs count, also those with itself.
+
+    Args:
+        p, q: [M, K] and [N, K].
+
+    Source: Gretton et al. 2012, equation 5 (the biased estimate).
+    """
+
+    def mean_kernel(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        squares = (a[:, None] - b[None]).square().sum(dim=2)
+        return torch.exp(-squares / (2 * variance)).mean()
+
+    squared = mean_kernel(p, p) + mean_kernel(q, q) - 2 * mean_kernel(p, q)
+    return (squared.clamp(min=0) + SMALLEST).sqrt()

@@ -1,0 +1,167 @@
+"""Output perturbation: train what is convex without noise, then add noise to the weights once (Wu et al. 2017)."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+
+from raydp.methods.base import MethodSection
+from raydp.networks import NetworkName
+from raydp.privacy import PoissonGaussian
+from raydp.tasks.base import Task
+from raydp.tasks.labelled import ClassificationTask
+from raydp.training.checkpoint import CheckpointStore
+from raydp.training.comm import Comm
+from raydp.training.lattice import LATTICE_SHARE, NOISE_WIDENING, add_lattice_noise, lattice_step
+from raydp.training.logistic import LogisticDescent
+from raydp.training.stream import KeyedStream
+from raydp.training.trial import Paused, Trained, Trainee, TrialPlan
+
+if TYPE_CHECKING:
+    from raydp.spec import SweepSpec
+
+
+ROUNDING = NOISE_WIDENING - 1 - LATTICE_SHARE
+"""What rounding in training may add to the sensitivity: of the widened noise, the lattice pays with the rest."""
+
+
+class OutputPerturbation(MethodSection):
+    """Logistic regression without noise in training, and Gaussian noise on the trained weights.
+
+    Training takes T steps of constant η. A random order cuts the n places of the data set into batches of b, which are
+    used in turn; every example is used once a pass, ⌈T b / n⌉ times at most. See `LogisticDescent`.
+
+    Args:
+        max_input_norm: R; in training, inputs of a larger L2 norm are scaled down to it.
+        weight_decay: λ of λ/2 ‖θ‖², over all weights and biases; the larger, the less one example can move them.
+
+    Guarantee:
+        Noise of std σ Δ on every weight, Δ the sensitivity of the trained weights, is one Gaussian mechanism of noise
+        multiplier σ: its (ε, δ) holds for one example added or removed, in a data set of at most n, whose other places
+        are empty. The intermediate weights are not covered and are not kept. Assumes that the sweep's key stays secret.
+
+    Source: Chaudhuri et al. 2011 (output perturbation); Wu et al. 2017 (of permutation-based SGD).
+    """
+
+    max_grad_norm: ClassVar[None] = None
+
+    max_input_norm: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
+    weight_decay: Annotated[float, Field(ge=0, le=1e3)] = 1e-2
+
+    def check(self, spec: SweepSpec, task: Task) -> None:
+        """It trains a linear network, which has neither adapter nor shards, on labelled examples and to its end."""
+        network = NetworkName.parse(spec.model.name)
+        if not isinstance(task, ClassificationTask) or network is None or network.architecture != "linear":
+            raise ValueError(
+                f"model.name must be a linear network with method output_perturbation, got {spec.model.name!r}. Its "
+                "guarantee rests on a convex loss: write linear:SHAPE:CLASSES and a classification task."
+            )
+        if spec.stopping is not None:
+            raise ValueError(
+                "stopping must be left out with method output_perturbation, got checks. Noise is added at the end: a "
+                "check would see weights without. Remove it."
+            )
+
+    def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian:
+        """One release: every example takes part, and noise is added once.
+
+        Raises:
+            ValueError: the learning rate is so large that the sensitivity is not known.
+        """
+        self.descent(plan)
+        return PoissonGaussian(sample_rate=1.0, noise_multiplier=noise_multiplier, num_steps=1)
+
+    def told(self, plan: TrialPlan) -> dict[str, Any]:
+        """How batches are drawn, and what is added to the trained weights."""
+        sensitivity = self.descent(plan).sensitivity(plan.num_steps)
+        return {
+            "sampler": "none: fixed batches, each example once a pass; noise once, on the trained weights",
+            "divisor": "batch size",
+            "mechanism": f"{plan.num_steps} steps without noise; noise once, on the trained weights",
+            "observer": "sees the released weights",
+            "also_not_covered": ("the weights of the steps before, which have no noise and are not kept",),
+            "released_weights": {"sensitivity": sensitivity, "noise_std": self._noise_std(plan, sensitivity)},
+        }
+
+    def descent(self, plan: TrialPlan) -> LogisticDescent:
+        """The training of a run."""
+        return LogisticDescent(
+            max_input_norm=self.max_input_norm,
+            weight_decay=self.weight_decay,
+            learning_rate=plan.learning_rate,
+            batch_size=plan.batch_size,
+            num_batches=-(-plan.num_examples // plan.batch_size),
+        )
+
+    def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
+        """The places of the step's batch: the last one of a pass may have fewer than b."""
+        return _order(plan, key)[self.descent(plan).places(step)]
+
+    def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+        """The rule of its steps; training takes them in double precision itself."""
+        return torch.optim.SGD(parameters, lr=plan.learning_rate, weight_decay=self.weight_decay)
+
+    def train(
+        self, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm, key: bytes, store: CheckpointStore | None
+    ) -> Trained:
+        """Rank 0 trains, the others wait: it is a matter of seconds, and what is interrupted starts again."""
+        self.event(plan, plan.noise_multiplier)
+        started = time.perf_counter()
+        history = self._fit(plan, trainee, task, comm, key) if comm.rank == 0 else []
+        if comm.broadcast_object(history is None):
+            raise Paused("paused; a run of output_perturbation starts again")
+        for parameter in trainee.parameters.values():
+            comm.broadcast(parameter.data)
+        seconds = time.perf_counter() - started
+        return Trained(history=history or [], ended_early=False, resumed_from=0, seconds=seconds)
+
+    def _fit(
+        self, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm, key: bytes
+    ) -> list[dict[str, float]] | None:
+        """Train, add the noise and put the weights into the model; the history, or None where it is to pause."""
+        assert plan.noise_multiplier > 0, "a private run has noise"
+        descent, order, history = self.descent(plan), _order(plan, key), list[dict[str, float]]()
+        (bias_name, bias), (weight_name, weight) = sorted(trainee.parameters.items(), key=lambda item: item[1].dim())
+        theta = torch.cat([weight.detach(), bias.detach()[:, None]], dim=1).double()
+        sensitivity, present = descent.sensitivity(plan.num_steps), len(task.lengths())
+        if (rounding := descent.rounding(theta, plan.num_steps)) > ROUNDING * sensitivity:
+            raise ValueError(
+                f"method.max_input_norm must be so small that rounding adds at most {ROUNDING:.2g} of the sensitivity "
+                f"{sensitivity:.3g}, got {self.max_input_norm:g}, where it can add {rounding:.2g}. Lower it, the "
+                "learning rate or the number of steps."
+            )
+        for step in range(plan.num_steps):
+            if trainee.pause_fn is not None and trainee.pause_fn():
+                return None
+            places = np.sort(order[descent.places(step)])
+            batch: Any = task.batch(places[places < present]).to(comm.device)
+            loss, drawn = descent.step(theta, batch), len(batch.labels)
+            history.append({"step": step, "drawn": drawn, **({"loss": loss / drawn} if drawn else {})})
+            if trainee.progress is not None:
+                trainee.progress(step + 1, plan.num_steps)
+        if trainee.ledger is not None:
+            trainee.ledger.record(plan.num_steps)
+        stream = KeyedStream(key=key, run_id=plan.run_id)
+        lattice, std = lattice_step(sensitivity, theta.numel()), self._noise_std(plan, sensitivity)
+        parts = {weight_name: (weight, theta[:, :-1]), bias_name: (bias, theta[:, -1])}
+        for name, (parameter, exact) in parts.items():
+            released = exact.contiguous()
+            noise = stream.normal(released.numel(), step=plan.num_steps, purpose="noise", name=name)
+            add_lattice_noise(released, noise, std=std, step=lattice)
+            parameter.data.copy_(released)
+        return history
+
+    def _noise_std(self, plan: TrialPlan, sensitivity: float) -> float:
+        """The widening pays for the lattice and for what double precision rounds."""
+        return plan.noise_multiplier * sensitivity * NOISE_WIDENING
+
+
+def _order(plan: TrialPlan, key: bytes) -> NDArray[np.int64]:
+    """[n] the places in the order in which a pass uses them: the same in every pass, and no matter what lies there."""
+    bits = KeyedStream(key=key, run_id=plan.run_id).bits(plan.num_examples, step=0, purpose="order")
+    return np.argsort(bits, kind="stable")

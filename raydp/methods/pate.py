@@ -1,0 +1,263 @@
+"""PATE: teachers on disjoint shards vote on public inputs, and a student learns their noisy answers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from raydp import models
+from raydp.methods.base import MethodSection, poisson_batch
+from raydp.methods.nonprivate import plain_rule
+from raydp.privacy import PoissonGaussian
+from raydp.tasks.base import Task
+from raydp.tasks.labelled import ClassificationTask, LabelledExamples
+from raydp.training import loop
+from raydp.training.checkpoint import CheckpointStore
+from raydp.training.comm import Comm
+from raydp.training.prompted import Prompting
+from raydp.training.stream import KeyedStream
+from raydp.training.teachers import Teachers, Teaching, collect_votes
+from raydp.training.trial import Trained, Trainee, TrialPlan
+
+if TYPE_CHECKING:
+    from raydp.spec import SweepSpec
+
+OF_TRAINED = ("teacher_steps", "teacher_batch_size", "teacher_learning_rate")
+OF_PROMPTED = ("num_demonstrations",)
+
+
+class PATE(MethodSection):
+    """A student that has learnt the noisy answers of teachers to public inputs (Papernot et al. 2017, 2018).
+
+    The training examples are divided among the teachers; each is trained without noise on its own, or is the frozen
+    language model prompted with some of them (PromptPATE; Duan et al. 2023, section 4.2). Asked about a public input,
+    they vote, and what is released is the class with the most votes after Gaussian noise on every count (GNMax).
+    The student is trained on these answers by Adam with the (b, T, η) of the configuration, which costs no privacy: b
+    is of the num_queries answers at most.
+
+    Args:
+        teachers: "trained", or "prompted" in a task of text classification: the base model, which is not trained.
+        num_teachers: m.
+        num_queries: public inputs that the teachers are asked about, the first ones.
+        threshold: Confident-GNMax: only an input is answered of which the largest count, after noise of its own, is at
+            least this.
+        threshold_noise: σ1 / σ2, the noise of that check over the noise of an answer.
+        teacher_steps, teacher_batch_size, teacher_learning_rate: of a teacher's training by Adam; the whole shard in a
+            step without a batch size. Not of prompted ones.
+        num_demonstrations: examples that a prompted teacher shows the model, at most.
+
+    Guarantee:
+        One example added or removed changes one teacher, and so moves one vote of each query: the counts by sqrt(2),
+        the largest by 1. All answers together are one Gaussian mechanism of noise multiplier σ, with 1/σ² = Q (2/σ2² +
+        1/σ1²), whatever the votes are (Dong, Roth and Su 2022, Corollary 3, holds for queries that depend on answers
+        before). Its (ε, δ) covers the answers, the student and everything that is learnt from it. Assumes that the
+        sweep's key stays secret, and that the public inputs are public.
+
+    Source: Papernot et al. 2018, Algorithm 1 and section 4; the data-independent bound. What these votes cost by
+        themselves, `raydp pate` says; that figure is private.
+    """
+
+    max_grad_norm: ClassVar[None] = None
+    costs_its_steps: ClassVar[bool] = False
+
+    teachers: Literal["trained", "prompted"] = "trained"
+    num_teachers: Annotated[int, Field(ge=2, le=100_000)] = 50
+    num_queries: Annotated[int, Field(ge=1, le=10_000_000)] = 100
+    threshold: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    threshold_noise: Annotated[float, Field(ge=1e-3, le=1e3)] | None = None
+    teacher_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 100
+    teacher_batch_size: Annotated[int, Field(ge=1)] | None = None
+    teacher_learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.01
+    num_demonstrations: Annotated[int, Field(ge=1, le=1000)] = 4
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        if (self.threshold is None) != (self.threshold_noise is None):
+            raise ValueError(
+                f"method.threshold and method.threshold_noise must be given together, got {self.threshold} and "
+                f"{self.threshold_noise}. Give both, or neither."
+            )
+        if self.threshold is not None and self.threshold > self.num_teachers:
+            raise ValueError(
+                f"method.threshold must be <= num_teachers {self.num_teachers}, got {self.threshold:g}: so many votes "
+                "there are not. Lower it."
+            )
+        ignored = OF_PROMPTED if self.teachers == "trained" else OF_TRAINED
+        if given := [name for name in ignored if name in self.model_fields_set]:
+            other = "prompted" if self.teachers == "trained" else "trained"
+            raise ValueError(
+                f"method.{given[0]} must be left out with teachers {self.teachers}, got {getattr(self, given[0])}. "
+                f"Remove it, or write teachers: {other}."
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is not said of trained teachers leaves the identity of the runs of before as it is."""
+        values: dict[str, Any] = handler(self)
+        ignored = {*OF_PROMPTED, "teachers"} if self.teachers == "trained" else OF_TRAINED
+        return {k: v for k, v in values.items() if v is not None and k not in ignored}
+
+    def check(self, spec: SweepSpec, task: Task) -> None:
+        """It asks about public inputs of a task of classification, and every worker holds a whole network."""
+        public = task.public if isinstance(task, ClassificationTask) else None
+        if public is None:
+            raise ValueError(
+                f"task.name must be a task with public inputs for method pate, got {spec.task.name!r}. Write {{name: "
+                "with_public, of: {name: digits}}."
+            )
+        if task.facts().num_new_tokens:
+            raise ValueError(
+                f"method.name must be another one for the task {spec.task.name!r}, got pate: its canaries have classes "
+                "of their own, on which no teacher votes, so an audit would find nothing whatever leaks. Use raydp mia."
+            )
+        if self.num_teachers > task.facts().num_units:
+            raise ValueError(
+                f"method.num_teachers must be <= num_examples {task.facts().num_units}, got {self.num_teachers}: each "
+                "learns from examples of its own. Lower it."
+            )
+        if self.num_queries > len(public):
+            raise ValueError(
+                f"method.num_queries must be <= the task's {len(public)} public inputs, got {self.num_queries}. Lower "
+                "it, or raise task.fraction."
+            )
+        if spec.cluster.sharding == "full":
+            raise ValueError(
+                "cluster.sharding must be none for method pate, got full: every worker has a teacher of its own. Leave "
+                "it out."
+            )
+        if self.teachers == "prompted":
+            self._check_context(spec, task)
+
+    def _check_context(self, spec: SweepSpec, task: ClassificationTask) -> None:
+        """A language model has positions for demonstrations and a query."""
+        if task.label_words is None or task.public is None:
+            raise ValueError(
+                f"task.name must be a task of text classification for prompted teachers, got {spec.task.name!r}. Write "
+                "{name: with_public, of: {name: text_classification}}, or leave method.teachers out."
+            )
+        width = task.train.inputs.shape[1]  # task.max_length, whatever the texts are
+        longest = task.label_words.longest(self.num_demonstrations, width, width)
+        room = models.positions(spec.model.name)
+        if room is not None and longest > room:
+            raise ValueError(
+                f"method.num_demonstrations must leave room for a query in the {room} positions of "
+                f"{spec.model.name!r}, got {self.num_demonstrations}, which may take {longest} with it. Lower it or "
+                "task.max_length, or choose another model."
+            )
+
+    def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian:
+        """All answers together.
+
+        Raises:
+            ValueError: the student's batches are larger than the number of answers.
+        """
+        if plan.batch_size > self.num_queries:
+            raise ValueError(
+                f"space.batch_size must be <= method.num_queries {self.num_queries}, got {plan.batch_size}: it is "
+                "of the student, who learns from the answers. Lower it, or ask more."
+            )
+        return PoissonGaussian(sample_rate=1.0, noise_multiplier=noise_multiplier, num_steps=1)
+
+    def answer_noise(self, noise_multiplier: float) -> float:
+        """σ2, standard deviation of the noise on each count, such that all answers together have the multiplier."""
+        check = 0.0 if self.threshold_noise is None else self.threshold_noise**-2
+        return noise_multiplier * math.sqrt(self.num_queries * (2 + check))
+
+    def told(self, plan: TrialPlan) -> dict[str, Any]:
+        """What is released."""
+        sigma = self.answer_noise(plan.noise_multiplier)
+        checked = ""
+        if self.threshold is not None and self.threshold_noise is not None:
+            checked = (
+                f", where the largest with noise of std {self.threshold_noise * sigma:.4g} is at least "
+                f"{self.threshold:g}"
+            )
+        teachers = "teachers"
+        if self.teachers == "prompted":
+            teachers = f"prompted teachers of {self.num_demonstrations} demonstrations"
+        return {
+            "sampler": "every example is one teacher's",
+            "divisor": "none",
+            "observer": "sees the noisy answers and the student",
+            "also_not_covered": (
+                "the teachers and their votes, which have no noise: the votes stay in the sweep's folder",
+                "the public inputs, which are taken to be public",
+            ),
+            "mechanism": f"PATE: {self.num_queries} queries to {self.num_teachers} {teachers}, noise of std "
+            f"{sigma:.4g} on each count of votes{checked}",
+        }
+
+    def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
+        """The student's: positions among the answers, as if all queries had one."""
+        return poisson_batch(replace(plan, num_examples=self.num_queries), key, step)
+
+    def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, lr=plan.learning_rate)
+
+    def train(
+        self, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm, key: bytes, store: CheckpointStore | None
+    ) -> Trained:
+        assert plan.noise_multiplier > 0, "a private run has noise"
+        assert isinstance(task, ClassificationTask), "checked with the spec"
+        assert task.public is not None, "checked with the spec"
+        queries = task.public.select(np.arange(self.num_queries))
+        beside = None if store is None else store.beside("teachers")
+        votes = collect_votes(plan, self._teachers(), trainee, task, queries, comm, key, beside)
+        if trainee.ledger is not None and comm.rank == 0:
+            trainee.ledger.record(0)
+        answers, answered = self.released(plan, votes, key)
+        if not answered.any():
+            raise ValueError(
+                f"method.threshold must be lower than {self.threshold}: none of {len(votes)} queries has an answer. "
+                "Lower it, or have more teachers."
+            )
+        learnt = LabelledExamples(inputs=queries.inputs[answered], labels=answers[answered])
+        student = replace(task, train=learnt)
+        of_student = replace(plan, num_examples=len(learnt), batch_size=min(plan.batch_size, len(learnt)))
+        rule = plain_rule(
+            trainee,
+            lambda step: poisson_batch(of_student, key, step),
+            self.optimizer(plan, list(trainee.parameters.values())),
+        )
+        trained = loop.run(of_student, rule, trainee, student, comm, key, store)
+        sigma = self.answer_noise(plan.noise_multiplier)
+        details = {
+            "votes": votes.tolist(),
+            "sigma": sigma,
+            "threshold": self.threshold,
+            "sigma1": None if self.threshold_noise is None else self.threshold_noise * sigma,
+            "answered": int(answered.sum()),
+        }
+        return replace(trained, details=details)
+
+    def _teachers(self) -> Teachers:
+        if self.teachers == "prompted":
+            return Prompting(num_teachers=self.num_teachers, num_demonstrations=self.num_demonstrations)
+        return Teaching(
+            num_teachers=self.num_teachers,
+            num_steps=self.teacher_steps,
+            batch_size=self.teacher_batch_size,
+            learning_rate=self.teacher_learning_rate,
+        )
+
+    def released(
+        self, plan: TrialPlan, votes: NDArray[np.int64], key: bytes
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """[Q] the class with the most votes after noise, and whether the query is answered.
+
+        Source: Papernot et al. 2018, Algorithm 1 (Confident-GNMax): one noise on the largest count, another on each.
+        """
+        stream, sigma = KeyedStream(key=key, run_id=plan.run_id), self.answer_noise(plan.noise_multiplier)
+        noise = stream.normal(votes.size, step=0, purpose="votes").reshape(votes.shape)
+        answers = (votes + sigma * noise).argmax(axis=1)
+        if self.threshold is None or self.threshold_noise is None:
+            return answers, np.ones(len(votes), np.bool_)
+        checked = votes.max(axis=1) + self.threshold_noise * sigma * stream.normal(len(votes), step=0, purpose="check")
+        return answers, checked >= self.threshold

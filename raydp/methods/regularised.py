@@ -1,0 +1,134 @@
+"""What AdvReg and MMD share: a classifier of training data that is held to look alike on reference data."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch.nn import functional as F
+
+from raydp.methods.nonprivate import NonPrivate
+from raydp.tasks.base import Task
+from raydp.tasks.labelled import ClassificationTask
+from raydp.training import joint
+from raydp.training.checkpoint import CheckpointStore
+from raydp.training.comm import Comm
+from raydp.training.sharding import is_sharded
+from raydp.training.trial import Trained, Trainee, TrialPlan
+
+if TYPE_CHECKING:
+    from raydp.spec import SweepSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """Examples of one data set in a batch, and what the classifier says of them.
+
+    Attributes:
+        logits: [B, K].
+        labels: [B] int64.
+    """
+
+    logits: torch.Tensor
+    labels: torch.Tensor
+
+    @property
+    def probs(self) -> torch.Tensor:
+        """[B, K] the confidence vectors."""
+        return self.logits.softmax(dim=1)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+class RegularisedClassifier(NonPrivate):
+    """The base of such methods: Adam or SGD on L_T + λ · a regulariser of training and reference data.
+
+    A step draws examples of both sets, each with probability b / N; the loss is the mean over the drawn training
+    examples. ε is infinite.
+
+    Args:
+        strength: λ >= 0.
+        warmup_steps: so many steps at the start are without the regulariser.
+    """
+
+    strength: Annotated[float, Field(ge=0, le=1e6)]
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+
+    def check(self, spec: SweepSpec, task: Task) -> None:
+        """Raise ValueError if the task is not one of classification with reference data."""
+        classification(task)
+
+    @abstractmethod
+    def regulariser(self, plan: TrialPlan, trainee: Trainee, task: ClassificationTask, key: bytes) -> Regulariser:
+        """A new one, for one run."""
+
+    def train(
+        self, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm, key: bytes, store: CheckpointStore | None
+    ) -> Trained:
+        task = classification(task)
+        if is_sharded(trainee.model):
+            raise ValueError("cluster.sharding must be none for this method, got full. Leave it out.")
+        optimizer = self.optimizer(plan, list(trainee.parameters.values()))
+        regulariser = self.regulariser(plan, trainee, task, key)
+
+        def step_fn(step: int) -> dict[str, float]:
+            regularised = step >= self.warmup_steps and self.strength > 0
+            if regularised:
+                regulariser.prepare(step)
+            units = self.batch_indices(plan, key, step)
+            training, reference = look_at(trainee, task, units)
+            if not len(training):
+                return {"drawn": float(len(units))}
+            loss = objective = F.cross_entropy(training.logits, training.labels)
+            if regularised and len(reference):
+                objective = loss + self.strength * regulariser.value(training, reference)
+            optimizer.zero_grad()
+            objective.backward()
+            optimizer.step()
+            return {"drawn": float(len(units)), "loss": float(loss.detach()), "objective": float(objective.detach())}
+
+        return joint.run(plan, trainee, comm, step_fn)
+
+
+class Regulariser:
+    """What is added to the loss of the training data."""
+
+    def prepare(self, step: int) -> None:
+        """Called before each step that it takes part in."""
+
+    @abstractmethod
+    def value(self, training: Seen, reference: Seen) -> torch.Tensor:
+        """[] of a batch in which neither set is empty."""
+
+
+def classification(task: Task) -> ClassificationTask:
+    """The task, if it is one of classification with reference data.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not isinstance(task, ClassificationTask) or not task.facts().num_reference:
+        raise ValueError(
+            "task must be a classification task with reference data for this method. Use the task with_reference of "
+            "one such as digits; for language models there is the method werm."
+        )
+    return task
+
+
+def look_at(trainee: Trainee, task: ClassificationTask, units: NDArray[np.int64]) -> tuple[Seen, Seen]:
+    """What the classifier says of a batch's training and of its reference examples."""
+    device = next(iter(trainee.parameters.values())).device
+    first = task.facts().num_training
+    parts = []
+    for part in (units[units < first], units[units >= first]):
+        batch = task.batch(part).to(device)
+        with torch.autocast(device.type, dtype=trainee.autocast, enabled=trainee.autocast is not None):
+            logits = task.logits(trainee.model, batch.inputs)
+        parts.append(Seen(logits=logits.float(), labels=batch.labels))
+    return parts[0], parts[1]

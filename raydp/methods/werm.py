@@ -1,0 +1,99 @@
+"""Weighted empirical risk minimisation over training and reference data (Kaplan et al. 2024)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from raydp.methods.base import unit_weights, weighted_sets
+from raydp.methods.nonprivate import NonPrivate
+from raydp.tasks.base import Task
+from raydp.tasks.examples import batches_by_length
+from raydp.training import sharding
+from raydp.training.checkpoint import CheckpointStore
+from raydp.training.comm import Comm
+from raydp.training.loop import losses_of
+from raydp.training.trial import Trained, Trainee, TrialPlan
+from raydp.training.weights import UnitWeights
+
+EVALUATED_TOKENS = 1024
+
+if TYPE_CHECKING:
+    from raydp.spec import SweepSpec
+
+
+class WeightedRiskMinimization(NonPrivate):
+    """WERM: Adam or SGD on (1 - w) L_T + w L_R (Kaplan et al. 2024, equation 13), for a task with reference data.
+
+    A step draws examples of both sets, each with probability b / N, and its update is their gradients' sum, weighted
+    (1 - w) N / N_T and w N / N_R, over b: in expectation the gradient of the loss. ε is infinite; its DP form is
+    dp_sgd or dp_adam with a reference_weight.
+
+    WERM-ES (section 4.3.1) is WERM with fewer steps: a smaller num_steps.
+
+    Args:
+        reference_weight: w in [0, 1]; larger protects the training data more and the reference data less. A set of
+            weight 0 takes no part.
+        keep_best_of: so many times, evenly spaced and the last at the end, the loss on the task's held-out data is
+            looked at, and the weights with the lowest are kept. The held-out data, from which utility and the
+            non-members of membership inference come, then take part in the choice: utility is the best of so many
+            looks, and the model depends on them. 1 keeps the last weights and looks at nothing. A run with more than 1
+            starts again when it is interrupted.
+    """
+
+    reference_weight: Annotated[float, Field(ge=0, le=1)]
+    keep_best_of: Annotated[int, Field(ge=1, le=1000)] = 1
+
+    def check(self, spec: SweepSpec, task: Task) -> None:
+        """Raise ValueError if the task has no reference data."""
+        weighted_sets(self.reference_weight, task.facts())
+
+    def _weights(self, task: Task) -> UnitWeights | None:
+        return unit_weights(self.reference_weight, task)
+
+    def train(
+        self, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm, key: bytes, store: CheckpointStore | None
+    ) -> Trained:
+        if self.keep_best_of == 1:
+            return super().train(plan, trainee, task, comm, key, store)
+        if sharding.in_parts(trainee.parameters):
+            raise ValueError(
+                f"method.keep_best_of must be 1 with cluster.sharding full, got {self.keep_best_of}: no worker has all "
+                "weights at hand. Leave it out."
+            )
+        looks = {math.ceil(plan.num_steps * i / self.keep_best_of) for i in range(1, self.keep_best_of + 1)}
+        found: dict[int, float] = {}
+        best: dict[str, torch.Tensor] = {}
+
+        def look(done: int, total: int) -> None:
+            if done in looks:
+                found[done] = comm.broadcast_object(heldout_loss(trainee, task))
+                if not best or found[done] <= min(found.values()):
+                    best.update({name: p.detach().clone() for name, p in trainee.parameters.items()})
+            if trainee.progress is not None:
+                trainee.progress(done, total)
+
+        trained = super().train(plan, replace(trainee, progress=look), task, comm, key, None)
+        if trained.ended_early:
+            return trained
+        with torch.no_grad():
+            for name, parameter in trainee.parameters.items():
+                parameter.copy_(best[name])
+        for done, loss in found.items():
+            trained.history[done - 1]["heldout_loss"] = loss
+        return trained
+
+
+@torch.no_grad()
+def heldout_loss(trainee: Trainee, task: Task) -> float:
+    """Mean loss (nats) of the held-out examples."""
+    device = next(iter(trainee.parameters.values())).device
+    total, lengths = 0.0, task.heldout_lengths()
+    for indices in batches_by_length(np.asarray(lengths), EVALUATED_TOKENS):
+        total += float(losses_of(trainee, task, task.heldout_batch(indices).to(device)).sum(dtype=torch.float64))
+    return total / len(lengths)

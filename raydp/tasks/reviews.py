@@ -1,0 +1,57 @@
+"""Synthetic reviews of things that do not exist, liked or not: the embedded data of text classification.
+
+Sentences are combined from the short lists below; none was taken from a data set. A review may name the other side's
+words too ("The lid is shabby, but all in all it is a joy"), so that counting words is not enough.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+CLASSES = ("negative", "positive")
+MAKERS = _words("Zorblat Quibnar Flumox Wendrik Plonkett Yarzoo Gribbly Moxtar Trundlix Snorvel")
+THINGS = _words("kettle lamp umbrella toaster kite teapot radio clock fan bicycle")
+PARTS = _words("lid handle cable button switch box colour sound stand paint hinge manual")
+LIKED = _words(
+    "wonderful excellent lovely superb brilliant delightful perfect fantastic great beautiful pleasant splendid"
+)
+DISLIKED = _words("awful terrible horrible shabby dreadful useless poor broken disappointing ugly unpleasant miserable")
+SENTENCES = (
+    "The {thing} is {own}.",
+    "I bought the {thing}, and it is {own}.",
+    "The {thing} has a {own} {part}.",
+    "My sister calls the {thing} {own}.",
+    "The {part} is {own}, and so is the whole {thing}.",
+    "Others say that the {thing} is {other}, but I find it {own}.",
+    "The {part} of the {thing} is {other}, but all in all it is {own}.",
+    "I thought the {thing} would be {other}, and then it was {own}.",
+)
+ENDINGS = {
+    "positive": ("", "I would buy it again.", "I use it every day.", "Thank you!"),
+    "negative": ("", "I sent it back.", "I want my money back.", "Never again!"),
+}
+
+
+def write_reviews(count: int, seed: int) -> list[tuple[str, str]]:
+    """So many (text, class), each drawn by itself; both classes are equally likely."""
+    rng = np.random.default_rng(seed)
+    things = [f"{maker} {thing}" for maker, thing in product(MAKERS, THINGS)]
+    reviews = []
+    for _ in range(count):
+        kind = CLASSES[rng.integers(2)]
+        own, other = (LIKED, DISLIKED) if kind == "positive" else (DISLIKED, LIKED)
+        sentence = SENTENCES[rng.integers(len(SENTENCES))].format(
+            thing=things[rng.integers(len(things))],
+            part=PARTS[rng.integers(len(PARTS))],
+            own=own[rng.integers(len(own))],
+            other=other[rng.integers(len(other))],
+        )
+        reviews.append((f"{sentence} {ENDINGS[kind][rng.integers(4)]}".rstrip(), kind))
+    return reviews

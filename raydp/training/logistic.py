@@ -1,0 +1,125 @@
+"""Logistic regression by gradient steps over fixed batches, and how far one example can move it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from raydp.tasks.labelled import LabelledBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogisticDescent:
+    """θ ← θ - η (1/b Σ_{i in the step's batch} ∇l_i(θ) + λ θ), where every example is in one of m fixed batches of at
+    most b, which follow each other in turn: step t takes batch t mod m.
+
+    l_i is the cross-entropy of softmax(θ x), x being the input, scaled to a norm of at most R, with a 1 for the bias.
+
+    Args:
+        max_input_norm: R.
+        weight_decay: λ >= 0.
+        learning_rate: η.
+        batch_size: b.
+        num_batches: m.
+
+    Guarantee:
+        `sensitivity(T)` bounds how far two results of T steps from the same start lie apart in the L2 norm over all
+        weights, if one example is in its place for one of them and the place is empty for the other. Each step is a
+        (1 - ηλ)-contraction, as l_i is convex and (R² + 1)/2-smooth and η <= `largest_learning_rate`; the example adds
+        at most η L / b where its batch is used, its loss being L-Lipschitz with L = sqrt(2 (R² + 1)); and of the places
+        that it can have, the last batch used is the worst. That is in real numbers; `rounding` is for the rest.
+
+    Raises:
+        ValueError: the learning rate is above the largest one.
+
+    Source: Wu et al. 2017 (Algorithm 2, Lemmas 6 to 8) with the constants of Hardt, Recht and Singer 2016 (Lemma 3.7);
+        there a record is replaced, which costs twice as much.
+    """
+
+    max_input_norm: float
+    weight_decay: float
+    learning_rate: float
+    batch_size: int
+    num_batches: int
+
+    def __post_init__(self) -> None:
+        if self.learning_rate > self.largest_learning_rate:
+            raise ValueError(
+                f"space.learning_rate must be at most {self.largest_learning_rate:.4g} with method.max_input_norm "
+                f"{self.max_input_norm:g} and weight_decay {self.weight_decay:g}, got {self.learning_rate:g}. Above it "
+                "steps need not bring two neighbours' weights together. Lower it, or the others."
+            )
+
+    @property
+    def lipschitz(self) -> float:
+        """L: ‖∇l_i‖ = ‖softmax - label‖ ‖x‖ <= sqrt(2) sqrt(R² + 1)."""
+        return math.sqrt(2 * (self.max_input_norm**2 + 1))
+
+    @property
+    def smoothness(self) -> float:
+        """β: the Hessian is (diag p - p pᵀ) ⊗ x xᵀ, whose first factor has eigenvalues of at most 1/2."""
+        return (self.max_input_norm**2 + 1) / 2
+
+    @property
+    def largest_learning_rate(self) -> float:
+        """2 / (β + 2λ), up to which max(|1 - ηλ|, |1 - η(β + λ)|) = 1 - ηλ."""
+        return 2 / (self.smoothness + 2 * self.weight_decay)
+
+    def sensitivity(self, num_steps: int) -> float:
+        """Δ = η L / b Σ_{j < k} (1 - ηλ)^{jm}: an example in the last batch used was used k = ⌈T/m⌉ times, every m
+        steps."""
+        uses = -(-num_steps // self.num_batches)
+        log_shrink = self.num_batches * math.log1p(-self.learning_rate * self.weight_decay)
+        passes = uses if log_shrink == 0 else math.expm1(uses * log_shrink) / math.expm1(log_shrink)
+        return self.learning_rate * self.lipschitz / self.batch_size * passes
+
+    def rounding(self, start: torch.Tensor, num_steps: int) -> float:
+        """How much further apart two results can lie in double precision.
+
+        Each step's error is bounded by those of its inner products, of d and b terms, at weights that have come as far
+        as they can; later steps do not enlarge it.
+
+        Args:
+            start: the weights at the start, [K, d].
+        """
+        classes, terms = start.shape
+        reach = math.sqrt(self.max_input_norm**2 + 1)
+        moved = min(num_steps * self.learning_rate, 1 / self.weight_decay if self.weight_decay else math.inf)
+        size = float(torch.linalg.vector_norm(start)) + moved * self.lipschitz
+        of_gradient = reach * ((terms + 4) * reach * size + classes + 8) + self.batch_size * self.lipschitz
+        step = 2.0**-53 * (self.learning_rate * of_gradient + 3 * size)
+        decay = self.learning_rate * self.weight_decay
+        return 2 * step * min(num_steps, 1 / decay if decay else math.inf)
+
+    def places(self, step: int) -> slice:
+        """Where in the order of the examples the step's batch lies; the last one of a pass may be smaller."""
+        first = step % self.num_batches * self.batch_size
+        return slice(first, first + self.batch_size)
+
+    def features(self, inputs: torch.Tensor) -> torch.Tensor:
+        """[B, d + 1] float64: each input flat, scaled down to norm R, and a 1. What is not finite counts as 0."""
+        flat = torch.nan_to_num(inputs.flatten(1).double(), nan=0.0, posinf=0.0, neginf=0.0)
+        norms = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
+        flat *= self.max_input_norm / norms.clamp(min=self.max_input_norm)
+        return torch.cat([flat, torch.ones_like(norms)], dim=1)
+
+    def step(self, weights: torch.Tensor, batch: LabelledBatch) -> float:
+        """One step, in place.
+
+        Args:
+            weights: θ, [K, d + 1] float64, the bias last.
+            batch: the examples of the step's batch; those that are missing are empty places.
+
+        Returns:
+            The summed cross-entropy before it.
+        """
+        features = self.features(batch.inputs)
+        log_probs = torch.log_softmax(features @ weights.T, dim=1)
+        loss = -log_probs.gather(1, batch.labels[:, None]).sum()
+        errors = log_probs.exp_()
+        errors[torch.arange(len(errors), device=errors.device), batch.labels] -= 1
+        gradient = errors.T @ features / self.batch_size
+        weights.mul_(1 - self.learning_rate * self.weight_decay).sub_(gradient, alpha=self.learning_rate)
+        return float(loss)
