@@ -18,6 +18,7 @@ from raydp.sweep.api import Sweep
 from raydp.sweep.exchange import SharedFolder
 from raydp.sweep.inputs import build_task
 from raydp.sweep.plan import make_plan
+from raydp.sweep.show import show_result
 from raydp.sweep.trial import TrialRunner
 from raydp.tasks.labelled import LabelledExamples
 from raydp.tracking import show_model
@@ -70,9 +71,14 @@ def _check_record(spec: SweepSpec, name: str, record: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WHOLE)
-def test_a_sweep_of_the_mechanism(name: str, tmp_path: Path) -> None:
+def test_a_sweep_of_the_mechanism(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = load_spec(in_folder(name, tmp_path))
-    result = Sweep(spec).run()
+    sweep = Sweep(spec)
+    result = sweep.run()
+    capsys.readouterr()
+    show_result(sweep, result)
+    lacking = "privacy-preferred is not set: it is for models with a guarantee" in capsys.readouterr().out
+    assert lacking == (name in WITHOUT_GUARANTEE)
     points = load_points(result.folder / "points.csv")
     assert set(points["status"]) == {"finished"}
     assert set(points["method"]) == {spec.method.name}

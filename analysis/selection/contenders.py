@@ -135,7 +135,7 @@ def contenders(
     return Contenders(verdict=verdict, levels=levels, rows=rows, further_seeds=tuple(further), reason=reason)
 
 
-_NO_ERRORS = "no configuration has two seeds, and no two secrets are known, so how far a mean may be off is not known"
+_NO_ERRORS = "no configuration has two seeds, so how far a mean may be off is not known"
 _NO_SEEDS = "no configuration has two seeds, so what further ones would decide is not known"
 
 

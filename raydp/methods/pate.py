@@ -176,7 +176,7 @@ class PATE(MethodSection):
         checked = ""
         if self.threshold is not None and self.threshold_noise is not None:
             checked = (
-                f", where the largest with noise of std {self.threshold_noise * sigma:.4g} is at least "
+                f", where the largest with noise of std {self.threshold_noise * sigma:.4g} votes is at least "
                 f"{self.threshold:g}"
             )
         teachers = "teachers"
@@ -191,7 +191,7 @@ class PATE(MethodSection):
                 "the public inputs, which are taken to be public",
             ),
             "mechanism": f"PATE: {self.num_queries} queries to {self.num_teachers} {teachers}, noise of std "
-            f"{sigma:.4g} on each count of votes{checked}",
+            f"{sigma:.4g} votes on each count{checked}",
         }
 
     def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:

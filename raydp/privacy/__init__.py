@@ -3,7 +3,7 @@
 from raydp.privacy.accountants import Accountant, AccountantError, PLDAccountant, PRVAccountant, RDPAccountant
 from raydp.privacy.attack import AttackBounds, attack_bounds
 from raydp.privacy.calibration import Calibration, CalibrationRequest, calibrate, calibrate_many
-from raydp.privacy.card import card_markdown
+from raydp.privacy.card import card_markdown, remarks
 from raydp.privacy.events import Event, NonPrivate, PoissonGaussian, PrivacyTarget
 from raydp.privacy.guarantee import attack_summary, composed, guarantee, profile_rows
 from raydp.privacy.one_run import Guesses, OneRunBound, one_run_bound, one_run_p_value
@@ -52,6 +52,7 @@ __all__ = [
     "privacy_record",
     "profile",
     "profile_rows",
+    "remarks",
     "selection_guarantee",
     "tuned_epsilon",
 ]

@@ -6,6 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from raydp.privacy.claimed import CLAIM
+from raydp.privacy.reference import DATA_SETS
+
 
 def card_markdown(record: Mapping[str, Any]) -> str:
     """A run's privacy record as Markdown.
@@ -35,6 +38,27 @@ def card_markdown(record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def remarks(record: Mapping[str, Any]) -> list[str]:
+    """What the ε and σ of a table leave open, in sentences: that there is no ε, of whose examples it is, what was run.
+
+    Args:
+        record: of `privacy_record`.
+
+    Returns:
+        Nothing of a run whose every step is the Gaussian mechanism of that σ.
+    """
+    lines = []
+    if record["epsilon"] == "inf":
+        lines.append(_guarantee_sentence(record))
+        reasons = [reason for reason in record["not_certified_because"] if reason != "epsilon is infinite"]
+        lines += [f"Not certified: {reason.removeprefix(f'{CLAIM}: ')}." for reason in reasons]
+    if mechanism := record.get("mechanism"):
+        lines.append(f"σ is the accounted noise multiplier of: {mechanism}")
+    if "epsilon_is" in (sets := record.get("data_sets", {})):
+        lines.append(f"ε is {sets['epsilon_is']}, of a {record['unit']} of the training and of the reference data.")
+    return lines
+
+
 def _guarantee_sentence(record: Mapping[str, Any]) -> str:
     if claimed := record.get("claimed_epsilon"):
         return (
@@ -42,7 +66,9 @@ def _guarantee_sentence(record: Mapping[str, Any]) -> str:
             f"({claimed:.4g}, {record['delta']:.3g}), and nothing proves it: claimed ε, not certified."
         )
     if record["epsilon"] == "inf":
-        return "Trained without a privacy guarantee: ε is infinite."
+        return (
+            "Trained without a privacy guarantee: nothing bounds what one record does, so ε is infinite, whatever δ is."
+        )
     return (
         f"This model is ({record['epsilon']:.4g}, {record['delta']:.3g})-differentially private for one "
         f"{record['unit']} added or removed."
@@ -100,7 +126,7 @@ def _data_sets(sets: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("an example of the training data moves an update", f"{_figure(sets['relative_privacy'])} times as far as one "
          "of the reference data"),
     ]  # fmt: skip
-    for name in ("training", "reference"):
+    for name in DATA_SETS:
         if own := sets.get(name):
             reason = f" ({own['reason']})" if "reason" in own else ""
             rows.append((f"ε of the {name} data", _figure(own["epsilon"]) + reason))

@@ -69,7 +69,8 @@ def plan(spec: str | Path | Mapping[str, Any] | SweepSpec) -> pd.DataFrame:
     """Check and calibrate a sweep without training anything.
 
     Returns:
-        One row per configuration. `.attrs` holds warnings, what a named space left out, and the task's facts.
+        One row per configuration. `.attrs` holds warnings, what a named space left out, the task's facts, and remarks on
+        what ε and σ are of.
     """
     return make_table(planned(spec if isinstance(spec, SweepSpec) else load_spec(spec))[0])
 
@@ -98,6 +99,7 @@ def make_table(planned: SweepPlan) -> pd.DataFrame:
     table.attrs["rejected"] = [f"{r.configuration}: {r.reason}" for r in planned.rejected]
     table.attrs["facts"] = planned.facts
     table.attrs["selection"] = planned.selection
+    table.attrs["remarks"] = planned.remarks()
     return table
 
 

@@ -20,6 +20,7 @@ from raydp.privacy import (
     calibrate_selection,
     data_sets_record,
     privacy_record,
+    remarks,
 )
 from raydp.sections import SpaceSpec
 from raydp.spec import SweepSpec
@@ -63,6 +64,12 @@ class SweepPlan:
         repetitions = Counter(trial.configuration.key for trial in self.trials)
         one_each = {trial.configuration.key: trial for trial in reversed(self.trials)}
         return [self._row(one_each[key], seeds=repetitions[key]) for key in sorted(one_each)]
+
+    def remarks(self) -> list[str]:
+        """What the table leaves open, such as that there is no ε; each sentence once, of the largest run it is true of."""
+        return list(
+            dict.fromkeys(sentence for trial in self.trials for sentence in remarks(self.privacy[trial.run_id]))
+        )
 
     def _row(self, trial: TrialPlan, *, seeds: int) -> dict[str, Any]:
         record = self.privacy[trial.run_id]
@@ -261,6 +268,11 @@ def _warnings(spec: SweepSpec, facts: TaskFacts, delta: float) -> list[str]:
         )
     if spec.privacy.noise_key == "test":
         warnings.append("privacy.noise_key is 'test': the noise is reproducible and the guarantee is not certified.")
+    if not spec.method.params.costs_its_steps:
+        warnings.append(
+            f"method {spec.method.name} costs more than its steps: compute and cost_tokens count the (b, T) of the "
+            "configuration alone."
+        )
     return warnings
 
 

@@ -49,8 +49,17 @@ def show_plan(table: pd.DataFrame) -> None:
     if table.attrs["selection"] is not None:
         stdout.print(table.attrs["selection"], markup=False)
     print_table("plan", table.rename(columns=SYMBOLS).to_dict("records"))
+    show_remarks(table.attrs["remarks"])
     for reason in table.attrs["rejected"]:
         stdout.print(f"left out: {reason}", markup=False)
+
+
+def show_remarks(remarks: Sequence[str]) -> None:
+    """The first sentences on what ε and σ are."""
+    for sentence in remarks[:NAMED]:
+        stdout.print(sentence, markup=False)
+    if len(remarks) > NAMED:
+        stdout.print("and the like for other configurations", markup=False)
 
 
 def data_notes(facts: TaskFacts) -> list[str]:
@@ -144,10 +153,22 @@ def show_result(sweep: Sweep, result: SweepResult) -> None:
         _show_configurations(sweep, result)
         show_selection(result.selected)
         stdout.print(f"best utility instead: {_summary(result.best_utility)}", markup=False)
+        _show_lack_of_guarantee(sweep)
     stdout.print(f"report: {result.report}", markup=False)
     stdout.print("look it up and load it:", style="bold")
     for command in lookup_commands(sweep.spec):
         stdout.print(f"  {command}", markup=False)
+
+
+def _show_lack_of_guarantee(sweep: Sweep) -> None:
+    """Of a sweep whose models have no ε: that, why, and that none of them is preferred for its privacy."""
+    from raydp.privacy import remarks
+
+    record = next(iter(sweep.folder.read_json("plan.json")["privacy"].values()))
+    if record["epsilon"] == "inf":
+        for sentence in remarks(record):
+            stdout.print(f"warning: {sentence}", markup=False)
+        stdout.print("warning: privacy-preferred is not set: it is for models with a guarantee.", markup=False)
 
 
 def _show_counts(result: SweepResult) -> None:

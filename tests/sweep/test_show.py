@@ -164,3 +164,30 @@ def test_predictions_warn_of_what_is_beyond_the_measured(capsys: pytest.CaptureF
     assert "extrapolations" not in out
     show_predictions([row | {"beyond": ["batch_size"]}])
     assert "extrapolations" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ({"name": "dp_adam", "max_grad_norm": 0.1}, []),
+        ({"name": "nonprivate"}, ["nothing bounds what one record does, so ε is infinite, whatever δ is"]),
+        (
+            {"name": "dp_weights"},
+            ["The method claims (8, ", "Not certified: the formula takes one record to move the trained weights by"],
+        ),
+        (
+            {"name": "dp_mf", "num_bands": 2, "max_grad_norm": 0.1},
+            [f"noise multiplier of: banded matrix factorisation with 2 bands: {t} updates" for t in (6, 3)],
+        ),
+    ],
+)
+def test_plan_says_what_its_epsilon_and_sigma_are_of(
+    raydp: Callable[..., Answer], write_spec: Callable[..., Path], method: dict[str, object], said: list[str]
+) -> None:
+    """What a DP optimizer's table says is all there is."""
+    lines = raydp("plan", write_spec(method=method)).out.rstrip().splitlines()
+    position = next(i for i, line in enumerate(lines) if line == "plan")
+    after = [line for line in lines[position + 2 :] if not line.lstrip()[0].isdigit()]
+    assert len(after) == len(said)
+    for line, part in zip(after, said, strict=True):
+        assert part in line
