@@ -69,8 +69,8 @@ def plan(spec: str | Path | Mapping[str, Any] | SweepSpec) -> pd.DataFrame:
     """Check and calibrate a sweep without training anything.
 
     Returns:
-        One row per configuration. `.attrs` holds warnings, what a named space left out, the task's facts, and remarks on
-        what ε and σ are of.
+        One row per configuration. `.attrs` holds warnings, what a named space left out, the task's facts, and remarks
+        on what ε and σ are of.
     """
     return make_table(planned(spec if isinstance(spec, SweepSpec) else load_spec(spec))[0])
 

@@ -66,10 +66,9 @@ class SweepPlan:
         return [self._row(one_each[key], seeds=repetitions[key]) for key in sorted(one_each)]
 
     def remarks(self) -> list[str]:
-        """What the table leaves open, such as that there is no ε; each sentence once, of the largest run it is true of."""
-        return list(
-            dict.fromkeys(sentence for trial in self.trials for sentence in remarks(self.privacy[trial.run_id]))
-        )
+        """What the table leaves open, such as that there is no ε; each sentence once."""
+        sentences = (sentence for trial in self.trials for sentence in remarks(self.privacy[trial.run_id]))
+        return list(dict.fromkeys(sentences))
 
     def _row(self, trial: TrialPlan, *, seeds: int) -> dict[str, Any]:
         record = self.privacy[trial.run_id]
