@@ -112,20 +112,28 @@ def private(seeds: int) -> list[dict[str, Any]]:
         sample_rate=event.sample_rate, noise_multiplier=solved.noise_multiplier, num_steps=event.num_steps
     )
     for weight in W:
-        sets = WeightedSets(weight=weight, num_training=facts.num_training, num_reference=facts.num_reference)
-        own = epsilons_of_sets(sets, event, solved.epsilon, target.delta, "pld")
         method = DPSGD(max_grad_norm=DP["max_grad_norm"], reference_weight=weight)
-        label = {
-            "w": weight, "epsilon_training": own["training"]["epsilon"],
-            "epsilon_reference": own["reference"]["epsilon"],
-            "relative_privacy": min(sets.relative_privacy, 1e9), "effective_examples": sets.effective_examples,
-        }  # fmt: skip
+        label = {"w": weight, **guarantees(weight, tasks, event, solved.epsilon, target.delta)}
         found = [
             run(task, method, s, num_steps=DP["num_steps"], rate=DP["learning_rate"], sigma=solved.noise_multiplier)
             for s, task in enumerate(tasks)
         ]
         rows.append(row(label, found))
     return rows
+
+
+def guarantees(
+    weight: float, tasks: list[ClassificationTask], event: PoissonGaussian, epsilon: float, delta: float
+) -> dict[str, float]:
+    """ε of both sets and the effective number of examples, means over the divisions, which are of different sizes."""
+    found = []
+    for task in tasks:
+        facts = task.facts()
+        sets = WeightedSets(weight=weight, num_training=facts.num_training, num_reference=facts.num_reference)
+        own = epsilons_of_sets(sets, event, epsilon, delta, "pld")
+        found.append((own["training"]["epsilon"], own["reference"]["epsilon"], sets.effective_examples))
+    names = ("epsilon_training", "epsilon_reference", "effective_examples")
+    return dict(zip(names, map(statistics.mean, zip(*found, strict=True)), strict=True))
 
 
 def curves() -> list[dict[str, Any]]:
