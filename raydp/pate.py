@@ -40,14 +40,17 @@ def pate_of(
     Returns:
         "epsilon", "order", "epsilon_data_independent", "queries", "teachers" (most votes of a query), "classes",
         "expected_answers", "delta", "reference": {"epsilon", "order"}, "note"; see `raydp.privacy.pate.PateCost`. With
+        a run "recorded_epsilon" and "recorded_accountant", what its record states; with
         publish also "epsilon_sanitised", or "suggestion": {"order", "beta", "noise_multiplier"}.
 
     Raises:
         ValueError: the file is not counts, or an argument is out of its range.
     """
+    recorded: dict[str, Any] = {}
     if path.is_dir():
         given = {"sigma": sigma, "delta": delta, "threshold": threshold, "sigma1": sigma1}
         votes, sigma, delta, threshold, sigma1 = _of_run(path, [k for k, v in given.items() if v is not None])
+        recorded = _recorded(path)
     else:
         votes = read_votes(path)
     if sigma is None or delta is None:
@@ -74,6 +77,7 @@ def pate_of(
         "teachers": int(votes.sum(axis=1).max()),
         "expected_answers": cost.expected_answers,
         "delta": delta,
+        **recorded,
         **release,
         "note": PRIVATE,
     }
@@ -92,6 +96,12 @@ def _of_run(folder: Path, given: list[str]) -> tuple[NDArray[np.int64], float, f
         )
     delta = json.loads(plan.read_text())["delta"]
     return np.array(details["votes"]), details["sigma"], delta, details["threshold"], details["sigma1"]
+
+
+def _recorded(run: Path) -> dict[str, Any]:
+    """What the run's own record states."""
+    record = json.loads((run.parent.parent / "plan.json").read_text())["privacy"][run.name]
+    return {"recorded_epsilon": record["epsilon"], "recorded_accountant": record["accountant"]}
 
 
 def _release_of(text: str) -> Release:
@@ -163,5 +173,12 @@ def show_pate(answer: dict[str, Any]) -> None:
         suggested = ",".join(f"{value:.3g}" for value in answer["suggestion"].values())
         stdout.print(f"suggested by the votes: --publish {suggested}", markup=False)
     if "epsilon_sanitised" in answer:
-        stdout.print(f"to publish, with noise: ε = {answer['epsilon_sanitised']:.4g}", markup=False)
+        shown = f"ε = {answer['epsilon_sanitised']:.4g}"
+        stdout.print(f"to publish, an estimate with noise, which may lie below the true one: {shown}", markup=False)
+    if "recorded_epsilon" in answer:
+        stdout.print(
+            f"the run's record states ε = {answer['recorded_epsilon']:.4g} whatever the votes, by accountant "
+            f"{answer['recorded_accountant']}; the figures above are by Rényi divergences, which bound it less tightly",
+            markup=False,
+        )
     stdout.print(f"note: {answer['note']}", markup=False)

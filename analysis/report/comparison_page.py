@@ -83,7 +83,7 @@ _LAYOUT = plot(
 _SPREAD = plot(
     "spread",
     "One column of points per group: the mean scores of its configurations.",
-    "All models of a group have the same ε: how far its points lie apart is what ε does not say. The standard "
+    "All models of a group have the same ε, or none: how far its points lie apart is what ε does not say. The standard "
     "deviation is written above.",
 )
 _HEURISTICS = plot(

@@ -168,7 +168,7 @@ def _analyses(points: pd.DataFrame) -> list[str]:
         "spread",
         "Two columns of points: mean scores of the configurations, and runs around their configuration's mean.",
         "Left the configurations, right single runs around their configuration's mean, where there are two seeds. All "
-        "have the same ε: if left is much wider, hyperparameters and not chance decide what leaks.",
+        "have the same ε, or none: if left is much wider, hyperparameters and not chance decide what leaks.",
         css="low",
     )
     return [

@@ -77,7 +77,7 @@ def variance_table(points: pd.DataFrame) -> str:
     ]
     reasons = [part["reason"] for part in (variance, correlation) if "reason" in part]
     notes = [paragraph(f"Undefined: {reason}.", css="soft") for reason in reasons]
-    return "\n".join([table("Empirical privacy variance under one guarantee", ["Figure", "Value"], rows), *notes])
+    return "\n".join([table("Empirical privacy variance", ["Figure", "Value"], rows), *notes])
 
 
 def regression_tables(points: pd.DataFrame) -> list[str]:

@@ -163,6 +163,7 @@ def select(
         means, passed, selected, by_secret=None if by_secret is None else means_by_secret(points, *by_secret)
     )
     warnings = [
+        *_without_guarantee(points, listed[selected]),
         *_left_out(points),
         *_corner(means, rule, passed, constraints),
         *([] if rule in _UNMINDFUL else _unsupported(compared, int(passed.sum()))),
@@ -194,6 +195,16 @@ def _step(
 ) -> SelectionStep:
     """The record of one narrowing."""
     return SelectionStep(name=name, rule=text, survivors=tuple(listed[after]), dropped=tuple(listed[before & ~after]))
+
+
+def _without_guarantee(points: pd.DataFrame, selected: Configuration) -> list[str]:
+    """A warning if the selected models have no ε."""
+    if "epsilon" not in points:
+        return []
+    own = (points[list(HYPERPARAMETERS)] == pd.Series(_as_dict(selected))).all(axis=1)
+    if not np.isinf(points.loc[own, "epsilon"].to_numpy(dtype=np.float64)).any():
+        return []
+    return ["The selected configuration has no privacy guarantee: its epsilon is infinite."]
 
 
 def _left_out(points: pd.DataFrame) -> list[str]:

@@ -26,17 +26,18 @@ ROUNDING = 1e-12
 """A spread that is smaller, relative to the values, is their rounding."""
 
 
-def compare_methods(methods: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
+def compare_methods(methods: Mapping[str, pd.DataFrame], *, with_perplexity: bool = True) -> dict[str, Any]:
     """Every two methods by every figure that both have, paired by configuration.
 
     Args:
         methods: name -> points table; a configuration's value is the mean over its seeds.
+        with_perplexity: whether the losses are mean negative log-likelihoods, which have one; an error rate has none.
 
     Returns:
         "comparisons": [{"a", "b", "figure", "configurations" (that both have), "mean_difference" (a minus b),
         "interval" (95 %, Student), "t", "p", "p_holm" (over all rows), "wilcoxon" (smaller of the two rank sums),
         "wilcoxon_p", "rmse" (root of the mean squared difference), "pearson", "pearson_interval" (95 %, Fisher)}]. The
-        figures are utility_loss, perplexity (its exponential), score (what the sweep selects by) and each score.<name>;
+        figures are utility_loss, perplexity (its exponential), each score.<name>, and score where it is none of them;
         undefined ones are None with a "reason".
 
     Configurations of one grid are no sample of a population, and their errors share data and secrets: the tests tell
@@ -51,13 +52,13 @@ def compare_methods(methods: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
     """
     if len(methods) < 2:
         raise ValueError(f"methods must be at least two, got {len(methods)}. Name another sweep.")
-    figures = {name: _figures(name, table) for name, table in methods.items()}
+    figures = {name: _figures(name, table, with_perplexity) for name, table in methods.items()}
     rows: list[dict[str, Any]] = []
     for (a, one), (b, other) in combinations(figures.items(), 2):
         both = one.add_suffix(" a").join(other.add_suffix(" b"), how="inner")
         if not len(both):
             raise ValueError(f"{b} must share a configuration with {a}, got none. Run both with one space.")
-        for figure in [f for f in one if f in other]:
+        for figure in [f for f in one if f in other and not _is_repeated(f, one, other)]:
             sides = [both[f"{figure} {side}"].to_numpy(dtype=np.float64) for side in "ab"]
             known = np.isfinite(sides[0]) & np.isfinite(sides[1])
             found = _paired(sides[0][known], sides[1][known])
@@ -68,14 +69,23 @@ def compare_methods(methods: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
     return {"comparisons": rows}
 
 
-def _figures(name: str, table: pd.DataFrame) -> pd.DataFrame:
+def _is_repeated(figure: object, *tables: pd.DataFrame) -> bool:
+    """Whether the figure is `score` and in all tables that of one name: the same test a second time."""
+    if figure != "score":
+        return False
+    named = [f for f in tables[0] if str(f).startswith(PREFIX) and all(f in table for table in tables)]
+    return any(all(np.array_equal(t[f], t["score"], equal_nan=True) for t in tables) for f in named)
+
+
+def _figures(name: str, table: pd.DataFrame, with_perplexity: bool) -> pd.DataFrame:
     """Means over seeds by configuration."""
     try:
         table = require_hyperparameters(table)
         means = configuration_means(table)
         found = means[["utility_loss", "score"]].copy()
         loss = found["utility_loss"]
-        found.insert(1, "perplexity", np.exp(loss.where(loss <= LARGEST_LOG)))
+        if with_perplexity:
+            found.insert(1, "perplexity", np.exp(loss.where(loss <= LARGEST_LOG)))
         for score in score_names(table):
             column = PREFIX + score
             found[column] = column_means(table.assign(**{column: score_values(table, score)}), column)
@@ -112,7 +122,8 @@ def _paired(one: Array, other: Array) -> dict[str, Any]:
         found["interval"] = [float((difference.mean() - half) * unit), float((difference.mean() + half) * unit)]
         found["t"] = float(difference.mean() / error)
         found["p"] = float(2 * student.sf(abs(found["t"]), len(one) - 1))
-        ranked = wilcoxon(difference)
+        step = ROUNDING * largest / unit  # equal differences of rounded values share a rank
+        ranked = wilcoxon(np.round(difference / step))
         found["wilcoxon"], found["wilcoxon_p"] = float(ranked.statistic), float(ranked.pvalue)
     if len(one) < 3 or any(np.ptp(side) <= ROUNDING * np.abs(side).max() for side in (one, other)):
         reasons.append("a correlation needs three configurations that differ")

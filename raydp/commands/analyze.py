@@ -142,10 +142,11 @@ def methods(
     """Two methods or more on the same configurations: paired t, Wilcoxon, RMSE, correlation (Zagardo 2024)."""
     from analysis import compare_methods
     from raydp.output import print_json
-    from raydp.sweep.api import tables_of
+    from raydp.sweep.api import classify, tables_of
     from raydp.sweep.show_scores import show_methods
 
-    answer = compare_methods(tables_of(sweeps, storage, score=score, worst_case=worst_case))
+    tables = tables_of(sweeps, storage, score=score, worst_case=worst_case)
+    answer = compare_methods(tables, with_perplexity=not classify(sweeps, storage))
     print_json(answer) if json else show_methods(answer)
 
 

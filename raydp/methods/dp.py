@@ -105,9 +105,11 @@ class DPSGD(MethodSection):
         """What the accountant accounts for the whole run: sums and, with adaptive clipping, counts.
 
         Raises:
-            ValueError: the count of adaptive clipping has so little noise that it alone spends more.
+            ValueError: the count of adaptive clipping has so little noise that it alone spends more, or a step decays
+                weights through zero.
         """
         self._gradient_noise_multiplier(plan, noise_multiplier)
+        self._check_decay(plan)
         return PoissonGaussian(
             sample_rate=plan.batch_size / plan.num_examples,
             noise_multiplier=noise_multiplier,
@@ -137,6 +139,14 @@ class DPSGD(MethodSection):
     def _decoupled_decay(self) -> float:
         """λ of the optimizer."""
         return self.weight_decay - self.loss_decay
+
+    def _check_decay(self, plan: TrialPlan) -> None:
+        """Raise ValueError if the factor 1 - ηλ of a step is not positive."""
+        if plan.learning_rate * self._decoupled_decay >= 1:
+            raise ValueError(
+                f"method.weight_decay must be < 1 / learning_rate = {1 / plan.learning_rate:g} where it is decoupled, "
+                f"got {self.weight_decay:g}: a step would turn the weights' signs. Lower it, or the learning rate."
+            )
 
     def train(
         self, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm, key: bytes, store: CheckpointStore | None

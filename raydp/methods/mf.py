@@ -64,8 +64,10 @@ class DPMF(DPSGD):
         """What the accountant accounts for the whole run: a step for every block of num_bands updates.
 
         Raises:
-            ValueError: there are fewer updates than bands, or the groups are too small for the batch size.
+            ValueError: there are fewer updates than bands, the groups are too small for the batch size, or a step
+                decays weights through zero.
         """
+        self._check_decay(plan)
         if self.num_bands > plan.num_steps:
             raise ValueError(
                 f"method.num_bands must be <= num_steps {plan.num_steps}, got {self.num_bands}. Lower it, or train for "
@@ -86,7 +88,7 @@ class DPMF(DPSGD):
         return cyclic_poisson_batch(plan, key, step, self.num_bands)
 
     def noise_strategy(self, plan: TrialPlan) -> tuple[float, ...]:
-        decay = max(0.0, 1 - plan.learning_rate * self._decoupled_decay)
+        decay = 1 - plan.learning_rate * self._decoupled_decay
         return tuple(banded_square_root(self.num_bands, decay=decay, momentum=self.momentum).tolist())
 
     def told(self, plan: TrialPlan) -> dict[str, Any]:

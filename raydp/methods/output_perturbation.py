@@ -82,7 +82,7 @@ class OutputPerturbation(MethodSection):
         return {
             "sampler": "none: fixed batches, each example once a pass; noise once, on the trained weights",
             "divisor": "batch size",
-            "mechanism": f"{plan.num_steps} steps without noise; noise once, on the trained weights",
+            "mechanism": "training without noise; noise once, on the trained weights",
             "observer": "sees the released weights",
             "also_not_covered": ("the weights of the steps before, which have no noise and are not kept",),
             "released_weights": {"sensitivity": sensitivity, "noise_std": self._noise_std(plan, sensitivity)},

@@ -128,7 +128,9 @@ def look_at(trainee: Trainee, task: ClassificationTask, units: NDArray[np.int64]
     parts = []
     for part in (units[units < first], units[units >= first]):
         batch = task.batch(part).to(device)
-        with torch.autocast(device.type, dtype=trainee.autocast, enabled=trainee.autocast is not None):
-            logits = task.logits(trainee.model, batch.inputs)
-        parts.append(Seen(logits=logits.float(), labels=batch.labels))
+        logits = torch.zeros(0, task.num_classes, device=device)
+        if len(part):
+            with torch.autocast(device.type, dtype=trainee.autocast, enabled=trainee.autocast is not None):
+                logits = task.logits(trainee.model, batch.inputs).float()
+        parts.append(Seen(logits=logits, labels=batch.labels))
     return parts[0], parts[1]

@@ -23,6 +23,7 @@ BETAS, NOISES = np.arange(0.02, 0.46, 0.02), np.geomspace(0.5, 1e4, 200)
 MOST_ORDER, LEAST_NOISE, MOST_NOISE = 1e4, 1e-3, 1e6
 
 ROUNDING = 1e-9
+STEP = 1e-3  # of a published cost
 """Of log q; the cost may leap at q0, and a q that is rounded to just below would hide it."""
 
 TRIED_Q = 2_000
@@ -85,16 +86,17 @@ class SmoothCost:
         return min(tried, key=lambda r: release_rdp(r) + 2 * self.sensitivity(r.beta) * r.noise_multiplier)
 
     def published(self, release: Release, normal: float) -> float:
-        """A Rényi divergence at α that may be shown: of all answers and of showing it.
+        """A Rényi divergence at α that may be shown: of all answers and of showing it. The cost is rounded up to a
+        multiple of `STEP`, so that its last bits tell nothing.
 
         Args:
             normal: a draw from N(0, 1), from entropy that nobody knows.
 
         The noise is centred: what is shown is above and below the true cost alike, and its standard deviation, which
-        is private itself, is noise_multiplier times the smooth sensitivity.
+        is private itself, is noise_multiplier times the smooth sensitivity. A cost below 0 is shown as 0.
         """
         noise = self.sensitivity(release.beta) * release.noise_multiplier * normal
-        return max(0.0, self.cost + noise) + release_rdp(release)
+        return math.ceil(max(0.0, self.cost + noise) / STEP) * STEP + release_rdp(release)
 
 
 def smooth_cost(

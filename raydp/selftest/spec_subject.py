@@ -29,7 +29,7 @@ def spec_subject(spec: SweepSpec) -> Subject:
     """
     if not spec.method.params.private:
         raise ValueError(
-            f"method.name must be a private method, got {spec.method.name!r}. Without clipping and noise there is "
+            f"method.name must be a private method, got {spec.method.name!r}. Without a guarantee there is "
             "nothing to check; run `raydp selftest` without SPEC."
         )
     network = NetworkName.parse(spec.model.name)

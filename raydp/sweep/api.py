@@ -10,6 +10,7 @@ import pandas as pd
 
 from analysis import Selection, load_points, split_by, with_score, with_worst_case
 from analysis import select as select_from
+from analysis.selection.reference import SETTINGS
 from raydp.output import stderr
 from raydp.spec import SweepSpec, load_spec
 from raydp.sweep.folder import SweepFolder
@@ -127,9 +128,22 @@ def select(
         from raydp.sweep.selection import select_released
 
         return select_released(folder, score=score, worst_case=worst_case or None, **options)
+    if options.get("rule") in SETTINGS:
+        _check_accuracies(folder_of(points, storage), str(options["rule"]))
     table, defaults = points_of(points, storage, score=score, worst_case=worst_case)
     values = None if worst_case else secrets_of(points, storage, score)
     return select_from(table, by_secret=values, **with_given(defaults, options))
+
+
+def _check_accuracies(folder: SweepFolder | None, rule: str) -> None:
+    """Refuse a rule whose bounds are of accuracies where the sweep says that its scores are others."""
+    for score in () if folder is None else folder.spec().scores:
+        figure = getattr(score.params, "figure", "accuracy")
+        if figure != "accuracy":
+            raise ValueError(
+                f"rule must not be {rule} for a sweep whose score {score.name} has the figure {figure}: its bounds are "
+                "of accuracies. Measure them with figure: accuracy."
+            )
 
 
 def with_given(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,6 +224,12 @@ def tables_of(
     if len(tables) < len(sources):
         raise ValueError(f"POINTS must be named once each, got {', '.join(sources)}. Remove the repeated one.")
     return tables if by is None else split_by(next(iter(tables.values())), by)
+
+
+def classify(sources: list[str], storage: str) -> bool:
+    """Whether one of the sources is a sweep of a task of classification: its utility is no likelihood of text."""
+    specs = [folder.spec() for source in sources if (folder := folder_of(source, storage)) is not None]
+    return any(getattr(spec.task.params, "classifies", False) for spec in specs)
 
 
 def secrets_of(source: str | Path, storage: str, score: str | None) -> tuple[pd.DataFrame, str] | None:

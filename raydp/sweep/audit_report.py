@@ -27,6 +27,7 @@ class AuditReport:
         confidence: of each ε̂, and of the whole: no true ε is reported as exceeded with a probability above 1 -
             confidence.
         epsilon: the stated ε; None for a method without a guarantee.
+        claimed: whether it is a claim of the method that nothing proves.
         delta: the stated δ.
         runs: one row for each finished run: ε̂ by itself at the confidence, p of "the mechanism is (ε, δ)-DP", p after
             Holm's correction for all runs, and whether that is an alarm.
@@ -42,6 +43,7 @@ class AuditReport:
     canaries: int
     confidence: float
     epsilon: float | None
+    claimed: bool
     delta: float
     runs: tuple[dict[str, Any], ...]
     configurations: tuple[dict[str, Any], ...]
@@ -85,6 +87,7 @@ def report_of(audited: str, folder: SweepFolder, *, interrupted: bool = False) -
         canaries=spec.task.params.num_canaries,
         confidence=score.confidence,
         epsilon=score.epsilon,
+        claimed=spec.method.params.claims,
         delta=score.delta,
         runs=tuple(rows),
         configurations=tuple(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from raydp.registries import names, resolve
@@ -78,19 +79,23 @@ def card_of(plan: dict[str, Any]) -> dict[str, str]:
 def notes_of(plan: dict[str, Any]) -> list[str]:
     """What the guarantee says and what was made of the data, for the report's end."""
     record = next(iter(plan["privacy"].values()))
+    certified = [f"Not certified: {reason}." for reason in record["not_certified_because"]]
+    covered = [f"Not covered: {item}." for item in record["not_covered"]]
+    return [promise_of(record), *certified, *covered, *data_notes(TaskFacts(**plan["facts"]))]
+
+
+def promise_of(record: Mapping[str, Any]) -> str:
+    """The guarantee of a sweep's models in a sentence."""
     model = "The released model" if "private_selection" in record else "Each model"
-    promise = (
+    return (
         f"{model}: ε at most {record['target_epsilon'] or 'inf'} at δ = {record['delta']:.3g} for one "
         f"{record['unit']} added or removed, by accountant {record['accountant']} ({record['accountant_version']})."
     )
-    certified = [f"Not certified: {reason}." for reason in record["not_certified_because"]]
-    covered = [f"Not covered: {item}." for item in record["not_covered"]]
-    return [promise, *certified, *covered, *data_notes(TaskFacts(**plan["facts"]))]
 
 
 def together_notes(together: dict[str, Any] | None) -> list[str]:
     """What all models that the sweep registered cost together."""
-    if together is None or together["epsilon"] == "inf":
+    if together is None or together["epsilon"] == "inf" or together["models"] == 1:
         return []
     if together["epsilon"] is None:
         return [f"What all {together['models']} registered models cost together is not known: {together['reason']}"]

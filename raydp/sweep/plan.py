@@ -126,6 +126,7 @@ def make_plan(
             trials.append(trial)
             record = _record(spec, facts, trial, calibration, delta, tuned_epsilon, len(configurations))
             privacy[trial.run_id] = record
+    _check_bounds(spec, privacy)
     order = {seed: position for position, seed in enumerate(spec.seeds)}
     trials.sort(key=lambda t: (-t.batch_size * t.num_steps, order[t.seed], *t.configuration.key))
     return SweepPlan(
@@ -251,6 +252,24 @@ def _record(
         **spec.method.params.told(trial),
         data_sets=None if sets is None else data_sets_record(sets, event, alone, delta, spec.privacy.accountant),
     )
+
+
+def _check_bounds(spec: SweepSpec, privacy: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse a bound on the guarantee that no run can keep to."""
+    if "claimed_epsilon" in spec.select.at_most:
+        raise ValueError(
+            "select.at_most must not bound claimed_epsilon, got "
+            f"{spec.select.at_most['claimed_epsilon']:g}: nothing proves it. Remove it."
+        )
+    bound = spec.select.at_most.get("epsilon", math.inf)
+    lowest = min(float(record["epsilon"]) for record in privacy.values())
+    if bound < lowest:
+        remedy = f"Raise it to {spec.privacy.target_epsilon:g}, the target."
+        if math.isinf(lowest):
+            remedy = f"Remove it: method {spec.method.name} has no guarantee."
+        raise ValueError(
+            f"select.at_most.epsilon must be at least {lowest:.6g}, the lowest there is, got {bound:g}. {remedy}"
+        )
 
 
 def _of_data_sets(sets: Mapping[str, Any]) -> dict[str, Any]:

@@ -153,22 +153,27 @@ def show_result(sweep: Sweep, result: SweepResult) -> None:
         _show_configurations(sweep, result)
         show_selection(result.selected)
         stdout.print(f"best utility instead: {_summary(result.best_utility)}", markup=False)
-        _show_lack_of_guarantee(sweep)
+    _show_guarantee(sweep)
     stdout.print(f"report: {result.report}", markup=False)
     stdout.print("look it up and load it:", style="bold")
     for command in lookup_commands(sweep.spec):
         stdout.print(f"  {command}", markup=False)
 
 
-def _show_lack_of_guarantee(sweep: Sweep) -> None:
-    """Of a sweep whose models have no ε: that, why, and that none of them is preferred for its privacy."""
+def _show_guarantee(sweep: Sweep) -> None:
+    """What ε holds for, or why there is none; what it does not cover is on each model's card."""
     from raydp.privacy import remarks
+    from raydp.sweep.notes import promise_of, together_notes
 
     record = next(iter(sweep.folder.read_json("plan.json")["privacy"].values()))
     if record["epsilon"] == "inf":
-        for sentence in remarks(record):
+        for sentence in [*remarks(record), "privacy-preferred is not set: it is for models with a guarantee."]:
             stdout.print(f"warning: {sentence}", markup=False)
-        stdout.print("warning: privacy-preferred is not set: it is for models with a guarantee.", markup=False)
+        return
+    not_certified = [f"Not certified: {reason}." for reason in record["not_certified_because"]]
+    for sentence in [promise_of(record), *not_certified, *together_notes(sweep.folder.read_json("released.json"))]:
+        stdout.print(sentence, markup=False)
+    stdout.print("What that does not cover is on each model's card: raydp models show", markup=False)
 
 
 def _show_counts(result: SweepResult) -> None:

@@ -19,8 +19,9 @@ NAMES = {**SYMBOLS, "epsilon_hat": "ε̂", "epsilon_gdp": "ε̂ if Gaussian", "p
 
 def show_audit(report: AuditReport) -> None:
     """The bounds as tables, and what they mean for the stated ε."""
+    word = "claimed" if report.claimed else "stated"
     stated = (
-        "without a guarantee" if report.epsilon is None else f"stated ε = {report.epsilon:g} at δ = {report.delta:.3g}"
+        "without a guarantee" if report.epsilon is None else f"{word} ε = {report.epsilon:g} at δ = {report.delta:.3g}"
     )
     runs = [{NAMES.get(k, k): row[k] for k in SHOWN} for row in report.runs]
     marks = {i: "ALARM" for i, row in enumerate(report.runs) if row["alarm"]}
@@ -40,10 +41,10 @@ def show_audit(report: AuditReport) -> None:
     )
     if report.alarm:
         stdout.print(
-            f"ALARM: the stated ε is refuted. privacy-preferred is refused for these configurations until a new audit "
+            f"ALARM: the {word} ε is refuted. privacy-preferred is refused for these configurations until a new audit "
             f"finds nothing: raydp audit {report.audited} --new",
             style="bold red",
             markup=False,
         )
     elif report.epsilon is not None:
-        stdout.print("no alarm: nothing speaks against the stated ε, which proves nothing for it", markup=False)
+        stdout.print(f"no alarm: nothing speaks against the {word} ε, which proves nothing for it", markup=False)

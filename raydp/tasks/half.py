@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,8 @@ class HalfTask(DerivedTask):
 
     Secrets are those of the whole, with their counts there.
     """
+
+    for_use: ClassVar[bool] = False  # its models are for attacks
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     complement: bool = False

@@ -143,6 +143,12 @@ class ClassificationTask:
         return self._with_train(train, f"{facts.privacy_unit}, or {unit}", num_reference=facts.num_reference)
 
     def _with_train(self, train: LabelledExamples, unit: str, *, num_reference: int) -> ClassificationTask:
+        identity = content_hash(train, self.heldout, self.num_classes, self.measured_by, self.label_words)
+        if self.public is not None or num_reference:
+            digest = hashlib.sha256(f"{identity} {num_reference}".encode())
+            if self.public is not None:
+                self.public.update_hash(digest)
+            identity = digest.hexdigest()
         facts = replace(
             self.task_facts,
             num_examples=len(train),
@@ -150,7 +156,7 @@ class ClassificationTask:
             num_tokens=int(self.lengths_of(train).sum()),
             privacy_unit=unit,
             num_reference=num_reference,
-            content_hash=content_hash(train, self.heldout, self.num_classes, self.measured_by, self.label_words),
+            content_hash=identity,
         )
         return replace(self, train=train, task_facts=facts)
 

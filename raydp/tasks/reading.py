@@ -178,6 +178,12 @@ def _csv_rows(file: io.TextIOBase, name: str, field: str) -> list[tuple[int, dic
     with _long_csv_fields():
         reader = csv.DictReader(file, strict=True)
         try:
+            names = list(reader.fieldnames or ())
+            if repeated := sorted({name for name in names if names.count(name) > 1}):
+                raise ValueError(
+                    f"{field} must name each column once, got {', '.join(map(repr, repeated))} again in the header of "
+                    f"{name}. Rename one of them."
+                )
             for row in reader:
                 if None in row or None in row.values():
                     raise ValueError(

@@ -46,9 +46,8 @@ class TabularTask(BaseModel):
     def build(self, tokenizer: PreTrainedTokenizerBase | None) -> ClassificationTask:
         """Read and split the rows."""
         rows, num_classes = self._npz() if self.path.suffix == ".npz" else self._csv()
-        held = np.array(
-            [is_held_out(c.hex(), self.heldout_fraction, self.data_seed) for c in rows.contents()], np.bool_
-        )
+        contents = (f"row {content.hex()}" for content in rows.contents())  # another hash than a part of the rest has
+        held = np.array([is_held_out(c, self.heldout_fraction, self.data_seed) for c in contents], np.bool_)
         if held.all() or not held.any():
             raise ValueError(
                 f"task.heldout_fraction must leave rows to train on and others to hold out, got {held.sum()} of "

@@ -182,6 +182,8 @@ class Conditions:
                 keep &= (frame[column] == value).fillna(False).astype(bool)
         for where in self.where:
             keep &= where.keep(frame)
+        if self.max_delta is not None or any(where.column == "delta" for where in self.where):
+            keep &= frame["epsilon"] < math.inf  # δ is none without an ε
         return frame[keep]
 
     def _wheres(self) -> Sequence[Where]:

@@ -118,6 +118,30 @@ def test_rounding_is_no_evidence(one: list[float], other: list[float], reason: s
     assert reason in str(row["reason"])
 
 
+def test_tied_differences_share_a_rank_whatever_the_counts_are_divided_by() -> None:
+    """Error rates are k / n; equal differences of them differ in the last bits."""
+    counts = [[116, 69, 20, 87, 116, 57, 104, 24, 26], [111, 70, 19, 88, 113, 57, 103, 19, 22]]
+    found = set()
+    for total in (1, 100, 257, 359, 360, 1000):
+        tables = [
+            pd.DataFrame({"batch_size": 8, "num_steps": range(1, 10), "learning_rate": 0.1, "seed": 0,
+                          "utility_loss": np.array(side) / total, "score": 0.5})
+            for side in counts
+        ]  # fmt: skip
+        row = by_figure(compare_methods({"a": tables[0], "b": tables[1]}, with_perplexity=False))["utility_loss"]
+        found.add((row["wilcoxon"], round(row["wilcoxon_p"], 12)))
+    assert len(found) == 1
+    expected = stats.wilcoxon(np.subtract(*counts))
+    assert found == {(expected.statistic, round(expected.pvalue, 12))}
+
+
+def test_no_hypothesis_is_tested_twice() -> None:
+    rng = np.random.default_rng(0)
+    tables = {name: sweep(rng).assign(**{"score.air": lambda t: t["score"]}) for name in "ab"}
+    figures = [row["figure"] for row in compare_methods(tables, with_perplexity=False)["comparisons"]]
+    assert figures == ["utility_loss", "score.vmr", "score.air"]
+
+
 def test_a_correlation_has_no_unit() -> None:
     losses = [[200.0, 2.0, 3.0, 2.5], [2.0, 2.1, 2.9, 2.4]]
     tables = [

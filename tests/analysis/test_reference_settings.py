@@ -43,6 +43,15 @@ def test_each_setting_keeps_its_bound_and_the_best_utility(rule: str, chosen: fl
     assert ROWS[best_instance(rule, loss, training, reference)][0] == chosen
 
 
+def test_rounding_does_not_break_a_bound() -> None:
+    """0.55 - 0.51 is more than 0.04 in floating point."""
+    for lower in range(40, 70):
+        training, reference = np.array([(lower + 4) / 100]), np.array([lower / 100])
+        assert best_instance("equal-privacy", np.array([0.2]), training, reference) == 0
+    mean = np.array([(0.5 + 0.51 + 0.52) / 3])
+    assert best_instance("public-reference", np.array([0.2]), mean, mean) == 0
+
+
 def test_other_constraints_come_first() -> None:
     selection = select(table(), rule="public-reference", at_most={REFERENCE: 0.63})
     assert selection.configuration.learning_rate == 0.1

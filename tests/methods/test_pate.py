@@ -253,6 +253,9 @@ def test_public_inputs_are_taken_from_the_held_out_ones_by_their_content() -> No
     assert plain.facts().notes["heldout_examples"] == len(plain.heldout)
     assert abs(len(plain.public) - 0.3 * 359) < 4 * (0.21 * 359) ** 0.5
     assert plain.facts().content_hash != other.facts().content_hash
+    half = plain.subset(np.arange(20))
+    fewer = replace(plain, public=plain.public.select(np.arange(5))).subset(np.arange(20))
+    assert half.facts().content_hash != fewer.facts().content_hash, "a part's public inputs are of its identity too"
     with pytest.raises(ValueError, match=r"task\.of must be a task of classification, got 'builtin'"):
         WithPublicTask(of={"name": "builtin"}).build(None)
 

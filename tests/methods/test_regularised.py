@@ -150,6 +150,17 @@ def test_reference_data_count_through_the_regulariser_alone(task, kind) -> None:
     assert (trained(method_of(kind), task) == trained(method_of(kind), task)).all(), "the same again"
 
 
+def test_a_batch_may_lack_one_of_the_sets(task) -> None:
+    """Text models cannot be asked about no text, so nobody asks."""
+    made = trainee()
+    first = task.facts().num_training
+    for units in (np.arange(3), np.arange(first, first + 3)):
+        training, reference = look_at(made, task, units)
+        assert len(training) + len(reference) == 3
+        assert training.logits.shape == (len(training), 10)
+        assert reference.logits.shape == (len(reference), 10)
+
+
 def test_without_the_regulariser_the_loss_is_the_mean_over_the_training_data(task) -> None:
     """One step of gradient descent on all examples, against autograd."""
     made, n = trainee(), task.facts().num_units

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from raydp.methods.dp import DPSGD, DPAdam
+from raydp.methods.mf import DPMF
 from raydp.training.clipping import ClippedGradients
 from raydp.training.thresholds import Clipping
 from tests.training import toys
@@ -101,6 +102,17 @@ def test_what_is_not_used_is_no_part_of_the_identity() -> None:
 def test_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DPSGD(**options)
+
+
+@pytest.mark.parametrize("kind", [DPSGD, DPAdam, DPMF])
+def test_a_step_that_would_turn_the_weights_is_refused(kind: type[DPSGD]) -> None:
+    """1 - ηλ is 0 or negative; in the loss the clipping norm bounds what decay does."""
+    plan = replace(toys.PLAN, learning_rate=0.5)
+    with pytest.raises(ValueError, match=r"method.weight_decay must be < 1 / learning_rate = 2 where it is decoupled"):
+        kind(weight_decay=2.0).event(plan, 1.0)
+    kind(weight_decay=1.9).event(plan, 1.0)
+    if kind is not DPMF:
+        kind(weight_decay=2.0, decay="in_loss").event(plan, 1.0)
 
 
 def test_opacus_does_not_see_a_penalty_in_the_loss() -> None:

@@ -231,11 +231,15 @@ def test_a_run_of_the_method_says_its_own_noise_and_delta(raydp: Callable[..., A
     votes = [[30, 15, 5], [26, 24, 0]]
     details = {"votes": votes, "sigma": 9.5, "threshold": 28.0, "sigma1": 14.0, "answered": 1}
     (run / "result.json").write_text(json.dumps({"status": "finished", "details": details}))
-    (run.parent.parent / "plan.json").write_text(json.dumps({"delta": 1e-4}))
+    (run.parent.parent / "plan.json").write_text(
+        json.dumps({"delta": 1e-4, "privacy": {"abc": {"epsilon": 7.9, "accountant": "pld"}}})
+    )
     path = tmp_path / "votes.csv"
     path.write_text("".join(",".join(map(str, row)) + "\n" for row in votes))
     by_hand = raydp("pate", path, "--sigma", 9.5, "--delta", 1e-4, "--threshold", 28, "--sigma1", 14, "--json")
-    assert raydp("pate", run, "--json").json() == by_hand.json()
+    recorded = {"recorded_epsilon": 7.9, "recorded_accountant": "pld"}
+    assert raydp("pate", run, "--json").json() == {**by_hand.json(), **recorded}
+    assert "the run's record states ε = 7.9 whatever the votes, by accountant pld" in raydp("pate", run).out
     for arguments, message in (
         ((run, "--sigma", 3), "--sigma must be left out with a run's folder"),
         ((tmp_path,), "VOTES must be a CSV file, or the folder of a finished run of method pate"),

@@ -24,6 +24,7 @@ from raydp.sweep.plan import make_plan
 from raydp.sweep.shadow_attack import Pool, losses_of
 from raydp.sweep.shadows import first_configuration, shadow_specs
 from raydp.sweep.trial import TrialRunner
+from raydp.tracking import find_models
 from raydp.training.comm import LocalComm
 from tests.conftest import small_spec
 
@@ -159,6 +160,8 @@ def test_the_command_trains_attacks_and_goes_on(raydp: Callable[..., Any], tmp_p
     assert document["epsilon"] == "inf"
     for name, figures in document["attacks"].items():
         assert figures["auc_interval"][0] > 0.6, name
+    uri = memorising_spec(tmp_path)["tracking"]["uri"]
+    assert all(not aliases for aliases in find_models(uri)["aliases"]), "what is for attacks is not for use"
     written = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("trials/*/*") if p.is_file()}
     assert len([p for p in written if p.name.startswith("mia-")]) == 3
     assert raydp("mia", path, "--shadows", 2, "--json").json() == document

@@ -191,3 +191,24 @@ def test_plan_says_what_its_epsilon_and_sigma_are_of(
     assert len(after) == len(said)
     for line, part in zip(after, said, strict=True):
         assert part in line
+
+
+@pytest.mark.parametrize(
+    ("method", "bound", "message"),
+    [
+        ({"name": "nonprivate"}, {"epsilon": 8}, "Remove it: method nonprivate has no guarantee"),
+        ({"name": "dp_weights"}, {"claimed_epsilon": 8}, "select.at_most must not bound claimed_epsilon, got 8"),
+        ({"name": "dp_adam"}, {"epsilon": 4}, "Raise it to 8, the target"),
+    ],
+)
+def test_plan_refuses_a_bound_on_the_guarantee_that_no_run_keeps_to(
+    raydp: Callable[..., Answer],
+    write_spec: Callable[..., Path],
+    method: dict[str, object],
+    bound: dict[str, float],
+    message: str,
+) -> None:
+    """And not the end of the sweep, when all is trained."""
+    answer = raydp("plan", write_spec(method=method, select={"score": "vmr_exact", "at_most": bound}))
+    assert answer.code == 2
+    assert message in answer.err

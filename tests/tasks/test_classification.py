@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from raydp.networks import ARCHITECTURES, Network, NetworkName
 from raydp.registries import resolve
 from raydp.tasks.labelled import ClassificationTask
+from raydp.tasks.with_reference import WithReferenceTask
 from raydp.training.clipping import ClippedGradients
 from raydp.training.thresholds import Clipping
 
@@ -108,6 +109,15 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
     assert (stored.num_classes, stored.input_shape) == (3, (2, 3))
 
 
+def test_reference_rows_are_drawn_otherwise_than_held_out_ones(tmp_path: Path) -> None:
+    """By one hash for both, a fraction below the held-out one would be empty, and any other too small."""
+    rows = np.random.default_rng(0).random((2000, 2)).astype(np.float32)
+    np.savez(tmp_path / "t.npz", inputs=rows, labels=np.arange(2000) % 2)
+    of = {"name": "tabular", "path": str(tmp_path / "t.npz"), "heldout_fraction": 0.5}
+    facts = WithReferenceTask(of=of, fraction=0.3).build(None).facts()
+    assert abs(facts.num_reference - 0.3 * facts.num_units) < 4 * (0.21 * facts.num_units) ** 0.5
+
+
 def test_a_row_more_leaves_the_others_where_they_were(tmp_path: Path) -> None:
     """Else one record added to the file would be many changes of the training data."""
     rows = np.random.default_rng(0).random((50, 3)).astype(np.float32)
@@ -153,6 +163,7 @@ def test_files_that_are_others_are_refused(
         ("a,label\nx,2\n", {}, "must hold numbers beside 'label', got another cell in line 2"),
         ("a,label\nnan,2\n", {}, "must hold finite numbers"),
         ("a,label\n1e300,2\n", {}, "must hold finite numbers"),
+        ("a,a,label\n1,2,3\n", {}, "must name each column once, got 'a' again in the header of t.csv"),
         ("label\n2\n3\n", {}, "must have two classes at least and a column beside 'label', got 2 and 0"),
         ("a,label\n1,2\n1,3\n", {"heldout_fraction": 1e-9}, "must leave rows to train on and others to hold out"),
     ],
