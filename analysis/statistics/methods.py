@@ -122,7 +122,7 @@ def _paired(one: Array, other: Array) -> dict[str, Any]:
         found["interval"] = [float((difference.mean() - half) * unit), float((difference.mean() + half) * unit)]
         found["t"] = float(difference.mean() / error)
         found["p"] = float(2 * student.sf(abs(found["t"]), len(one) - 1))
-        step = ROUNDING * largest / unit  # equal differences of rounded values share a rank
+        step = ROUNDING * (largest / unit)  # equal differences of rounded values share a rank
         ranked = wilcoxon(np.round(difference / step))
         found["wilcoxon"], found["wilcoxon_p"] = float(ranked.statistic), float(ranked.pvalue)
     if len(one) < 3 or any(np.ptp(side) <= ROUNDING * np.abs(side).max() for side in (one, other)):

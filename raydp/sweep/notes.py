@@ -87,8 +87,9 @@ def notes_of(plan: dict[str, Any]) -> list[str]:
 def promise_of(record: Mapping[str, Any]) -> str:
     """The guarantee of a sweep's models in a sentence."""
     model = "The released model" if "private_selection" in record else "Each model"
+    epsilon = f"{float(record['target_epsilon'] or 'inf'):g}"
     return (
-        f"{model}: ε at most {record['target_epsilon'] or 'inf'} at δ = {record['delta']:.3g} for one "
+        f"{model}: ε at most {epsilon} at δ = {record['delta']:.3g} for one "
         f"{record['unit']} added or removed, by accountant {record['accountant']} ({record['accountant_version']})."
     )
 
