@@ -49,8 +49,9 @@ def pate_of(
     recorded: dict[str, Any] = {}
     if path.is_dir():
         given = {"sigma": sigma, "delta": delta, "threshold": threshold, "sigma1": sigma1}
-        votes, sigma, delta, threshold, sigma1 = _of_run(path, [k for k, v in given.items() if v is not None])
-        recorded = _recorded(path)
+        details, delta, recorded = _of_run(path, [k for k, v in given.items() if v is not None])
+        votes = np.array(details["votes"])
+        sigma, threshold, sigma1 = (details[name] for name in ("sigma", "threshold", "sigma1"))
     else:
         votes = read_votes(path)
     if sigma is None or delta is None:
@@ -83,8 +84,8 @@ def pate_of(
     }
 
 
-def _of_run(folder: Path, given: list[str]) -> tuple[NDArray[np.int64], float, float, float | None, float | None]:
-    """Votes, σ, δ, threshold and σ1 of a run of method pate."""
+def _of_run(folder: Path, given: list[str]) -> tuple[dict[str, Any], float, dict[str, Any]]:
+    """The votes with their noise of a run of method pate, its δ, and what its record states."""
     if given:
         raise ValueError(f"--{given[0]} must be left out with a run's folder, which says it, got one. Remove it.")
     result, plan = folder / "result.json", folder.parent.parent / "plan.json"
@@ -94,14 +95,10 @@ def _of_run(folder: Path, given: list[str]) -> tuple[NDArray[np.int64], float, f
             f"VOTES must be a CSV file, or the folder of a finished run of method pate, got {str(folder)!r}. Give "
             "SWEEP/trials/RUN_ID."
         )
-    delta = json.loads(plan.read_text())["delta"]
-    return np.array(details["votes"]), details["sigma"], delta, details["threshold"], details["sigma1"]
-
-
-def _recorded(run: Path) -> dict[str, Any]:
-    """What the run's own record states."""
-    record = json.loads((run.parent.parent / "plan.json").read_text())["privacy"][run.name]
-    return {"recorded_epsilon": record["epsilon"], "recorded_accountant": record["accountant"]}
+    planned = json.loads(plan.read_text())
+    record = planned["privacy"][folder.name]
+    recorded = {"recorded_epsilon": record["epsilon"], "recorded_accountant": record["accountant"]}
+    return details, planned["delta"], recorded
 
 
 def _release_of(text: str) -> Release:

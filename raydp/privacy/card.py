@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from raydp.privacy.claimed import CLAIM
+from raydp.privacy.record import INFINITE
 from raydp.privacy.reference import DATA_SETS
 
 
@@ -50,7 +51,7 @@ def remarks(record: Mapping[str, Any]) -> list[str]:
     lines = []
     if record["epsilon"] == "inf":
         lines.append(_guarantee_sentence(record))
-        reasons = [reason for reason in record["not_certified_because"] if reason != "epsilon is infinite"]
+        reasons = [reason for reason in record["not_certified_because"] if reason != INFINITE]
         lines += [f"Not certified: {reason.removeprefix(f'{CLAIM}: ')}." for reason in reasons]
     if mechanism := record.get("mechanism"):
         lines.append(f"σ is the accounted noise multiplier of: {mechanism}")

@@ -28,6 +28,9 @@ NOT_COVERED_BY_SELECTION: tuple[str, ...] = (
 )
 """The same where `private_selection` covers the choice."""
 
+INFINITE = "epsilon is infinite"
+"""Why a record is not certified whose ε is."""
+
 SEED_POLICY: dict[str, str] = {
     "secret": "sampling masks and noise come from a secret 256-bit sweep key; no two runs share noise; the public seed "
     "only labels a repetition",
@@ -104,7 +107,7 @@ def privacy_record(
         )
     reasons = list(caveats)
     if math.isinf(epsilon):
-        reasons.append("epsilon is infinite")
+        reasons.append(INFINITE)
     if private and noise_key == "test":
         reasons.append("noise comes from the public test key")
     record: dict[str, Any] = {

@@ -22,6 +22,7 @@ from raydp.privacy import (
     privacy_record,
     remarks,
 )
+from raydp.privacy.reference import DATA_SETS
 from raydp.sections import SpaceSpec
 from raydp.spec import SweepSpec
 from raydp.sweep.draws import check_utility_is_public, draw, num_runs_of, selection_record, selection_sentence
@@ -274,7 +275,7 @@ def _check_bounds(spec: SweepSpec, privacy: Mapping[str, Mapping[str, Any]]) -> 
 
 def _of_data_sets(sets: Mapping[str, Any]) -> dict[str, Any]:
     """Columns of the plan's table."""
-    return {f"epsilon_{name}": sets[name]["epsilon"] for name in ("training", "reference") if name in sets}
+    return {f"epsilon_{name}": sets[name]["epsilon"] for name in DATA_SETS if name in sets}
 
 
 def _warnings(spec: SweepSpec, facts: TaskFacts, delta: float) -> list[str]:

@@ -49,12 +49,12 @@ def show_plan(table: pd.DataFrame) -> None:
     if table.attrs["selection"] is not None:
         stdout.print(table.attrs["selection"], markup=False)
     print_table("plan", table.rename(columns=SYMBOLS).to_dict("records"))
-    show_remarks(table.attrs["remarks"])
+    _show_remarks(table.attrs["remarks"])
     for reason in table.attrs["rejected"]:
         stdout.print(f"left out: {reason}", markup=False)
 
 
-def show_remarks(remarks: Sequence[str]) -> None:
+def _show_remarks(remarks: Sequence[str]) -> None:
     """The first sentences on what ε and σ are."""
     for sentence in remarks[:NAMED]:
         stdout.print(sentence, markup=False)
