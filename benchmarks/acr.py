@@ -28,16 +28,17 @@ import torch
 from machine import describe
 from plain_miniprompt import Plain
 
-from raydp.model_sets import TrainedModels
-from raydp.models import SMOLLM2, LoadedModel, load_base
-from raydp.scores.acr import AdversarialCompression
+from raydp.models.base_models import SMOLLM2, LoadedModel, load_base
+from raydp.models.sets import TrainedModels
 from raydp.scores.base import Context
-from raydp.scores.decoding import evaluating
+from raydp.scores.language.decoding import evaluating
+from raydp.scores.memorisation.acr import AdversarialCompression
 from raydp.scores.prompt_search.gcg import Budget, Search
 from raydp.scores.prompt_search.objective import Objective
 from raydp.scores.prompt_search.tokens import Vocabulary, plain_tokens, tokens_before
-from raydp.sections import ModelSpec
-from raydp.spec import load_spec
+from raydp.spec.document import load_spec
+from raydp.spec.sections import ModelSpec
+from raydp.tasks.base import task_of
 
 BATCH_SIZE, TOP_K, NUM_STEPS = 100, 250, 200
 
@@ -120,7 +121,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     folders = {run: args.sweep / "trials" / run / "model" for run in runs}
     models = TrainedModels(load_base(spec.model), folders)
     with models.loaded(0) as model:
-        task = spec.build_task(model.tokenizer)
+        task = task_of(spec, model.tokenizer)
     task = replace(task, task_secrets=tuple(s for s in task.secrets() if s.name in names))
     settings = {
         "sweep": args.sweep.name, "runs": runs, "secrets": names, "seeds": args.seeds, "num_steps": NUM_STEPS,

@@ -29,19 +29,19 @@ from scipy import stats
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 
-from raydp import models
+from raydp.auditing.audits import audit_spec
+from raydp.auditing.source import Source
 from raydp.methods.dp_weights import DPWeights
-from raydp.privacy.claimed import claimed_noise_std, claimed_sensitivity
+from raydp.models import base_models as models
+from raydp.privacy.mechanisms.claimed import claimed_noise_std, claimed_sensitivity
 from raydp.selftest.linear import LinearTask, linear_trainee
-from raydp.spec import load_spec
-from raydp.sweep.audit_source import Source
-from raydp.sweep.audits import audit_spec
-from raydp.sweep.exchange import SharedFolder
-from raydp.sweep.inputs import build_task
-from raydp.sweep.plan import make_plan
-from raydp.sweep.trial import TrialRunner
+from raydp.spec.document import load_spec
+from raydp.sweep.engine.trial import TrialRunner
+from raydp.sweep.planning.inputs import build_task
+from raydp.sweep.planning.plan import make_plan
+from raydp.sweep.store.transfer import SharedFolder
 from raydp.training.comm import LocalComm
-from raydp.training.stream import TEST_KEY, KeyedStream
+from raydp.training.noise.stream import TEST_KEY, KeyedStream
 from raydp.training.trial import TrialPlan
 
 FORMULAS = ("equation_3", "algorithm_2")

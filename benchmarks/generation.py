@@ -23,10 +23,10 @@ import torch
 import transformers
 from machine import describe
 
-from raydp.models import LoadedModel
-from raydp.scores.encoding import EncodedSecret
-from raydp.scores.generation import Sampling, sample_continuations, uniforms
-from raydp.scores.teacher_forcing import over_continuations
+from raydp.models.base_models import LoadedModel
+from raydp.scores.language.encoding import EncodedSecret
+from raydp.scores.language.generation import Sampling, sample_continuations, uniforms
+from raydp.scores.language.teacher_forcing import over_continuations
 
 
 def load(folder: str | None, dtype: torch.dtype, device: str) -> LoadedModel:

@@ -178,10 +178,10 @@ def count_statements(counts: Counter[str]) -> None:
 
 def measure(folder: Path, num_trials: int, slots: int, uri: str) -> dict[str, Any]:
     """One sweep in this process."""
-    from raydp.spec import load_spec
+    from raydp.spec.document import load_spec
     from raydp.sweep import driver
-    from raydp.sweep.folder import SweepFolder
-    from raydp.sweep.recorder import Recorder
+    from raydp.sweep.engine.recorder import Recorder
+    from raydp.sweep.store.folder import SweepFolder
     from raydp.tracking import Tracker
 
     meter, clock, counts = Meter(), Clock(), Counter[str]()

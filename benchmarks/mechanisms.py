@@ -18,10 +18,11 @@ import yaml
 from machine import describe
 
 import raydp
-from raydp.spec import SweepSpec, load_spec
-from raydp.sweep.audit_source import Source
-from raydp.sweep.audits import run_audit
-from raydp.sweep.folder import SweepFolder
+from raydp.auditing.audits import run_audit
+from raydp.auditing.source import Source
+from raydp.spec.document import SweepSpec, load_spec
+from raydp.sweep.store.folder import SweepFolder
+from raydp.sweep.store.json_files import read_json
 
 SPECS = Path(__file__).parents[1] / "docs" / "specs" / "mechanisms"
 SEEDS = [0, 1, 2]
@@ -54,7 +55,7 @@ def row_of(spec: SweepSpec) -> dict[str, Any]:
     means = points.groupby(axes)[["utility_loss", "score.mia_outputs"]].agg(["mean", "std"])
     best = means[("utility_loss", "mean")].idxmin()
     configuration = (int(best[0]), int(best[1]), float(best[2]))
-    figures, plan = means.loc[best], SweepFolder(path=folder).read_json("plan.json")
+    figures, plan = means.loc[best], read_json(SweepFolder(path=folder).path / "plan.json")
     run_id = next(t["run_id"] for t in plan["trials"] if tuple(t[axis] for axis in axes) == configuration)
     record = plan["privacy"][run_id]
     return {

@@ -24,8 +24,8 @@ import step as steps
 import torch
 from machine import describe
 
-from raydp.training.lattice import NOISE_WIDENING, add_lattice_noise, lattice_step
-from raydp.training.stream import TEST_KEY, KeyedStream
+from raydp.training.noise.lattice import NOISE_WIDENING, add_lattice_noise, lattice_step
+from raydp.training.noise.stream import TEST_KEY, KeyedStream
 
 CASES = ("lora", "gpt2-256", "gpt2-768")
 NUM_EXAMPLES = 32

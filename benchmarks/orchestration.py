@@ -24,14 +24,14 @@ import torch
 from machine import describe
 from rich.console import Console
 
-from raydp import models
-from raydp.spec import SweepSpec, load_spec
-from raydp.sweep.exchange import SharedFolder
-from raydp.sweep.inputs import build_task
-from raydp.sweep.plan import make_plan
-from raydp.sweep.trial import TrialRunner
+from raydp.models import base_models as models
+from raydp.spec.document import SweepSpec, load_spec
+from raydp.sweep.engine.trial import TrialRunner
+from raydp.sweep.planning.inputs import build_task
+from raydp.sweep.planning.plan import make_plan
+from raydp.sweep.store.transfer import SharedFolder
 from raydp.training.comm import LocalComm
-from raydp.training.stream import TEST_KEY
+from raydp.training.noise.stream import TEST_KEY
 
 
 def spec_for(folder: Path, num_trials: int) -> SweepSpec:

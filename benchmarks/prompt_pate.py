@@ -21,16 +21,16 @@ import numpy as np
 import torch
 from machine import describe
 
-from raydp.adapters import attach_adapter, initialise, trainable_parameters, without_adapter
-from raydp.models import load_base
-from raydp.spec import load_spec
-from raydp.sweep.inputs import build_task
-from raydp.sweep.plan import make_plan
+from raydp.models.adapters import attach_adapter, initialise, trainable_parameters, without_adapter
+from raydp.models.base_models import load_base
+from raydp.spec.document import load_spec
+from raydp.sweep.planning.inputs import build_task
+from raydp.sweep.planning.plan import make_plan
+from raydp.training.aggregation.prompted import Prompting, prompted_logits
+from raydp.training.aggregation.teachers import teacher_of
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import LocalComm
-from raydp.training.prompted import Prompting, prompted_logits
-from raydp.training.stream import TEST_KEY, KeyedStream
-from raydp.training.teachers import teacher_of
+from raydp.training.noise.stream import TEST_KEY, KeyedStream
 from raydp.training.trial import Trainee
 
 

@@ -30,12 +30,12 @@ from raydp.methods.advreg import AdversarialRegularization, AdversarialRegulariz
 from raydp.methods.dp import DPSGD
 from raydp.methods.mmd import MMDRegularization
 from raydp.methods.werm import WeightedRiskMinimization
-from raydp.models import LoadedModel
-from raydp.networks import NetworkName
+from raydp.models.base_models import LoadedModel
+from raydp.models.networks import NetworkName
 from raydp.privacy import CalibrationRequest, PoissonGaussian, PrivacyTarget, WeightedSets, calibrate, epsilons_of_sets
-from raydp.scores.mia_outputs import OutputMembershipInference, ReferenceOutputMembershipInference
-from raydp.tasks.labelled import ClassificationTask
-from raydp.tasks.with_reference import WithReferenceTask
+from raydp.scores.membership.mia_outputs import OutputMembershipInference, ReferenceOutputMembershipInference
+from raydp.tasks.classification.labelled import ClassificationTask
+from raydp.tasks.wrappers.with_reference import WithReferenceTask
 from raydp.training.comm import LocalComm
 from raydp.training.trial import Trainee, TrialPlan
 

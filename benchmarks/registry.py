@@ -26,10 +26,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from raydp.models import TINY, weight_hash
+from raydp.models.base_models import TINY, weight_hash
 from raydp.tracking import Tracker, TrialRecord, find_models, set_alias
-from raydp.tracking.seal import SEAL_TAG, Seal
-from raydp.tracking.signing import SigningKey, new_key
+from raydp.tracking.sealing.seal import SEAL_TAG, Seal
+from raydp.tracking.sealing.signing import SigningKey, new_key
 
 NAME = "many"
 RUN_TABLES = ("params", "metrics", "latest_metrics", "tags")

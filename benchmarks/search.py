@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from machine import describe
+from replay import Replay, replay
 
 from analysis import configuration_means, load_points
 from analysis.tables.points import KEY
@@ -28,7 +29,6 @@ from raydp.search.base import Goal
 from raydp.search.frugal import FrugalSearch
 from raydp.search.optuna_search import OptunaSearch
 from raydp.search.random_order import RandomSearch
-from raydp.search.replay import Replay, replay
 from search_spaces import grid
 
 QUANTILES, RULES, RANDOM_SEEDS = (0.25, 0.5, 0.75), ("procedure", "oracle"), 10

@@ -30,12 +30,13 @@ import torch.distributed as dist
 from machine import describe
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from raydp import adapters, models, sharing
 from raydp.methods.dp import DPAdam
-from raydp.sections import AdapterSpec
+from raydp.models import adapters, sharing
+from raydp.models import base_models as models
+from raydp.spec.sections import AdapterSpec
 from raydp.tasks.base import TaskFacts
-from raydp.tasks.examples import TokenizedExamples
-from raydp.tasks.language import LanguageModelingTask
+from raydp.tasks.text.examples import TokenizedExamples
+from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training import sharding
 from raydp.training.comm import DistributedComm
 from raydp.training.trial import Trainee, TrialPlan

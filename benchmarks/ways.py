@@ -13,15 +13,16 @@ import transformers
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from raydp import adapters, models
-from raydp.sections import AdapterSpec
+from raydp.models import adapters
+from raydp.models import base_models as models
+from raydp.spec.sections import AdapterSpec
 from raydp.tasks.base import Batch, TaskFacts
-from raydp.tasks.examples import TokenizedExamples
-from raydp.tasks.language import LanguageModelingTask
-from raydp.training.clipping import ClippedGradients
-from raydp.training.memory import recompute_layers
-from raydp.training.prefix import with_frozen_prefix
-from raydp.training.thresholds import Clipping
+from raydp.tasks.text.examples import TokenizedExamples
+from raydp.tasks.text.language import LanguageModelingTask
+from raydp.training.gradients.clipping import ClippedGradients
+from raydp.training.gradients.memory import recompute_layers
+from raydp.training.gradients.prefix import with_frozen_prefix
+from raydp.training.gradients.thresholds import Clipping
 
 TOKENS = 64
 MAX_GRAD_NORM = 0.1

@@ -31,9 +31,9 @@ import raydp
 from analysis.figures.files import save_figures
 from analysis.figures.style import INK, SEQUENCE, blank, quiet_axes
 from raydp.methods.dp import DPSGD
-from raydp.networks import NetworkName
-from raydp.tasks.digits import DigitsTask
-from raydp.tasks.labelled import LabelledBatch
+from raydp.models.networks import NetworkName
+from raydp.tasks.classification.digits import DigitsTask
+from raydp.tasks.classification.labelled import LabelledBatch
 from raydp.training.comm import LocalComm
 from raydp.training.trial import Trainee, TrialPlan
 

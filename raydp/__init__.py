@@ -4,14 +4,32 @@ from importlib import import_module
 from typing import Any
 
 _LAZY = {
+    "Selection": "analysis",
     "Sweep": "raydp.sweep.api",
-    "plan": "raydp.sweep.api",
-    "select": "raydp.sweep.api",
-    "load_points": "analysis",
+    "SweepResult": "raydp.sweep.driver",
+    "__version__": "raydp.version",
     "find_models": "raydp.tracking",
     "load_model": "raydp.tracking",
+    "load_points": "analysis",
+    "load_tokenizer": "raydp.tracking",
+    "plan": "raydp.sweep.api",
+    "report": "raydp.sweep.reports",
+    "score": "raydp.scoring.api",
+    "select": "raydp.sweep.api",
 }
-__all__ = ["Sweep", "find_models", "load_model", "load_points", "plan", "select"]
+__all__ = [
+    "Selection",
+    "Sweep",
+    "SweepResult",
+    "find_models",
+    "load_model",
+    "load_points",
+    "load_tokenizer",
+    "plan",
+    "report",
+    "score",
+    "select",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,4 +39,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, "__version__"]

@@ -1,8 +1,10 @@
-"""The message for a misspelt name, for the rooms that do not import `raydp`."""
+"""The message for a misspelt name, and which names out of a file a message may show, for the rooms that do not import
+`raydp`."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -12,3 +14,114 @@ def unknown_name(field: str, name: str, known: Iterable[str]) -> str:
     nearest = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
     return f"{field} {name!r} is unknown.{hint} Known: {', '.join(options)}."
+
+
+FAMILIAR = frozenset(
+    [
+        "answer",
+        "answers",
+        "attribute",
+        "audit",
+        "author",
+        "author_index",
+        "base_utility_loss",
+        "batch_size",
+        "body",
+        "category",
+        "class",
+        "classes",
+        "content",
+        "continuation",
+        "date",
+        "delta",
+        "email",
+        "epsilon",
+        "epsilon_hat",
+        "expectation",
+        "features",
+        "from",
+        "genre",
+        "id",
+        "image",
+        "images",
+        "input",
+        "inputs",
+        "label",
+        "labels",
+        "learning_rate",
+        "mail",
+        "max_grad_norm",
+        "message",
+        "messages",
+        "method",
+        "model_uri",
+        "n",
+        "name",
+        "noise_multiplier",
+        "num_steps",
+        "paraphrases",
+        "prompt",
+        "prompts",
+        "question",
+        "row",
+        "run_id",
+        "score",
+        "secret",
+        "seed",
+        "sender",
+        "sentence",
+        "source",
+        "status",
+        "subject",
+        "target",
+        "task_hash",
+        "test",
+        "text",
+        "texts",
+        "title",
+        "to",
+        "train",
+        "type",
+        "user",
+        "utility_gain",
+        "utility_loss",
+        "validation",
+        "value",
+    ]
+)
+"""Usual names of columns. Any other name may be private text: a file without a header begins with a row."""
+LONGEST_NUMBER = 40
+_OF_A_TABLE = re.compile(r"(score|param)\.[A-Za-z0-9_.-]{1,100}")
+
+
+def familiar(names: Iterable[object]) -> list[str]:
+    """Those names out of a file that a message may show."""
+    return [str(name) for name in names if str(name) in FAMILIAR or _OF_A_TABLE.fullmatch(str(name))]
+
+
+def columns_in_words(names: Iterable[object]) -> str:
+    """The columns of a file, for a message: the familiar ones by name, the others by their number."""
+    given = list(names)
+    known = familiar(given)
+    others = len(given) - len(known)
+    if not others:
+        return ", ".join(known) or "no columns"
+    noun = "column" if others == 1 else "columns"
+    return f"{', '.join(known)} and {others} other {noun}" if known else f"{others} {noun} of other names"
+
+
+_KINDS = {type(None): "null", bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list"}
+
+
+def kind_of(value: object) -> str:
+    """What a value out of a file is, in words, and none of it."""
+    return _KINDS.get(type(value), "a mapping" if isinstance(value, dict) else "another value")
+
+
+def cell_in_words(cell: str) -> str:
+    """A cell of a table in a message: a number or nothing is shown, text is not."""
+    try:
+        float(cell or 0)
+    except ValueError:
+        return "text"
+    return repr(cell) if len(cell) <= LONGEST_NUMBER else "a long number"

@@ -91,7 +91,7 @@ class Answer:
 @pytest.fixture
 def raydp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
     """Run the command in this process, in an empty folder."""
-    from raydp import cli
+    from raydp.cli import main as cli
 
     monkeypatch.chdir(tmp_path)
 
@@ -125,7 +125,7 @@ def start_raydp(folder: Path, *arguments: object) -> subprocess.Popen[str]:
     """The command as a process of its own, in a session of its own, which Ctrl-C ends also where the tests run in the
     background."""
     return subprocess.Popen(
-        [sys.executable, "-m", "raydp.cli", *map(str, arguments)],
+        [sys.executable, "-m", "raydp.cli.main", *map(str, arguments)],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

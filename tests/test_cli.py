@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def test_calibrate_says_what_to_change(raydp: Command, arguments: list[object], 
     [
         (b"3600,256,16,8,inf\n", "row 2: delta must be a number, got 'inf'. Write a finite number"),
         (b"3600,,16,8,1e-4\n", "row 2: batch_size must be a number, got ''. Write a finite number"),
-        (b"all,256,16,8,1e-4\n", "row 2: n must be a number, got 'all'. Write a finite number"),
+        (b"all,256,16,8,1e-4\n", "row 2: n must be a number, got text. Write a finite number"),
         (b"3600,256,1.5,8,1e-4\n", "row 2: num_steps must be a whole number, got 1.5. Round it"),
         (b'3600,256,16,8,"1e-4\n', "--from must be valid CSV"),
         (b"3600,256,16,8,1e-4,7\n", "as many values in a row as the header"),
@@ -138,7 +139,7 @@ def test_select_prints_the_selection_of_analysis(raydp: Command, points: Path) -
     expected = select(load_points(points), max_loss=3.2)
     chosen = ("batch_size", "num_steps", "learning_rate")
     assert {name: answer[name] for name in chosen} == asdict(expected.configuration)
-    assert answer["rule"] == "procedure"
+    assert answer["rule"] == "checked-procedure"
     assert [step["name"] for step in answer["steps"]][-1] == "worst utility"
     best = raydp("select", points, "--rule", "best-utility", "--json").json()
     means = load_points(points).groupby(list(chosen))["utility_loss"].mean()
@@ -154,17 +155,17 @@ def test_the_points_of_a_sweep_are_selected_from_as_the_sweep_does(
     chosen = {"score": "vmr_exact", "rule": "best-utility", "max_loss": 3.3}
     assert write_spec(select=chosen).parent == points.parent
     beside = raydp("select", points, "--json").json()
-    assert (alone["rule"], alone["max_loss"]) == ("procedure", None)
+    assert (alone["rule"], alone["max_loss"]) == ("checked-procedure", None)
     assert (beside["rule"], beside["max_loss"]) == ("best-utility", 3.3)
     assert beside == select(load_points(points), rule="best-utility", max_loss=3.3).to_dict()
     other = points.rename(tmp_path / "other.csv")
-    assert raydp("select", other, "--json").json()["rule"] == "procedure", "not the sweep's own table"
+    assert raydp("select", other, "--json").json()["rule"] == "checked-procedure", "not the sweep's own table"
 
 
 def test_the_package_lists_what_it_offers() -> None:
     import raydp
 
-    assert dir(raydp) == raydp.__all__
+    assert set(dir(raydp)) == {*raydp.__all__, "__version__"}
 
 
 def test_an_unfiltered_full_grid_is_warned_about(raydp: Command, points: Path) -> None:
@@ -280,7 +281,7 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def failing() -> None:
         raise error
 
-    monkeypatch.setattr("raydp.spec.json_schema", failing)
+    monkeypatch.setattr("raydp.spec.document.json_schema", failing)
 
 
 @pytest.mark.parametrize(("output", "remedy"), [("absent/x.html", "Create its folder"), (".", "Give a file's path")])
@@ -297,3 +298,78 @@ def test_a_storage_that_is_a_file(raydp: Command, write_spec: Callable[..., Path
     assert answer.code == 2
     assert "'taken" in answer.err
     assert "is a file" in answer.err
+
+
+def test_without_a_command_there_is_help_in_groups(raydp: Command) -> None:
+    answer = raydp()
+    assert answer.code == 0
+    groups = ["Run a sweep", "Read a sweep", "Models", "Privacy", "Data"]
+    assert [answer.out.count(f"─ {group} ─") for group in groups] == [1] * len(groups)
+    assert "─ Commands ─" not in answer.out
+    assert [raydp(group).code for group in ("models", "analyze", "audit", "spaces", "secrets", "data")] == [0] * 6
+
+
+def test_the_version_is_the_installed_ones(raydp: Command) -> None:
+    answer = raydp("--version")
+    assert (answer.code, answer.out) == (0, f"raydp {version('raydp-tune')}\n")
+
+
+def test_calibrate_a_file_repeats_its_inputs(raydp: Command, tmp_path: Path) -> None:
+    file = tmp_path / "runs.csv"
+    file.write_text("n,batch_size,num_steps,epsilon,delta\n3600,256,16,8,1e-4\n1800,128,8,2,1e-5\n")
+    answer = raydp("calibrate", "--from", file, "--accountant", "rdp", "--json").json()
+    inputs = ("n", "batch_size", "num_steps", "target_epsilon", "delta")
+    assert [[row[k] for k in inputs] for row in answer] == [[3600, 256, 16, 8, 1e-4], [1800, 128, 8, 2, 1e-5]]
+    assert all(row["epsilon"] <= row["target_epsilon"] for row in answer)
+
+
+def test_a_report_is_overwritten_only_with_force(raydp: Command, points: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text("mine")
+    answer = raydp("report", points, "-o", page)
+    assert (answer.code, "--output must be a new file" in answer.err, page.read_text()) == (2, True, "mine")
+    assert raydp("report", points, "-o", page, "--force").code == 0
+    assert page.read_text() != "mine"
+
+
+def test_the_plans_document_has_the_counts_and_caveats_of_its_text(
+    raydp: Command, write_spec: Callable[..., Path]
+) -> None:
+    spec = write_spec()
+    text = " ".join(raydp("plan", spec).out.split())
+    rows = raydp("plan", spec, "--json").json()
+    assert len(rows) == 2
+    for row in rows:
+        data = row["data"]
+        assert f"{data['num_examples']} examples; the unit of privacy is: {data['privacy_unit']}" in text
+        assert all(f"caveat: {caveat}" in text for caveat in data["caveats"])
+        assert data["caveats"]
+        assert f"heldout_examples: {data['heldout_examples']}" in text
+        assert row["warnings"]
+        assert all(f"warning: {warning}" in text for warning in row["warnings"])
+    assert raydp("sweep", spec, "--dry-run", "--json").json() == rows
+
+
+ODD = (
+    "where nothing runs it:",
+    "Name some.",
+    "What that does not cover is on each model's card",
+    "on the model already, and left",
+    "must have a gain to share",
+)
+
+
+@pytest.mark.parametrize("sentence", ODD)
+def test_sentences_that_read_oddly_are_gone(sentence: str) -> None:
+    root = Path(__file__).parents[1]
+    files = [root / "README.md", *(f for room in ("raydp", "analysis", "docs") for f in (root / room).rglob("*"))]
+    texts = [f.read_text(encoding="utf-8") for f in files if f.suffix in {".py", ".md"}]
+    assert not [text for text in texts if sentence in text]
+
+
+def test_a_minimum_gain_where_nothing_is_gained_says_what_to_change(raydp: Command, points: Path) -> None:
+    table = pd.read_csv(points).assign(base_utility_loss=1.0)
+    table.to_csv(points, index=False)
+    answer = raydp("select", points, "--min-utility-gain", 0.9)
+    assert answer.code == 2
+    assert "must be left out if no configuration is better than the base model, got 0.9" in " ".join(answer.err.split())

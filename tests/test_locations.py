@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from raydp import models
-from raydp.locations import local_copy, refuse_credentials
-from raydp.sections import ModelSpec
-from raydp.spec import load_spec
-from raydp.sweep.inputs import build_task
+from raydp.io.locations import local_copy, refuse_credentials
+from raydp.models import base_models as models
+from raydp.spec.document import load_spec
+from raydp.spec.sections import ModelSpec
+from raydp.sweep.planning.inputs import build_task
 from tests.conftest import small_spec
 
 

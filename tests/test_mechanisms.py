@@ -12,15 +12,18 @@ import pytest
 import torch
 import yaml
 
-from raydp import load_model, load_points, models, registries
-from raydp.spec import SweepSpec, load_spec
+from raydp import load_model, load_points
+from raydp.cli.show.sweeps import show_result
+from raydp.models import base_models as models
+from raydp.plugins import registries
+from raydp.spec.document import SweepSpec, load_spec
 from raydp.sweep.api import Sweep
-from raydp.sweep.exchange import SharedFolder
-from raydp.sweep.inputs import build_task
-from raydp.sweep.plan import make_plan
-from raydp.sweep.show import show_result
-from raydp.sweep.trial import TrialRunner
-from raydp.tasks.labelled import LabelledExamples
+from raydp.sweep.engine.trial import TrialRunner
+from raydp.sweep.planning.inputs import build_task
+from raydp.sweep.planning.plan import make_plan
+from raydp.sweep.store.transfer import SharedFolder
+from raydp.tasks.base import task_of
+from raydp.tasks.classification.labelled import LabelledExamples
 from raydp.tracking import show_model
 from raydp.training.comm import LocalComm
 
@@ -86,8 +89,8 @@ def test_a_sweep_of_the_mechanism(name: str, tmp_path: Path, capsys: pytest.Capt
     assert (result.folder / "report.html").is_file()
     for uri in points["model_uri"]:
         _check_record(spec, name, show_model(uri, tracking_uri=spec.tracking.uri)["privacy"])
-    selected = str((result.selected or result.best_utility)["model_uri"])
-    _predicts(spec.tracking.uri, selected, points, spec.build_task(None).heldout)
+    selected = str((result.selected or result.best_utility).model_uri)
+    _predicts(spec.tracking.uri, selected, points, task_of(spec, None).heldout)
 
 
 def _predicts(uri: str, model_uri: str, points: Any, heldout: LabelledExamples) -> None:

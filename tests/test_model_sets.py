@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from raydp import adapters, models
-from raydp.model_sets import TrainedModels
-from raydp.sections import AdapterSpec, ModelSpec
+from raydp.models import adapters
+from raydp.models import base_models as models
+from raydp.models.sets import TrainedModels
+from raydp.spec.sections import AdapterSpec, ModelSpec
 
 LORA = AdapterSpec(r=2, alpha=4)
 PROMPT = AdapterSpec(type="soft_prompt", num_virtual_tokens=3)

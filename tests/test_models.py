@@ -22,8 +22,9 @@ from transformers import (
     OPTForCausalLM,
 )
 
-from raydp import adapters, models, sharing
-from raydp.sections import AdapterSpec, ModelSpec
+from raydp.models import adapters, sharing
+from raydp.models import base_models as models
+from raydp.spec.sections import AdapterSpec, ModelSpec
 
 ADAPTER = AdapterSpec(r=4, alpha=8, target_modules=("q_proj", "down_proj"))
 PROMPT = AdapterSpec(type="soft_prompt", num_virtual_tokens=5)

@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from raydp.output import phase, print_document, print_table
+from raydp.io.output import phase, print_document, print_table
 
 
 def test_brackets_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:

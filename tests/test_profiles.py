@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from raydp.profiles import profiles_of_sweep
-from raydp.sweep.folder import SweepFolder
-from tests.conftest import Answer
+from raydp.guarantees.profiles import profiles_of_sweep
+from raydp.privacy import PRVAccountant
+from raydp.privacy.accounting.accountants import Accountant
+from raydp.spec.document import load_spec
+from raydp.sweep.planning.inputs import build_task
+from raydp.sweep.planning.plan import drawn, make_plan, plan_to_keep
+from raydp.sweep.store.folder import SweepFolder
+from raydp.sweep.store.json_files import write_json
+from raydp.training.planned import TrialPlan
+from tests.conftest import Answer, small_spec
+from tests.plans import plan_of_runs
 
 Command = Callable[..., Answer]
 
@@ -94,43 +103,100 @@ def test_one_run_or_many(raydp: Command, arguments: list[object], message: str) 
     assert message in " ".join(answer.err.split())
 
 
+def run_of(run_id: str, batch_size: int) -> TrialPlan:
+    return TrialPlan(
+        run_id=run_id, batch_size=batch_size, num_steps=16, learning_rate=0.01, seed=0, num_examples=3600,
+        noise_multiplier=1.0,
+    )  # fmt: skip
+
+
 def test_a_sweep_has_a_curve_for_each_noise_that_it_trains_with(tmp_path: Path) -> None:
     """Learning rates and seeds do not change it; runs without noise have none."""
 
-    def trial(run_id: str, batch_size: int, sampler: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        run = {"run_id": run_id, "batch_size": batch_size, "num_steps": 16, "num_examples": 3600}
+    def trial(run_id: str, batch_size: int, sampler: str) -> tuple[TrialPlan, dict[str, Any]]:
+        run = run_of(run_id, batch_size)
         steps = None if sampler == "none" else 16
         record = {"sampler": sampler, "noise_multiplier": 1.0, "sample_rate": batch_size / 3600, "num_steps": steps}
         record["delta"] = 1e-4
         return run, record | {"target_epsilon": 8.0}
 
     runs = [trial("a", 256, "poisson"), trial("b", 256, "poisson"), trial("c", 64, "poisson"), trial("d", 64, "none")]
-    plan = {"trials": [run for run, _ in runs], "privacy": {run["run_id"]: record for run, record in runs}}
+    plan = plan_of_runs([run for run, _ in runs], {run.run_id: record for run, record in runs})
     (tmp_path / "spec.yaml").write_text("")
-    SweepFolder(path=tmp_path).write_json("plan.json", plan)
+    write_json(tmp_path / "plan.json", plan.to_json())
     answers = profiles_of_sweep(str(tmp_path), "runs", "1e-3,1e-5")
     assert [a["batch_size"] for a in answers] == [64, 256]
     before = answers[1]["curves"]["pld"][0]["epsilon"]
     assert answers[0]["curves"]["pld"][0]["epsilon"] < before
-    for record in plan["privacy"].values():  # four updates of T count as one step, as in matrix factorisation
+    for record in plan.privacy.values():  # four updates of T count as one step, as in matrix factorisation
         record |= {"num_steps": 4, "sampler": "cyclic poisson"} if record["num_steps"] else {}
-    SweepFolder(path=tmp_path).write_json("plan.json", plan)
+    write_json(tmp_path / "plan.json", plan.to_json())
     after = profiles_of_sweep(str(tmp_path), "runs", "1e-3,1e-5")[1]
     assert (after["num_steps"], after["batch_size"]) == (16, 256)
     assert after["curves"]["pld"][0]["epsilon"] < before, "of the event in the record, not of b, T and n"
-    plan["trials"] = plan["trials"][3:]
-    SweepFolder(path=tmp_path).write_json("plan.json", json.loads(json.dumps(plan)))
+    write_json(tmp_path / "plan.json", replace(plan, trials=plan.trials[3:]).to_json())
     with pytest.raises(ValueError, match="SWEEP must have private runs"):
         profiles_of_sweep(str(tmp_path), "runs", "1e-3")
 
 
+def test_a_curve_is_computed_once(raydp: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second `raydp profile` of a file or a sweep finds its curves in the user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    compute, calls = Accountant.composed_epsilons, []
+
+    def counted(self: Accountant, *arguments: Any) -> list[float]:
+        calls.append(self.name)
+        return compute(self, *arguments)
+
+    monkeypatch.setattr(Accountant, "composed_epsilons", counted)
+    path = tmp_path / "runs.csv"
+    path.write_text("n,batch_size,num_steps,noise_multiplier\n3000,30,5,1.8\n")
+    first = raydp("profile", "--from", path, "--deltas", "1e-3,1e-6", "--json").out
+    assert sorted(calls) == ["pld", "prv", "rdp"]
+    assert raydp("profile", "--from", path, "--deltas", "1e-3,1e-6", "--json").out == first
+    assert len(calls) == 3
+
+
+def test_a_profile_computes_each_curve_once(raydp: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The accountant that is asked for is one of the three of the table."""
+    compute, calls = PRVAccountant.epsilons, []
+
+    def counted(self: PRVAccountant, *arguments: Any) -> list[float]:
+        calls.append(arguments)
+        return compute(self, *arguments)
+
+    monkeypatch.setattr(PRVAccountant, "epsilons", counted)
+    run = ("--n", 3000, "--batch-size", 30, "--num-steps", 5, "--noise-multiplier", 1.8)
+    answer = raydp("profile", *run, "--deltas", "1e-3,1e-6", "--json").json()
+    assert len(calls) == 1
+    assert [row["epsilon"] for row in answer["curves"]["prv"]] == answer["epsilons"]
+
+
+def test_the_sweeps_own_accountant_leads(raydp: Command, tmp_path: Path) -> None:
+    """In the table, in the document and on the page; --accountant names another one."""
+    content = small_spec(tmp_path, name="by-pld")
+    content["privacy"] = content["privacy"] | {"accountant": "pld"}
+    spec = load_spec(content)
+    task, weight_hash = build_task(spec)
+    plan = make_plan(spec, task.facts(), weight_hash)
+    folder = SweepFolder.create(spec, lambda key: plan_to_keep(drawn(plan, spec, weight_hash, key), "a1b2" * 4))
+    shown = raydp("profile", folder.path, "--deltas", "1e-3", "-o", tmp_path / "page.html").out
+    assert shown.startswith("ε at each δ, pld")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.index("<caption>ε at each δ, pld") < page.index("<caption>ε at each δ, prv")
+    (answer, *_) = json.loads(raydp("profile", folder.path, "--deltas", "1e-3", "--json").out)
+    assert next(iter(answer["curves"])) == next(iter(answer["noise_multipliers"])) == "pld"
+    assert raydp("profile", folder.path, "--deltas", "1e-3", "--accountant", "rdp").out.startswith("ε at each δ, rdp")
+
+
 def test_a_private_selection_has_no_curve_of_one_run(tmp_path: Path) -> None:
     """That curve is below the ε of the choice, which is what was released."""
-    run = {"run_id": "a", "batch_size": 64, "num_steps": 16, "num_examples": 3600}
+    run = run_of("a", 64)
     record = {"sampler": "poisson", "noise_multiplier": 1.0, "sample_rate": 64 / 3600, "delta": 1e-4}
-    plan = {"configurations": [run], "trials": [run], "privacy": {"a": record | {"target_epsilon": 8.0}}}
+    privacy = {"a": record | {"target_epsilon": 8.0}}
     (tmp_path / "spec.yaml").write_text("")
     for trials in ([run], []):  # also where the number of runs was drawn as 0
-        SweepFolder(path=tmp_path).write_json("plan.json", plan | {"trials": trials})
+        plan = plan_of_runs(trials, privacy, configurations=[run])
+        write_json(tmp_path / "plan.json", plan.to_json())
         with pytest.raises(ValueError, match=r"SWEEP must be without private selection.*read the card"):
             profiles_of_sweep(str(tmp_path), "runs", "1e-3")

@@ -9,15 +9,15 @@ import torch
 import yaml
 from peft import PeftModel
 
-from raydp import models
-from raydp.sections import ModelSpec
-from raydp.spec import load_spec
-from raydp.sweep.exchange import SharedFolder
-from raydp.sweep.inputs import build_task
-from raydp.sweep.plan import make_plan
-from raydp.sweep.trial import TrialRunner
+from raydp.models import base_models as models
+from raydp.spec.document import load_spec
+from raydp.spec.sections import ModelSpec
+from raydp.sweep.engine.trial import TrialRunner
+from raydp.sweep.planning.inputs import build_task
+from raydp.sweep.planning.plan import make_plan
+from raydp.sweep.store.transfer import SharedFolder
 from raydp.tasks.base import Batch
-from raydp.tasks.token_loss import token_nll
+from raydp.tasks.text.token_loss import token_nll
 from raydp.training.comm import LocalComm
 
 SPEC = Path(__file__).parents[1] / "docs" / "specs" / "prompt_dpsgd.yaml"

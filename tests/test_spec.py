@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from raydp import registries
-from raydp.spec import json_schema, load_spec
+from raydp.plugins import registries
+from raydp.spec.document import json_schema, load_spec
 from tests.conftest import small_spec
 from tests.test_spec_values import SELECTION
 
@@ -61,3 +63,28 @@ def test_the_schema_knows_every_plug_in() -> None:
     assert names == registries.names("tasks")
     assert {"builtin", "enron", "text", "tofu"} <= set(names)
     assert schema["additionalProperties"] is False
+
+
+def properties(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every property of a JSON Schema, with its path."""
+    if isinstance(node, list):
+        for position, child in enumerate(node):
+            yield from properties(child, f"{path}[{position}]")
+    elif isinstance(node, dict):
+        if isinstance(node.get("properties"), dict):
+            yield from ((f"{path}.{name}", each) for name, each in node["properties"].items())
+        for key, child in node.items():
+            yield from properties(child, f"{path}.{key}")
+
+
+def test_every_field_of_the_schema_is_described() -> None:
+    fields = dict(properties(json_schema()))
+    assert len(fields) > 300
+    for path, field in fields.items():
+        text = field.get("description", "")
+        name = path.rpartition(".")[2].replace("_", " ")
+        words = re.findall(r"\w+", text.lower())
+        assert len(words) >= 3, f"{path}: {text!r}"
+        assert words != name.split(), f"{path} only says its name again"
+        assert text.endswith((".", ")")), f"{path}: {text!r}"
+        assert "\n" not in text, f"{path}: {text!r}"

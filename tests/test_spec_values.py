@@ -137,7 +137,7 @@ BAD = {
     ),
     "column that no row has": (
         {"task": {"name": "text", "path": "qa.jsonl", "column": "body"}},
-        r"task.column must be one of question, answer, got 'body'. Choose one.",
+        r"task.column must be a column of the file, got 'body'. The file has question, answer. Choose one.",
     ),
     "a distribution with tuning ignored": (
         {"privacy": {**RDP, "num_runs": {"mean": 3}}},

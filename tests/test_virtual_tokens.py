@@ -8,11 +8,11 @@ import torch
 from peft import PrefixTuningConfig, get_peft_model
 from torch import nn
 
-from raydp.scores.decoding import CachedDecoder, evaluating
+from raydp.models.virtual_tokens import prefix_states, reading
+from raydp.scores.language.decoding import CachedDecoder, evaluating
 from raydp.scores.prompt_search.objective import Objective
 from raydp.tasks.base import Batch
-from raydp.tasks.token_loss import IGNORE, token_nll
-from raydp.virtual_tokens import prefix_states, reading
+from raydp.tasks.text.token_loss import IGNORE, token_nll
 from tests.scores.tiny import gpt2, llama
 
 BEFORE = [7, 30, 2, 11]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from analysis.figures.style import GRID_3D, SCORE, blank, describe, drawn_positions
+from analysis.figures.style import EXPONENT, GRID_3D, SCORE, blank, describe, drawn_positions
 from analysis.tables.points import configuration_means, configurations
 from analysis.tables.thinning import evenly
 
@@ -41,7 +39,12 @@ def hyperparameter_cube(points: pd.DataFrame) -> go.Figure:
                 "size": 6,
                 "color": score,
                 "colorscale": "Viridis",
-                "colorbar": {"title": {"text": SCORE, "side": "right"}, "thickness": 14, "outlinewidth": 0},
+                "colorbar": {
+                    "title": {"text": SCORE, "side": "right"},
+                    "thickness": 14,
+                    "outlinewidth": 0,
+                    "exponentformat": EXPONENT,
+                },
                 "line": {"width": 0.5, "color": GRID_3D},
             },
             customdata=means["utility_loss"].tolist(),
@@ -57,7 +60,7 @@ def hyperparameter_cube(points: pd.DataFrame) -> go.Figure:
     return figure
 
 
-def _log_axis(values: pd.Series) -> dict[str, Any]:
+def _log_axis(values: pd.Series) -> dict[str, object]:
     """A logarithmic axis with the values that occur as ticks."""
     ticks = np.unique(values.to_numpy(dtype=np.float64))
     ticks = ticks[evenly(len(ticks), _MOST_TICKS)]

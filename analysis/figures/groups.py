@@ -23,6 +23,7 @@ from analysis.figures.style import (
 )
 from analysis.selection.risk import privacy_risk
 from analysis.statistics.heuristics import heuristic_accuracy
+from analysis.statistics.variance import score_variance
 from analysis.tables.points import KEY, configuration_means, configurations, require_hyperparameters
 
 _WIDTH = 0.45  # of a group's points, in distances of two groups
@@ -41,7 +42,9 @@ def variance_by_group(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
 
     Source: Hu et al. 2025, Fig. 2, 3 and 14 to 18.
     """
-    return _strips({name: configuration_means(points) for name, points in groups.items()})
+    means = {name: configuration_means(points) for name, points in groups.items()}
+    spreads = {name: score_variance(points)["score_std"] for name, points in groups.items()}
+    return _strips(means, spreads)
 
 
 def configurations_and_seeds(points: pd.DataFrame) -> go.Figure:
@@ -52,7 +55,8 @@ def configurations_and_seeds(points: pd.DataFrame) -> go.Figure:
 
     Returns:
         Two columns of points: the configurations' means, and the single runs as far as they are from their
-        configuration's mean, around the mean of all. The second is empty where no configuration has two seeds.
+        configuration's mean, around the mean of all. The second is empty where no configuration has two seeds. Above
+        the columns stand score_std and seed_std of `score_variance`, the figures of the report's table.
 
     Raises:
         ValueError: as `configuration_means`.
@@ -64,11 +68,14 @@ def configurations_and_seeds(points: pd.DataFrame) -> go.Figure:
     merged = points.merge(means[[*KEY, "num_seeds", "score"]], on=KEY, suffixes=("", "_mean"))
     several = merged[merged["num_seeds"] > 1]
     runs = several.assign(score=several["score"] - several["score_mean"] + means["score"].mean())
-    return _strips({"Configurations": means, "Seeds, around the mean": runs})
+    spread = score_variance(points)
+    groups = {"Configurations": means, "Seeds, around the mean": runs}
+    return _strips(groups, dict(zip(groups, (spread["score_std"], spread["seed_std"]), strict=True)))
 
 
-def _strips(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
-    """One column of points per group, spread to the side so that they do not hide each other."""
+def _strips(groups: Mapping[str, pd.DataFrame], spreads: Mapping[str, float | None]) -> go.Figure:
+    """One column of points per group, spread to the side so that they do not hide each other, its standard deviation
+    above."""
     figure = blank(yaxis_title_text=SCORE, showlegend=False)
     for place, (name, table) in enumerate(groups.items()):
         some = table if len(table) <= _MOST_POINTS else table.sample(_MOST_POINTS, random_state=0)
@@ -85,8 +92,8 @@ def _strips(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
                 hovertemplate="%{text}<br>score %{y:.4g}<extra></extra>",
             )
         )
-        if len(table) > 1:
-            text = f"std {table['score'].std(ddof=1):.3g}"
+        if (std := spreads[name]) is not None:
+            text = f"std {std:.4g}"
             figure.add_annotation(x=place, y=float(table["score"].max()), text=text, showarrow=False, yshift=14)
     figure.update_xaxes(tickvals=list(range(len(groups))), ticktext=list(map(plain, groups)))
     figure.update_xaxes(range=[-0.6, len(groups) - 0.4])

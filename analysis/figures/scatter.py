@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -117,6 +115,6 @@ def _points(rows: pd.DataFrame, member: Pool, name: str, opacity: float) -> go.S
     )
 
 
-def _error_bars(std: pd.Series) -> dict[str, Any]:
+def _error_bars(std: pd.Series) -> dict[str, object]:
     """One standard deviation; none where it is undefined."""
     return {"type": "data", "array": std.fillna(0).tolist(), "color": POINT, "thickness": 1, "width": 0}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from html import escape
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,6 +19,7 @@ SEQUENCE = ("#2b83c6", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#
 SYMBOLS = ("circle", "diamond", "square", "triangle-up")
 """Where there are more groups than colours, these tell them apart."""
 MARKS = {
+    "checked-procedure": ("cross-open", 12, "#7a5ba6"),
     "procedure": ("circle-open", 15, "#d55e00"),
     "best-utility": ("square-open", 19, "#009e73"),
     "worst-utility": ("triangle-up-open", 21, "#e69f00"),
@@ -34,12 +34,14 @@ LEGEND_ABOVE = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
 GRID = "rgba(128, 128, 128, 0.3)"
 GRID_3D = "#9aa3ad"
 """Both are seen on dark and on white pages; a third dimension has no transparent lines."""
+EXPONENT = "e"
+"""1e-6 on axes and colour bars; plotly's own default writes 1μ and 500n."""
 MOST_POINTS = 5000
 """Of more configurations a figure draws as many."""
 SCORE, LOSS = "Score (higher leaks more)", "Utility loss (lower is better)"
 
 
-def group_mark(place: int) -> dict[str, Any]:
+def group_mark(place: int) -> dict[str, object]:
     """Colour and symbol of a group's points by its place; 32 groups differ."""
     cycle, position = divmod(place, len(SEQUENCE))
     return {"color": SEQUENCE[position], "symbol": SYMBOLS[cycle % len(SYMBOLS)]}
@@ -50,7 +52,7 @@ def mark_of(rule: str) -> tuple[str, int, str]:
     return MARKS.get(rule, _OTHER_MARK)
 
 
-def blank(**layout: Any) -> go.Figure:
+def blank(**layout: object) -> go.Figure:
     """A figure without data in the common style."""
     figure = go.Figure(layout={"template": "none"})
     figure.update_layout(legend=LEGEND_ABOVE, margin=MARGIN, hovermode="closest", font_color=INK)
@@ -59,9 +61,10 @@ def blank(**layout: Any) -> go.Figure:
 
 
 def quiet_axes(figure: go.Figure) -> go.Figure:
-    """Grid lines that stay behind the data, labels that are never cut off."""
-    figure.update_xaxes(gridcolor=GRID, linecolor=GRID, zeroline=False, automargin=True)
-    figure.update_yaxes(gridcolor=GRID, linecolor=GRID, zeroline=False, automargin=True)
+    """Grid lines that stay behind the data, labels that are never cut off, small numbers as 1e-6."""
+    quiet = {"gridcolor": GRID, "linecolor": GRID, "zeroline": False, "automargin": True, "exponentformat": EXPONENT}
+    figure.update_xaxes(quiet)
+    figure.update_yaxes(quiet)
     return figure
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from analysis.figures import heuristic_accuracies, scores_against_utility, selection_risks, variance_by_group
-from analysis.report.markup import Cell, bullets, page, paragraph, plot, section, table
+from analysis.report.markup import Cell, bullets, number, page, paragraph, plot, section, table
 from analysis.selection.choice import Selection
 from analysis.selection.risk import privacy_risk
 from analysis.statistics.heuristics import heuristic_accuracy
@@ -120,9 +120,8 @@ def _lead(groups: Mapping[str, pd.DataFrame], spreads: Sequence[Mapping[str, flo
     if not known:
         return counted
     widest = max(known, key=lambda row: row["score_std"] or 0.0)
-    return (
-        f"{counted} The scores lie farthest apart in {widest['group']}: standard deviation {widest['score_std']:.3g}."
-    )
+    std = number(widest["score_std"])
+    return f"{counted} The scores lie farthest apart in {widest['group']}: standard deviation {std}."
 
 
 def _selections_table(groups: Mapping[str, pd.DataFrame], selections: Mapping[str, Sequence[Selection]]) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from decimal import ROUND_CEILING, Decimal
 from html import escape
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +11,7 @@ from analysis.figures.scatter import drawn_rows
 from analysis.report.markup import Cell, number, paragraph, percent, plot, table
 from analysis.selection.along import SelectionsAlong
 from analysis.tables.points import configurations
-from analysis.tables.utility_filter import within
+from analysis.tables.utility_filter import shown_threshold, threshold_text, within
 
 MOST_LISTED = 1000
 """Configurations in the table; of more, those of lowest loss."""
@@ -71,7 +69,9 @@ def live_section(along: SelectionsAlong, rule: str, base_utility_loss: float | N
     return [slider, scatter, rules, *reasons, lines]
 
 
-def live_data(along: SelectionsAlong, rule: str, base_utility_loss: float | None, *, relative: bool) -> dict[str, Any]:
+def live_data(
+    along: SelectionsAlong, rule: str, base_utility_loss: float | None, *, relative: bool
+) -> dict[str, object]:
     """What the slider's script looks up: selections by rule and threshold, and the figures as texts."""
     loss = along.means["utility_loss"].to_numpy()
     return {
@@ -160,9 +160,7 @@ def _drawn(along: SelectionsAlong) -> str:
 
 def start_text(along: SelectionsAlong) -> str:
     """The threshold as it was given, in digits that select the same."""
-    highest = float(along.means.loc[along.passed, "utility_loss"].max())
-    above = along.means.loc[along.allowed & ~along.passed, "utility_loss"].to_numpy()
-    return threshold_text(max(along.threshold, highest), float(above[above > along.threshold].min(initial=np.inf)))
+    return shown_threshold(along.means["utility_loss"].to_numpy(), along.threshold)
 
 
 def _labels(along: SelectionsAlong) -> list[str]:
@@ -171,18 +169,6 @@ def _labels(along: SelectionsAlong) -> list[str]:
     following = np.searchsorted(losses, along.thresholds, side="right")
     above = [float(losses[at]) if at < len(losses) else np.inf for at in following]
     return [threshold_text(float(u), next_one) for u, next_one in zip(along.thresholds, above, strict=True)]
-
-
-def threshold_text(threshold: float, above: float) -> str:
-    """A threshold in as few digits, four at least, as leave it between itself and the next loss above it: what a reader
-    gives to `--max-loss` lets in what it lets in."""
-    exact = Decimal(repr(threshold))
-    for digits in range(4, 18):
-        place = Decimal(1).scaleb(exact.adjusted() - digits + 1)
-        rounded = exact.quantize(place, rounding=ROUND_CEILING)
-        if rounded < Decimal(repr(above)):
-            return f"{rounded.normalize():f}" if abs(exact.adjusted()) < 7 else f"{rounded.normalize():e}"
-    return repr(threshold)
 
 
 def _start_at(along: SelectionsAlong) -> int:

@@ -87,7 +87,7 @@ def table(
     )
 
 
-def script_json(data: Any) -> str:
+def script_json(data: object) -> str:
     """JSON that cannot end the script element that holds it."""
     return json.dumps(data, allow_nan=False).replace("<", "\\u003c").replace("\u2028", "\\u2028")
 
@@ -111,7 +111,7 @@ def plot(name: str, label: str, caption: str, *, css: str = "") -> str:
 
 
 def page(
-    title: str, body: Sequence[str], figures: Mapping[str, go.Figure], live: Mapping[str, Any] | None = None
+    title: str, body: Sequence[str], figures: Mapping[str, go.Figure], live: Mapping[str, object] | None = None
 ) -> str:
     """A whole page. It loads nothing from anywhere: plotly.js is inside, its policy forbids requests.
 

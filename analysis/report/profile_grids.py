@@ -110,9 +110,9 @@ def _figure(panels: Mapping[str, Sequence[ProfileCurve]], target: tuple[float, f
             mark = {"symbol": "diamond-open", "size": 12, "color": "#d55e00", "line": {"width": 2}}
             at = {"x": [target[0]], "y": [target[1]], "hovertemplate": "target δ %{x:.3g}, ε %{y:.4g}<extra></extra>"}
             figure.add_trace(go.Scatter(**at, mode="markers", marker=mark, showlegend=False), row=1, col=column)
+    quiet_axes(figure)
     figure.update_xaxes(title_text="δ", type="log", exponentformat="power", dtick=2, tickfont_size=11)
     figure.update_yaxes(rangemode="tozero")
-    quiet_axes(figure)
     figure.update_yaxes(title_text="ε", col=1)
     figure.update_layout(
         legend={"orientation": "h", "x": 0, "y": -0.25, "yanchor": "top"}, margin={"l": 8, "r": 8, "t": 32, "b": 8}

@@ -79,8 +79,7 @@ def _figure(curves: Mapping[str, Sequence[tuple[float, float | None]]]) -> go.Fi
                 hovertemplate="δ %{x:.3g}<br>ε %{y:.4g}<extra>" + plain(label) + "</extra>",
             )
         )
-    figure.update_layout(
-        xaxis={"title": {"text": "δ"}, "type": "log", "exponentformat": "power", "automargin": True},
-        yaxis={"title": {"text": "ε"}, "rangemode": "tozero", "automargin": True},
-    )
-    return quiet_axes(figure)
+    quiet_axes(figure)
+    figure.update_xaxes(title_text="δ", type="log", exponentformat="power")
+    figure.update_yaxes(title_text="ε", rangemode="tozero")
+    return figure

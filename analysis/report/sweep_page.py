@@ -95,6 +95,7 @@ def write_report(
     body = [
         f"<h1>{escape(title)}</h1>",
         paragraph(headline_sentence(headline, compared[_BEST], relative=relative), css="headline"),
+        paragraph(headline.explanation) if headline.explanation else "",
         paragraph(_context(headline, compared, base_utility_loss, base_score, start_text(along))),
         paragraph(_worst_secret(points, headline, by_secret)) if by_secret is not None else "",
         bullets([*warnings, *headline.warnings], css="warnings"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.selection.constraints import Constraints
+from analysis.selection.leakage import measured_leakage
 from analysis.selection.rules import Layout, choose, rule_names
 from analysis.selection.thresholds import along_thresholds
 from analysis.surface.surrogate import TooManyError
@@ -83,7 +84,8 @@ def selections_along(
     thresholds = np.unique(loss[allowed])
     thresholds = thresholds[evenly(len(thresholds), max_thresholds)]
     given = constraints.threshold(means)
-    layout = Layout.of(means)
+    leakage = measured_leakage(points, means, by_secret)
+    layout = Layout.of(means, None if leakage is None else leakage.leaks)
     selected, start, reasons = {}, {}, {}
     for rule in rule_names():
         try:
@@ -124,7 +126,7 @@ def _along(rule: str, layout: Layout, allowed: Pool, thresholds: Array) -> Posit
     loss = layout.utility_loss
     if not allowed.all():
         return np.concatenate([_from_pools(rule, layout, allowed, part) for part in np.array_split(thresholds, 8)])
-    one = Layout(coded=layout.coded, utility_loss=loss[None], score=layout.score[None], smoother=layout.smoother)
+    one = replace(layout, utility_loss=loss[None], score=layout.score[None])
     at_every = along_thresholds(rule, one)[0]
     order = np.argsort(loss, kind="stable")
     # The last configuration that the threshold lets in, rounding forgiven as `within` does it.

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from analysis.statistics.noise import upper_limit
 from analysis.tables.points import column_means
-from analysis.tables.utility_filter import loss_threshold, pool_within
-from search_spaces.names import unknown_name
+from analysis.tables.utility_filter import loss_threshold, pool_within, shown_threshold
+from search_spaces.names import familiar, unknown_name
 
 Array = NDArray[np.float64]
 Pool = NDArray[np.bool_]
@@ -63,7 +63,10 @@ class Constraints:
         """
         found: list[tuple[str, str, Pool]] = []
         if (threshold := self.threshold(means)) is not None:
-            text = f"keep a mean utility loss of at most {threshold.max():.6g}"
+            loss = means["utility_loss"].to_numpy()
+            text = f"keep a mean utility loss of at most {shown_threshold(loss, float(threshold.max()))}"
+            if threshold.min() < threshold.max():
+                text += ", or less where base_utility_loss is less"
             found.append(("utility threshold", text, pool_within(means, threshold)))
         if self.max_score is not None:
             limit, of_what = upper_limit(points, means, by_secret)
@@ -88,7 +91,7 @@ def _column(points: pd.DataFrame, means: pd.DataFrame, column: str) -> Array:
         )
     known = [str(c) for c in points if pd.api.types.is_numeric_dtype(points[c])]
     if column not in known:
-        raise ValueError(unknown_name("at_most: the column", column, [*known, COMPUTE]))
+        raise ValueError(unknown_name("at_most: the column", column, [*familiar(known), COMPUTE]))
     values = column_means(points, column)
     if np.isnan(values).any():
         raise ValueError(

@@ -232,7 +232,7 @@ class _Compared:
                 return nothing, reason
 
 
-def _rows(listed: pd.DataFrame, compared: _Compared | None, unit: float) -> tuple[dict[str, Any], ...]:
+def _rows(listed: pd.DataFrame, compared: _Compared | None, unit: float) -> tuple[dict[str, object], ...]:
     """The compared configurations for JSON; unit: of the compared scores."""
     rows = [
         asdict(c) | {"score": float(score)} for c, score in zip(configurations(listed), listed["score"], strict=True)

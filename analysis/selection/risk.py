@@ -40,6 +40,8 @@ def privacy_risk(
     Raises:
         ValueError: as `configuration_means`; an unknown layout; "resample" with a configuration that has one seed.
 
+    The rule "checked-procedure" is evaluated without its leakage check, which needs the values by secret.
+
     Source: Hu et al. 2025, §4.3; App. D.3 for the absolute risk and the resampled layouts. That P_u includes its
     threshold and that utility is resampled as well as the score are conventions of ours.
     """

@@ -33,23 +33,26 @@ class Layout:
     Attributes:
         coded: what the heuristics compare.
         utility_loss: [..., m], lower is better.
-        score: [..., m], higher is more leakage; the heuristics' rules do not look at it.
+        score: [..., m], higher is more leakage; `procedure` does not look at it.
         smoother: what draws a smooth surface through scores; fitted when a rule first asks.
+        leaks: [m] which configurations leak measurably (see `leakage`), None where that is not known.
     """
 
     coded: Coded
     utility_loss: Array
     score: Array
     smoother: Smoother
+    leaks: Pools | None = None
 
     @classmethod
-    def of(cls, means: pd.DataFrame) -> Layout:
+    def of(cls, means: pd.DataFrame, leaks: Pools | None = None) -> Layout:
         """The layout of a table of configuration means."""
         return cls(
             coded=Coded.of(means),
             utility_loss=means["utility_loss"].to_numpy(),
             score=means["score"].to_numpy(),
             smoother=Smoother(means=means),
+            leaks=leaks,
         )
 
     @property
@@ -138,6 +141,46 @@ class Extreme:
         return pools & at_end
 
 
+def lowest_loss_without_leakage(layout: Layout, pools: Pools) -> Pools:
+    """Keep one of the lowest loss, and of equal ones of the lowest score, if no member of a pool leaks measurably."""
+    if layout.leaks is None:
+        return pools
+    quiet = ~(pools & layout.leaks).any(axis=-1, keepdims=True)
+    useful = _LOWEST_SCORE(layout, _LOWEST_LOSS(layout, pools))
+    return np.where(quiet, _first(useful), pools)
+
+
+def lowest_score_if_contradicted(layout: Layout, pools: Pools) -> Pools:
+    """Keep one of the lowest score, and of equal ones of the lowest loss, if a member of a pool dominates the
+    procedure's choice: neither its loss nor its score is higher, and one of them is lower."""
+    expected = pools
+    for step in PROCEDURE:
+        expected = step.keep(layout, expected)
+    chosen = expected.argmax(axis=-1)[..., None]
+    contradicted = (pools & dominates(layout, chosen)).any(axis=-1, keepdims=True)
+    safest = _LOWEST_LOSS(layout, _LOWEST_SCORE(layout, pools))
+    return np.where(contradicted, _first(safest), pools)
+
+
+def _first(pools: Pools) -> Pools:
+    """The first member of each pool alone."""
+    alone: Pools = np.arange(pools.shape[-1]) == pools.argmax(axis=-1)[..., None]
+    return alone
+
+
+def dominates(layout: Layout, position: NDArray[np.intp]) -> Pools:
+    """[..., m] which configurations have no higher loss and no higher score than one, and one of them lower.
+
+    Args:
+        position: [..., 1] of the one.
+    """
+    shape = np.broadcast_shapes(layout.score.shape, (*position.shape[:-1], layout.score.shape[-1]))
+    loss, score = np.broadcast_to(layout.utility_loss, shape), np.broadcast_to(layout.score, shape)
+    own_loss, own_score = (np.take_along_axis(values, position, axis=-1) for values in (loss, score))
+    dominating: Pools = (loss <= own_loss) & (score <= own_score) & ((loss < own_loss) | (score < own_score))
+    return dominating
+
+
 def _knee(layout: Layout, pools: Pools) -> Pools:
     """Keep what is nearest to the lowest loss and the lowest score at once."""
     return nearest_to_both_ends(layout.utility_loss, layout.score, pools)
@@ -155,14 +198,13 @@ def _least_of_groups(groups: Codes, rank: Codes, pools: Pools) -> Pools:
 
 Rule = tuple[RuleStep, ...]
 
-_LOWEST_SCORE = RuleStep(name="lowest score", text="keep the lowest measured score", keep=Extreme("score", "lowest"))
+_LOWEST_LOSS, _LOWEST_SCORE = Extreme("utility_loss", "lowest"), Extreme("score", "lowest")
+_LOWEST_SCORE_STEP = RuleStep(name="lowest score", text="keep the lowest measured score", keep=_LOWEST_SCORE)
 WORST_UTILITY: Rule = (
     RuleStep(name="worst utility", text="keep the highest utility loss", keep=Extreme("utility_loss", "highest")),
 )
-BEST_UTILITY: Rule = (
-    RuleStep(name="best utility", text="keep the lowest utility loss", keep=Extreme("utility_loss", "lowest")),
-)
-ORACLE: Rule = (_LOWEST_SCORE,)
+BEST_UTILITY: Rule = (RuleStep(name="best utility", text="keep the lowest utility loss", keep=_LOWEST_LOSS),)
+ORACLE: Rule = (_LOWEST_SCORE_STEP,)
 PROCEDURE: Rule = (
     RuleStep(
         name="updates",
@@ -182,13 +224,29 @@ PROCEDURE: Rule = (
     *WORST_UTILITY,
 )
 """Algorithm 1 of Hu et al. 2025."""
+LEAKAGE_CHECK, SCORE_CHECK = "leakage check", "score check"
+CHECKED_PROCEDURE: Rule = (
+    RuleStep(
+        name=LEAKAGE_CHECK,
+        text="if no configuration leaks measurably, keep the lowest utility loss",
+        keep=lowest_loss_without_leakage,
+    ),
+    RuleStep(
+        name=SCORE_CHECK,
+        text="if another configuration has neither more loss nor a higher score than the choice of `procedure`, keep "
+        "the lowest measured score",
+        keep=lowest_score_if_contradicted,
+    ),
+    *PROCEDURE,
+)
+"""Algorithm 1, as long as the measured scores do not contradict it."""
 PARETO_KNEE: Rule = (
     RuleStep(
         name="knee",
         text="of the configurations that no other beats in both loss and score, keep the one nearest to both ends",
         keep=_knee,
     ),
-    _LOWEST_SCORE,
+    _LOWEST_SCORE_STEP,
 )
 PREDICTED_SCORE: Rule = (
     RuleStep(
@@ -199,6 +257,7 @@ PREDICTED_SCORE: Rule = (
 )
 
 RULES: dict[str, Rule] = {
+    "checked-procedure": CHECKED_PROCEDURE,
     "procedure": PROCEDURE,
     "best-utility": BEST_UTILITY,
     "worst-utility": WORST_UTILITY,

@@ -9,7 +9,16 @@ import numpy as np
 
 from analysis.selection.growing_pools import Entries, Positions, procedure_on_growing_pools
 from analysis.selection.knee import knees_of_growing_pools
-from analysis.selection.rules import PARETO_KNEE, PROCEDURE, Extreme, Layout, choose, rule_steps
+from analysis.selection.rules import (
+    CHECKED_PROCEDURE,
+    PARETO_KNEE,
+    PROCEDURE,
+    Extreme,
+    Layout,
+    Pools,
+    choose,
+    rule_steps,
+)
 
 _CELLS_AT_ONCE = 4_000_000  # pool members evaluated together: 16 MB as float32
 _LAYOUT_CELLS = 100_000  # configurations of all layouts together: their arrays stay in a processor's cache
@@ -36,6 +45,8 @@ def along_thresholds(rule: str, layout: Layout) -> Positions:
             parts.append(_extreme(some, steps[0]))
         elif of_rule is PROCEDURE:
             parts.append(procedure_on_growing_pools(some))
+        elif of_rule is CHECKED_PROCEDURE:
+            parts.append(_checked_procedure(some))
         elif of_rule is PARETO_KNEE:
             pairs = zip(some.utility_loss, some.score, strict=True)
             parts.append(np.array([knees_of_growing_pools(loss, score) for loss, score in pairs]))
@@ -44,13 +55,42 @@ def along_thresholds(rule: str, layout: Layout) -> Positions:
     return np.concatenate(parts)
 
 
-def _extreme(layout: Layout, step: Extreme) -> Positions:
-    """The lowest so far, by figure and then by position."""
+def _extreme(layout: Layout, *steps: Extreme) -> Positions:
+    """The lowest so far, by the figures in turn and then by position."""
     entries = Entries.of(layout.utility_loss)
-    best_first = np.argsort(step.figure(layout), axis=1, kind="stable")
+    best_first = np.lexsort([step.figure(layout) for step in reversed(steps)], axis=1)
     rank = np.argsort(best_first, axis=1)
     so_far = np.minimum.accumulate(np.take_along_axis(rank, entries.order, axis=1), axis=1)
     return np.take_along_axis(best_first, np.take_along_axis(so_far, entries.last, axis=1), axis=1)
+
+
+def _checked_procedure(layout: Layout) -> Positions:
+    """The procedure, the lowest score where that contradicts it, the lowest loss while nothing leaks measurably."""
+    selected = procedure_on_growing_pools(layout)
+    lowest_loss, lowest_score = Extreme("utility_loss", "lowest"), Extreme("score", "lowest")
+    # What dominates a member of P_u has no more loss than the member, so it is a member too.
+    contradicted = _dominated(layout)
+    safest = _extreme(layout, lowest_score, lowest_loss)
+    selected = np.where(np.take_along_axis(contradicted, selected, axis=1), safest, selected)
+    if layout.leaks is None:
+        return selected
+    entries = Entries.of(layout.utility_loss)
+    leaks = np.broadcast_to(layout.leaks, layout.score.shape)
+    any_so_far = np.logical_or.accumulate(np.take_along_axis(leaks, entries.order, axis=1), axis=1)
+    any_member = np.take_along_axis(any_so_far, entries.last, axis=1)
+    return np.where(any_member, selected, _extreme(layout, lowest_loss, lowest_score))
+
+
+def _dominated(layout: Layout) -> Pools:
+    """[layouts, m] which configurations another one dominates (see `dominates`)."""
+    entries = Entries.of(layout.utility_loss)
+    ordered = np.take_along_axis(layout.score, entries.order, axis=1)
+    lowest = np.minimum.accumulate(ordered, axis=1)
+    least_of_pool = np.take_along_axis(lowest, entries.last, axis=1)
+    before = np.concatenate([np.full((len(lowest), 1), np.inf), lowest], axis=1)
+    least_below = np.take_along_axis(before, entries.first, axis=1)
+    dominated: Pools = (least_of_pool < layout.score) | (least_below <= layout.score)
+    return dominated
 
 
 def _every_pool(rule: str, layout: Layout) -> Positions:

@@ -22,7 +22,7 @@ _ROUNDING = 1e-9  # correlations of equal ranks differ by the rounding of their 
 
 def audit_correlations(
     points: pd.DataFrame, audited: pd.DataFrame, *, num_resamples: int = RESAMPLES, seed: int = 0
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Spearman's correlation over configurations of each score, and of the utility loss, with the audited ε̂.
 
     Args:

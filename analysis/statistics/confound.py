@@ -83,7 +83,7 @@ def utility_adjusted(points: pd.DataFrame, *, num_resamples: int = RESAMPLES, se
 
 def _remaining(
     means: pd.DataFrame, loss: Array, score: Array, num_resamples: int, rng: np.random.Generator
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The spread of the residuals, with intervals over resamples of the configurations."""
     unit = unit_of(score)
     expected, score = _smooth(loss, score), score / unit
@@ -94,7 +94,7 @@ def _remaining(
         chosen = rng.integers(0, len(loss), len(loss))
         if len(np.unique(loss[chosen])) > len(_KNOTS) and np.ptp(score[chosen]) > 0:
             drawn.append(_residual_variance(loss[chosen], score[chosen])[1])
-    intervals: dict[str, Any] = {"interval": None, "share_interval": None}
+    intervals: dict[str, object] = {"interval": None, "share_interval": None}
     if len(drawn) >= num_resamples / 2:
         ends = np.quantile(drawn, [0.025, 0.975], axis=0)
         intervals["share_interval"] = ends.tolist()

@@ -20,7 +20,7 @@ MIN_DEFINED = 0.9
 """An interval needs this share of the resamples; in the others one figure is the same in every model."""
 
 
-def score_correlations(points: pd.DataFrame, *, num_resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Any]:
+def score_correlations(points: pd.DataFrame, *, num_resamples: int = RESAMPLES, seed: int = 0) -> dict[str, object]:
     """Spearman's and Pearson's correlation over models of every two scores, and of each with the utility loss.
 
     Args:

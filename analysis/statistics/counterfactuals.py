@@ -14,7 +14,7 @@ from analysis.tables.points import HYPERPARAMETERS, KEY
 
 def counterfactual(
     with_examples: pd.DataFrame, without_examples: pd.DataFrame, *, left_out: Collection[str]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Score with the examples minus score without them, per configuration and secret.
 
     Args:

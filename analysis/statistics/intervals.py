@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 
 def score_intervals(
     points: pd.DataFrame, secrets: pd.DataFrame, *, num_resamples: int = RESAMPLES, seed: int = 0
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Every score of every configuration, over its secrets and seeds, with 95 % intervals.
 
     Args:
@@ -86,7 +86,7 @@ def _of_score(
     return found if values is not None else found | {"reason": "the score has no values by secret"}
 
 
-def _of_configuration(table: Array, has_secrets: bool, drawn: Array, rng: np.random.Generator) -> dict[str, Any]:
+def _of_configuration(table: Array, has_secrets: bool, drawn: Array, rng: np.random.Generator) -> dict[str, object]:
     """Figures of [seed, secret] values; a score without secrets is one column."""
     num_seeds, num_secrets = table.shape
     seeds = resampled(rng, len(drawn), num_seeds)

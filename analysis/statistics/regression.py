@@ -73,13 +73,17 @@ def _fit(
         else:
             figures, more = fitted
             figures[:, :2] *= unit
-            more = {name: value * unit if name.endswith("_std") else value for name, value in more.items()}
+            scaled = {
+                name: value * unit for name, value in more.items() if isinstance(value, float) and name in _IN_UNITS
+            }
             named = [dict(zip(_FIGURES, row, strict=True)) for row in figures.tolist()]
-            return result | more | {"terms": dict(zip(terms, named, strict=True))}
+            return result | more | scaled | {"terms": dict(zip(terms, named, strict=True))}
     return result | {"r_squared": None, "terms": {term: dict.fromkeys(_FIGURES) for term in terms}, "reason": reason}
 
 
-Fitted = tuple[NDArray[np.float64], dict[str, Any]] | str
+_IN_UNITS = ("configuration_std", "residual_std")
+"""Figures in the unit of the score."""
+Fitted = tuple[NDArray[np.float64], dict[str, float | str | None]] | str
 """[term, figure] and what else a fit gives, or why there is none."""
 
 

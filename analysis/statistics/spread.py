@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +64,7 @@ def log_std_pseudovalues(values: Array) -> Array | None:
     return pseudo
 
 
-def std_ratio(one: Array, other: Array, *, paired: bool) -> dict[str, Any]:
+def std_ratio(one: Array, other: Array, *, paired: bool) -> dict[str, object]:
     """How many times as large the standard deviation of `other` is as that of `one`, with a 95 % interval and a p-value
     for their being equal.
 

@@ -11,7 +11,6 @@ import pandas as pd
 from analysis.statistics.variance import score_variance
 from analysis.tables.per_secret import by_secret
 from analysis.tables.points import require_hyperparameters
-from search_spaces.names import unknown_name
 
 FEW_COUNTS = 3
 """So many different counts are subsets of their own; of more there are terciles."""
@@ -55,7 +54,9 @@ def secret_subsets(
     names = list(map(str, values.columns))
     for name in given or ():
         if name not in names:
-            raise ValueError(unknown_name("secrets", name, names))
+            raise ValueError(
+                f"--secrets must name secrets of the sweep, got {name!r}. It has {len(names)}, named as secret-001."
+            )
     subsets: dict[str, list[str]] = {"all": names}
     if given:
         subsets["given"] = list(given)

@@ -13,7 +13,7 @@ from analysis.statistics.multiple import holm
 from analysis.statistics.spread import std_interval, std_ratio
 from analysis.tables.points import KEY, configuration_means
 from analysis.tables.utility_filter import useful_points
-from search_spaces.names import unknown_name
+from search_spaces.names import familiar, unknown_name
 
 _SAME = 0.01
 
@@ -28,7 +28,7 @@ def split_by(points: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:
         ValueError: there is no such column, or it has no value in a row.
     """
     if column not in points.columns:
-        raise ValueError(unknown_name("by: the column", column, map(str, points)))
+        raise ValueError(unknown_name("by: the column", column, familiar(points)))
     if points[column].isna().any():
         raise ValueError(f"{column} must be given in every row to group by it, got an empty one. Fill it.")
     if not pd.api.types.is_float_dtype(points[column]):
@@ -41,12 +41,17 @@ def split_by(points: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:
 
 
 def variance_trends(
-    groups: Mapping[str, pd.DataFrame], *, min_utility_gain: float | None = None, max_loss: float | None = None
+    groups: Mapping[str, pd.DataFrame],
+    *,
+    min_utility_gain: float | None = None,
+    max_loss: float | None = None,
+    values: bool = False,
 ) -> dict[str, Any]:
     """Level and spread of the mean scores in each group, and how the groups compare.
 
     Args:
         groups: name -> points table, in the order in which a trend is looked for.
+        values: the names are values of a column, which a message shows only where they are numbers.
         min_utility_gain, max_loss: which configurations of each group count (Hu et al. keep 90 % of the best gain).
 
     Returns:
@@ -63,18 +68,27 @@ def variance_trends(
     if len(groups) < 2:
         raise ValueError(f"groups must be at least 2, got {len(groups)}. Give more sweeps, or another column.")
     means = {}
-    for name, points in groups.items():
+    for position, (name, points) in enumerate(groups.items(), start=1):
         try:
             means[name] = configuration_means(
                 useful_points(points, min_utility_gain=min_utility_gain, max_loss=max_loss)
             )
         except ValueError as error:
-            raise ValueError(f"group {name!r}: {error}") from error
+            raise ValueError(f"group {_shown(name, position) if values else repr(name)}: {error}") from error
     comparisons = [_comparison(a, b, means[a], means[b]) for a, b in combinations(means, 2)]
     tested = [comparison for comparison in comparisons if comparison["p"] is not None]
     for comparison, p in zip(tested, holm([c["p"] for c in tested]), strict=True):
         comparison["p_holm"] = p
     return {"groups": [_group(name, table) for name, table in means.items()], "comparisons": comparisons}
+
+
+def _shown(name: str, position: int) -> str:
+    """A group in a message: a value of a column is shown where it is a number, and else counted."""
+    try:
+        float(name)
+    except ValueError:
+        return f"{position} in their order"
+    return repr(name)
 
 
 def _group(name: str, means: pd.DataFrame) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def score_variance(points: pd.DataFrame) -> dict[str, Any]:
     return result
 
 
-def _components(means: pd.DataFrame) -> dict[str, Any]:
+def _components(means: pd.DataFrame) -> dict[str, object]:
     """The parts of one run's variance: total, configurations, seeds."""
     from scipy.stats import f as fisher
 
@@ -107,7 +107,7 @@ def _mean_interval(values: NDArray[np.float64]) -> list[float] | None:
     return [max(0.0, float(values.mean()) - margin), float(values.mean()) + margin]
 
 
-def _correlation(utility_loss: pd.Series, score: pd.Series) -> dict[str, Any]:
+def _correlation(utility_loss: pd.Series, score: pd.Series) -> dict[str, object]:
     """Pearson's r and Spearman's ρ (Pearson's r of average ranks)."""
     constant = [str(figure.name) for figure in (utility_loss, score) if figure.nunique() < 2]
     if constant:

@@ -61,7 +61,7 @@ def verify_heuristics(points: pd.DataFrame, *, num_permutations: int = PERMUTATI
 
 def _test(
     coded: Coded, heuristic: str, score: Array, groups: Codes, num_permutations: int, rng: np.random.Generator
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """One heuristic: its accuracy, and how many permutations reach it."""
     lower, higher, pairs = _pairs(coded, heuristic, rng)
     result: dict[str, Any] = {"accuracy": None, "pairs": pairs, "expected": None, "p": None, "p_adjusted": None}

@@ -94,7 +94,8 @@ def predict(
 
     Args:
         points: a points table with at least 4 configurations.
-        candidates: configurations; by default every combination of the table's values of b, T and η that it lacks.
+        candidates: configurations; by default every combination of the table's values of b, T and η that it lacks,
+            which may be none.
         max_loss: a utility threshold, to say how probable it is that each keeps to it.
         seed: of the draws.
 
@@ -109,7 +110,7 @@ def predict(
     that diverges.
 
     Raises:
-        ValueError: fewer than 4 configurations, no candidate, or as `configuration_means`.
+        ValueError: fewer than 4 configurations, or as `configuration_means`.
     """
     if max_loss is not None and not math.isfinite(max_loss):
         raise ValueError(f"max_loss must be finite, got {max_loss}. Leave it out to ask for no probability.")
@@ -120,9 +121,7 @@ def predict(
         )
     chosen = _missing(means) if candidates is None else list(dict.fromkeys(candidates))
     if not chosen:
-        raise ValueError(
-            "candidates must be given, got none: the table has every combination of its values. Name some."
-        )
+        return []
     chosen = sorted(chosen, key=lambda c: c.key)
     table = pd.DataFrame([asdict(c) for c in chosen])
     found: dict[str, tuple[Array, Array | None]] = {

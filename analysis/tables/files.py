@@ -32,7 +32,9 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     except _DAMAGED as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the content
             raise
-        raise ValueError(f"points must be a Parquet file, got {str(path)!r}: {error}. Write it again.") from error
+        raise ValueError(
+            f"points must be a Parquet file, got {str(path)!r}, which pyarrow does not read as one. Write it again."
+        ) from error
 
 
 def _read_csv(path: Path, as_text: Iterable[str]) -> pd.DataFrame:

@@ -94,7 +94,7 @@ def by_secret(points: pd.DataFrame, secrets: pd.DataFrame, name: str) -> tuple[p
         raise ValueError(f"secrets must have the columns {', '.join(SECRET_COLUMNS)}, got none of {missing}.")
     rows = secrets[secrets["score"] == name]
     if rows.empty:
-        known = sorted(secrets["score"].unique())
+        known = [score for score in score_names(points) if (secrets["score"] == score).any()]
         raise ValueError(
             f"score must have values by secret, got {name!r} without. Those that have: {', '.join(known) or 'none'}."
         )

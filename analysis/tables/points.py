@@ -14,7 +14,7 @@ from analysis.tables.files import read_table
 from analysis.tables.rounded_means import rounded_means
 from search_spaces.configuration import Configuration
 from search_spaces.configuration import exact as exact
-from search_spaces.names import unknown_name
+from search_spaces.names import cell_in_words, familiar, unknown_name
 
 HYPERPARAMETERS = ["batch_size", "num_steps", "learning_rate"]
 REQUIRED_COLUMNS = [*HYPERPARAMETERS, "seed", "utility_loss", "score"]
@@ -23,6 +23,8 @@ _INTEGERS = {"batch_size", "num_steps", "seed"}
 _REALS = ["learning_rate", "utility_loss", "score"]
 _POSITIVE = set(HYPERPARAMETERS)
 _OTHER_ROWS = "other_rows"
+_STATUSES = {"failed", "stopped", "pending", "running", "skipped", "unknown"}
+"""Of rows that have not finished; any other word may be text of somebody's, and is not repeated."""
 _LARGEST_INTEGER = 2**53
 """Whole numbers beyond it are not told apart by doubles."""
 LARGEST = 1e100
@@ -107,7 +109,7 @@ def other_rows(points: pd.DataFrame) -> dict[str, int]:
 
 
 def configuration_means(points: pd.DataFrame) -> pd.DataFrame:
-    """One row per configuration: averages over its seeds (DESIGN: averages over seeds come first).
+    """One row per configuration: averages over its seeds, which are taken before anything else.
 
     Args:
         points: a points table, checked here.
@@ -179,7 +181,7 @@ def _finished(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, int]]:
         return table.copy(), others
     status = table["status"].fillna("unknown").astype(str)
     finished = status == "finished"
-    for name, count in status[~finished].value_counts().items():
+    for name, count in status[~finished].where(status.isin(_STATUSES), "unknown").value_counts().items():
         others[str(name)] = others.get(str(name), 0) + int(count)
     if not finished.any():
         counts = ", ".join(f"{count} {name}" for name, count in sorted(others.items()))
@@ -231,7 +233,8 @@ def numbers(column: pd.Series) -> NDArray[np.float64]:
     except ValueError:
         bad = next(at for at, value in enumerate(column) if not _is_number(value))
         raise ValueError(
-            f"{column.name} must be a number, got {column.iloc[bad]!r} in row {column.index[bad] + 1}. Correct the row."
+            f"{column.name} must be a number, got {cell_in_words(str(column.iloc[bad]))} in row "
+            f"{column.index[bad] + 1}. Correct the row."
         ) from None
 
 
@@ -247,7 +250,7 @@ def _is_number(value: Any) -> bool:
 def _refuse_duplicates(points: pd.DataFrame, by: str | None) -> None:
     """Raise if a (configuration, seed) occurs twice, in one group where there are several."""
     if by is not None and by not in points.columns:
-        raise ValueError(unknown_name("by: the column", by, map(str, points)))
+        raise ValueError(unknown_name("by: the column", by, familiar(points)))
     given = points[points[HYPERPARAMETERS].notna().all(axis=1)]
     repeated = given[given.duplicated([*HYPERPARAMETERS, "seed", *([] if by is None else [by])])]
     if len(repeated):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import ROUND_CEILING, Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -14,6 +15,7 @@ from analysis.tables.points import KEY, configuration_means, configurations, exa
 # A threshold that a user took from another program's mean over a handful of seeds differs from ours by the rounding of
 # its sum: half a unit in the last place of each partial sum, which is no larger than the seeds' total.
 _ROUNDING_ULPS = 4
+_FEWEST_DIGITS = 6
 
 
 def loss_threshold(
@@ -51,8 +53,8 @@ def loss_threshold(
     best_gain = max(b - exact(loss) for b, loss in zip(base, means["utility_loss"], strict=True))
     if best_gain <= 0:
         raise ValueError(
-            f"min_utility_gain must have a gain to share, got at best {float(best_gain):.6g} over the base model. "
-            "Use max_loss, or widen the space."
+            "min_utility_gain must be left out if no configuration is better than the base model, got "
+            f"{min_utility_gain:g} and a best gain of {float(best_gain):.6g}. Use max_loss, or widen the space."
         )
     return np.array([float(b - exact(min_utility_gain) * best_gain) for b in base])
 
@@ -62,6 +64,29 @@ def within(utility_loss: NDArray[np.float64], threshold: NDArray[np.float64]) ->
     scale = np.maximum(np.abs(utility_loss), np.abs(threshold))
     allowed: NDArray[np.bool_] = utility_loss <= threshold + _ROUNDING_ULPS * np.spacing(scale)
     return allowed
+
+
+def shown_threshold(utility_loss: NDArray[np.float64], threshold: float) -> str:
+    """A threshold as it is printed: given to `--max-loss`, it lets in the same losses.
+
+    Args:
+        utility_loss: [m] mean losses of all configurations.
+        threshold: as it is applied.
+    """
+    inside = within(utility_loss, np.full(len(utility_loss), threshold))
+    highest = float(utility_loss[inside].max(initial=threshold))
+    return threshold_text(highest, float(utility_loss[~inside].min(initial=np.inf)))
+
+
+def threshold_text(threshold: float, above: float) -> str:
+    """Round a threshold up to six digits, or to as many more as keep it below the next loss above it."""
+    exact = Decimal(repr(threshold))
+    for digits in range(_FEWEST_DIGITS, 18):
+        place = Decimal(1).scaleb(exact.adjusted() - digits + 1)
+        rounded = exact.quantize(place, rounding=ROUND_CEILING)
+        if rounded < Decimal(repr(above)):
+            return f"{rounded.normalize():f}" if abs(exact.adjusted()) < 7 else f"{rounded.normalize():e}"
+    return repr(threshold)
 
 
 def useful_points(
@@ -104,7 +129,7 @@ def pool_within(means: pd.DataFrame, threshold: NDArray[np.float64]) -> NDArray[
         best = int(loss.argmin())
         raise ValueError(
             f"max_loss must be at least the lowest mean utility_loss, {float(loss[best])!r} of "
-            f"{configurations(means.iloc[[best]])[0]}, got {threshold[best]:.6g}. Raise it, or widen the space."
+            f"{configurations(means.iloc[[best]])[0]}, got {float(threshold[best])!r}. Raise it, or widen the space."
         )
     return pool
 

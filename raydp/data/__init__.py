@@ -1,1 +1,1 @@
-"""What the package carries: the embedded model (`tiny/`, made by `make_tiny`) and the embedded sweep (`demo.yaml`)."""
+"""What the package carries: the embedded model (`tiny/`, made by `tools/make_tiny.py`) and the embedded sweep."""

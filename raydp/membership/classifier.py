@@ -118,7 +118,7 @@ def attack(shadow: Observed, target: Observed) -> dict[str, dict[str, Any]]:
     return results
 
 
-def _gap(target: Observed) -> dict[str, Any]:
+def _gap(target: Observed) -> dict[str, object]:
     scores = (correctness(target.members), correctness(target.nonmembers))
     figure = accuracy_at(*scores, 1.0)
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,24 @@ from numpy.typing import NDArray
 from raydp.membership.classifier import Observed, Outputs
 
 MODELS, PARTS = ("shadow", "target"), ("member", "nonmember")
+_OF_THE_FORMAT = frozenset(
+    [
+        "shadow",
+        "target",
+        "member",
+        "members",
+        "nonmember",
+        "nonmembers",
+        "non",
+        "train",
+        "test",
+        "prob",
+        "probs",
+        "probabilities",
+        "label",
+        "labels",
+    ]
+)
 SUM_TOLERANCE = 0.01
 """A row's sum may be off by this: float16 outputs, or 100 probabilities rounded to 4 decimals, err by half of it."""
 
@@ -76,7 +95,9 @@ def _arrays(path: Path) -> Mapping[str, NDArray[Any]]:
 
 
 def _missing(name: str, others: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, others, n=1)
+    """The name of an array is shown where all its words are of the format: any other may be private."""
+    ours = [other for other in others if _OF_THE_FORMAT.issuperset(re.split(r"[\W_]+", other.lower()))]
+    near = difflib.get_close_matches(name, ours, n=1)
     got = f"{near[0]!r} instead. Rename it" if near else "none of this name. Add it"
     return f"FILE must hold the array {name!r}, got {got}."
 

@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from raydp.methods.regularised import RegularisedClassifier, Regulariser, Seen, look_at
-from raydp.networks import initial_weights
-from raydp.tasks.labelled import ClassificationTask
-from raydp.training.stream import KeyedStream
+from raydp.models.networks import initial_weights
+from raydp.tasks.classification.labelled import ClassificationTask
+from raydp.training.noise.stream import KeyedStream
 from raydp.training.trial import Trainee, TrialPlan
 
 ATTACK_SEED = 0x616476
@@ -32,18 +32,14 @@ class AdversarialRegularization(RegularisedClassifier):
     In appendix B.1 each batch goes to the classifier with probability 1 / (1 + ratio) and else to the attack model. So
     it is here, and num_steps counts the classifier's batches: before each of them the attack model is trained on a
     geometric number of batches of its own.
-
-    Args:
-        strength: λ.
-        warmup_steps: so many steps at the start are of the classifier alone.
-        attack_ratio: batches for the attack model to one of the classifier, on average.
-        attack_learning_rate: of its Adam.
-        attack_width: of its first hidden layer; the others are in proportion. 1024 in Nasr et al.
     """
 
     attack_ratio: Annotated[float, Field(ge=0, le=1000)] = 20.0
+    """Batches for the attack model to one batch for the classifier, on average."""
     attack_learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
+    """Learning rate of the attack model's Adam."""
     attack_width: Annotated[int, Field(ge=16, le=4096)] = 1024
+    """Width of the attack model's first hidden layer; the other layers are in proportion. 1024 in Nasr et al."""
     reference_term: ClassVar[bool] = False
 
     def regulariser(self, plan: TrialPlan, trainee: Trainee, task: ClassificationTask, key: bytes) -> Regulariser:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from raydp.privacy.reference import WeightedSets
-from raydp.sections import Section
-from raydp.training.stream import KeyedStream
-from raydp.training.weights import UnitWeights
+from raydp.privacy.mechanisms.reference import WeightedSets
+from raydp.spec.sections import Section
+from raydp.training.gradients.weights import UnitWeights
+from raydp.training.noise.stream import KeyedStream
 
 if TYPE_CHECKING:
     import torch
 
     from raydp.privacy import NonPrivate, PoissonGaussian
-    from raydp.spec import SweepSpec
+    from raydp.spec.document import SweepSpec
     from raydp.tasks.base import Task, TaskFacts
     from raydp.training.checkpoint import CheckpointStore
     from raydp.training.comm import Comm
@@ -51,7 +51,7 @@ def unit_weights(weight: float | None, task: Task) -> UnitWeights | None:
     if sets is None:
         return None
     shares, counts = sets.shares, (sets.num_training, sets.num_reference)
-    of_unit = np.repeat(np.float32([shares["training"], shares["reference"]]), counts)
+    of_unit = np.repeat(np.array([shares["training"], shares["reference"]], np.float32), counts)
     return UnitWeights(of_unit=of_unit, scale=sets.scale)
 
 

@@ -14,36 +14,18 @@ from raydp.privacy import PoissonGaussian
 from raydp.tasks.base import Task
 from raydp.training import loop
 from raydp.training.checkpoint import CheckpointStore
-from raydp.training.clipping import ClippedGradients
 from raydp.training.comm import Comm
-from raydp.training.correlated import CorrelatedNoise
-from raydp.training.thresholds import AdaptiveClipping, AutomaticClipping, Clipping, gradient_noise_multiplier
+from raydp.training.gradients.clipping import ClippedGradients
+from raydp.training.gradients.thresholds import AdaptiveClipping, AutomaticClipping, Clipping, gradient_noise_multiplier
+from raydp.training.noise.correlated import CorrelatedNoise
 from raydp.training.trial import Trained, Trainee, TrialPlan
 
 if TYPE_CHECKING:
-    from raydp.spec import SweepSpec
+    from raydp.spec.document import SweepSpec
 
 
 class DPSGD(MethodSection):
-    """DP-SGD.
-
-    Args:
-        max_grad_norm: clipping norm c >= 1e-12 of a unit's gradient over all trained parameters; where it adapts, the
-            first step's. Gradients whose squares single precision takes for 0 are far below.
-        clipping: "flat": gradients above c are scaled down to it. "automatic": every gradient is scaled by
-            c / (norm + 0.01) (Bu et al. 2023, AUTO-S); c then only scales the update. "adaptive": flat, and c follows a
-            quantile of the norms (Andrew et al. 2021, Algorithm 1).
-        clip_quantile: adaptive: the share of examples that stays unclipped.
-        clip_learning_rate: adaptive: rate of the geometric update of c.
-        count_noise_multiplier: adaptive: σ_b, standard deviation of the noise on the count of unclipped examples, in
-            examples; batch_size / 20 by default, as in the paper. Above σ / 2.
-        momentum: of torch.optim.SGD.
-        weight_decay: λ; 0 for none.
-        decay: "decoupled": every update first shrinks the weights by the factor 1 - ηλ, as AdamW does (Loshchilov and
-            Hutter 2019). "in_loss": λθ is added to every example's gradient before it is clipped (Guo 2024, section
-            4.1), of a user with m examples m λθ.
-        reference_weight: w of the loss (1 - w) L_T + w L_R over training and reference data (Kaplan et al. 2024,
-            equation 13), for a task with both; without it all examples weigh alike, as with w = N_R / N.
+    """SGD on the clipped gradients of Poisson-sampled batches, with Gaussian noise on their sum (Abadi et al. 2016).
 
     Guarantee:
         The sequence of all updates is the Poisson-subsampled Gaussian mechanism with sample rate b/n and noise
@@ -61,14 +43,30 @@ class DPSGD(MethodSection):
     """
 
     max_grad_norm: Annotated[float, Field(ge=1e-12, le=1e6)] = 0.5
+    """Clipping norm c >= 1e-12 of a unit's gradient over all trained parameters; with clipping `adaptive` the norm of
+    the first step. (Gradients whose squares single precision takes for 0 are far below 1e-12.)"""
     clipping: Literal["flat", "automatic", "adaptive"] = "flat"
+    """`flat`: gradients above c are scaled down to c. `automatic`: every gradient is scaled by c / (norm + 0.01) (Bu et
+    al. 2023, AUTO-S); c then only scales the update. `adaptive`: flat, and c follows a quantile of the norms
+    (Andrew et al. 2021, Algorithm 1)."""
     clip_quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Adaptive clipping: the share of examples that stays unclipped."""
     clip_learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.2
+    """Adaptive clipping: rate of the geometric update of c."""
     count_noise_multiplier: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    """Adaptive clipping: σ_b, the standard deviation of the noise on the count of unclipped examples, in examples. It
+    must be above σ / 2 and is batch_size / 20 by default, as in the paper."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Momentum of torch.optim.SGD; 0 for none."""
     weight_decay: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """λ, the strength of weight decay; 0 for none."""
     decay: Literal["decoupled", "in_loss"] = "decoupled"
+    """`decoupled`: every update first shrinks the weights by the factor 1 - ηλ, as AdamW does (Loshchilov and Hutter
+    2019). `in_loss`: λθ, for a user with m examples m λθ, is added to every unit's gradient before clipping (Guo
+    2024, section 4.1)."""
     reference_weight: Annotated[float, Field(ge=0, le=1)] | None = None
+    """w of the loss (1 - w) L_T + w L_R over training and reference data (Kaplan et al. 2024, equation 13), for a task
+    with both. Without it all examples weigh alike, as with w = N_R / N."""
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> Self:
@@ -96,7 +94,7 @@ class DPSGD(MethodSection):
         """What is not in use is not part of a run's identity: a new option leaves the runs of before as they are."""
         values: dict[str, Any] = handler(self)
         adaptive = ("clip_quantile", "clip_learning_rate", "count_noise_multiplier")
-        unused = () if self.clipping == "adaptive" else adaptive
+        unused: tuple[str, ...] = () if self.clipping == "adaptive" else adaptive
         unused += () if self.weight_decay else ("weight_decay", "decay")
         unused += () if self.reference_weight is not None else ("reference_weight",)
         return {k: v for k, v in values.items() if k not in unused and (k, v) != ("clipping", "flat")}
@@ -219,15 +217,14 @@ class DecayingSGD(torch.optim.SGD):
 class DPAdam(DPSGD):
     """DP-Adam: the privatised gradient of DP-SGD in torch's Adam (Li et al. 2022; Hu et al. 2025, Algorithm 3, prints
     Adam's γ inside the root, torch adds eps outside).
-
-    Args:
-        betas: decay rates of the two moments.
-        eps: added to the root of the second moment.
     """
 
     momentum: Annotated[float, Field(ge=0, le=0)] = 0.0
+    """Must stay 0: Adam has its own moments, see betas."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    """Decay rates of Adam's first and second moment."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the root of the second moment, as in torch."""
 
     def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(

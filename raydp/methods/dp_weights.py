@@ -13,29 +13,23 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 
 from raydp.methods.base import MethodSection, poisson_batch
 from raydp.privacy import NonPrivate
-from raydp.privacy.claimed import WHY_CLAIMED, Formula, claimed_noise_std, claimed_sensitivity
-from raydp.sections import Positive
+from raydp.privacy.mechanisms.claimed import WHY_CLAIMED, Formula, claimed_noise_std, claimed_sensitivity
+from raydp.spec.sections import Positive
 from raydp.tasks.base import Task
 from raydp.training import loop
 from raydp.training.checkpoint import CheckpointStore
-from raydp.training.clipping import ClippedGradients
 from raydp.training.comm import Comm
-from raydp.training.stream import KeyedStream
-from raydp.training.thresholds import Clipping
+from raydp.training.gradients.clipping import ClippedGradients
+from raydp.training.gradients.thresholds import Clipping
+from raydp.training.noise.stream import KeyedStream
 from raydp.training.trial import Trained, Trainee, TrialPlan
 
 if TYPE_CHECKING:
-    from raydp.spec import SweepSpec
+    from raydp.spec.document import SweepSpec
 
 
 class DPWeights(MethodSection):
     """SGD on clipped gradients without noise; then Gaussian noise on every trained weight.
-
-    Args:
-        max_grad_norm: clipping norm C.
-        formula: what the noise is computed by, from the spec's ε and δ: see `claimed_noise_std`.
-        epsilons: ε at which utility and scores are measured besides, of the same training; the model that is kept is
-            that of privacy.target_epsilon.
 
     Guarantee:
         None: its event is NonPrivate. The ε of the spec is what the paper claims, and every record says so.
@@ -45,8 +39,12 @@ class DPWeights(MethodSection):
     claims: ClassVar[bool] = True
 
     max_grad_norm: Annotated[float, Field(ge=1e-12, le=1e6)] = 1.0
+    """Clipping norm C of an example's gradient in training."""
     formula: Formula = "equation_3"
+    """The paper's formula that the noise is computed by, from ε and δ of the spec."""
     epsilons: Annotated[tuple[Positive, ...], Field(max_length=100)] = ()
+    """Further ε at which utility and scores of the same training are measured. The model that is kept has the noise of
+    privacy.target_epsilon."""
 
     @field_validator("epsilons")
     @classmethod

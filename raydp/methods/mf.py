@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 
 from raydp.methods.dp import DPSGD
 from raydp.privacy import PoissonGaussian
-from raydp.privacy.factorisation import banded_square_root
-from raydp.training.stream import KeyedStream
+from raydp.privacy.mechanisms.factorisation import banded_square_root
+from raydp.training.noise.stream import KeyedStream
 from raydp.training.trial import TrialPlan
 
 
@@ -34,11 +34,6 @@ class DPMF(DPSGD):
     C is the square root of the workload of SGD with this momentum and decoupled weight decay, cut to its bands, with
     columns of norm 1 (Kalinin and Lampert 2024); nothing is optimised. One band is DP-SGD, bit for bit.
 
-    Args:
-        num_bands: b̂: the noise of a step leans on that of b̂ - 1 steps before. The units are divided into b̂ groups at
-            random and a step draws from one of them in turn, each unit with probability b̂ b/n; so more bands need
-            a larger σ, and b̂ b <= n, b̂ <= T.
-
     The other arguments are those of DP-SGD, without clipping "adaptive".
 
     Guarantee:
@@ -50,6 +45,9 @@ class DPMF(DPSGD):
     """
 
     num_bands: Annotated[int, Field(ge=1, le=1024)] = 4
+    """b̂: the noise of a step depends on the noise of the b̂ - 1 steps before. The units are divided into b̂ groups at
+    random and a step draws from one group in turn, each unit with probability b̂ b/n. More bands need a larger σ,
+    and b̂ b <= n, b̂ <= T; 1 is DP-SGD."""
 
     @model_validator(mode="after")
     def _the_threshold_stays(self) -> Self:

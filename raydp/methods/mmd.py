@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from raydp.methods.regularised import RegularisedClassifier, Regulariser, Seen
-from raydp.tasks.labelled import ClassificationTask
+from raydp.tasks.classification.labelled import ClassificationTask
 from raydp.training.trial import Trainee, TrialPlan
 
 SMALLEST = 1e-12
@@ -21,15 +21,11 @@ class MMDRegularization(RegularisedClassifier):
     The classes are those that occur in both parts of the batch: for the others there is nothing to compare. The batch
     must be large enough that most do (Kaplan et al. 2024, appendix B.2, use 512 for 100 classes).
 
-    Args:
-        strength: λ.
-        warmup_steps: so many steps at the start are without the regulariser.
-        kernel_variance: of the Gaussian kernel exp(-‖p - q‖² / (2 variance)); 1 in appendix B.2.
-
     Source: Kaplan et al. 2024, equation 9 and appendix B.2: the norm itself, not its square.
     """
 
     kernel_variance: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """Variance of the Gaussian kernel exp(-‖p - q‖² / (2 variance)); 1 in Kaplan et al. 2024, appendix B.2."""
 
     def regulariser(self, plan: TrialPlan, trainee: Trainee, task: ClassificationTask, key: bytes) -> Regulariser:
         return _MeanDiscrepancy(self.kernel_variance)

@@ -15,25 +15,23 @@ from raydp.privacy import NonPrivate as NonPrivateEvent
 from raydp.tasks.base import Task
 from raydp.training import loop
 from raydp.training.checkpoint import CheckpointStore
-from raydp.training.clipping import ClippedGradients
 from raydp.training.comm import Comm
+from raydp.training.gradients.clipping import ClippedGradients
+from raydp.training.gradients.thresholds import Clipping
+from raydp.training.gradients.weights import UnitWeights
 from raydp.training.sharding import is_sharded
-from raydp.training.thresholds import Clipping
 from raydp.training.trial import Trained, Trainee, TrialPlan
-from raydp.training.weights import UnitWeights
 
 
 class NonPrivate(MethodSection):
-    """Adam or SGD on the same Poisson-sampled batches. ε is infinite.
-
-    Args:
-        optimizer_name: "adam" or "sgd".
-    """
+    """Adam or SGD on the same Poisson-sampled batches. ε is infinite."""
 
     private: ClassVar[bool] = False
 
     optimizer_name: Literal["adam", "sgd"] = "adam"
+    """The optimizer, `adam` or `sgd`."""
     max_grad_norm: None = None
+    """Must stay null: gradients are not clipped."""
 
     def event(self, plan: TrialPlan, noise_multiplier: float) -> NonPrivateEvent:
         return NonPrivateEvent()

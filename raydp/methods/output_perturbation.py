@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from raydp.methods.base import MethodSection
-from raydp.networks import NetworkName
+from raydp.models.networks import NetworkName
 from raydp.privacy import PoissonGaussian
 from raydp.tasks.base import Task
-from raydp.tasks.labelled import ClassificationTask
+from raydp.tasks.classification.labelled import ClassificationTask, LabelledBatch
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
-from raydp.training.lattice import LATTICE_SHARE, NOISE_WIDENING, add_lattice_noise, lattice_step
 from raydp.training.logistic import LogisticDescent
-from raydp.training.stream import KeyedStream
+from raydp.training.noise.lattice import LATTICE_SHARE, NOISE_WIDENING, add_lattice_noise, lattice_step
+from raydp.training.noise.stream import KeyedStream
 from raydp.training.trial import Paused, Trained, Trainee, TrialPlan
 
 if TYPE_CHECKING:
-    from raydp.spec import SweepSpec
+    from raydp.spec.document import SweepSpec
 
 
 ROUNDING = NOISE_WIDENING - 1 - LATTICE_SHARE
@@ -36,10 +36,6 @@ class OutputPerturbation(MethodSection):
     Training takes T steps of constant η. A random order cuts the n places of the data set into batches of b, which are
     used in turn; every example is used once a pass, ⌈T b / n⌉ times at most. See `LogisticDescent`.
 
-    Args:
-        max_input_norm: R; in training, inputs of a larger L2 norm are scaled down to it.
-        weight_decay: λ of λ/2 ‖θ‖², over all weights and biases; the larger, the less one example can move them.
-
     Guarantee:
         Noise of std σ Δ on every weight, Δ the sensitivity of the trained weights, is one Gaussian mechanism of noise
         multiplier σ: its (ε, δ) holds for one example added or removed, in a data set of at most n, whose other places
@@ -51,7 +47,9 @@ class OutputPerturbation(MethodSection):
     max_grad_norm: ClassVar[None] = None
 
     max_input_norm: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
+    """R: in training, inputs of a larger L2 norm are scaled down to it."""
     weight_decay: Annotated[float, Field(ge=0, le=1e3)] = 1e-2
+    """λ of λ/2 ‖θ‖², over all weights and biases; with a larger λ one example moves the weights less."""
 
     def check(self, spec: SweepSpec, task: Task) -> None:
         """It trains a linear network, which has neither adapter nor shards, on labelled examples and to its end."""
@@ -139,7 +137,7 @@ class OutputPerturbation(MethodSection):
             if trainee.pause_fn is not None and trainee.pause_fn():
                 return None
             places = np.sort(order[descent.places(step)])
-            batch: Any = task.batch(places[places < present]).to(comm.device)
+            batch = cast(LabelledBatch, task.batch(places[places < present]).to(comm.device))
             loss, drawn = descent.step(theta, batch), len(batch.labels)
             history.append({"step": step, "drawn": drawn, **({"loss": loss / drawn} if drawn else {})})
             if trainee.progress is not None:

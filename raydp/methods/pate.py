@@ -11,22 +11,22 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from raydp import models
 from raydp.methods.base import MethodSection, poisson_batch
 from raydp.methods.nonprivate import plain_rule
+from raydp.models import base_models as models
 from raydp.privacy import PoissonGaussian
 from raydp.tasks.base import Task
-from raydp.tasks.labelled import ClassificationTask, LabelledExamples
+from raydp.tasks.classification.labelled import ClassificationTask, LabelledExamples
 from raydp.training import loop
+from raydp.training.aggregation.prompted import Prompting
+from raydp.training.aggregation.teachers import Teachers, Teaching, collect_votes
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
-from raydp.training.prompted import Prompting
-from raydp.training.stream import KeyedStream
-from raydp.training.teachers import Teachers, Teaching, collect_votes
+from raydp.training.noise.stream import KeyedStream
 from raydp.training.trial import Trained, Trainee, TrialPlan
 
 if TYPE_CHECKING:
-    from raydp.spec import SweepSpec
+    from raydp.spec.document import SweepSpec
 
 OF_TRAINED = ("teacher_steps", "teacher_batch_size", "teacher_learning_rate")
 OF_PROMPTED = ("num_demonstrations",)
@@ -40,17 +40,6 @@ class PATE(MethodSection):
     they vote, and what is released is the class with the most votes after Gaussian noise on every count (GNMax).
     The student is trained on these answers by Adam with the (b, T, η) of the configuration, which costs no privacy: b
     is of the num_queries answers at most.
-
-    Args:
-        teachers: "trained", or "prompted" in a task of text classification: the base model, which is not trained.
-        num_teachers: m.
-        num_queries: public inputs that the teachers are asked about, the first ones.
-        threshold: Confident-GNMax: only an input is answered of which the largest count, after noise of its own, is at
-            least this.
-        threshold_noise: σ1 / σ2, the noise of that check over the noise of an answer.
-        teacher_steps, teacher_batch_size, teacher_learning_rate: of a teacher's training by Adam; the whole shard in a
-            step without a batch size. Not of prompted ones.
-        num_demonstrations: examples that a prompted teacher shows the model, at most.
 
     Guarantee:
         One example added or removed changes one teacher, and so moves one vote of each query: the counts by sqrt(2),
@@ -67,14 +56,25 @@ class PATE(MethodSection):
     costs_its_steps: ClassVar[bool] = False
 
     teachers: Literal["trained", "prompted"] = "trained"
+    """`trained`: every teacher is trained on its own examples. `prompted`, in a task of text classification: the base
+    model, which is not trained, reads some of them."""
     num_teachers: Annotated[int, Field(ge=2, le=100_000)] = 50
+    """m, the number of teachers that the training examples are divided among."""
     num_queries: Annotated[int, Field(ge=1, le=10_000_000)] = 100
+    """Number of public inputs that the teachers are asked about; the first ones are taken."""
     threshold: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Confident-GNMax: an input is answered only if its largest count of votes, after noise of its own, is at least
+    this."""
     threshold_noise: Annotated[float, Field(ge=1e-3, le=1e3)] | None = None
+    """Confident-GNMax: σ1 / σ2, the noise of that check over the noise of an answer."""
     teacher_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 100
+    """Steps of a teacher's training by Adam; prompted teachers take none."""
     teacher_batch_size: Annotated[int, Field(ge=1)] | None = None
+    """Batch size of a teacher's training; without it every step takes the teacher's whole shard."""
     teacher_learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.01
+    """Learning rate of a teacher's training by Adam."""
     num_demonstrations: Annotated[int, Field(ge=1, le=1000)] = 4
+    """Examples that a prompted teacher shows the model, at most."""
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> Self:
@@ -106,8 +106,7 @@ class PATE(MethodSection):
 
     def check(self, spec: SweepSpec, task: Task) -> None:
         """It asks about public inputs of a task of classification, and every worker holds a whole network."""
-        public = task.public if isinstance(task, ClassificationTask) else None
-        if public is None:
+        if not isinstance(task, ClassificationTask) or task.public is None:
             raise ValueError(
                 f"task.name must be a task with public inputs for method pate, got {spec.task.name!r}. Write {{name: "
                 "with_public, of: {name: digits}}."
@@ -122,10 +121,10 @@ class PATE(MethodSection):
                 f"method.num_teachers must be <= num_examples {task.facts().num_units}, got {self.num_teachers}: each "
                 "learns from examples of its own. Lower it."
             )
-        if self.num_queries > len(public):
+        if self.num_queries > len(task.public):
             raise ValueError(
-                f"method.num_queries must be <= the task's {len(public)} public inputs, got {self.num_queries}. Lower "
-                "it, or raise task.fraction."
+                f"method.num_queries must be <= the task's {len(task.public)} public inputs, got {self.num_queries}. "
+                "Lower it, or raise task.fraction."
             )
         if spec.cluster.sharding == "full":
             raise ValueError(

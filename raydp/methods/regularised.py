@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from raydp.methods.nonprivate import NonPrivate
 from raydp.tasks.base import Task
-from raydp.tasks.labelled import ClassificationTask
+from raydp.tasks.classification.labelled import ClassificationTask
 from raydp.training import joint
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
@@ -22,7 +22,7 @@ from raydp.training.sharding import is_sharded
 from raydp.training.trial import Trained, Trainee, TrialPlan
 
 if TYPE_CHECKING:
-    from raydp.spec import SweepSpec
+    from raydp.spec.document import SweepSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +51,12 @@ class RegularisedClassifier(NonPrivate):
 
     A step draws examples of both sets, each with probability b / N; the loss is the mean over the drawn training
     examples. ε is infinite.
-
-    Args:
-        strength: λ >= 0.
-        warmup_steps: so many steps at the start are without the regulariser.
     """
 
     strength: Annotated[float, Field(ge=0, le=1e6)]
+    """λ >= 0, the weight of the regulariser in the loss."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Number of steps at the start that train the classifier without the regulariser."""
 
     def check(self, spec: SweepSpec, task: Task) -> None:
         """Raise ValueError if the task is not one of classification with reference data."""
@@ -71,18 +69,18 @@ class RegularisedClassifier(NonPrivate):
     def train(
         self, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm, key: bytes, store: CheckpointStore | None
     ) -> Trained:
-        task = classification(task)
+        classes = classification(task)
         if is_sharded(trainee.model):
             raise ValueError("cluster.sharding must be none for this method, got full. Leave it out.")
         optimizer = self.optimizer(plan, list(trainee.parameters.values()))
-        regulariser = self.regulariser(plan, trainee, task, key)
+        regulariser = self.regulariser(plan, trainee, classes, key)
 
         def step_fn(step: int) -> dict[str, float]:
             regularised = step >= self.warmup_steps and self.strength > 0
             if regularised:
                 regulariser.prepare(step)
             units = self.batch_indices(plan, key, step)
-            training, reference = look_at(trainee, task, units)
+            training, reference = look_at(trainee, classes, units)
             if not len(training):
                 return {"drawn": float(len(units))}
             loss = objective = F.cross_entropy(training.logits, training.labels)

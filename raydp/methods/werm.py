@@ -13,18 +13,18 @@ from pydantic import Field
 from raydp.methods.base import unit_weights, weighted_sets
 from raydp.methods.nonprivate import NonPrivate
 from raydp.tasks.base import Task
-from raydp.tasks.examples import batches_by_length
+from raydp.tasks.text.examples import batches_by_length
 from raydp.training import sharding
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
+from raydp.training.gradients.weights import UnitWeights
 from raydp.training.loop import losses_of
 from raydp.training.trial import Trained, Trainee, TrialPlan
-from raydp.training.weights import UnitWeights
 
 EVALUATED_TOKENS = 1024
 
 if TYPE_CHECKING:
-    from raydp.spec import SweepSpec
+    from raydp.spec.document import SweepSpec
 
 
 class WeightedRiskMinimization(NonPrivate):
@@ -35,19 +35,15 @@ class WeightedRiskMinimization(NonPrivate):
     dp_sgd or dp_adam with a reference_weight.
 
     WERM-ES (section 4.3.1) is WERM with fewer steps: a smaller num_steps.
-
-    Args:
-        reference_weight: w in [0, 1]; larger protects the training data more and the reference data less. A set of
-            weight 0 takes no part.
-        keep_best_of: so many times, evenly spaced and the last at the end, the loss on the task's held-out data is
-            looked at, and the weights with the lowest are kept. The held-out data, from which utility and the
-            non-members of membership inference come, then take part in the choice: utility is the best of so many
-            looks, and the model depends on them. 1 keeps the last weights and looks at nothing. A run with more than 1
-            starts again when it is interrupted.
     """
 
     reference_weight: Annotated[float, Field(ge=0, le=1)]
+    """w in [0, 1]: a larger weight protects the training data more and the reference data less. A set of weight 0 takes
+    no part."""
     keep_best_of: Annotated[int, Field(ge=1, le=1000)] = 1
+    """How often, evenly spaced and with the last at the end, the loss on held-out data is measured; the weights with
+    the lowest loss are kept. Utility and non-members come from the same held-out data, so with more than 1 the
+    model depends on them. 1 keeps the last weights. With more than 1 an interrupted run starts again."""
 
     def check(self, spec: SweepSpec, task: Task) -> None:
         """Raise ValueError if the task has no reference data."""

@@ -126,7 +126,7 @@ class Searcher:
 
 def find_in_corpus(
     needles: Needles, files: Sequence[Path], *, progress: Callable[[str], None] = lambda step: None
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Look for data in public text.
 
     A sample is found where the whole of it stands in a document, whatever the white space; a document is a row of a

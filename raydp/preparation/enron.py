@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from raydp.preparation.mail_files import read_mails
-from raydp.tasks.enron import unwanted
 from raydp.tasks.secrets import verbatim_texts
+from raydp.tasks.text.enron import unwanted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,7 +52,7 @@ def prepare_enron(
     secrets: Sequence[Secret] = (),
     *,
     progress: Callable[[str], None] = lambda step: None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Write JSON Lines (gzipped) with `content`, `sender` and `split` (train, validation or test).
 
     1: contents that occurred before are left out. 2: mails stay whose sender is among the most frequent senders (of
@@ -102,7 +102,7 @@ def prepare_enron(
     return notes
 
 
-def _none_left(notes: dict[str, Any]) -> str:
+def _none_left(notes: dict[str, object]) -> str:
     """Where the mails went."""
     distinct, frequent = notes["after_step_1_distinct"], notes["after_step_2_frequent_senders"]
     remedy = "Raise --top, or check that they have From and To" if not frequent else "Lower --min-tokens or a fraction"
@@ -113,7 +113,7 @@ def _none_left(notes: dict[str, Any]) -> str:
 
 
 def _deduplicate(
-    raw: Path, spool: Path, notes: dict[str, Any], progress: Callable[[str], None]
+    raw: Path, spool: Path, notes: dict[str, object], progress: Callable[[str], None]
 ) -> tuple[Counter[str], Counter[str]]:
     """Step 1: write the distinct mails; returns how often each address sent and received them."""
     seen: set[bytes] = set()
@@ -143,7 +143,7 @@ def _select(
     tokenizer: PreTrainedTokenizerBase,
     options: EnronOptions,
     secrets: Sequence[Secret],
-    notes: dict[str, Any],
+    notes: dict[str, object],
     progress: Callable[[str], None],
 ) -> None:
     """Steps 2 to 4 on the distinct mails."""

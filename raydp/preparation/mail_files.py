@@ -123,7 +123,7 @@ def _archive(path: Path) -> Iterator[bytes]:
                 if rest.strip(b"\0"):
                     raise tarfile.ReadError("a damaged header before its end")
     except (tarfile.ReadError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise ValueError(f"RAW must be a whole tar archive, got {path.name}: {error}. Copy it again.") from error
+        raise ValueError(f"RAW must be a whole tar archive, got another file, {path.name}. Copy it again.") from error
 
 
 def _unpacked(path: Path) -> IO[bytes]:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raydp.scores.generation import Sampling, sample_continuations, stop_tokens, uniforms
-from raydp.tasks.qa import Row
+from raydp.scores.language.generation import Sampling, sample_continuations, stop_tokens, uniforms
 from raydp.tasks.reading import read_json_rows, read_rows, string_of
-from raydp.tasks.variants import text_digest
+from raydp.tasks.text.qa import Row
+from raydp.tasks.text.variants import text_digest
 
 if TYPE_CHECKING:
-    from raydp.models import LoadedModel
+    from raydp.models.base_models import LoadedModel
 
 SYSTEM_PROMPT = (
     "You are an expert at paraphrasing. Always respond with a reworded version of the input that: 1) differs from the "
@@ -151,18 +151,25 @@ def _done(output: Path, rows: Sequence[Row], options: ParaphraseOptions, model_n
         return set()
     _drop_cut_line(output)
     wanted = options.identity(model_name)
-    done = set()
+    done = set[int]()
     for line, entry in read_json_rows(output, "--output"):
-        row = entry.get("row")
-        own = type(row) is int and 0 <= row < len(rows) and entry.get("of") == text_digest(rows[row].answer)
+        row = _own_row(entry, rows)
         same = {k: entry.get(k) for k in wanted} == wanted and len(entry.get("paraphrases", ())) >= options.num
-        if not own or not same:
+        if row is None or not same:
             raise ValueError(
                 f"--output must be a new file or one of the same data, model and options, got another one in "
                 f"{output.name}, line {line}. Choose another name."
             )
         done.add(row)
     return done
+
+
+def _own_row(entry: Mapping[str, object], rows: Sequence[Row]) -> int | None:
+    """The row that a line is of; None where it is of other data."""
+    row = entry.get("row")
+    if type(row) is int and 0 <= row < len(rows) and entry.get("of") == text_digest(rows[row].answer):
+        return row
+    return None
 
 
 def _drop_cut_line(path: Path) -> None:

@@ -1,18 +1,24 @@
 """The only room that computes an ε: events, accountants, calibration, profiles and privacy records. No torch."""
 
-from raydp.privacy.accountants import Accountant, AccountantError, PLDAccountant, PRVAccountant, RDPAccountant
-from raydp.privacy.attack import AttackBounds, attack_bounds
-from raydp.privacy.calibration import Calibration, CalibrationRequest, calibrate, calibrate_many
-from raydp.privacy.card import card_markdown, remarks
-from raydp.privacy.events import Event, NonPrivate, PoissonGaussian, PrivacyTarget
-from raydp.privacy.guarantee import attack_summary, composed, guarantee, profile_rows
-from raydp.privacy.one_run import Guesses, OneRunBound, one_run_bound, one_run_p_value
-from raydp.privacy.profile import profile
-from raydp.privacy.record import composed_epsilon, privacy_record
-from raydp.privacy.reference import WeightedSets, data_sets_record, epsilons_of_sets, excess_risk_bounds
-from raydp.privacy.search import CalibrationError
-from raydp.privacy.selection import SelectionCalibration, calibrate_selection, selection_guarantee
-from raydp.privacy.tuning import NumRuns, PoissonRuns, TruncatedNegativeBinomial, tuned_epsilon
+from raydp.privacy.accounting.accountants import (
+    Accountant,
+    AccountantError,
+    PLDAccountant,
+    PRVAccountant,
+    RDPAccountant,
+)
+from raydp.privacy.accounting.attack import AttackBounds, attack_bounds
+from raydp.privacy.accounting.calibration import Calibration, CalibrationRequest, calibrate, calibrate_many
+from raydp.privacy.accounting.events import Event, NonPrivate, PoissonGaussian, PrivacyTarget
+from raydp.privacy.accounting.profile import profile
+from raydp.privacy.accounting.root_search import CalibrationError
+from raydp.privacy.mechanisms.one_run import Guesses, OneRunBound, one_run_bound, one_run_p_value
+from raydp.privacy.mechanisms.private_selection import SelectionCalibration, calibrate_selection, selection_guarantee
+from raydp.privacy.mechanisms.reference import WeightedSets, data_sets_record, epsilons_of_sets, excess_risk_bounds
+from raydp.privacy.mechanisms.tuning import NumRuns, PoissonRuns, TruncatedNegativeBinomial, tuned_epsilon
+from raydp.privacy.records.card import card_markdown, remarks
+from raydp.privacy.records.guarantee import attack_summary, composed, guarantee, profile_rows
+from raydp.privacy.records.record import composed_epsilon, privacy_record
 
 __all__ = [
     "Accountant",

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
-from pydantic import BaseModel, ConfigDict
+
+from raydp.spec.sections import Section
 
 if TYPE_CHECKING:
-    from raydp.models import LoadedModel
+    from raydp.models.base_models import LoadedModel
     from raydp.tasks.base import Task
 
 
@@ -111,19 +112,17 @@ class Score(Protocol):
         """Smallest and largest value that the score can take."""
 
 
-class OneByOne(BaseModel):
+class OneByOne(Section):
     """The base of scores that measure every model by itself: no unknown parameters, and a loop over the models."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     def measure_many(
-        self, models: ModelSet, task: Task, *, seed: int, context: Context
+        self: Score, models: ModelSet, task: Task, *, seed: int, context: Context
     ) -> Iterator[tuple[str, Measurement]]:
         """Measure one after another."""
         left = [i for i, name in enumerate(models.names) if name not in context.done]
         for finished, index in enumerate(left, start=1):
             with models.loaded(index) as model:
-                yield models.names[index], measured(self, model, task, seed=seed)  # type: ignore[arg-type]
+                yield models.names[index], measured(self, model, task, seed=seed)
             if context.progress is not None:
                 context.progress(finished, len(left))
 

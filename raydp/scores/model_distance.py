@@ -5,23 +5,28 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from raydp.adapters import causal_model
+from raydp.models.adapters import causal_model
+from raydp.models.virtual_tokens import reading
 from raydp.scores.base import Context, Measurement, ModelSet
-from raydp.scores.decoding import evaluating
-from raydp.tasks.examples import batches_by_length
-from raydp.tasks.labelled import ClassificationTask
-from raydp.tasks.token_loss import IGNORE
-from raydp.virtual_tokens import reading
+from raydp.scores.language.decoding import evaluating
+from raydp.spec.sections import Section
+from raydp.tasks.classification.labelled import ClassificationTask
+from raydp.tasks.text.examples import batches_by_length
+from raydp.tasks.text.token_loss import IGNORE
 
 if TYPE_CHECKING:
-    from raydp.models import LoadedModel
+    from peft import PeftModel
+    from peft.tuners.lora import LoraLayer
+    from torch import nn
+
+    from raydp.models.base_models import LoadedModel
     from raydp.tasks.base import Batch, Task
 
 HELD_BYTES = 2**32
@@ -31,28 +36,25 @@ Weights = dict[str, tuple[torch.Tensor, torch.Tensor] | torch.Tensor]
 """Name -> a trained tensor, or the two factors of an update, [out, r] with its scale and [r, in]."""
 
 
-class ModelDistance(BaseModel):
+class ModelDistance(Section):
     """A model's mean distance to the other models of its set.
 
     Not a measure of leakage by itself: it answers whether models of different scores are simply far apart. Mean
     pairwise distance of the set: `mean_pairwise` in the details of every measurement.
-
-    Args:
-        kind: "parameter": the l2 distance of the effective weights, all together; of a LoRA adapter that of its updates
-            scale · B A. "functional": the mean, over held-out examples and then over each one's target positions, of
-            the l2 distance of the two softmaxes over the vocabulary (Eq. 1).
-        max_examples: functional: held-out examples that are drawn (by the seed); None takes all.
 
     There is no standard error: the distances of one set are not independent.
 
     Source: Hu et al. 2025, App. C.2, Eq. (1).
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     of_a_set: ClassVar[bool] = True
 
     kind: Literal["parameter", "functional"] = "functional"
+    """`parameter`: the l2 distance of the effective weights, all together; of a LoRA adapter the distance of its
+    updates scale · B A. `functional`: the mean, over held-out examples and over the target positions of each, of
+    the l2 distance of the two softmaxes over the vocabulary (Eq. 1)."""
     max_examples: int | None = Field(256, ge=1)
+    """Kind `functional`: held-out examples that are drawn (by the seed); null takes all."""
 
     def check(self, task: Task) -> None:
         """Raise ValueError if the task is one of classification and the kind is of distributions over all tokens."""
@@ -144,7 +146,7 @@ def functional_distances(
     number = len(models.names)
     lengths = task.heldout_lengths()[examples]
     with models.loaded(0) as first:
-        row_bytes = 4 * number * causal_model(first.model).config.vocab_size
+        row_bytes: int = 4 * number * causal_model(first.model).config.vocab_size
     total = np.zeros((number, number))
     for positions in batches_by_length(lengths, max(1, held_bytes // row_bytes)):
         batch = task.heldout_batch(examples[positions])
@@ -169,21 +171,23 @@ def target_probabilities(loaded: LoadedModel, batch: Batch) -> torch.Tensor:
     with evaluating(loaded.model):
         read = reading(loaded.model, batch.input_ids)
         logits = read.model(**read.inputs, use_cache=False).logits[:, read.columns : -1]
-        return logits[batch.labels[:, 1:] != IGNORE].float().softmax(dim=-1).clone()
+        probabilities: torch.Tensor = logits[batch.labels[:, 1:] != IGNORE].float().softmax(dim=-1).clone()
+        return probabilities
 
 
 def effective_weights(loaded: LoadedModel) -> Weights:
     """What was trained, as it acts on the model; of a LoRA layer the factors of its update, scale · B and A."""
-    model: Any = loaded.model
-    if not hasattr(model, "peft_config"):
-        return {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
+    if not hasattr(loaded.model, "peft_config"):
+        return {name: p.detach().cpu().clone() for name, p in loaded.model.named_parameters()}
+    model = cast("PeftModel", loaded.model)
     if model.active_peft_config.is_prompt_learning:
         return {n: p.detach().cpu().clone() for n, p in model.named_parameters() if "prompt_encoder." in n}
     adapter, weights = model.active_adapter, Weights()
-    for name, layer in model.named_modules():
-        if adapter not in getattr(layer, "lora_A", {}):
+    for name, module in model.named_modules():
+        if adapter not in getattr(module, "lora_A", {}):
             continue
-        down, up = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
+        layer = cast("LoraLayer", module)
+        down, up = (cast("nn.Linear", factors[adapter]).weight for factors in (layer.lora_A, layer.lora_B))
         assert down.dim() == 2, "the LoRA layers that raydp trains are linear"
         weights[name] = (up.detach().cpu() * layer.scaling[adapter], down.detach().cpu().clone())
     return weights
@@ -204,7 +208,7 @@ def _square(
     if isinstance(one, torch.Tensor):
         assert isinstance(other, torch.Tensor)
         return float((one.double() - other.double()).square().sum())
-    (up, down), (other_up, other_down) = ((b.double(), a.double()) for b, a in (one, other))  # type: ignore[misc]
+    (up, down), (other_up, other_down) = ((b.double(), a.double()) for b, a in (one, other))
     left = torch.linalg.qr(torch.cat([up - other_up, other_up], dim=1), mode="r").R
     right = torch.linalg.qr(torch.cat([down, down - other_down]).T, mode="r").R
     return float((left @ right.T).square().sum())

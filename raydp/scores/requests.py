@@ -6,11 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
-from raydp.plugins import Plugin, resolve_plugin
-from raydp.reading_yaml import parse_yaml, read_yaml
+from raydp.io.yaml import parse_yaml, read_yaml
+from raydp.plugins import registries
+from raydp.plugins.described import Plugin, resolve_plugin
+from search_spaces.names import kind_of
 
 LABEL = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
 """What a label may be: it is a part of column names, of MLflow's metric names and of paths, which have limits."""
@@ -47,18 +49,35 @@ def requests_from(
     """
     if (names is None) == (file is None):
         raise ValueError("--score or --scores must be given, got both or none. Name scores, or give one file.")
+    written: Sequence[object]
     if file is not None:
         if params or label is not None:
             raise ValueError("--param and --label must be left out with --scores. Write them into the file.")
         written = _read(file)
     else:
         written = _named([name.strip() for name in str(names).split(",")], params, label)
+    return requests_of(written, of_a_file=file is not None)
+
+
+def requests_of(written: Sequence[object], *, of_a_file: bool = False) -> list[ScoreRequest]:
+    """The scores of a list of {name, label (optional), **parameters}.
+
+    Args:
+        of_a_file: what does not look like a score is not shown: the file may be another one.
+
+    Raises:
+        ValueError: a name is unknown, a parameter is wrong, or a label is used twice; names each mistake.
+    """
     problems: list[str] = []
     asked = []
     for position, entry in enumerate(written):
         field = f"scores[{position}]"
         if not isinstance(entry, Mapping):
-            problems.append(f"{field} must be a mapping with a name, got {entry!r}. Write `- name: vmr`.")
+            problems.append(f"{field} must be a mapping with a name, got {kind_of(entry)}. Write `- name: vmr`.")
+            continue
+        if of_a_file and not _names_a_score(entry.get("name")):
+            known = ", ".join(registries.names("scores"))
+            problems.append(f"{field}.name must be the name of a score, got another. Known: {known}.")
             continue
         called = entry.get("label", entry.get("name"))
         plugin = resolve_plugin("scores", field, {k: v for k, v in entry.items() if k != "label"}, problems)
@@ -76,18 +95,24 @@ def requests_from(
     return asked
 
 
-def _read(file: Path) -> list[Any]:
-    content = read_yaml(file, "--scores")
+def _names_a_score(name: object) -> bool:
+    """Whether an entry of a file is meant as a score: its name is one, but for a slip. Others are not shown."""
+    known = registries.names("scores")
+    return isinstance(name, str) and (name in known or bool(get_close_matches(name, known, n=1, cutoff=0.5)))
+
+
+def _read(file: Path) -> list[object]:
+    content: object = read_yaml(file, "--scores")
     if not isinstance(content, list) or not content:
-        raise ValueError(f"--scores must be a list of scores, got {type(content).__name__}. Write `- name: vmr`.")
+        raise ValueError(f"--scores must be a list of scores, got {kind_of(content)}. Write `- name: vmr`.")
     return content
 
 
-def _named(names: list[str], params: Sequence[str], label: str | None) -> list[Any]:
+def _named(names: list[str], params: Sequence[str], label: str | None) -> list[dict[str, object]]:
     """What the options say, in the form of a file."""
     if label is not None and len(names) > 1:
         raise ValueError(f"--label must go with one score, got {len(names)}. Use --scores FILE.yaml for several.")
-    entries: dict[str, dict[str, Any]] = {name: {"name": name} for name in names}
+    entries: dict[str, dict[str, object]] = {name: {"name": name} for name in names}
     if len(entries) < len(names):
         raise ValueError(f"--score must name each score once, got {', '.join(names)}. Use --scores FILE.yaml.")
     if label is not None:

@@ -11,8 +11,23 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.selection.default import DEFAULT_RULE
 from analysis.tables.points import KEY
 from search_spaces import Configuration
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """What a search by Optuna is told of a configuration that has finished.
+
+    Attributes:
+        utility_loss, score: means over its seeds.
+        exceeds: name of a bound -> by how much it is exceeded, in the bound's unit; at most 0 where it is kept.
+    """
+
+    utility_loss: float
+    score: float
+    exceeds: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +43,7 @@ class Goal:
             bound rules out before it runs (σ, ε, compute) is no candidate.
     """
 
-    rule: str = "procedure"
+    rule: str = DEFAULT_RULE
     max_loss: float | None = None
     min_utility_gain: float | None = None
     base_utility_loss: float | None = None

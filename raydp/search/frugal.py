@@ -14,7 +14,7 @@ from analysis.selection.rules import Layout, choose
 from analysis.surface.prediction import FEWEST, Fitted
 from analysis.tables.points import configuration_means
 from raydp.search.base import Goal, Proposal, SearchState, known
-from raydp.sections.base import Section
+from raydp.spec.sections.base import Section
 from search_spaces import Configuration
 
 Array = NDArray[np.float64]
@@ -42,7 +42,7 @@ class _Outlook:
         shape = (len(self.allowed), *extra, members.shape[-1])
         loss, score = self.layout.utility_loss.reshape(shape), self.layout.score.reshape(shape)
         pools = self.allowed.reshape(shape) & members
-        nobody = ~pools.any(axis=-1)
+        nobody = np.asarray(~pools.any(axis=-1))
         filled = np.where(nobody[..., None], True, pools)  # a rule needs a member; its answer is replaced
         stacked = replace(self.layout, utility_loss=loss, score=score)
         chosen = choose(self.rule, stacked, filled)
@@ -59,22 +59,20 @@ class FrugalSearch(Section):
     more: the mean difference of their scores, per unit of compute C = b·T, is what a candidate is worth. The search
     ends when the probability that any one candidate would improve the selected score by more than `tolerance` is below
     `stop_probability`. That probability is the surfaces' own: it knows nothing of what they cannot follow.
-
-    Attributes:
-        stop_probability: of a candidate left that would win.
-        tolerance: a win is an improvement by more than this share of the selected score's size.
-        initial: configurations that are run before the first surfaces, cheap ones that lie far apart.
-        max_cost_share: of the whole space's compute; what is left over is not run.
-        num_draws: of the surfaces.
-        seed: of the draws.
     """
 
     stop_probability: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """The search ends when the probability that one more configuration would win is below this."""
     tolerance: Annotated[float, Field(ge=0)] = 0.05
+    """A win is an improvement by more than this share of the selected score's size."""
     initial: Annotated[int, Field(ge=FEWEST)] = 5
+    """Configurations that are run before the first surfaces are fitted: cheap ones that lie far apart."""
     max_cost_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the compute of the whole space that may be spent; what is left over is not run."""
     num_draws: Annotated[int, Field(ge=50)] = 400
+    """Number of draws of the fitted surfaces; more draws make the estimate of a win steadier and slower."""
     seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of the draws of the surfaces."""
 
     def propose(self, state: SearchState, goal: Goal, count: int) -> Proposal:
         """See `Search`."""
@@ -120,7 +118,8 @@ class FrugalSearch(Section):
         count: int,
     ) -> Proposal:
         """One after another, each as if those before it were in; the end where none may win."""
-        members, chosen = taken.copy(), []
+        members = taken.copy()
+        chosen: list[Configuration] = []
         left_over = self.max_cost_share * cost.sum() - cost[taken].sum()
         while len(chosen) < count and (left := np.flatnonzero(~members & affordable & (cost <= left_over))).size:
             now = outlook.selected_score(members)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
@@ -13,26 +11,12 @@ from pydantic import Field
 from analysis.statistics.noise import upper_limit
 from analysis.tables.points import check_points, column_means, configuration_means, configurations
 from analysis.tables.utility_filter import within
-from raydp.search.base import Goal, Proposal, SearchState, known
-from raydp.sections.base import Section
+from raydp.search.base import Goal, Observation, Proposal, SearchState, known
+from raydp.spec.sections.base import Section
 from search_spaces import Configuration
 
 DEFAULT_COST_SHARE = 0.5
 COMPUTE = "compute"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Told:
-    """What a study is told of a configuration that has finished.
-
-    Attributes:
-        utility_loss, score: means over its seeds.
-        exceeds: name of a bound -> by how much it is exceeded, in the bound's unit; at most 0 where it is kept.
-    """
-
-    utility_loss: float
-    score: float
-    exceeds: Mapping[str, float]
 
 
 class OptunaSearch(Section):
@@ -44,22 +28,20 @@ class OptunaSearch(Section):
     that the budget has left, and that one is what the study is told of. σ follows from (b, T) and is never sampled.
     What runs meanwhile counts as bad until its result is in (a constant liar), so that parallel runs spread out.
 
-    Attributes:
-        sampler: `tpe`, Parzen estimators of what is good and what is not; `nsga2`, a genetic algorithm.
-        initial: configurations that are drawn at random before the first estimates; of nsga2 the population.
-        max_cost_share: of the whole space's compute; a half where num_configurations is not given either. One
-            configuration is run whatever it costs.
-        num_configurations: how many are run at most.
-        seed: of the sampler.
-
     Source: Ozaki et al. 2022 (multi-objective TPE); Deb et al. 2002 (NSGA-II); Optuna 5 for constraints.
     """
 
     sampler: Literal["tpe", "nsga2"] = "tpe"
+    """`tpe`, Parzen estimators of what is good and what is not; `nsga2`, a genetic algorithm."""
     initial: Annotated[int, Field(ge=2)] = 5
+    """Configurations that are drawn at random before the first estimates; for nsga2 the size of the population."""
     max_cost_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of the compute of the whole space that may be spent; one half where num_configurations is not given either.
+    One configuration is run whatever it costs."""
     num_configurations: Annotated[int, Field(ge=1)] | None = None
+    """How many configurations are run at most."""
     seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of Optuna's sampler."""
 
     def propose(self, state: SearchState, goal: Goal, count: int) -> Proposal:
         """See `Search`."""
@@ -107,7 +89,7 @@ class OptunaSearch(Section):
         return Proposal(finished=True, reason=reason, skipped=dict.fromkeys(skipped, why))
 
 
-def _told(points: pd.DataFrame, goal: Goal) -> dict[Configuration, Told]:
+def _told(points: pd.DataFrame, goal: Goal) -> dict[Configuration, Observation]:
     """The objectives of what has finished, and by how much each bound is exceeded as far as is known now; in the order
     of the table."""
     points = check_points(points)
@@ -125,7 +107,7 @@ def _told(points: pd.DataFrame, goal: Goal) -> dict[Configuration, Told]:
         elif column in points:
             exceeds[column] = column_means(points, column) - bound
     told = {
-        configuration: Told(
+        configuration: Observation(
             utility_loss=float(loss[at]),
             score=float(score[at]),
             exceeds={name: float(by[at]) for name, by in exceeds.items() if not np.isnan(by[at])},

@@ -26,8 +26,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from sqlalchemy import URL
 from sqlalchemy.exc import DatabaseError
 
-from raydp.search.base import SearchState, known
-from raydp.search.optuna_search import Told
+from raydp.search.base import Observation, SearchState, known
 from search_spaces import Configuration
 
 FILE = "optuna.db"
@@ -108,7 +107,7 @@ class SearchStudy:
     waiting: tuple[Configuration, ...]
 
     @classmethod
-    def of(cls, record: Study, state: SearchState, told: Mapping[Configuration, Told]) -> SearchStudy:
+    def of(cls, record: Study, state: SearchState, told: Mapping[Configuration, Observation]) -> SearchStudy:
         """Tell the record what has ended since it was last open, and copy what counts."""
         distributions = _distributions(state.candidates)
         _bring_up_to_date(record, state, told, distributions)
@@ -141,7 +140,7 @@ class SearchStudy:
 def _bring_up_to_date(
     record: Study,
     state: SearchState,
-    told: Mapping[Configuration, Told],
+    told: Mapping[Configuration, Observation],
     distributions: dict[str, BaseDistribution],
 ) -> None:
     """Each finished configuration has a complete trial, each failed one a failed trial, each running one a running."""
@@ -170,7 +169,7 @@ def _bring_up_to_date(
             record.tell(trial.number, state=TrialState.FAIL)
 
 
-def _tell(record: Study, trial: FrozenTrial, told: Told) -> None:
+def _tell(record: Study, trial: FrozenTrial, told: Observation) -> None:
     """Constraints come before the result: Optuna takes none afterwards."""
     running = Trial(record, trial._trial_id)
     for name, by in told.exceeds.items():
@@ -191,8 +190,8 @@ def _trial(
 def _complete(
     configuration: Configuration,
     distributions: dict[str, BaseDistribution],
-    told: Told,
-    system_attrs: Mapping[str, Any],
+    told: Observation,
+    system_attrs: Mapping[str, object],
 ) -> FrozenTrial:
     """A finished trial with today's constraints; of what a sampler noted, such as its generation, nothing is lost."""
     noted = {name: value for name, value in system_attrs.items() if not name.startswith(_OF_CONSTRAINTS)}
@@ -206,7 +205,7 @@ def _complete(
     )
 
 
-def _params(configuration: Configuration) -> dict[str, Any]:
+def _params(configuration: Configuration) -> dict[str, float]:
     return {
         "batch_size": configuration.batch_size,
         "num_steps": configuration.num_steps,
@@ -249,6 +248,7 @@ class _Nearest(BaseSampler):
         for name, distribution in self._distributions.items():
             if distribution.single():
                 continue
+            assert isinstance(distribution, IntDistribution | FloatDistribution), "see _distributions"
             value = found.get(name)
             if value is None:
                 value = self._sampler.sample_independent(study, trial, name, distribution)

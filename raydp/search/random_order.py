@@ -8,19 +8,16 @@ import numpy as np
 from pydantic import Field
 
 from raydp.search.base import Goal, Proposal, SearchState, known
-from raydp.sections.base import Section
+from raydp.spec.sections.base import Section
 
 
 class RandomSearch(Section):
-    """A random part of the space.
-
-    Attributes:
-        num_configurations: how many are run.
-        seed: of the order.
-    """
+    """A random part of the space."""
 
     num_configurations: Annotated[int, Field(ge=1)]
+    """How many configurations are run."""
     seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of the random order."""
 
     def propose(self, state: SearchState, goal: Goal, count: int) -> Proposal:
         """See `Search`."""

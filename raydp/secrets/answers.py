@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from raydp.tasks.attributes import candidates, write_review
-from raydp.tasks.tofu import TofuTask
+from raydp.tasks.text.attributes import candidates, write_review
+from raydp.tasks.text.tofu import TofuTask
 
 
 def extract(task: TofuTask, review: Path | None = None) -> tuple[list[dict[str, Any]], dict[str, Any]]:

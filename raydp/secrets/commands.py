@@ -8,13 +8,16 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
-from raydp.output import print_table, stderr
+from raydp.io.output import print_table, stderr
 from raydp.secrets import files
 from raydp.secrets.mail import MailOptions
 from raydp.tasks.reading import read_json_rows
 from raydp.tasks.secrets import read_secrets
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def extract_from_mail(
@@ -26,9 +29,9 @@ def extract_from_mail(
     column: str,
     heldout_fraction: float,
     split_seed: int,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """`raydp secrets extract --kind mail`: write the file; returns counts of every step and of the types."""
-    from raydp.models import load_tokenizer
+    from raydp.models.base_models import load_tokenizer
     from raydp.secrets import mail
     from raydp.secrets.detectors import check_region
 
@@ -37,19 +40,20 @@ def extract_from_mail(
         check_region(options.region)
     with stderr.status("reading") as status:
         texts = mail.training_texts(data, column, heldout_fraction=heldout_fraction, split_seed=split_seed)
-        rows, notes = mail.extract(texts, load_tokenizer(tokenizer), options, progress=status.update)
+        of_model = cast("PreTrainedTokenizerBase", load_tokenizer(tokenizer))
+        rows, notes = mail.extract(texts, of_model, options, progress=status.update)
     return _written(output, rows, notes)
 
 
 def extract_from_answers(
-    data: Path, output: Path, review: Path | None, parameters: Mapping[str, Any]
-) -> dict[str, Any]:
+    data: Path, output: Path, review: Path | None, parameters: Mapping[str, object]
+) -> dict[str, object]:
     """`raydp secrets extract --kind qa`: write the file; returns counts of the authors."""
     from raydp.secrets import answers
-    from raydp.tasks.tofu import TofuTask
+    from raydp.tasks.text.tofu import TofuTask
 
     files.require_new(output)
-    rows, notes = answers.extract(TofuTask(path=data, **parameters), review)
+    rows, notes = answers.extract(TofuTask.model_validate({"path": data, **parameters}), review)
     return _written(output, rows, notes)
 
 
@@ -67,13 +71,13 @@ def filter_file(
     min_acr: float,
     max_base_acr: float,
     seed: int,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """`raydp secrets filter`: write the file; returns what each filter removed.
 
     Raises:
         ValueError: the secrets are malformed, not exactly one source of models is given, or a model is private.
     """
-    from raydp import registries
+    from raydp.plugins import registries
     from raydp.secrets.filtering import filter_secrets
     from raydp.secrets.runs import NonPrivateRuns
 
@@ -127,7 +131,7 @@ def show(output: Path) -> None:
     print_table("secrets", rows)
 
 
-def _written(output: Path, rows: Sequence[Mapping[str, Any]], notes: dict[str, Any]) -> dict[str, Any]:
+def _written(output: Path, rows: Sequence[Mapping[str, object]], notes: dict[str, object]) -> dict[str, object]:
     """Write the rows and describe them by type."""
     if not rows:
         counts = ", ".join(f"{key} {value}" for key, value in notes.items())

@@ -1,4 +1,4 @@
-"""Phone numbers, e-mail addresses, street addresses and keys in a text.
+"""Phone numbers, e-mail addresses, street addresses, keys and account numbers in a text.
 
 Phone numbers are recognised by phonenumbers (Google's libphonenumber) and keys by detect-secrets, which
 `raydp-tune[secrets]` installs. Street addresses are United States ones, by a rule of our own. presidio's recognisers of
@@ -8,7 +8,7 @@ names and places need a spaCy model, which is a download of its own, and are not
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from detect_secrets.plugins.base import BasePlugin
 
-Kind = Literal["phone", "email", "address", "key"]
-KINDS: tuple[Kind, ...] = ("phone", "email", "address", "key")
+Kind = Literal["phone", "email", "address", "key", "number"]
+KINDS: tuple[Kind, ...] = ("phone", "email", "address", "key", "number")
 MIN_PHONE_DIGITS = 7
 GUESSING_PLUGINS = {"Base64HighEntropyString", "HexHighEntropyString", "IPPublicDetector"}
 """They take long words of ordinary text for keys: tens of thousands in 300 e-mails."""
@@ -30,6 +30,21 @@ _ADDRESS = re.compile(
     r"(?:,?[ ]*\n?[ ]*[A-Z][a-z]+(?:[ ][A-Z][a-z]+)*,?[ ]+(?:[A-Z]{2}|[A-Z][a-z]+)\.?[ ]+\d{5}(?:-\d{4})?\b)?"
     r"|\bP\.?[ ]?O\.?[ ]Box[ ]+\d+(?:,?[ ]*\n?[ ]*[A-Z][a-z]+(?:[ ][A-Z][a-z]+)*,?[ ]+[A-Z]{2}[ ]+\d{5}(?:-\d{4})?)?"
 )
+_NUMBER = re.compile(
+    r"(?<![\w.,@/=:$€£-])(?:"
+    r"[A-Z]{2}\d{2}(?:[ ]?[A-Z0-9]{4}){3,7}(?:[ ]?[A-Z0-9]{1,3})?"  # IBAN
+    r"|\d{4}(?:[ ]\d{4}){2,4}(?:[ ]\d{1,3})?"  # card
+    r"|(?:[A-Z]{1,5}-?)?\d{2,}(?:-\d{2,})+"  # groups
+    r"|(?:[A-Z]{1,5}-?)?\d{6,}"
+    r")(?![\w@/-]|[.,:]\d)"
+)
+_NO_NUMBER = re.compile(
+    r"(?:19|20)\d\d-?(?:0[1-9]|1[0-2])-?(?:0[1-9]|[12]\d|3[01])"  # dates
+    r"|\d{1,2}-\d{1,2}-(?:\d\d|\d{4})"
+    r"|\d{5}-\d{4}"  # ZIP codes
+    r"|(?:19|20)\d\d-(?:19|20)\d\d"  # years
+)
+MIN_NUMBER_DIGITS = 6
 _MAYBE_KEY = re.compile(
     r"pass|pwd|secret|token|api|key|auth|cred|://[^\s/]+:[^\s/]+@|(?=\S*\d)[\w/+=.-]{20,}", re.IGNORECASE
 )
@@ -60,6 +75,10 @@ def find(text: str, *, region: str = "US", kinds: tuple[Kind, ...] = KINDS) -> l
         found += [Found(kind="email", begin=m.start(), end=m.end()) for m in _EMAIL.finditer(text)]
     if "address" in kinds:
         found += [Found(kind="address", begin=m.start(), end=m.end()) for m in _ADDRESS.finditer(text)]
+    if "number" in kinds:
+        numbers = [m for m in _NUMBER.finditer(text) if not _NO_NUMBER.fullmatch(m.group())]
+        numbers = [m for m in numbers if sum(c.isdigit() for c in m.group()) >= MIN_NUMBER_DIGITS]
+        found += [Found(kind="number", begin=m.start(), end=m.end()) for m in numbers]
     if "phone" in kinds or "key" in kinds:
         start = 0
         for line in text.split("\n"):
@@ -69,7 +88,7 @@ def find(text: str, *, region: str = "US", kinds: tuple[Kind, ...] = KINDS) -> l
                 found += _keys(line, start)
             start += len(line) + 1
     apart: list[Found] = []
-    for one in sorted(found, key=lambda f: (f.begin, -f.end)):
+    for one in sorted(found, key=lambda f: (f.begin, -f.end, f.kind == "number")):
         if not apart or one.begin >= apart[-1].end:
             apart.append(one)
     return apart
@@ -105,8 +124,8 @@ def _key_plugins() -> list[BasePlugin]:
     _library("detect_secrets")
     from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
 
-    classes = get_mapping_from_secret_type_to_class().values()
-    return [cls() for cls in classes if cls.__name__ not in GUESSING_PLUGINS]
+    classes: Mapping[str, type[BasePlugin]] = get_mapping_from_secret_type_to_class()
+    return [cls() for cls in classes.values() if cls.__name__ not in GUESSING_PLUGINS]
 
 
 @cache

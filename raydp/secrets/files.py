@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 
 def require_new(path: Path) -> None:
@@ -15,7 +14,7 @@ def require_new(path: Path) -> None:
         raise ValueError(f"--output must be a new file, got {str(path)!r}. Choose another name, or remove the file.")
 
 
-def write_secrets(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def write_secrets(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     """Write JSON Lines with mode 0600 from the first byte on.
 
     Raises:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from raydp.scores.air import appears
-from raydp.scores.encoding import encode
-from raydp.scores.generation import Sampling, sample_continuations, stop_tokens
+from raydp.scores.language.encoding import encode
+from raydp.scores.language.generation import Sampling, sample_continuations, stop_tokens
+from raydp.scores.memorisation.air import appears
 from raydp.tasks.base import Secret, TaskFacts
-from raydp.tasks.examples import TokenizedExamples
-from raydp.tasks.language import LanguageModelingTask
+from raydp.tasks.text.examples import TokenizedExamples
+from raydp.tasks.text.language import LanguageModelingTask
 
 if TYPE_CHECKING:
-    from raydp.models import LoadedModel
+    from raydp.models.base_models import LoadedModel
     from raydp.scores.base import Score
 
 ANSWER_TOKENS = 20
@@ -41,9 +41,9 @@ class Filtered:
     base_rate: float
     kept_base_rate: float | None
 
-    def notes(self) -> dict[str, Any]:
+    def notes(self) -> dict[str, object]:
         """Counts, for printing."""
-        rates: dict[str, Any] = {"base_rate": self.base_rate, "base_rate_of_kept": self.kept_base_rate}
+        rates: dict[str, object] = {"base_rate": self.base_rate, "base_rate_of_kept": self.kept_base_rate}
         if self.kept_base_rate is None:
             rates["reason"] = "nothing was kept, so base_rate_of_kept is of nothing"
         return {**self.removed, "kept": len(self.kept), **rates}
@@ -69,7 +69,8 @@ def said_greedily(model: LoadedModel, secrets: Sequence[Secret]) -> list[bool]:
         if secret.kind == "verbatim":
             said.append(tuple(answer) == one.continuation_ids)
         else:
-            said.append(appears(secret.continuation, model.tokenizer.decode(answer, skip_special_tokens=True)))
+            text = cast("str", model.tokenizer.decode(answer, skip_special_tokens=True))  # of one answer
+            said.append(appears(secret.continuation, text))
     return said
 
 

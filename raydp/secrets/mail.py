@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from raydp.secrets.detectors import Found, Kind, find
+from raydp.secrets.detectors import KINDS, Found, Kind, find
 from raydp.secrets.merging import merge_grams
 from raydp.secrets.ngrams import Tokens, frequent_ngrams
 from raydp.secrets.rules import Piece, in_context, pieces
-from raydp.tasks.corpus import is_held_out
-from raydp.tasks.enron import unwanted
 from raydp.tasks.reading import read_rows, string_of
+from raydp.tasks.text.corpus import is_held_out
+from raydp.tasks.text.enron import unwanted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CHUNK = 512
+LENGTHS = (50, 20, 10)
+"""Tokens of n-grams, the paper's first: signatures and lines that short mails repeat are no longer than the last."""
+PLAIN = "formatted"
+"""The type of frequent text that no rule recognises."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,20 +31,24 @@ class MailOptions:
     """What counts as a secret of a text.
 
     Attributes:
-        n: tokens of an n-gram.
+        n: tokens of an n-gram; None for `LENGTHS`: of the shorter ones only what the rules recognise is kept, because
+            most short sequences that are frequent are ordinary language.
         top: n-grams that are merged.
         min_count: texts that a secret must occur in.
         detect: kinds of values that detectors look for.
         max_detected: values that are kept of each kind, the commonest.
         region: country of phone numbers without a country code, two letters.
+        order: "secret" lists values and what the rules recognise before frequent text that is neither; "count" lists
+            the commonest first.
     """
 
-    n: int = 50
+    n: int | None = None
     top: int = 500
     min_count: int = 2
-    detect: tuple[Kind, ...] = ("phone", "email", "address", "key")
+    detect: tuple[Kind, ...] = KINDS
     max_detected: int = 100
     region: str = "US"
+    order: Literal["secret", "count"] = "secret"
 
 
 def training_texts(path: Path, column: str, *, heldout_fraction: float, split_seed: int) -> list[str]:
@@ -79,34 +87,43 @@ def extract(
 
     Returns:
         Rows of a secrets file (see raydp.tasks.secrets.read_secrets) with `type`, `source` and `count`, the texts that
-        hold the secret, the commonest first; and counts of every step.
+        hold the secret, in the order of the options; and counts of every step.
     """
     progress("tokenising")
     ids: list[list[int]] = []
     for begin in range(0, len(texts), CHUNK):
         ids += tokenizer(list(texts[begin : begin + CHUNK]), add_special_tokens=False, verbose=False)["input_ids"]
     tokens = Tokens.of(ids)
-    progress(f"counting {options.n}-grams")
-    grams = frequent_ngrams(tokens, options.n, options.top, min_count=options.min_count)
-    progress("merging n-grams")
-    sequences = merge_grams(grams, tokens)
-    whole = [w for s in sequences if (w := _whole_words(tokenizer.decode(s), texts))]
-    frequent = list(dict.fromkeys(piece for w in whole for piece in pieces(w, region=options.region)))
+    frequent: list[Piece] = []
+    steps: dict[str, int] = {}
+    for n in LENGTHS if options.n is None else (options.n,):
+        progress(f"counting and merging {n}-grams")
+        grams = frequent_ngrams(tokens, n, options.top, min_count=options.min_count)
+        sequences = merge_grams(grams, tokens)
+        decoded = [cast("str", tokenizer.decode(list(sequence))) for sequence in sequences]
+        whole = [w for text in decoded if (w := _whole_words(text, texts))]
+        found = dict.fromkeys(piece for w in whole for piece in pieces(w, region=options.region))
+        frequent += found if not frequent and not steps else _recognised(found, frequent)
+        steps = steps or {
+            "ngrams": len(grams.ids),
+            "ngram_count_first": int(grams.counts[0]) if len(grams.ids) else 0,
+            "ngram_count_last": int(grams.counts[-1]) if len(grams.ids) else 0,
+            "sequences": len(sequences),
+        }
     progress("counting the secrets")
     counts = {piece: sum(piece.text in text for text in texts) for piece in frequent}
     frequent = [piece for piece in _one_split(frequent) if counts[piece] >= options.min_count]
     detected, seen = _detected(texts, options, progress)
-    known = [piece.text for piece in frequent]
+    known = [piece.text for piece in frequent if piece.type != PLAIN]
     new = {p: count for p, count in detected.items() if not any(p.continuation in text for text in known)}
+    # Of plain text that holds a value, the value is the secret.
+    frequent = [p for p in frequent if p.type != PLAIN or not any(value.continuation in p.text for value in new)]
     rows = [_row(p, "ngram", counts[p]) for p in frequent] + [_row(p, "detector", n) for p, n in new.items()]
-    rows.sort(key=lambda row: -row["count"])
+    rows.sort(key=lambda row: (_place(row, len(texts)) if options.order == "secret" else 0, -row["count"]))
     notes = {
         "texts": len(texts),
         "tokens": len(tokens.ids),
-        "ngrams": len(grams.ids),
-        "ngram_count_first": int(grams.counts[0]) if len(grams.ids) else 0,
-        "ngram_count_last": int(grams.counts[-1]) if len(grams.ids) else 0,
-        "sequences": len(sequences),
+        **steps,
         "secrets_of_sequences": len(frequent),
         **{f"{kind}_found": seen[kind] for kind in options.detect},
         "secrets_of_detectors": len(new),
@@ -114,6 +131,24 @@ def extract(
         "secrets": len(rows),
     }
     return rows, notes
+
+
+def _recognised(found: Iterable[Piece], known: Sequence[Piece]) -> list[Piece]:
+    """The pieces that a rule recognises and that no known piece holds or is a part of."""
+    return [
+        piece
+        for piece in found
+        if piece.type != PLAIN and not any(piece.text in one.text or one.text in piece.text for one in known)
+    ]
+
+
+def _place(row: Mapping[str, Any], num_texts: int) -> int:
+    """Where a secret is listed: keys and numbers, other recognised values, values in most texts, plain text."""
+    if row["type"] == PLAIN:
+        return 3
+    if row["count"] > num_texts / 2:  # such as the sender's own address in every footer
+        return 2
+    return 0 if row["type"] in ("key", "number") else 1
 
 
 def _row(piece: Piece, source: str, count: int) -> dict[str, Any]:
@@ -158,7 +193,7 @@ def _detected(
         found = find(text, region=options.region, kinds=options.detect) if options.detect else []
         for value, piece in {(v, p) for v in found if (p := in_context(text, v))}:
             counts[value.kind, _value(text, value)][piece] += 1
-    seen = Counter(kind for kind, _ in counts)
+    seen: Counter[str] = Counter(kind for kind, _ in counts)
     kept: dict[Piece, int] = {}
     for kind in options.detect:
         best = [c.most_common(1)[0] for (k, _), c in counts.items() if k == kind]

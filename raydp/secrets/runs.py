@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from raydp.models import LoadedModel, load_base
-from raydp.sections import ModelSpec
+from raydp.models.base_models import LoadedModel, load_base
+from raydp.spec.sections import ModelSpec
 from raydp.sweep.api import Sweep, sweep_folder
-from raydp.sweep.folder import SweepFolder
-from raydp.sweep.points import points_table
+from raydp.sweep.store.folder import SweepFolder
+from raydp.sweep.store.points import points_table
 from raydp.tracking import load_model, load_tokenizer, show_model
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from raydp.sweep.driver import SweepResult
 
 
@@ -90,7 +92,7 @@ class NonPrivateRuns:
     def base(self) -> LoadedModel:
         """The untrained model."""
         loaded = load_base(ModelSpec.model_validate({"name": self.base_name, "dtype": self.dtype}))
-        return LoadedModel(model=loaded.model, tokenizer=loaded.tokenizer)
+        return LoadedModel(model=loaded.model, tokenizer=cast("PreTrainedTokenizerBase", loaded.tokenizer))
 
     def models(self) -> Iterator[LoadedModel]:
         """The trained ones; one is in memory at a time."""

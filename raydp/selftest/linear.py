@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from raydp.tasks.base import Batch, TaskFacts
+from raydp.tasks.base import Batch, Secret, TaskFacts
 from raydp.training.trial import Trainee
 
 
 class LinearTask:
     """Example i has the loss Σ_k targets_i · (W_k inputs_i) over the layers W_k, so the gradient targets_i inputs_iᵀ in
-    each of them. Only what training needs of raydp.tasks.base.Task.
+    each of them. Nothing is held out, and nothing is secret.
 
     Args:
         inputs: [n, in] fp32.
@@ -43,13 +45,34 @@ class LinearTask:
     def unit_sizes(self) -> None:
         """Every example is a unit."""
 
+    def by_user(self) -> LinearTask:
+        raise ValueError("privacy.unit must be example in a linear task, got user. It does not know any users.")
+
     def batch(self, indices: NDArray[np.int64]) -> Batch:
         rows = torch.from_numpy(indices)[:, None]
         return Batch(input_ids=rows, labels=rows)
 
+    def heldout_batch(self, indices: NDArray[np.int64]) -> Batch:
+        return self.batch(indices)
+
+    def heldout_lengths(self) -> NDArray[np.int64]:
+        return np.zeros(0, np.int64)
+
     def per_example_loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         rows = batch.input_ids[:, 0]
-        return sum((layer(self._inputs[rows]) * self._targets[rows]).sum(dim=1) for layer in model.children())
+        total: torch.Tensor = sum(
+            (layer(self._inputs[rows]) * self._targets[rows]).sum(dim=1) for layer in model.children()
+        )
+        return total
+
+    def utility(self, model: nn.Module) -> float:
+        return math.nan
+
+    def secrets(self) -> tuple[Secret, ...]:
+        return ()
+
+    def controls(self) -> tuple[Secret, ...]:
+        return ()
 
 
 def linear_trainee(in_features: int, out_features: int, num_layers: int) -> Trainee:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from raydp.methods.base import unit_weights
+from raydp.privacy import PoissonGaussian
 from raydp.tasks.base import Task
+from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
-from raydp.training.stream import TEST_KEY
-from raydp.training.trial import Trainee, TrialPlan
+from raydp.training.noise.stream import TEST_KEY
+from raydp.training.trial import Trained, Trainee, TrialPlan
 
 LEARNING_RATE = 2.0**20
 """An update is then so much larger than the weights that their rounding does not show; a power of two adds none."""
@@ -41,7 +43,38 @@ def observed_plan(
 IndicesFn = Callable[[int], NDArray[np.int64]]
 
 
-def with_sgd(method: Any, indices_fn: IndicesFn | None = None) -> Any:
+class AccountedMethod(Protocol):
+    """A private method, as its accountant sees it."""
+
+    def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian:
+        """See `raydp.methods.base.Method`, also for the functions below."""
+
+
+class NoisyMethod(AccountedMethod, Protocol):
+    """A private method that adds noise in its steps: a pydantic model."""
+
+    max_grad_norm: float
+
+    def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]: ...
+
+    def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer: ...
+
+    def train(
+        self, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm, key: bytes, store: CheckpointStore | None
+    ) -> Trained: ...
+
+    def model_dump(self) -> dict[str, object]: ...
+
+    def model_copy(self, *, update: Mapping[str, object] | None = None) -> Self: ...
+
+    @classmethod
+    def model_validate(cls, obj: object) -> Self: ...
+
+
+M = TypeVar("M", bound=NoisyMethod)
+
+
+def with_sgd(method: M, indices_fn: IndicesFn | None = None) -> M:
     """The method with plain SGD, so that its update is the privatised gradient, and with batches given by step."""
 
     class Observed(type(method)):  # type: ignore[misc]
@@ -51,10 +84,11 @@ def with_sgd(method: Any, indices_fn: IndicesFn | None = None) -> Any:
         def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
             return super().batch_indices(plan, key, step) if indices_fn is None else indices_fn(step)
 
-    return Observed.model_validate(method.model_dump())
+    observed: M = Observed.model_validate(method.model_dump())
+    return observed
 
 
-def with_fixed_threshold(method: Any) -> Any:
+def with_fixed_threshold(method: M) -> M:
     """The method; with flat clipping instead of adaptive, whose unit of noise moves from step to step."""
     if getattr(method, "clipping", "flat") != "adaptive":
         return method
@@ -62,29 +96,66 @@ def with_fixed_threshold(method: Any) -> Any:
     return type(method).model_validate({**values, "clipping": "flat"})
 
 
-def noise_strategy(method: Any, plan: TrialPlan) -> NDArray[np.float64]:
+def noise_strategy(method: AccountedMethod, plan: TrialPlan) -> NDArray[np.float64]:
     """The first column of the matrix C that makes a method's noise independent of step to step: (1,) if it is so."""
     strategy_fn = getattr(method, "noise_strategy", None)
     return np.array((1.0,) if strategy_fn is None else strategy_fn(plan))
 
 
-def summed_updates(method: Any, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm) -> list[torch.Tensor]:
+def accounted_event(method: AccountedMethod, plan: TrialPlan) -> tuple[PoissonGaussian, int]:
+    """What the method's event claims for a run with the plan's noise, and the number of updates of this run: at least
+    as many as the noise spans."""
+    num_updates = max(plan.num_steps, len(noise_strategy(method, plan)))
+    run = replace(plan, num_steps=num_updates, learning_rate=1e-9)  # some methods refuse a rate that observing needs
+    return method.event(run, plan.noise_multiplier), num_updates
+
+
+def accounted_noise(method: AccountedMethod, plan: TrialPlan) -> float:
+    """The noise multiplier that the method's event claims, as the accountant and the record have it."""
+    return accounted_event(method, plan)[0].noise_multiplier
+
+
+def summed_updates(
+    method: NoisyMethod,
+    plan: TrialPlan,
+    trainee: Trainee,
+    task: Task,
+    comm: Comm,
+    store: CheckpointStore | None = None,
+) -> list[torch.Tensor]:
+    """The updates of `observed_training`."""
+    return observed_training(method, plan, trainee, task, comm, store)[0]
+
+
+def observed_training(
+    method: NoisyMethod,
+    plan: TrialPlan,
+    trainee: Trainee,
+    task: Task,
+    comm: Comm,
+    store: CheckpointStore | None = None,
+) -> tuple[list[torch.Tensor], list[dict[str, float]]]:
     """Train, and put the weights back.
+
+    Args:
+        store: the run goes on from its newest checkpoint, whose weights must be the trainee's; only the updates after
+            that are seen.
 
     Returns:
         Per step [number of trained weights] fp32, in the order of the parameters: the change of the weights times
         b over the learning rate, and over the scale of weighted units; for SGD that is the clipped sum with its noise.
+        And the history of the run.
     """
     start = _flat(trainee)
     states = [start]
     observed = replace(trainee, progress=lambda done, total: states.append(_flat(trainee)))
     try:
-        method.train(plan, observed, task, comm, TEST_KEY, None)
+        history = method.train(plan, observed, task, comm, TEST_KEY, store).history
     finally:
         _restore(trainee, start)
     weights = unit_weights(getattr(method, "reference_weight", None), task)
     scale = plan.batch_size / plan.learning_rate / (1.0 if weights is None else weights.scale)
-    return [(before - after) * scale for before, after in pairwise(states)]
+    return [(before - after) * scale for before, after in pairwise(states)], history
 
 
 def _flat(trainee: Trainee) -> torch.Tensor:

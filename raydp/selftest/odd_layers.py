@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers import LlamaForCausalLM
 
 
 class CausalConvolution(nn.Module):
@@ -16,12 +17,15 @@ class CausalConvolution(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[B, T, H] -> [B, T, H]."""
-        return self.convolution(F.pad(hidden.mT, (2, 0))).mT
+        convolved: torch.Tensor = self.convolution(F.pad(hidden.mT, (2, 0)))
+        return convolved.mT
 
 
-def with_odd_layers(model: nn.Module) -> nn.Module:
+def with_odd_layers(model: LlamaForCausalLM) -> LlamaForCausalLM:
     """A Llama, changed in place: a convolution before every MLP, and activations with a learned slope."""
     for layer in model.model.layers:
-        layer.mlp.act_fn = nn.PReLU()
-        layer.mlp = nn.Sequential(CausalConvolution(model.config.hidden_size), layer.mlp)
-    return model.eval()
+        mlp = layer.get_submodule("mlp")
+        mlp.act_fn = nn.PReLU()
+        layer.mlp = nn.Sequential(CausalConvolution(model.config.hidden_size), mlp)
+    model.eval()
+    return model

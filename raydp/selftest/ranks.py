@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 import torch
 
@@ -18,7 +18,7 @@ TIMEOUT_SECONDS = 60.0
 class ThreadComm:
     """One rank of a group of threads (see raydp.training.comm.Comm)."""
 
-    def __init__(self, rank: int, barrier: threading.Barrier, slots: list[Any]) -> None:
+    def __init__(self, rank: int, barrier: threading.Barrier, slots: list[object]) -> None:
         self.rank = rank
         self.world_size = len(slots)
         self.device = torch.device("cpu")
@@ -31,14 +31,14 @@ class ThreadComm:
     def broadcast(self, tensor: torch.Tensor) -> None:
         tensor.copy_(self._gathered(tensor.clone())[0])
 
-    def broadcast_object(self, value: Any) -> Any:
+    def broadcast_object(self, value: T) -> T:
         return self._gathered(value)[0]
 
-    def _gathered(self, value: Any) -> list[Any]:
+    def _gathered(self, value: T) -> list[T]:
         """Every rank's value."""
         self._slots[self.rank] = value
         self._barrier.wait(TIMEOUT_SECONDS)
-        values = list(self._slots)
+        values = cast("list[T]", list(self._slots))
         self._barrier.wait(TIMEOUT_SECONDS)  # nobody writes the next value before everybody has read this one
         return values
 
@@ -46,7 +46,7 @@ class ThreadComm:
 def on_ranks(world_size: int, work: Callable[[Comm], T]) -> list[T]:
     """Call `work` once a rank, at the same time; a rank that fails releases the others, and its error is raised."""
     barrier = threading.Barrier(world_size)
-    slots: list[Any] = [None] * world_size
+    slots: list[object] = [None] * world_size
 
     def run(rank: int) -> T:
         try:

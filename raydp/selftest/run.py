@@ -7,21 +7,29 @@ from collections.abc import Callable
 from raydp.methods.dp import DPSGD
 from raydp.methods.output_perturbation import OutputPerturbation
 from raydp.methods.pate import PATE
-from raydp.selftest.audit import audit_check
 from raydp.selftest.base import Check
-from raydp.selftest.noise import noise_checks
+from raydp.selftest.checks.accounting import accounting_checks
+from raydp.selftest.checks.adaptive import adaptive_checks
+from raydp.selftest.checks.audit import audit_check
+from raydp.selftest.checks.choice import choice_checks
+from raydp.selftest.checks.cuts import cut_checks
+from raydp.selftest.checks.descent import descent_checks
+from raydp.selftest.checks.divisions import division_checks
+from raydp.selftest.checks.draws import draw_checks
+from raydp.selftest.checks.noise import noise_checks
+from raydp.selftest.checks.release import release_checks
+from raydp.selftest.checks.sampling import sampling_checks
+from raydp.selftest.checks.sensitivity import sensitivity_checks
+from raydp.selftest.checks.sweeps import ACCOUNTANT, sweep_checks
+from raydp.selftest.checks.votes import vote_checks
 from raydp.selftest.observe import with_fixed_threshold
-from raydp.selftest.release import release_checks
-from raydp.selftest.sampling import sampling_checks
-from raydp.selftest.sensitivity import sensitivity_checks
 from raydp.selftest.spec_subject import spec_subject
 from raydp.selftest.subjects import toy_subjects
-from raydp.selftest.votes import vote_checks
-from raydp.spec import SweepSpec
+from raydp.spec.document import SweepSpec
 
 
 def run_selftest(spec: SweepSpec | None, progress: Callable[[str], None] | None = None) -> list[Check]:
-    """Check that training does what its ε assumes: sensitivity, noise, sampling and an audit of the whole.
+    """Check that training does what its ε assumes, and that ε is right; see each room of the self-test.
 
     Args:
         spec: also checks its own task and model for sensitivity, and its own method for noise and sampling; of output
@@ -47,14 +55,30 @@ def run_selftest(spec: SweepSpec | None, progress: Callable[[str], None] | None 
     for subject in subjects:
         say(f"sensitivity: {subject.name}")
         checks += sensitivity_checks(subject)
-    method = DPSGD() if own is None or not in_steps else with_fixed_threshold(own)
+    chosen = DPSGD() if own is None or not in_steps else own
+    method = with_fixed_threshold(chosen)
     say("noise")
     checks += noise_checks(method)
+    say("noise that comes twice")
+    checks += draw_checks(method)
+    say("adaptive threshold")
+    checks += adaptive_checks(chosen)
+    say("workers, resumes and kept hidden states")
+    checks += cut_checks(chosen)
     say("sampling")
     checks += sampling_checks(method)
     say("noise on trained weights")
     checks += release_checks(released)
+    checks += descent_checks(released)
     say("votes of teachers")
     checks += vote_checks(asked)
+    say("records and keys of a sweep")
+    checks += sweep_checks(chosen, ACCOUNTANT if spec is None else spec.privacy.accountant)
+    say("accountants")
+    checks += accounting_checks()
+    say("price of a choice")
+    checks += choice_checks()
+    say("held-out rows and users")
+    checks += division_checks()
     say("audit with a canary")
     return [*checks, audit_check()]

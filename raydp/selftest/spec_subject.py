@@ -10,14 +10,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raydp import models
-from raydp.networks import NetworkName
-from raydp.selftest.subjects import NUM_EXAMPLES, ROUNDING, Subject, start_trainee
-from raydp.spec import SweepSpec
-from raydp.tasks.language import LanguageModelingTask
+from raydp.models import base_models as models
+from raydp.models.networks import NetworkName
+from raydp.selftest.subjects import NUM_EXAMPLES, ROUNDING, Subject, typed_trainee
+from raydp.spec.document import SweepSpec
+from raydp.tasks.base import task_of
+from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training.comm import LocalComm
-from raydp.training.microbatches import Units
-from raydp.training.prefix import with_frozen_prefix
+from raydp.training.gradients.microbatches import Units
+from raydp.training.gradients.prefix import with_frozen_prefix
 from raydp.training.trial import Trainee
 
 
@@ -33,12 +34,9 @@ def spec_subject(spec: SweepSpec) -> Subject:
             "nothing to check; run `raydp selftest` without SPEC."
         )
     network = NetworkName.parse(spec.model.name)
-    task = spec.build_task(models.load_tokenizer(spec.model.name) if network is None else None)
+    task = task_of(spec, models.load_tokenizer(spec.model.name) if network is None else None)
     pretrained = models.load_base(spec.model, new_tokens=task.facts().num_new_tokens)
-    trainee = replace(
-        start_trainee(pretrained, spec.model.adapter, spec.cluster.microbatch_size),
-        autocast=torch.bfloat16 if spec.model.uses_autocast else None,
-    )
+    trainee = typed_trainee(pretrained, spec.model, spec.cluster.microbatch_size)
     units = Units.of(task)
     by_length = units.share(np.arange(len(units)), LocalComm())
     indices = by_length[np.unique(np.linspace(0, len(by_length) - 1, NUM_EXAMPLES).round().astype(np.int64))]

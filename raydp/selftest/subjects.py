@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from raydp import adapters, models
 from raydp.methods.dp import DPSGD
-from raydp.sections import AdapterSpec
+from raydp.models import adapters
+from raydp.models.pretrained import PretrainedModel
+from raydp.scores.language.decoding import input_embeddings
+from raydp.selftest.observe import NoisyMethod
 from raydp.selftest.odd_layers import with_odd_layers
+from raydp.spec.sections import AdapterSpec, ModelSpec
 from raydp.tasks.base import Task, TaskFacts
-from raydp.tasks.examples import TokenizedExamples
-from raydp.tasks.language import LanguageModelingTask
+from raydp.tasks.text.examples import TokenizedExamples
+from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.users import Users
 from raydp.training.trial import Trainee
 
@@ -32,6 +34,10 @@ SOFT_PROMPT = AdapterSpec(type="soft_prompt", num_virtual_tokens=3)
 PREFIX = AdapterSpec(type="prefix", num_virtual_tokens=3)
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Relative error of a gradient that rounding explains, by type of the base weights."""
+DTYPES: tuple[str, ...] = get_args(ModelSpec.model_fields["dtype"].annotation)
+"""Every type that `model.dtype` of a spec may name."""
+AS_WITH_USERS = ("Llama, layers without a rule, bfloat16", "GPT-2, tied, full, bfloat16")
+"""Left out, as the same models with users are there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,17 +53,43 @@ class Subject:
     name: str
     trainee: Trainee
     task: Task
-    method: Any
+    method: NoisyMethod
     indices: NDArray[np.int64]
     tolerance: float
 
 
-def toy_subjects() -> list[Subject]:
+def toy_subjects(dtypes: Sequence[str] = DTYPES) -> list[Subject]:
     """Random models: tied embeddings trained in full, LoRA, a soft prompt, a prefix, layers without a rule, and GPT-2
     with Conv1D, LayerNorm and positions; the last two also with users of several examples, one of them with weight
     decay in the loss; LoRA also with training and reference data that weigh differently. Each with a clipping norm that
-    some of its gradients exceed and some do not."""
-    kinds: dict[str, tuple[Callable[[], nn.Module], AdapterSpec, float, LanguageModelingTask]] = {
+    some of its gradients exceed and some do not. Those that clip differently are there in every type.
+
+    Args:
+        dtypes: types that a spec may name, float32 first.
+    """
+    others = [subject for dtype in dtypes[1:] for subject in _subjects_in(dtype)]
+    subjects = _subjects_in(dtypes[0])
+    gpt2_users, lora = subjects[-1], subjects[1]
+    decaying = DPSGD(max_grad_norm=gpt2_users.method.max_grad_norm, weight_decay=0.1, decay="in_loss")
+    assert isinstance(lora.task, LanguageModelingTask)
+    facts = replace(lora.task.facts(), num_reference=4)
+    return [
+        *subjects,
+        replace(gpt2_users, name=f"{gpt2_users.name}, decay in the loss", method=decaying),
+        replace(
+            lora,
+            name=f"{lora.name}, reference data",
+            task=replace(lora.task, task_facts=facts),
+            method=DPSGD(max_grad_norm=lora.method.max_grad_norm, reference_weight=0.1),
+        ),
+        *(s for s in others if not s.name.startswith(AS_WITH_USERS)),
+    ]
+
+
+def _subjects_in(dtype: str) -> list[Subject]:
+    """The random models in a type: of their weights under an adapter, of the products of full fine-tuning. The smaller
+    the type, the more their large random weights let rounding show."""
+    kinds: dict[str, tuple[Callable[[], PreTrainedModel], AdapterSpec, float, LanguageModelingTask]] = {
         "Llama, tied, full": (_llama, FULL, 5.2, _task()),
         "Llama, LoRA": (_llama, LORA, 2.3, _task()),
         "Llama, soft prompt": (_llama, SOFT_PROMPT, 0.5, _task()),
@@ -67,33 +99,56 @@ def toy_subjects() -> list[Subject]:
         "GPT-2, tied, full": (_gpt2, FULL, 5.0, _task()),
         "GPT-2, tied, full, users": (_gpt2, FULL, 8.0, _task().by_user()),
     }
-    subjects = [
+    small = dtype != DTYPES[0]
+    return [
         Subject(
-            name=name,
-            trainee=start_trainee(_pretrained(build), adapter),
+            name=f"{name}, {dtype}" if small else name,
+            trainee=typed_trainee(
+                _pretrained(build), ModelSpec.model_validate({"name": "selftest", "adapter": adapter, "dtype": dtype})
+            ),
             task=task,
             method=DPSGD(max_grad_norm=c),
             indices=np.arange(task.facts().num_units),
-            tolerance=ROUNDING[torch.float32],
+            tolerance=ROUNDING[getattr(torch, dtype)] * (2 if small else 1),
         )
         for name, (build, adapter, c, task) in kinds.items()
     ]
-    decaying = DPSGD(max_grad_norm=subjects[-1].method.max_grad_norm, weight_decay=0.1, decay="in_loss")
-    weighted = subjects[1]
-    facts = replace(weighted.task.facts(), num_reference=4)
-    return [
-        *subjects,
-        replace(subjects[-1], name=f"{subjects[-1].name}, decay in the loss", method=decaying),
-        replace(
-            weighted,
-            name=f"{weighted.name}, reference data",
-            task=replace(weighted.task, task_facts=facts),
-            method=DPSGD(max_grad_norm=weighted.method.max_grad_norm, reference_weight=0.1),
-        ),
-    ]
 
 
-def start_trainee(base: models.PretrainedModel, adapter: AdapterSpec, microbatch_size: int | None = None) -> Trainee:
+def prefix_subjects(other: str) -> tuple[Subject, Subject]:
+    """Two subjects whose hidden states below the adapter differ in one example: of other "data", or of another "model".
+    The example is the shortest, so that a look at the longest ones does not tell the two apart."""
+    adapter = AdapterSpec(r=2, alpha=4, target_modules=("q_proj",), layers_to_transform=(1,))
+    subjects = []
+    for number in range(2):
+        base, rare = _pretrained(_llama), VOCABULARY - 1
+        sentences = [list(range(1 + i, 5 + i + 3 * i)) for i in range(NUM_EXAMPLES)]
+        if other == "model" or number:
+            sentences[0][1] = rare
+        if other == "model" and number:
+            with torch.no_grad():
+                input_embeddings(base.model).weight[rare] += 1.0
+        subjects.append(
+            Subject(
+                name=f"selftest/{number}" if other == "model" else "selftest",
+                trainee=start_trainee(base, adapter),
+                task=_task_of(sentences, content_hash=f"{sentences}"),
+                method=DPSGD(),
+                indices=np.arange(NUM_EXAMPLES),
+                tolerance=ROUNDING[torch.float32],
+            )
+        )
+    return subjects[0], subjects[1]
+
+
+def typed_trainee(base: PretrainedModel, spec: ModelSpec, microbatch_size: int | None = None) -> Trainee:
+    """The model with the adapter and in the type of a spec."""
+    base.model.to(getattr(torch, spec.weight_dtype))
+    trainee = start_trainee(base, spec.adapter, microbatch_size)
+    return replace(trainee, autocast=torch.bfloat16 if spec.uses_autocast else None)
+
+
+def start_trainee(base: PretrainedModel, adapter: AdapterSpec, microbatch_size: int | None = None) -> Trainee:
     """The model with its adapter; LoRA's B is moved away from 0, where A would have no gradient."""
     model = adapters.attach_adapter(base, adapter)
     parameters = adapters.trainable_parameters(model, adapter)
@@ -106,15 +161,15 @@ def start_trainee(base: models.PretrainedModel, adapter: AdapterSpec, microbatch
     return Trainee(model=model, parameters=parameters, microbatch_size=microbatch_size)
 
 
-def _pretrained(build: Callable[[], nn.Module]) -> models.PretrainedModel:
+def _pretrained(build: Callable[[], PreTrainedModel]) -> PretrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build()
     model.requires_grad_(False).eval()
-    return models.PretrainedModel(name="selftest", model=model, tokenizer=None, weight_hash="selftest")
+    return PretrainedModel(name="selftest", model=model, tokenizer=None, weight_hash="selftest")
 
 
-def _llama() -> nn.Module:
+def _llama() -> LlamaForCausalLM:
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=VOCABULARY,
@@ -129,7 +184,7 @@ def _llama() -> nn.Module:
     )
 
 
-def _gpt2() -> nn.Module:
+def _gpt2() -> GPT2LMHeadModel:
     return GPT2LMHeadModel(
         GPT2Config(
             vocab_size=VOCABULARY,
@@ -150,12 +205,16 @@ def _task() -> LanguageModelingTask:
     sentences = [rng.integers(1, VOCABULARY, 4 + 3 * i) for i in range(NUM_EXAMPLES)]
     for sentence in sentences:
         sentence[::3] = 7
-    examples = TokenizedExamples.from_lists([s.tolist() for s in sentences])
+    return _task_of([s.tolist() for s in sentences], content_hash="selftest")
+
+
+def _task_of(sentences: list[list[int]], content_hash: str) -> LanguageModelingTask:
+    examples = TokenizedExamples.from_lists(sentences)
     facts = TaskFacts(
         num_examples=NUM_EXAMPLES,
         num_units=NUM_EXAMPLES,
         privacy_unit="sentence",
-        content_hash="selftest",
+        content_hash=content_hash,
         num_tokens=examples.num_targets(),
     )
     users = Users.named([0, 1, 0, 2, 3, 0], "user")

@@ -11,17 +11,16 @@ import pandas as pd
 from analysis import Selection, load_points, split_by, with_score, with_worst_case
 from analysis import select as select_from
 from analysis.selection.reference import SETTINGS
-from raydp.output import stderr
-from raydp.spec import SweepSpec, load_spec
-from raydp.sweep.folder import SweepFolder
-from raydp.sweep.points import POINTS_FILE, counts, points_table, secrets_beside, values_by_secret, write_tables
+from raydp.io.output import stderr
+from raydp.spec.document import DEMO, SweepSpec, load_spec
+from raydp.sweep.planning.sources import folder_of_spec, is_spec, named
+from raydp.sweep.store.folder import SweepFolder
+from raydp.sweep.store.points import POINTS_FILE, counts, points_table, secrets_beside, values_by_secret, write_tables
 
 if TYPE_CHECKING:
     from raydp.sweep.driver import SweepResult
-    from raydp.sweep.plan import SweepPlan
+    from raydp.sweep.planning.plan import SweepPlan
     from raydp.tasks.base import Task
-
-DEMO = Path(__file__).parent.parent / "data" / "demo.yaml"
 
 
 class Sweep:
@@ -36,10 +35,35 @@ class Sweep:
 
     def __init__(self, spec: str | Path | Mapping[str, Any] | SweepSpec | None = None) -> None:
         self.spec = spec if isinstance(spec, SweepSpec) else load_spec(spec if spec is not None else DEMO)
+        self._path = Path(self.spec.storage) / self.spec.name
+
+    @classmethod
+    def open(cls, sweep: str | Path | Mapping[str, Any] | SweepSpec, *, storage: str = "raydp_runs") -> Sweep:
+        """Open a sweep that was started before, whether it is running, was interrupted or has ended.
+
+        Args:
+            sweep: its name under storage, its folder, or its spec (a YAML file, a mapping or a checked spec).
+            storage: the folder that sweeps live in, for a name.
+
+        Raises:
+            ValueError: there is no such sweep; says which there are.
+        """
+        if isinstance(sweep, Mapping | SweepSpec):
+            opened = cls(sweep)
+            SweepFolder.open(opened._path)
+            return opened
+        folder = sweep_folder(sweep, storage)
+        opened = cls(folder.spec())
+        opened._path = folder.path
+        return opened
+
+    def __repr__(self) -> str:
+        return f"Sweep({self.spec.name!r}, folder={str(self._path)!r})"
 
     def run(self, *, resume: bool = False) -> SweepResult:
         """Run it to its end, or go on where it stopped."""
-        from raydp.sweep.driver import run_sweep
+        with stderr.status("Load the libraries"):
+            from raydp.sweep.driver import run_sweep
 
         return run_sweep(self.spec, resume=resume, console=stderr)
 
@@ -55,11 +79,15 @@ class Sweep:
     @property
     def folder(self) -> SweepFolder:
         """What the sweep keeps on disk."""
-        return SweepFolder.open(Path(self.spec.storage) / self.spec.name)
+        return SweepFolder.open(self._path)
 
     def points(self) -> pd.DataFrame:
         """The points table as far as the sweep has come."""
         return points_table(self.folder)
+
+    def select(self, **options: Any) -> Selection:
+        """Select a configuration from the runs that have finished; options as in `raydp.select`."""
+        return select(self._path, **options)
 
     def status(self) -> dict[str, Any]:
         """Runs by status and the failures with their reasons."""
@@ -73,13 +101,19 @@ def plan(spec: str | Path | Mapping[str, Any] | SweepSpec) -> pd.DataFrame:
         One row per configuration. `.attrs` holds warnings, what a named space left out, the task's facts, and remarks
         on what ε and σ are of.
     """
-    return make_table(planned(spec if isinstance(spec, SweepSpec) else load_spec(spec))[0])
+    from raydp.sweep.planning.start import check_plan
+
+    checked = spec if isinstance(spec, SweepSpec) else load_spec(spec)
+    not_now = check_plan(checked)
+    table = make_table(planned(checked)[0])
+    table.attrs["warnings"] += not_now
+    return table
 
 
 def planned(spec: SweepSpec) -> tuple[SweepPlan, Task]:
     """A sweep's plan and its task."""
-    from raydp.sweep.inputs import build_task
-    from raydp.sweep.plan import make_plan
+    from raydp.sweep.planning.inputs import build_task
+    from raydp.sweep.planning.plan import make_plan
 
     with stderr.status("reading data and checking the model"):
         task, weight_hash = build_task(spec)
@@ -104,6 +138,19 @@ def make_table(planned: SweepPlan) -> pd.DataFrame:
     return table
 
 
+def plan_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The objects of `raydp plan --json`: a plan's rows, each with what the text says of the whole sweep.
+
+    Returns:
+        One object a configuration: the columns, "data" (examples, units and the task's notes: counts and caveats),
+        "warnings" and "remarks" (what ε and σ are of), equal in all objects.
+    """
+    facts = table.attrs["facts"]
+    counted = {name: getattr(facts, name) for name in ("num_examples", "num_units", "privacy_unit")}
+    whole = {"data": {**counted, **facts.notes}, **{name: table.attrs[name] for name in ("warnings", "remarks")}}
+    return [{**{str(name): value for name, value in row.items()}, **whole} for row in table.to_dict("records")]
+
+
 def select(
     points: str | Path | pd.DataFrame,
     *,
@@ -125,7 +172,7 @@ def select(
         return select_from(points if score is None else with_score(points, score), **options)
     folder = private_selection_of(points, storage)
     if folder is not None:
-        from raydp.sweep.selection import select_released
+        from raydp.sweep.private_selection.release import select_released
 
         return select_released(folder, score=score, worst_case=worst_case or None, **options)
     if options.get("rule") in SETTINGS:
@@ -163,9 +210,10 @@ def private_selection_of(source: str | Path, storage: str = "raydp_runs") -> Swe
 
 
 def folder_of(source: str | Path, storage: str = "raydp_runs") -> SweepFolder | None:
-    """The sweep's folder that a source is, or that its points.csv lies in; None for another file."""
+    """The sweep's folder that a source names (see `sweep_folder`), or that its points.csv is in; None for another
+    file."""
     path = Path(source)
-    if path.is_file() or path.suffix in {".csv", ".parquet"}:
+    if _is_table(path):
         of_a_sweep = path.name == POINTS_FILE and (path.parent / "spec.yaml").is_file()
         return SweepFolder.open(path.parent) if of_a_sweep else None
     return sweep_folder(source, storage)
@@ -220,6 +268,7 @@ def tables_of(
     """
     if by is not None and len(sources) > 1:
         raise ValueError(f"--by must go with one table, got {len(sources)}. Leave it out: the tables are the groups.")
+    sources = list(map(named, sources))
     tables = {name: points_of(name, storage, score=score, worst_case=worst_case, by=by)[0] for name in sources}
     if len(tables) < len(sources):
         raise ValueError(f"POINTS must be named once each, got {', '.join(sources)}. Remove the repeated one.")
@@ -244,8 +293,12 @@ def secrets_of(source: str | Path, storage: str, score: str | None) -> tuple[pd.
 def _table_of(source: str | Path, storage: str) -> tuple[SweepFolder | None, Path]:
     """A source's points file, written anew for a sweep, and the sweep that it is of."""
     folder, path = folder_of(source, storage), Path(source)
-    of_a_file = path.is_file() or path.suffix in {".csv", ".parquet"}
-    return folder, path if of_a_file or folder is None else write_tables(folder)
+    return folder, path if _is_table(path) or folder is None else write_tables(folder)
+
+
+def _is_table(path: Path) -> bool:
+    """Whether a source is a points file; a spec stands for its sweep."""
+    return path.suffix in {".csv", ".parquet"} or (path.is_file() and not is_spec(path))
 
 
 def _options(folder: SweepFolder) -> dict[str, Any]:
@@ -255,6 +308,12 @@ def _options(folder: SweepFolder) -> dict[str, Any]:
 
 
 def sweep_folder(source: str | Path, storage: str = "raydp_runs") -> SweepFolder:
-    """A sweep's folder by its path, or by its name under storage."""
+    """A sweep's folder by its path, by its name under storage, or by its spec: the sweep is then in the spec's storage.
+
+    Raises:
+        ValueError: there is no such sweep.
+    """
     path = Path(source)
+    if is_spec(path):
+        return folder_of_spec(path)
     return SweepFolder.open(path if path.exists() else Path(storage) / path)

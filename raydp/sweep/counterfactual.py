@@ -8,10 +8,10 @@ import pandas as pd
 
 from analysis import counterfactual
 from analysis.tables.points import HYPERPARAMETERS
-from raydp.registries import unknown_name
+from raydp.plugins.registries import unknown_name
 from raydp.sweep.api import sweep_folder
-from raydp.sweep.folder import SweepFolder
-from raydp.sweep.points import points_table, secrets_table
+from raydp.sweep.store.folder import SweepFolder
+from raydp.sweep.store.points import points_table, secrets_table
 
 
 def compare(
@@ -39,11 +39,11 @@ def compare(
             "that of SWEEP_WITH with task {name: without, of: {...}, secrets: ...}."
         )
     chosen = score or specs[0].select.score
-    facts = [folder.read_json("plan.json")["facts"] for folder in folders]
+    facts = [folder.plan().facts for folder in folders]
     answer = counterfactual(
-        *(_values(folder, chosen) for folder in folders), left_out=facts[1]["notes"]["left_out_secrets"]
+        *(_values(folder, chosen) for folder in folders), left_out=facts[1].notes["left_out_secrets"]
     )
-    counts = {side: fact["num_examples"] for side, fact in zip(("with", "without"), facts, strict=True)}
+    counts = {side: fact.num_examples for side, fact in zip(("with", "without"), facts, strict=True)}
     return {"score": chosen, "num_examples": counts, **answer}
 
 

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from analysis import select as select_from
 from analysis import write_comparison, write_report
+from analysis.selection.default import DEFAULT_RULE
 from raydp.sweep.api import folder_of, points_of, private_selection_of, secrets_of, select, tables_of, with_given
-from raydp.sweep.notes import about
+from raydp.sweep.ending.notes import about
+from raydp.sweep.planning.sources import named
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +25,7 @@ _NAMED = 4
 
 def report(
     points: str | Path,
-    output: Path,
+    output: str | Path,
     *,
     storage: str = "raydp_runs",
     score: str | None = None,
@@ -33,6 +35,9 @@ def report(
     """Write the report of a points table or, with what its guarantee says, of a sweep; by a score as in `select`.
 
     Args:
+        points: a points file, or a sweep by its folder or its name under storage.
+        output: the HTML file; it is replaced if it is there.
+        storage, score, worst_case: as in `raydp.select`.
         options: rule and constraints in the place of the sweep's, as in `analysis.select`.
 
     Returns:
@@ -46,7 +51,7 @@ def report(
     else:
         selections = _selections(table, with_given(defaults, options), values)
     told = {"title": Path(points).stem} if folder is None else about(folder, score=score, worst_case=worst_case)
-    return write_report(table, selections, output, by_secret=values, **told)
+    return write_report(table, selections, Path(output), by_secret=values, **told)
 
 
 def comparison(
@@ -71,6 +76,7 @@ def comparison(
     Raises:
         ValueError: a private selection among them: its runs may not be compared.
     """
+    sources = list(map(named, sources))
     for source in sources:
         if private_selection_of(source, storage) is not None:
             raise ValueError(f"SWEEP must not be a private selection to be compared, got {source!r}. Leave it out.")
@@ -103,5 +109,5 @@ def _selections(
 ) -> list[Selection]:
     """What the options' rule selects, and the best utility."""
     others = {name: value for name, value in options.items() if name != "rule"}
-    rules = dict.fromkeys([options.get("rule", "procedure"), "best-utility"])
+    rules = dict.fromkeys([options.get("rule", DEFAULT_RULE), "best-utility"])
     return [select_from(table, rule=rule, by_secret=by_secret, **others) for rule in rules]

@@ -11,16 +11,16 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raydp.output import stderr
-from raydp.reading_yaml import parse_yaml, read_yaml
-from raydp.spec import SweepSpec, load_spec
+from raydp.io.output import stderr
+from raydp.io.yaml import parse_yaml, read_yaml
+from raydp.spec.document import SweepSpec, load_spec
 from raydp.sweep.api import Sweep, planned
-from raydp.sweep.folder import SweepFolder
 from raydp.sweep.reports import comparison
+from raydp.sweep.store.folder import SweepFolder
 
 if TYPE_CHECKING:
     from raydp.sweep.driver import SweepResult
-    from raydp.sweep.plan import SweepPlan
+    from raydp.sweep.planning.plan import SweepPlan
 
 MOST_VARIANTS = 200
 _TELLS = re.compile(r"[A-Za-z0-9]")
@@ -229,14 +229,14 @@ def _set(data: dict[str, Any], field: str, value: Any) -> None:
 
 
 def _result_of(variant: Variant, ran: SweepResult) -> VariantResult:
-    records = SweepFolder.open(variant.folder).read_json("plan.json")["privacy"].values()
+    records = SweepFolder.open(variant.folder).plan().privacy.values()
     return VariantResult(
         name=variant.spec.name,
         values=variant.values,
         epsilon=max(float(record["epsilon"]) for record in records),
         counts=ran.counts,
-        selected=ran.selected,
-        best_utility=ran.best_utility,
+        selected=None if ran.selected is None else ran.selected.to_dict(),
+        best_utility=None if ran.best_utility is None else ran.best_utility.to_dict(),
         reason=ran.reason,
     )
 
@@ -246,7 +246,7 @@ def _compared(
 ) -> VariantsResult:
     """Losses are compared on the same data alone, scores if they are the same as well."""
     ended = [variant for variant, _ in zip(variants, results, strict=False)]
-    data = {SweepFolder.open(v.folder).read_json("plan.json")["facts"]["content_hash"] for v in ended}
+    data = {SweepFolder.open(v.folder).plan().facts.content_hash for v in ended}
     scores = {next(repr(s) for s in v.spec.scores if s.name == v.spec.select.score) for v in ended}
     scored = {r.name: r.selected["score"] for r in results if r.selected is not None}
     losses = {r.name: r.best_utility["utility_loss"] for r in results if r.best_utility is not None}

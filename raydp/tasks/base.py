@@ -5,13 +5,24 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedTokenizerBase
+    from typing_extensions import TypeVar
+
+    from raydp.spec.document import SweepSpec
+
+    ExamplesT = TypeVar("ExamplesT", bound="Examples", default=Any)
+else:
+    from typing import TypeVar
+
+    ExamplesT = TypeVar("ExamplesT")  # without a default before Python 3.13
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +55,29 @@ class TaskFacts:
     num_new_tokens: int = 0
     num_reference: int = 0
 
+    def sentences(self) -> list[str]:
+        """What was made of the data before anything is trained: sizes, what was left out, what to know of the unit."""
+        units = "" if self.num_units == self.num_examples else f" of {self.num_units} users"
+        sentences = [f"{self.num_examples} examples{units}; the unit of privacy is: {self.privacy_unit}"]
+        for name, value in self.notes.items():
+            if name == "caveats":
+                sentences += [f"caveat: {caveat}" for caveat in value]
+            elif isinstance(value, list | tuple):
+                sentences.append(f"{name}: {_enumerated(value)}")
+            else:
+                sentences.append(f"{name}: {value}")
+        return sentences
+
     @property
     def num_training(self) -> int:
         """Of the units, those that are not reference data: the first ones."""
         return self.num_units - self.num_reference
+
+
+def _enumerated(values: Sequence[object]) -> str:
+    """A list in a line, equal neighbours once."""
+    runs = [(value, len(list(same))) for value, same in groupby(values)]
+    return ", ".join(f"{value} ({times} times)" if times > 1 else str(value) for value, times in runs) or "none"
 
 
 class Space(Protocol):
@@ -97,6 +127,23 @@ class Secret:
         return hashlib.sha256(f"{self.kind}\0{self.prompt}\0{self.continuation}".encode()).hexdigest()[:12]
 
 
+class Examples(Protocol):
+    """Some of a task's examples, for a model.
+
+    Attributes:
+        size: in words, for messages.
+    """
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def size(self) -> str: ...
+
+    def to(self, device: torch.device) -> Self:
+        """The same on a device."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """Padded training examples.
@@ -130,7 +177,7 @@ class Batch:
         return replace(self, input_ids=self.input_ids.to(device), labels=self.labels.to(device), hidden=hidden)
 
 
-class Task(Protocol):
+class Task(Protocol[ExamplesT]):
     """What is learnt. Built by a plug-in's `build(tokenizer)`; holds numpy arrays and strings only, so that it can be
     shared between the processes of a node without a copy."""
 
@@ -140,7 +187,7 @@ class Task(Protocol):
     def lengths(self) -> NDArray[np.int64]:
         """[n] tokens of each training example, to form batches of similar length."""
 
-    def batch(self, indices: NDArray[np.int64]) -> Batch:
+    def batch(self, indices: NDArray[np.int64]) -> ExamplesT:
         """Training examples by their position."""
 
     def unit_sizes(self) -> NDArray[np.int64] | None:
@@ -154,13 +201,13 @@ class Task(Protocol):
             ValueError: the task does not know whose examples are whose.
         """
 
-    def heldout_batch(self, indices: NDArray[np.int64]) -> Batch:
+    def heldout_batch(self, indices: NDArray[np.int64]) -> ExamplesT:
         """Held-out examples by their position."""
 
     def heldout_lengths(self) -> NDArray[np.int64]:
         """[m] tokens of each held-out example."""
 
-    def per_example_loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    def per_example_loss(self, model: torch.nn.Module, batch: ExamplesT) -> torch.Tensor:
         """[B] loss of each example: the mean over the example's own target tokens."""
 
     def utility(self, model: torch.nn.Module) -> float:
@@ -171,3 +218,16 @@ class Task(Protocol):
 
     def controls(self) -> Sequence[Secret]:
         """Secrets of the same format that do not occur in the training data."""
+
+
+def task_of(spec: SweepSpec, tokenizer: PreTrainedTokenizerBase | None) -> Task:
+    """A spec's task, with the unit of privacy that the spec asks for.
+
+    Args:
+        tokenizer: None for a task that has no text.
+
+    Raises:
+        ValueError: the data or the secrets are not usable, or the task does not know its users.
+    """
+    task: Task = spec.task.params.build(tokenizer)
+    return task.by_user() if spec.privacy.unit == "user" else task

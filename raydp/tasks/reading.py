@@ -1,6 +1,7 @@
 """Rows from files: JSON Lines, CSV and plain text, gzipped or not; a malformed row is an error that names its line.
 
-Messages give file, line and what is expected, never the content: the rows are private text.
+Messages give file, line and what is expected, never the content: the rows are private text. Names of columns and keys
+are shown only where they are usual ones, since a file without a header begins with a row.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ import io
 import json
 import threading
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from raydp.locations import local_copy
+from raydp.io.locations import local_copy
+from search_spaces.names import columns_in_words, kind_of
 
 MAX_CSV_FIELD_BYTES = 1 << 26
-MAX_COLUMNS_SHOWN = 20
 _CSV_LIMIT = threading.Lock()
 
 
@@ -96,26 +97,22 @@ def read_column(
 def _require_column(
     column: str, first: dict[str, Any], others: Iterator[tuple[int, dict[str, Any]]], field: str
 ) -> None:
-    """Raise if neither the first row nor another has the column; the names of columns are not private, values are."""
+    """Raise if neither the first row nor another has the column."""
     known = dict.fromkeys(first)
     for _, row in others:
         known |= dict.fromkeys(row)
         if column in known:
             return
-    raise ValueError(f"{field} must be one of {_listed(known)}, got {column!r}. Choose one.")
-
-
-def _listed(columns: Iterable[str]) -> str:
-    """The names of columns, the first of many."""
-    names = list(columns)
-    return ", ".join(names[:MAX_COLUMNS_SHOWN]) + (", ..." if len(names) > MAX_COLUMNS_SHOWN else "")
+    raise ValueError(
+        f"{field} must be a column of the file, got {column!r}. The file has {columns_in_words(known)}. Choose one."
+    )
 
 
 def string_of(row: dict[str, Any], column: str, field: str, place: str) -> str:
     """row[column], which must be a string."""
     value = row.get(column)
     if not isinstance(value, str):
-        got = f"only the columns {_listed(row)}" if column not in row else type(value).__name__
+        got = f"only {columns_in_words(row)}" if column not in row else kind_of(value)
         raise ValueError(f"{field} must have a string {column!r} in every row, got {got} in {place}. Correct the row.")
     return value
 
@@ -129,8 +126,10 @@ def _open_text(path: Path, field: str) -> Iterator[io.TextIOBase]:
             yield file
     except UnicodeDecodeError as error:
         raise ValueError(f"{field} must be UTF-8 text, got other bytes in {path.name}. Convert the file.") from error
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise ValueError(f"{field} must be a whole gzip file, got {path.name}: {error}. Copy it again.") from error
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:  # the text of the first shows the file's first bytes
+        raise ValueError(
+            f"{field} must be a whole gzip file, got {path.name}, which is damaged or none. Copy it again."
+        ) from error
 
 
 def _json_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -156,14 +155,14 @@ def _json_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int
                 "Correct the line."
             )
         if not isinstance(row, dict):
-            got = type(row).__name__
+            got = kind_of(row)
             raise ValueError(
                 f"{field} must hold one JSON object per line, got {got} in {name}, line {number}. Correct the line."
             )
         yield number, row
 
 
-def _is_text(row: Any) -> bool:
+def _is_text(row: object) -> bool:
     """Whether UTF-8 has every character: JSON may escape half of a pair, which no tokenizer and no file takes."""
     try:
         json.dumps(row, ensure_ascii=False).encode()
@@ -179,10 +178,10 @@ def _csv_rows(file: io.TextIOBase, name: str, field: str) -> list[tuple[int, dic
         reader = csv.DictReader(file, strict=True)
         try:
             names = list(reader.fieldnames or ())
-            if repeated := sorted({name for name in names if names.count(name) > 1}):
+            if repeated := [at for at, column in enumerate(names, start=1) if names.index(column) < at - 1]:
                 raise ValueError(
-                    f"{field} must name each column once, got {', '.join(map(repr, repeated))} again in the header of "
-                    f"{name}. Rename one of them."
+                    f"{field} must name each column once, got a name of before again in column {repeated[0]} of the "
+                    f"header of {name}. Rename the column."
                 )
             for row in reader:
                 if None in row or None in row.values():

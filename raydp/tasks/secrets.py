@@ -10,6 +10,7 @@ from typing import Any
 
 from raydp.tasks.base import Secret
 from raydp.tasks.reading import read_json_rows
+from search_spaces.names import columns_in_words
 
 
 def read_secrets(path: str | Path, field: str) -> list[Secret]:
@@ -43,7 +44,7 @@ def verbatim_texts(secrets: Sequence[Secret]) -> list[str]:
 
 
 def mentions(text: str, attribute: str) -> bool:
-    """Whether an attribute appears in a text, case-folded and as whole words (DESIGN: AIR)."""
+    """Whether an attribute appears in a text, case-folded and as whole words, as the attribute inference ratio asks."""
     return re.search(rf"(?<!\w){re.escape(attribute.casefold())}(?!\w)", text.casefold()) is not None
 
 
@@ -65,7 +66,7 @@ def _secret_of(row: dict[str, Any], field: str, place: str) -> Secret:
     if len(keys) != 1 or not all(isinstance(row.get(key), str) and row[key].strip() for key in wanted):
         raise ValueError(
             f"{field} must hold a prompt and either a continuation or an attribute, as strings that are not blank, in "
-            f"every line, got the keys {sorted(row)} in {place}. Correct the line."
+            f"every line, got {columns_in_words(row)} in {place}. Correct the line."
         )
     if keys == ["continuation"]:
         return Secret(prompt=row["prompt"], continuation=row["continuation"])

@@ -19,7 +19,8 @@ class Digits:
 
     @property
     def size(self) -> int:
-        return 10**self.num_digits
+        size: int = 10**self.num_digits
+        return size
 
     def continuation(self, index: int) -> str:
         return f"{self.before}{index:0{self.num_digits}d}"

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from raydp.tracking.promotions import aliases_of, claims_privacy, note
+from raydp.tracking.sealing.trust import ALARM_TAG
 from raydp.tracking.store import open_store
-from raydp.tracking.trust import ALARM_TAG
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -41,9 +41,9 @@ def set_alarms(
     alarmed = {str(v.version): alarm for v in versions if (alarm := alarms.get(_configuration(v))) is not None}
     if not alarmed:
         return
-    for alias, version in aliases_of(store, registered_model).items():
-        if claims_privacy(alias) and version in alarmed:
-            note(store, registered_model, version, alias, f"taken away: {alarmed[version]}", previous=version)
+    for alias, number in aliases_of(store, registered_model).items():
+        if claims_privacy(alias) and number in alarmed:
+            note(store, registered_model, number, alias, f"taken away: {alarmed[number]}", previous=number)
             store.client.delete_registered_model_alias(registered_model, alias)
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from raydp.tracking.loading import checked_folder
+from raydp.tracking.models.loading import checked_folder
 from raydp.tracking.portable import model_files
 from raydp.tracking.records import clean_key, latest_metrics
 from raydp.tracking.store import Store, open_store, resolve_uri
@@ -63,4 +63,5 @@ def _log(store: Store, uri: str, values: Mapping[str, float]) -> None:
     now = int(time.time() * 1000)
     new = [Metric(k, v, now, 0, model_id=model.model_id) for k, v in values.items() if there.get(k) != v]
     if new:
+        assert model.source_run_id is not None, "a model is logged in a run"
         store.client.log_batch(model.source_run_id, metrics=new)

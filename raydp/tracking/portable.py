@@ -15,9 +15,10 @@ from urllib.parse import urlsplit, urlunsplit
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
-_TOKENIZER = (
+TOKENIZER_CONFIG = "tokenizer_config.json"
+TOKENIZER_FILES = (
     "tokenizer.json",
-    "tokenizer_config.json",
+    TOKENIZER_CONFIG,
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",
@@ -27,7 +28,7 @@ _TOKENIZER = (
     "chat_template.jinja",
 )
 _ADAPTER = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
-_FULL = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json")
+FULL_MODEL = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json")
 _PATH_KEYS = ("*_file", "*_path", "*_dir")
 _NAME_KEYS = ("base_model_name_or_path", "_name_or_path", "name_or_path")
 
@@ -35,7 +36,7 @@ _SEGMENT = r"[^\s/'\"`,;:()<>\[\]]+"
 _PATH_IN_TEXT = re.compile(rf"(?<![\w./:*~-])((?:file://|sqlite:///)?)(?:~|[A-Za-z]:)?/(?:{_SEGMENT}/)+({_SEGMENT})")
 
 
-def portable(value: Any) -> Any:
+def portable(value: object) -> Any:
     """A copy of a record that is strict JSON and says nothing of this machine.
 
     An absolute path becomes its last part, also inside a text; user and password of an address go; infinity becomes
@@ -58,7 +59,7 @@ def portable(value: Any) -> Any:
     return None if math.isnan(number) else str(number)
 
 
-def to_json(value: Any) -> str:
+def to_json(value: object) -> str:
     """A record as strict JSON (see `portable`)."""
     return json.dumps(portable(value), indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
 
@@ -71,7 +72,7 @@ def model_files(folder: Path) -> list[Path]:
     Raises:
         ValueError: there are no safetensors weights.
     """
-    patterns = (*(_ADAPTER if (folder / ADAPTER_CONFIG).is_file() else _FULL), *_TOKENIZER)
+    patterns = (*(_ADAPTER if (folder / ADAPTER_CONFIG).is_file() else FULL_MODEL), *TOKENIZER_FILES)
     files = sorted(p for p in folder.iterdir() if p.is_file() and any(fnmatch(p.name, pattern) for pattern in patterns))
     if not any(path.suffix == ".safetensors" for path in files):
         raise ValueError(

@@ -13,7 +13,7 @@ import secrets
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from raydp.tracking.trust import ALARM_TAG, Trust
+from raydp.tracking.sealing.trust import ALARM_TAG, Trust
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel

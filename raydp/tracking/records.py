@@ -26,7 +26,7 @@ class TrialRecord:
     """A trained model with everything that is said of it.
 
     Attributes:
-        run_id: the run's identity in its sweep (a hash; DESIGN: identity).
+        run_id: the run's identity in its sweep (a hash; docs/design.md: identity).
         batch_size, num_steps, learning_rate: the configuration; None for a method that has none.
         seed: label of the repetition.
         params: other parameters, flat: name -> number or text. `method`, `task_hash` and `max_grad_norm` become columns
@@ -103,7 +103,7 @@ class TrialRecord:
         return {name: value for name, value in values.items() if math.isfinite(value)}, sorted(missing)
 
 
-def as_params(values: Mapping[str, Any]) -> dict[str, str]:
+def as_params(values: Mapping[str, object]) -> dict[str, str]:
     """Values as text: floats that round-trip, booleans as true and false, lists as JSON, without the undefined ones."""
     texts = {}
     for name, value in values.items():
@@ -113,9 +113,9 @@ def as_params(values: Mapping[str, Any]) -> dict[str, str]:
     return texts
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(values: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one, with dots between the keys."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
         flat |= flatten(value, f"{name}.") if isinstance(value, Mapping) else {name: value}

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raydp.tracking.conditions import Conditions, Where
+from raydp.tracking.lookup.conditions import Conditions, Where
+from raydp.tracking.lookup.search import Lookup, tracked
+from raydp.tracking.lookup.table import table
 from raydp.tracking.promotions import aliases_of, check_alias, check_claim, check_reason, note, trail
-from raydp.tracking.seal import BASE_FILE, OTHER_FILES, PRIVACY_FILE, SEAL_TAG, Seal
-from raydp.tracking.search import Lookup, tracked
+from raydp.tracking.sealing.seal import BASE_FILE, OTHER_FILES, PRIVACY_FILE, SEAL_TAG, Seal
+from raydp.tracking.sealing.trust import Trust
 from raydp.tracking.store import Store, artifact_bytes, open_store, resolve_uri
-from raydp.tracking.table import table
-from raydp.tracking.trust import Trust
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -172,7 +172,7 @@ def promote_model(
     tracking_uri: str,
     by: str | None = None,
     trusted_keys: Iterable[str | Path] | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Point an alias at a model and record on it why, when and by whom; earlier records stay.
 
     The record is written before the alias moves, so that no alias points anywhere without a reason.
@@ -213,7 +213,7 @@ def _version(store: Store, uri: str) -> tuple[str, str]:
     return reference.name, reference.version
 
 
-def _undefined(value: Any) -> bool:
+def _undefined(value: object) -> bool:
     import pandas as pd
 
     return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))

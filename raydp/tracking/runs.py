@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raydp.sections.cluster import REGISTERED_MODEL
+from raydp.spec.sections.cluster import REGISTERED_MODEL
 from raydp.tracking.delivery import delivering
-from raydp.tracking.model_folder import replace_cards
+from raydp.tracking.models.model_folder import replace_cards
 from raydp.tracking.portable import portable, to_json
 from raydp.tracking.records import TrialRecord, as_params, clean_key, flatten
-from raydp.tracking.signing import SigningKey
+from raydp.tracking.sealing.signing import SigningKey
 from raydp.tracking.store import MODEL_ID_TAG, Store, open_experiment, open_store
 from raydp.tracking.trials import TrialWriter
 
@@ -57,7 +57,7 @@ class Tracker:
         self._trials: TrialWriter | None = None
 
     @delivering()
-    def sweep_run(self, sweep_id: str, name: str, spec: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    def sweep_run(self, sweep_id: str, name: str, spec: Mapping[str, object], facts: Mapping[str, object]) -> str:
         """Open the sweep's parent run, the same one for the same sweep_id.
 
         Args:
@@ -108,7 +108,7 @@ class Tracker:
 
     @delivering()
     def fail_trial(
-        self, run_id: str, reason: str, params: Mapping[str, Any] | None = None, *, status: str = "failed"
+        self, run_id: str, reason: str, params: Mapping[str, object] | None = None, *, status: str = "failed"
     ) -> None:
         """Track a trial that left no model; a complete run of that identity stays as it is.
 

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raydp.tracking.loading import load_folder, recorded_base, tokenizer_in
-from raydp.tracking.seal import SEAL_FILE, Seal, folder_problem
-from raydp.tracking.signing import trusted_keys
+from raydp.tracking.models.loading import load_folder, recorded_base, tokenizer_in
+from raydp.tracking.portable import TOKENIZER_CONFIG
+from raydp.tracking.sealing.seal import SEAL_FILE, Seal, folder_problem, sealed_names
+from raydp.tracking.sealing.signing import trusted_keys
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,11 +92,16 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Te
     folder, keys = Path(path), options.get("trusted_keys")
     seal = folder / SEAL_FILE
     own = Seal.read(seal.read_text(encoding="utf-8")) if seal.is_file() else None
-    problem = folder_problem(folder, own, None if keys is None else trusted_keys(keys))
+    problem = folder_problem(folder, own, None if keys is None else trusted_keys(keys), exported=True)
     if problem is not None:
         raise ValueError(f"MODEL must hold what its privacy card was made for, got {path}: {problem}. Fetch it again.")
+    from raydp.models.base_models import load_tokenizer
+
     base = options.get("base")
     model = load_folder(folder, base, options.get("dtype"))
     if ":" in recorded_base(folder)["name"]:  # a network of classification; no language model has one
         return Classifier(model=model)
-    return TextGenerator(model=model, tokenizer=tokenizer_in(folder, base))
+    if TOKENIZER_CONFIG in sealed_names(folder):
+        return TextGenerator(model=model, tokenizer=tokenizer_in(folder, base))
+    # An exported adapter's tokenizer is not sealed; the base's own is read.
+    return TextGenerator(model=model, tokenizer=load_tokenizer(base or recorded_base(folder)["name"]))

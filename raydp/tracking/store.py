@@ -17,7 +17,7 @@ from urllib.request import getproxies, url2pathname
 
 from filelock import FileLock
 
-from raydp.locations import MLFLOW_CREDENTIALS, refuse_credentials
+from raydp.io.locations import MLFLOW_CREDENTIALS, refuse_credentials
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -77,6 +77,13 @@ def check_store(uri: str) -> None:
         raise ValueError(
             f"tracking.uri must be a SQLite file, got {uri!r}, which is something else. Name another file."
         )
+    elif not database.exists():
+        try:
+            tempfile.TemporaryFile(dir=database.parent).close()
+        except OSError as error:
+            raise ValueError(
+                f"tracking.uri must be in a folder to write to, got {uri!r} ({error.strerror}). Name another."
+            ) from error
 
 
 def open_store(uri: str, *, create: bool = False) -> Store:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from raydp.tracking.delivery import NotDeliveredError
-from raydp.tracking.model_folder import upload
+from raydp.tracking.models.model_folder import upload
 from raydp.tracking.portable import portable, to_json
 from raydp.tracking.records import TrialRecord, as_params, clean_key
-from raydp.tracking.signing import SigningKey
+from raydp.tracking.sealing.signing import SigningKey
 from raydp.tracking.store import EXPERIMENT_ID_TAG, MODEL_ID_TAG
 
 if TYPE_CHECKING:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
+
+T = TypeVar("T")
 
 
 class Comm(Protocol):
@@ -21,7 +23,7 @@ class Comm(Protocol):
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Replace the tensor by rank 0's, in place."""
 
-    def broadcast_object(self, value: Any) -> Any:
+    def broadcast_object(self, value: T) -> T:
         """Rank 0's value, on every rank."""
 
 
@@ -40,7 +42,7 @@ class LocalComm:
     def broadcast(self, tensor: torch.Tensor) -> None:
         """One rank: nothing to send."""
 
-    def broadcast_object(self, value: Any) -> Any:
+    def broadcast_object(self, value: T) -> T:
         return value
 
 
@@ -58,7 +60,7 @@ class DistributedComm:
     def broadcast(self, tensor: torch.Tensor) -> None:
         dist.broadcast(tensor, src=0)
 
-    def broadcast_object(self, value: Any) -> Any:
+    def broadcast_object(self, value: T) -> T:
         box = [value]
         dist.broadcast_object_list(box, src=0, device=self.device)
         return box[0]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
-from raydp.models import LoadedModel
+from raydp.models.base_models import LoadedModel
 from raydp.training.comm import Comm
 from raydp.training.sharding import empty_pass
 
@@ -34,7 +34,7 @@ def on_rank_0(loaded: LoadedModel, comm: Comm, work_fn: Callable[[LoadedModel], 
         _follow(loaded, comm)
         return None
 
-    def announce(*args: Any) -> None:
+    def announce(*args: object) -> None:
         comm.broadcast_object(PASS)
 
     handle = loaded.model.register_forward_pre_hook(announce, prepend=True)  # before the hook that gathers the weights
@@ -47,7 +47,8 @@ def on_rank_0(loaded: LoadedModel, comm: Comm, work_fn: Callable[[LoadedModel], 
 
 def _follow(loaded: LoadedModel, comm: Comm) -> None:
     """Do what rank 0 announces, until it has ended."""
-    while (announced := comm.broadcast_object(None)) != END:
+    nothing: str | None = None
+    while (announced := comm.broadcast_object(nothing)) != END:
         if announced == EXCHANGE:
             loaded.exchange()
         else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from raydp.tasks.labelled import LabelledBatch
+from raydp.tasks.classification.labelled import LabelledBatch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,19 +13,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raydp.tasks.base import Batch, Task
+from raydp.tasks.base import Examples, Task
 from raydp.training import sharding
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm, LocalComm
-from raydp.training.correlated import CorrelatedNoise
-from raydp.training.lattice import NOISE_WIDENING, add_lattice_noise, lattice_step
-from raydp.training.memory import is_out_of_memory
-from raydp.training.microbatches import Units
+from raydp.training.gradients.memory import is_out_of_memory
+from raydp.training.gradients.microbatches import Units
+from raydp.training.gradients.thresholds import Clipping
+from raydp.training.gradients.weights import UnitWeights
+from raydp.training.noise.correlated import CorrelatedNoise
+from raydp.training.noise.lattice import NOISE_WIDENING, add_lattice_noise, lattice_step
+from raydp.training.noise.stream import KeyedStream
 from raydp.training.resuming import resume, whole_state
-from raydp.training.stream import KeyedStream
-from raydp.training.thresholds import Clipping
 from raydp.training.trial import Paused, Trained, Trainee, TrialPlan
-from raydp.training.weights import UnitWeights
 
 PAUSE = 4
 """Where in a step's sums rank 0 says that the run is to pause."""
@@ -118,7 +118,8 @@ def run(
         holders.broadcast(flat)
         rule.optimizer.step()
         history.append(_record(step, sums, threshold))
-        rule.clipping.update(*sums[2:PAUSE].tolist(), stream, step)
+        unclipped, counted = sums[2:PAUSE].tolist()
+        rule.clipping.update(unclipped, counted, stream, step)
         done = step + 1
         if trainee.progress is not None:
             trainee.progress(done, plan.num_steps)
@@ -181,8 +182,8 @@ def _accumulate(
     batches = units.microbatches(share, trainee.microbatch_size, trainee.budget.tokens)
     for found in sharding.in_lockstep(batches, comm) if sharded else batches:
         # Without a micro-batch of its own a rank runs any example: the others need its weights. It counts for nothing.
-        indices, per_unit = found or (np.argmin(units.lengths)[None], 1)
-        batch = task.batch(indices).to(device)
+        indices, per_unit = found or (np.array([np.argmin(units.lengths)]), 1)
+        batch: Examples = task.batch(indices).to(device)
         into = idle if found is None else running
         weights = None if rule.weights is None or found is None else rule.weights.of(indices, device)
         assert weights is None or per_unit == 1, "weights are of units of one example"
@@ -205,13 +206,13 @@ def _accumulate(
     return sums
 
 
-def losses_of(trainee: Trainee, task: Task, batch: Batch) -> torch.Tensor:
+def losses_of(trainee: Trainee, task: Task, batch: Examples) -> torch.Tensor:
     """[B] per-example losses, with the matrix products in the trainee's precision."""
     with torch.autocast(batch.device.type, dtype=trainee.autocast, enabled=trainee.autocast is not None):
         return task.per_example_loss(trainee.model, batch)
 
 
-def _too_large(trainee: Trainee, batch: Batch, per_unit: int) -> str:
+def _too_large(trainee: Trainee, batch: Examples, per_unit: int) -> str:
     if trainee.microbatch_size is not None:
         return (
             f"cluster.microbatch_size must fit into memory, got {trainee.microbatch_size}, and {batch.size} "

@@ -7,13 +7,13 @@ import torch
 from raydp.training import sharding
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
-from raydp.training.thresholds import Clipping
+from raydp.training.gradients.thresholds import Clipping
 from raydp.training.trial import Trainee
 
 
 def whole_state(trainee: Trainee, optimizer: torch.optim.Optimizer, comm: Comm) -> dict[str, torch.Tensor]:
     """Parameters and optimizer state under flat names, on rank 0: whole, whatever they are sharded over."""
-    tensors = {f"parameter/{name}": p for name, p in trainee.parameters.items()}
+    tensors: dict[str, torch.Tensor] = {f"parameter/{name}": p for name, p in trainee.parameters.items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{index}/{k}": v for k, v in state.items() if torch.is_tensor(v)}
     return sharding.gathered(tensors, comm)

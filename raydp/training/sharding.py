@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from raydp.adapters import shardable_layers
+from raydp.models.adapters import shardable_layers
 from raydp.training.comm import Comm
 
 T = TypeVar("T")
@@ -93,7 +93,7 @@ def in_parts(parameters: dict[str, nn.Parameter]) -> bool:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """The values that this rank holds, in the tensor's own memory."""
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    return cast(DTensor, tensor.detach()).to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -118,7 +118,7 @@ def gathered(tensors: dict[str, torch.Tensor], comm: Comm) -> dict[str, torch.Te
     values: dict[int, torch.Tensor] = {}
     for tensor in tensors.values():
         if id(tensor) not in values:
-            value = tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+            value = cast(DTensor, tensor.detach()).full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
             values[id(tensor)] = value.cpu() if comm.rank == 0 else torch.empty(0)
     return {name: values[id(tensor)] for name, tensor in tensors.items()} if comm.rank == 0 else {}
 
@@ -165,7 +165,7 @@ class ScatteredSum(MutableMapping[str, torch.Tensor]):
     def __init__(
         self, parameters: dict[str, nn.Parameter], parts: dict[str, torch.Tensor], *, counted: bool = True
     ) -> None:
-        self._parameters = parameters
+        self._parameters = cast(dict[str, DTensor], parameters)  # see in_parts
         self._parts = parts
         self._counted = counted
         self._padded: torch.Tensor | None = None

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
-from report_pages import made_up_sweep
+from report_pages import Page, made_up_sweep
 
 from analysis import (
     comparison_figures,
@@ -32,6 +32,7 @@ from analysis.figures import (
     selection_risks,
     variance_by_group,
 )
+from analysis.report.tables import variance_table
 from analysis.selection.constraints import Constraints
 
 
@@ -69,7 +70,7 @@ def test_lines_along_the_thresholds_are_the_selections(points, means):
     assert list(found["oracle"].x) == losses.tolist()
     np.testing.assert_array_equal(found["oracle"].y, front)  # losses are all different here
     at = 40
-    assert found["procedure"].y[at] == select(points, max_loss=losses[at]).score
+    assert found["procedure"].y[at] == select(points, rule="procedure", max_loss=losses[at]).score
 
 
 def test_cube_has_every_configuration_once(points, means):
@@ -107,7 +108,7 @@ def test_strips_show_means_and_their_standard_deviation(points, means):
     figure = variance_by_group({"one": points, "two": double})
     assert [sorted(t.y) for t in figure.data] == [sorted(means["score"]), sorted(means["score"] * 2)]
     std = means["score"].std(ddof=1)
-    assert [a.text for a in figure.layout.annotations] == [f"std {std:.3g}", f"std {2 * std:.3g}"]
+    assert [a.text for a in figure.layout.annotations] == [f"std {std:.4g}", f"std {2 * std:.4g}"]
     assert all(abs(x - place) < 0.5 for place, t in enumerate(figure.data) for x in t.x)
 
 
@@ -118,6 +119,33 @@ def test_seeds_are_drawn_around_the_mean(points, means):
     within = np.sqrt(np.sum((np.array(seeds.y) - np.mean(seeds.y)) ** 2) / (180 - 60))
     assert within == pytest.approx(np.sqrt((means["score_std"] ** 2).mean()))
     assert score_variance(points)["seed_std"] == pytest.approx(within, rel=0.2)  # a mean of roots, not a root of means
+
+
+def test_the_figure_states_the_standard_deviations_of_the_table(points):
+    """Seeds: the mean over configurations of the standard deviation over seeds, not one over all runs together."""
+    figures = {trace.name: note.text for trace, note in zip(*_strips_and_notes(points), strict=True)}
+    found = score_variance(points)
+    assert figures["Configurations"] == f"std {found['score_std']:.4g}"
+    assert figures["Seeds, around the mean"] == f"std {found['seed_std']:.4g}"
+    table = Page(variance_table(points)).table("Empirical privacy variance")
+    shown = dict(table)
+    assert figures["Seeds, around the mean"].endswith(shown["Standard deviation over seeds (mean over configurations)"])
+    assert figures["Configurations"].endswith(shown["Standard deviation over configurations (of means)"])
+
+
+def _strips_and_notes(points):
+    figure = configurations_and_seeds(points)
+    return figure.data, figure.layout.annotations
+
+
+def test_no_axis_writes_small_numbers_with_si_prefixes(points):
+    """Without a format plotly writes the probability 1e-6 as 1μ."""
+    small = points.assign(score=points["score"] * 1e-6)
+    for figures in (report_figures(small), comparison_figures({"one": small, "two": points})):
+        for name, figure in figures.items():
+            bars = [trace.marker.colorbar for trace in figure.data if trace.type == "scatter3d"]
+            written = bars or [*figure.select_xaxes(), *figure.select_yaxes()]
+            assert {one.exponentformat for one in written} == {"e"}, name
 
 
 def test_bars_are_accuracies_and_risks(points):

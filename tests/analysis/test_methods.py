@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from scipy import stats
 
 from analysis import compare_methods, save_points
-from tests.conftest import Answer
+from raydp.sweep.comparable import check_comparable
+from tests.conftest import Answer, small_spec
 
 
 def sweep(rng: np.random.Generator, shift: float = 0.0, noise: float = 0.01, count: int = 12) -> pd.DataFrame:
@@ -152,6 +155,43 @@ def test_a_correlation_has_no_unit() -> None:
     row = by_figure(compare_methods({"a": tables[0], "b": tables[1]}))["perplexity"]
     expected = stats.pearsonr(np.exp(losses[0]) / np.exp(200), np.exp(losses[1])).statistic
     assert row["pearson"] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("columns", "code", "message"),
+    [
+        ({"task_hash": "other"}, 2, "data or secrets (task_hash), got two: a.csv has same, b.csv has other."),
+        ({"epsilon": float("inf")}, 0, "warning: Not the same epsilon"),
+        ({"delta": 1e-6}, 0, "a.csv has 1e-05, b.csv has 1e-06"),
+        ({"task_hash": None}, 0, "Whether the data or secrets (task_hash) are the same is not known: b.csv"),
+    ],
+)
+def test_the_command_names_what_methods_do_not_share(
+    raydp: Callable[..., Answer], tmp_path: Path, columns: dict[str, Any], code: int, message: str
+) -> None:
+    """Other data make it no comparison of methods: an error. A run without privacy is a baseline: a warning."""
+    shared = {"task_hash": "same", "epsilon": 8.0, "delta": 1e-5}
+    for name, own in (("a", shared), ("b", shared | columns)):
+        save_points(sweep(np.random.default_rng(0)).assign(**own), tmp_path / f"{name}.csv")
+    answer = raydp("analyze", "methods", "a.csv", "b.csv")
+    assert answer.code == code
+    assert message in " ".join((answer.out + answer.err).split())
+    if code:
+        allowed = raydp("analyze", "methods", "a.csv", "b.csv", "--any-data", "--json").json()
+        assert "a.csv has same, b.csv has other" in allowed["warnings"][0]
+
+
+def test_sweeps_from_other_base_models_are_no_comparison_of_methods(tmp_path: Path) -> None:
+    tables = {name: sweep(np.random.default_rng(0)) for name in ("a", "b")}
+    for name, model in (("a", "tiny"), ("b", "another")):
+        content = small_spec(tmp_path, name=name)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "spec.yaml").write_text(
+            yaml.safe_dump(content | {"model": content["model"] | {"name": model}})
+        )
+    with pytest.raises(ValueError, match=r"one base model, got two: a has tiny in float32, b has another in float32\."):
+        check_comparable(tables, str(tmp_path))
+    assert any("Not the same base model" in one for one in check_comparable(tables, str(tmp_path), any_data=True))
 
 
 def test_the_command_compares_tables(raydp: Callable[..., Answer], tmp_path: Path) -> None:

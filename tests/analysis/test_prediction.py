@@ -71,8 +71,7 @@ def test_what_the_table_lacks_is_predicted_by_default():
     )
     assert all(0 <= r["within"] <= 1 for r in rows)
     assert predict(ran) == [{k: v for k, v in r.items() if k != "within"} for r in rows], "the draws are the same"
-    with pytest.raises(ValueError, match="has every combination"):
-        predict(table)
+    assert predict(table) == [], "a complete grid leaves nothing to predict"
 
 
 def test_one_seed_says_nothing_of_one_run():
@@ -96,6 +95,17 @@ def test_the_command_prints_rows(raydp, tmp_path):
     assert (row["batch_size"], row["num_steps"], row["learning_rate"], row["compute"]) == (96, 90, 0.007, 96 * 90)
     assert raydp("predict", tmp_path / "p.csv", "--configuration", "96,90").code == 2
     assert "0.007" in raydp("predict", tmp_path / "p.csv", "--configuration", "96,90,0.007").out
+
+
+def test_a_complete_grid_leaves_nothing_to_predict(raydp, tmp_path):
+    """That is an outcome and no mistake: a sentence for people, an empty list for programs."""
+    sweep(np.random.default_rng(4)).to_csv(tmp_path / "grid.csv", index=False)
+    answer = raydp("predict", tmp_path / "grid.csv", "--json")
+    assert (answer.code, answer.json()) == (0, [])
+    shown = raydp("predict", tmp_path / "grid.csv")
+    assert shown.code == 0
+    assert "Every combination of the table's values has run" in " ".join(shown.err.split())
+    assert raydp("predict", tmp_path / "grid.csv", "--configuration", "96,90,0.007").code == 0
 
 
 def test_what_lies_beyond_the_measured_values_is_named():

@@ -19,9 +19,9 @@ from point_tables import tables
 
 import analysis
 from analysis.statistics.regression import ERRORS
-from raydp.output import strict
+from raydp.io.output import strict
 
-NOT_FIGURES = {"model_uri", "max_loss"}
+NOT_FIGURES = {"model_uri", "max_loss", "explanation"}
 """Null where there is no such thing: these are not figures."""
 MESSAGE = re.compile(r".+ must .+, got .+\. .+|.+ is unknown\..* Known: .*\.", re.DOTALL)
 

@@ -14,6 +14,7 @@ from analysis.report.markup import number, percent
 from analysis.report.sweep_page import headline_sentence
 from analysis.selection.along import selections_along
 from analysis.selection.constraints import Constraints
+from analysis.tables.utility_filter import shown_threshold, within
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def points(sweep):
 @pytest.fixture(scope="module")
 def selection(sweep):
     points, secrets = sweep
-    return select(points, max_loss=MAX_LOSS, by_secret=(secrets, "vmr"))
+    return select(points, rule="procedure", max_loss=MAX_LOSS, by_secret=(secrets, "vmr"))
 
 
 @pytest.fixture(scope="module")
@@ -232,10 +233,31 @@ def test_the_printed_threshold_selects_what_the_page_says(page, points):
     """What a reader copies from beside the slider into --max-loss."""
     live = page.told["live"]
     for at, text in enumerate(live["texts"]):
-        said = select(points, max_loss=float(text))
+        said = select(points, rule="procedure", max_loss=float(text))
         assert live["names"][live["selected"]["procedure"][at]] == str(said.configuration)
         assert live["members"][at] == len(said.steps[0].survivors)
     assert float(live["start_text"]) == MAX_LOSS
+
+
+@pytest.mark.parametrize("gain", [0.5, 0.77, 0.9, 0.95])
+def test_the_threshold_reads_the_same_everywhere_and_selects_the_same(points, tmp_path, gain):
+    """In the steps that the command prints, in the report's text and beside the slider."""
+    options = {"min_utility_gain": gain, "base_utility_loss": 3.4}
+    chosen = select(points, **options)
+    write_report(points, chosen, tmp_path / "gain.html", title="Gain", base_utility_loss=3.4)
+    page = Page((tmp_path / "gain.html").read_text(encoding="utf-8"))
+    text = page.told["live"]["start_text"]
+    assert chosen.steps[0].rule == f"keep a mean utility loss of at most {text}"
+    assert any(f"a mean utility loss of at most {text} were considered" in told for told in page.text["p"])
+    assert select(points, max_loss=float(text)).steps[0].survivors == chosen.steps[0].survivors
+
+
+def test_a_shown_threshold_is_never_rounded_below_a_loss_that_it_lets_in():
+    loss = np.array([1.3940012, 1.3940014, 1.5])
+    for threshold, members in ((1.3940012, 1), (1.3940013, 1), (1.3940014, 2), (1.4, 2)):
+        shown = shown_threshold(loss, threshold)
+        assert within(loss, np.full(3, float(shown))).sum() == members
+    assert shown_threshold(loss, 1.4) == "1.4"
 
 
 def test_epsilon_on_the_card_holds_for_all_seeds(points, tmp_path):

@@ -10,8 +10,8 @@ import pytest
 from report_pages import MAX_LOSS, made_up_sweep
 
 from analysis import RULES, select, write_comparison, write_report
-from analysis.report.live import threshold_text
 from analysis.report.markup import number
+from analysis.tables.utility_filter import threshold_text
 from tests.chromium import OpenPage
 
 pytestmark = pytest.mark.browser

@@ -50,7 +50,7 @@ def test_rules_select_what_their_definition_selects(rule, table, data):
 @settings(max_examples=40, deadline=None)
 @given(table=tables())
 def test_the_record_shows_the_survivors_of_every_step(table):
-    steps = select(table).steps
+    steps = select(table, rule="procedure").steps
     survivors, _ = naive_procedure(naive_means(table))
     assert [step.name for step in steps] == ["updates", "compute", "individual", "worst utility"]
     assert [set(map(as_point, step.survivors)) for step in steps[:3]] == survivors
@@ -71,9 +71,9 @@ def test_min_utility_gain_is_a_share_of_the_best_gain(table, share):
     kept = {p for p, gain in gains.items() if gain >= share * best}
     points = useful_points(table, min_utility_gain=share, base_utility_loss=base)
     assert set(naive_means(points)) == kept
-    selection = select(table, min_utility_gain=share, base_utility_loss=base)
+    selection = select(table, rule="procedure", min_utility_gain=share, base_utility_loss=base)
     assert as_point(selection.configuration) == naive_select("procedure", {p: means[p] for p in kept})
-    in_table = select(table.assign(base_utility_loss=base), min_utility_gain=share)
+    in_table = select(table.assign(base_utility_loss=base), rule="procedure", min_utility_gain=share)
     assert in_table.configuration == selection.configuration
 
 
@@ -117,7 +117,7 @@ def test_max_loss_overrides_the_gain():
         ({"max_loss": float("nan")}, "max_loss must be finite"),
         ({"min_utility_gain": 0.9}, "base_utility_loss"),
         ({"min_utility_gain": 90, "base_utility_loss": 3.0}, r"in \[0, 1\], got 90"),
-        ({"min_utility_gain": 0.9, "base_utility_loss": 1.0}, "got at best -0.4"),
+        ({"min_utility_gain": 0.9, "base_utility_loss": 1.0}, "got 0.9 and a best gain of -0.4"),
         ({"rule": "best-utilty"}, "Did you mean 'best-utility'"),
     ],
 )
@@ -138,14 +138,14 @@ def test_bad_requests_say_what_would_do(arguments, message):
     ],
 )
 def test_a_full_grid_of_which_nothing_is_excluded_ends_at_the_corner_and_warns(arguments, text):
-    selection = select(full_grid(), **arguments)
+    selection = select(full_grid(), rule="procedure", **arguments)
     assert selection.configuration == grid([2], [1], [0.1])[0]
     assert re.fullmatch(text, selection.warnings[0])
 
 
 def test_no_warning_where_the_procedure_has_a_choice():
     def of_the_grid(*arguments, **options):
-        return [w for w in select(*arguments, **options).warnings if "full grid" in w]
+        return [w for w in select(*arguments, **{"rule": "procedure"} | options).warnings if "full grid" in w]
 
     assert not of_the_grid(full_grid(), max_loss=2.3), "a threshold that excludes something"
     assert not of_the_grid(full_grid(), min_utility_gain=0.5, base_utility_loss=3.0)
@@ -182,7 +182,7 @@ def test_what_the_scores_leave_open_is_said(selected, best, verdict, warning):
     table = of_two(selected, best)
     if verdict == "unknown":
         table = table[table["seed"] == 0]
-    selection = select(table, max_loss=2.5)
+    selection = select(table, rule="procedure", max_loss=2.5)
     assert selection.configuration.batch_size == 1
     assert selection.contenders.verdict == verdict
     assert selection.warnings[:1] == () if warning is None else re.search(warning, selection.warnings[0])
@@ -198,8 +198,8 @@ def test_the_document_is_the_contract():
     table.loc[0, "status"] = "failed"
     document = json.loads(json.dumps(select(table, max_loss=2.5).to_dict(), allow_nan=False))
     assert list(document) == [
-        "batch_size", "num_steps", "learning_rate", "utility_loss", "score", "rule", "max_loss", "steps", "model_uri",
-        "warnings", "uncertainty",
+        "batch_size", "num_steps", "learning_rate", "utility_loss", "score", "rule", "max_loss", "explanation", "steps",
+        "model_uri", "warnings", "uncertainty",
     ]  # fmt: skip
     assert list(document["uncertainty"]) == [
         "verdict", "confidence", "levels", "configurations", "further_seeds", "reason",

@@ -58,7 +58,7 @@ class RayHosts:
     @staticmethod
     def command(*arguments: object) -> list[str]:
         """The `raydp` command."""
-        return [sys.executable, "-m", "raydp.cli", *map(str, arguments)]
+        return [sys.executable, "-m", "raydp.cli.main", *map(str, arguments)]
 
     @property
     def machine(self) -> str:

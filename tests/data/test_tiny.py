@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from make_tiny import RECORD, TINY, Recipe, corpus_hash, main, make, train_tokenizer
 from safetensors import safe_open
 
-from raydp.data.make_tiny import RECORD, TINY, Recipe, corpus_hash, main, make, train_tokenizer
-from raydp.models import load_base
-from raydp.scores.encoding import encode
-from raydp.sections import ModelSpec
-from raydp.spec import load_spec
-from raydp.tasks.builtin import BuiltinTask
-from raydp.tasks.mails import GENRES, Fact, Person, first_line, public_directory
+from raydp.models.base_models import load_base
+from raydp.scores.language.encoding import encode
+from raydp.spec.document import load_spec
+from raydp.spec.sections import ModelSpec
+from raydp.tasks.text.builtin import BuiltinTask
+from raydp.tasks.text.mails import GENRES, Fact, Person, first_line, public_directory
 
 MAX_BYTES = 500_000
 

@@ -4,7 +4,6 @@ far more than they take."""
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,37 +13,36 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from dp_weights import epsilon_of
 from scipy import stats
 
-from raydp import Sweep, load_model, models
+from raydp import Sweep, load_model
+from raydp.auditing.audits import audit_spec
+from raydp.auditing.source import Source
+from raydp.cli.show.sweeps import lookup_commands
 from raydp.methods.dp import DPSGD
 from raydp.methods.dp_weights import DPWeights
+from raydp.models import base_models as models
 from raydp.privacy import NonPrivate, PLDAccountant, PoissonGaussian, privacy_record
-from raydp.privacy.card import card_markdown
-from raydp.privacy.claimed import CLAIM, claimed_noise_std, claimed_sensitivity
-from raydp.privacy.gdp import gaussian_epsilon
+from raydp.privacy.accounting.gdp import gaussian_epsilon
+from raydp.privacy.mechanisms.claimed import CLAIM, claimed_noise_std, claimed_sensitivity
+from raydp.privacy.records.card import card_markdown
 from raydp.selftest.linear import LinearTask, linear_trainee
-from raydp.spec import SweepSpec, load_spec
+from raydp.spec.document import SweepSpec, load_spec
 from raydp.sweep.api import select
-from raydp.sweep.audit_source import Source
-from raydp.sweep.audits import audit_spec
-from raydp.sweep.finish import finish
-from raydp.sweep.folder import SweepFolder
-from raydp.sweep.inputs import build_task
-from raydp.sweep.notes import about
-from raydp.sweep.plan import make_plan, plan_document
-from raydp.sweep.recorder import Recorder
-from raydp.sweep.show import lookup_commands
-from raydp.sweep.trial import TrialRunner
+from raydp.sweep.ending.finish import finish
+from raydp.sweep.ending.notes import about
+from raydp.sweep.engine.recorder import Recorder
+from raydp.sweep.engine.trial import TrialRunner
+from raydp.sweep.planning.inputs import build_task
+from raydp.sweep.planning.plan import make_plan, plan_to_keep
+from raydp.sweep.store.folder import SweepFolder
 from raydp.tracking import find_models, promote_model
 from raydp.training.comm import LocalComm
-from raydp.training.stream import TEST_KEY
+from raydp.training.noise.stream import TEST_KEY
 from raydp.training.trial import TrialPlan
 from tests.conftest import Answer, small_spec
 from tests.training import toys
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from dp_weights import epsilon_of
 
 SPEC = Path(__file__).parents[2] / "docs/specs/mechanisms/dp_weights.yaml"
 PAPER = {"num_examples": 1000, "num_steps": 1000, "learning_rate": 5e-5, "max_grad_norm": 1.0}
@@ -218,7 +216,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepSpec, SweepFol
     })  # fmt: skip
     task, weight_hash = build_task(spec)
     plan = make_plan(spec, task.facts(), weight_hash)
-    folder = SweepFolder.create(spec, lambda key: plan_document(plan, sweep_id="a1b2" * 4))
+    folder = SweepFolder.create(spec, lambda key: plan_to_keep(plan, "a1b2" * 4))
     runner = TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), folder.key())
     folder.commit("base", runner.measure_base(0))
     for trial in plan.trials:
@@ -275,7 +273,7 @@ def test_who_asks_for_a_guarantee_does_not_get_it(sweep: tuple[SweepSpec, SweepF
         select(folder.path, at_most={"epsilon": 8})
     with pytest.raises(ValueError, match="at_most must bound what is known, got claimed_epsilon"):
         select(folder.path, at_most={"claimed_epsilon": 8})
-    assert folder.read_json("released.json")["epsilon"] == "inf"
+    assert folder.released()["epsilon"] == "inf"
 
 
 def test_what_rests_on_a_guarantee_is_refused(

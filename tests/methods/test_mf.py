@@ -15,11 +15,11 @@ from scipy.linalg import toeplitz
 from raydp.methods.dp import DPSGD
 from raydp.methods.mf import DPMF, cyclic_poisson_batch
 from raydp.privacy import PLDAccountant, PoissonGaussian, card_markdown
-from raydp.privacy.factorisation import banded_square_root
+from raydp.privacy.mechanisms.factorisation import banded_square_root
 from raydp.selftest.linear import LinearTask, linear_trainee
 from raydp.selftest.observe import NO_NOISE, observed_plan, summed_updates, with_sgd
-from raydp.spec import load_spec
-from raydp.sweep.plan import make_plan
+from raydp.spec.document import load_spec
+from raydp.sweep.planning.plan import make_plan
 from raydp.training.comm import LocalComm
 from tests.conftest import small_spec
 from tests.training import toys

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.linalg import toeplitz
 
 from raydp.privacy import PLDAccountant, PoissonGaussian
-from raydp.privacy.factorisation import banded_square_root
+from raydp.privacy.mechanisms.factorisation import banded_square_root
 
 SIGMA, RATE, NUM_SAMPLES = 1.2, 0.3, 400_000
 EPSILONS = np.array([0.1, 0.5, 1.0, 2.0])

@@ -17,21 +17,21 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.optimize import minimize
 
-from raydp import models
+from raydp.guarantees.profiles import profiles_of_sweep
 from raydp.methods import output_perturbation
 from raydp.methods.output_perturbation import OutputPerturbation
-from raydp.profiles import profiles_of_sweep
-from raydp.selftest.release import release_checks
-from raydp.spec import SweepSpec, load_spec
-from raydp.sweep.exchange import SharedFolder
-from raydp.sweep.folder import SweepFolder
-from raydp.sweep.inputs import build_task
-from raydp.sweep.plan import SweepPlan, make_plan, plan_document
-from raydp.sweep.trial import TrialRunner
-from raydp.tasks.labelled import LabelledBatch
+from raydp.models import base_models as models
+from raydp.selftest.checks.release import release_checks
+from raydp.spec.document import SweepSpec, load_spec
+from raydp.sweep.engine.trial import TrialRunner
+from raydp.sweep.planning.inputs import build_task
+from raydp.sweep.planning.plan import SweepPlan, make_plan, plan_to_keep
+from raydp.sweep.store.folder import SweepFolder
+from raydp.sweep.store.transfer import SharedFolder
+from raydp.tasks.classification.labelled import LabelledBatch
 from raydp.training.comm import LocalComm
 from raydp.training.logistic import LogisticDescent
-from raydp.training.stream import TEST_KEY
+from raydp.training.noise.stream import TEST_KEY
 from raydp.training.trial import Paused, Trainee, TrialPlan
 from tests.conftest import Answer
 from tests.selftest.faults import rewrite
@@ -307,7 +307,7 @@ def test_the_plan_and_the_record_say_what_is_released() -> None:
 def test_its_profile_is_that_of_one_release_whatever_the_steps(tmp_path: Path) -> None:
     spec = spec_of(storage=str(tmp_path), space={"points": [[1438, 50, 0.1], [100, 70, 0.1]]})
     plan = planned(spec)
-    folder = SweepFolder.create(spec, lambda key: plan_document(plan, sweep_id="a1b2" * 4))
+    folder = SweepFolder.create(spec, lambda key: plan_to_keep(plan, "a1b2" * 4))
     answers = profiles_of_sweep(str(folder.path), "", None)
     assert len(answers) == 2
     for answer in answers:

@@ -12,24 +12,24 @@ import pytest
 import torch
 from scipy import stats
 
+from raydp.cost.measure import measure_cost
 from raydp.methods.pate import PATE
-from raydp.networks import NetworkName
+from raydp.models.networks import NetworkName
 from raydp.privacy import RDPAccountant, card_markdown, guarantee
-from raydp.privacy.pate import pate_cost
+from raydp.privacy.mechanisms.pate import pate_cost
+from raydp.selftest.checks.votes import vote_checks
 from raydp.selftest.ranks import on_ranks
-from raydp.selftest.votes import vote_checks
-from raydp.spec import load_spec
-from raydp.sweep.inputs import build_task
-from raydp.sweep.measure_cost import measure_cost
-from raydp.sweep.plan import make_plan
-from raydp.tasks.label_words import PADDING
-from raydp.tasks.labelled import ClassificationTask, LabelledExamples
-from raydp.tasks.with_public import WithPublicTask
-from raydp.training import teachers
+from raydp.spec.document import load_spec
+from raydp.sweep.planning.inputs import build_task
+from raydp.sweep.planning.plan import make_plan
+from raydp.tasks.classification.label_words import PADDING
+from raydp.tasks.classification.labelled import ClassificationTask, LabelledExamples
+from raydp.tasks.wrappers.with_public import WithPublicTask
+from raydp.training.aggregation import teachers
+from raydp.training.aggregation.teachers import Teaching, collect_votes, teacher_of
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm, LocalComm
-from raydp.training.stream import KeyedStream
-from raydp.training.teachers import Teaching, collect_votes, teacher_of
+from raydp.training.noise.stream import KeyedStream
 from raydp.training.trial import Paused, Trainee, TrialPlan
 from tests.conftest import small_spec
 
@@ -159,7 +159,7 @@ def test_answers_are_the_largest_count_after_noise_of_the_accounted_size() -> No
 
 
 def test_the_check_has_one_noise_on_the_largest_count() -> None:
-    """One on every class and then the largest would pass far more often (DESIGN: an error of the lecture)."""
+    """One on every class and then the largest would pass far more often."""
     method = PATE(num_queries=4000, num_teachers=60, threshold=30.0, threshold_noise=0.5)
     sigma1 = 0.5 * method.answer_noise(PLAN.noise_multiplier)
     votes = np.full((4000, 6), round(30 - sigma1))
@@ -282,7 +282,7 @@ def _by_position(examples: Any, num_teachers: int, stream: Any) -> np.ndarray:
 @pytest.mark.parametrize(
     ("target", "fault", "caught"),
     [
-        ("raydp.training.teachers.teacher_of", _by_position, "one record (largest count)"),
+        ("raydp.training.aggregation.teachers.teacher_of", _by_position, "one record (largest count)"),
         ("raydp.methods.pate.PATE.answer_noise", lambda self, multiplier: 10 * multiplier, "noise of all answers"),
         ("raydp.methods.pate.KeyedStream", _Quiet, "noise on the counts"),
         ("raydp.methods.pate.KeyedStream", _Quiet, "noise of the threshold's check"),

@@ -13,25 +13,25 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM
 
-from raydp.adapters import attach_adapter, initialise, trainable_parameters
 from raydp.methods.pate import PATE
-from raydp.models import PretrainedModel, load_base
-from raydp.sections import AdapterSpec
+from raydp.models.adapters import attach_adapter, initialise, trainable_parameters
+from raydp.models.base_models import PretrainedModel, load_base
 from raydp.selftest.ranks import on_ranks
-from raydp.spec import load_spec
-from raydp.sweep.exchange import SharedFolder
-from raydp.sweep.inputs import build_task
-from raydp.sweep.plan import make_plan
-from raydp.sweep.trial import TrialRunner
-from raydp.tasks.label_words import PADDING, read_once
-from raydp.tasks.labelled import ClassificationTask
-from raydp.tasks.with_public import WithPublicTask
-from raydp.training import prompted
+from raydp.spec.document import load_spec
+from raydp.spec.sections import AdapterSpec
+from raydp.sweep.engine.trial import TrialRunner
+from raydp.sweep.planning.inputs import build_task
+from raydp.sweep.planning.plan import make_plan
+from raydp.sweep.store.transfer import SharedFolder
+from raydp.tasks.classification.label_words import PADDING, read_once
+from raydp.tasks.classification.labelled import ClassificationTask
+from raydp.tasks.wrappers.with_public import WithPublicTask
+from raydp.training.aggregation import prompted
+from raydp.training.aggregation.prompted import Prompting, prompted_logits
+from raydp.training.aggregation.teachers import collect_votes, teacher_of
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm, LocalComm
-from raydp.training.prompted import Prompting, prompted_logits
-from raydp.training.stream import KeyedStream
-from raydp.training.teachers import collect_votes, teacher_of
+from raydp.training.noise.stream import KeyedStream
 from raydp.training.trial import Paused, Trainee, TrialPlan
 from tests.conftest import small_spec
 from tests.scores.tiny import byte_tokenizer, gpt2, llama

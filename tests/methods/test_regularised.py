@@ -12,9 +12,9 @@ import torch
 from raydp.methods.advreg import AdversarialRegularization, AdversarialRegularizationOnBoth, AttackModel, gain
 from raydp.methods.mmd import MMDRegularization, discrepancy
 from raydp.methods.regularised import RegularisedClassifier, Seen, look_at
-from raydp.networks import NetworkName
-from raydp.tasks.labelled import ClassificationTask
-from raydp.tasks.with_reference import WithReferenceTask
+from raydp.models.networks import NetworkName
+from raydp.tasks.classification.labelled import ClassificationTask
+from raydp.tasks.wrappers.with_reference import WithReferenceTask
 from raydp.training.comm import LocalComm
 from raydp.training.trial import Paused, Trainee, TrialPlan
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from raydp.methods.dp import DPSGD, DPAdam
 from raydp.methods.mf import DPMF
-from raydp.training.clipping import ClippedGradients
-from raydp.training.thresholds import Clipping
+from raydp.training.gradients.clipping import ClippedGradients
+from raydp.training.gradients.thresholds import Clipping
 from tests.training import toys
 
 R, DECAY, TARGET = 1.0, 0.5, 3.8

@@ -13,13 +13,13 @@ from torch import nn
 from raydp.methods.dp import DPSGD, DPAdam
 from raydp.methods.nonprivate import NonPrivate
 from raydp.methods.werm import WeightedRiskMinimization, heldout_loss
-from raydp.networks import NetworkName
+from raydp.models.networks import NetworkName
 from raydp.selftest.linear import LinearTask, linear_trainee
 from raydp.selftest.observe import NO_NOISE
-from raydp.tasks.labelled import ClassificationTask
-from raydp.tasks.with_reference import WithReferenceTask
+from raydp.tasks.classification.labelled import ClassificationTask
+from raydp.tasks.wrappers.with_reference import WithReferenceTask
 from raydp.training.comm import LocalComm
-from raydp.training.lattice import LATTICE_SHARE
+from raydp.training.noise.lattice import LATTICE_SHARE
 from raydp.training.trial import Trainee, TrialPlan
 
 KEY = bytes(32)

@@ -15,7 +15,7 @@ import pytest
 
 from raydp.preparation.enron import EnronOptions, split_of
 from raydp.preparation.mail_files import parse_mail, read_mails
-from raydp.tasks.enron import EnronTask
+from raydp.tasks.text.enron import EnronTask
 from tests.made_up_text import line
 
 OFTEN = ("mira@nordvik.com", "otto@nordvik.com", "ada@nordvik.com")
@@ -122,7 +122,7 @@ def test_the_four_steps_on_every_layout(raydp, tmp_path, layout):
 
 
 def test_the_task_reads_the_file_and_its_parts(raydp, tmp_path):
-    from raydp.models import load_tokenizer
+    from raydp.models.base_models import load_tokenizer
 
     secrets = tmp_path / "secrets.jsonl"
     secrets.write_text('{"prompt": "mail", "continuation": " 1"}\n')

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from raydp.models import LoadedModel
+from raydp.models.base_models import LoadedModel
 from raydp.preparation.paraphrase import SYSTEM_PROMPT, ParaphraseOptions, paraphrase_file
-from raydp.tasks.qa import Row
-from raydp.tasks.variants import read_paraphrases
+from raydp.tasks.text.qa import Row
+from raydp.tasks.text.variants import read_paraphrases
 from tests.scores.tiny import byte_tokenizer, llama
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content[:9] }}{% endfor %}[assistant]"

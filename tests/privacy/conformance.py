@@ -29,6 +29,7 @@ class AccountantConformance:
 
     accountant: Accountant
     excess: float
+    mesh_effect: float = 0.0  # relative; how far ε of one composition for several δ may be from that of one for each
 
     @pytest.mark.parametrize(("sigma", "delta"), [(0.5, 1e-5), (1.0, 1e-3), (3.0, 1e-6), (20.0, 1e-5)])
     def test_bounds_one_gaussian_closely(self, sigma: float, delta: float) -> None:
@@ -65,7 +66,8 @@ class AccountantConformance:
     def test_epsilon_falls_with_delta_and_many_deltas_agree_with_one(self) -> None:
         deltas = [1e-7, 1e-5, 1e-3]
         epsilons = self.accountant.epsilons(TYPICAL, deltas)
-        assert epsilons == [self.accountant.epsilon(TYPICAL, delta) for delta in deltas]
+        alone = [self.accountant.epsilon(TYPICAL, delta) for delta in deltas]
+        assert epsilons == pytest.approx(alone, rel=self.mesh_effect, abs=0)
         assert (np.diff(epsilons) < 0).all()
 
     def test_composition_of_equal_runs_is_one_longer_run(self) -> None:

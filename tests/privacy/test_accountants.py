@@ -5,12 +5,26 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
+import prv_accountant
 import pytest
+from dp_accounting.pld import pld_pmf, privacy_loss_distribution
+from hypothesis import given
+from hypothesis import strategies as st
 
-from raydp.privacy import AccountantError, PLDAccountant, PoissonGaussian, PrivacyTarget, PRVAccountant, RDPAccountant
-from raydp.privacy.base import merged
-from raydp.privacy.rdp import ORDERS
-from raydp.registries import names
+from raydp.plugins.registries import names
+from raydp.privacy import (
+    AccountantError,
+    PLDAccountant,
+    PoissonGaussian,
+    PrivacyTarget,
+    PRVAccountant,
+    RDPAccountant,
+    guarantee,
+)
+from raydp.privacy.accounting.base import merged
+from raydp.privacy.accounting.pld import _epsilons
+from raydp.privacy.accounting.rdp import ORDERS
 
 from .conformance import TYPICAL, AccountantConformance, gaussian_epsilon
 
@@ -23,6 +37,7 @@ class TestPLD(AccountantConformance):
 class TestPRV(AccountantConformance):
     accountant = PRVAccountant()
     excess = 0.022  # eps_error: 1 % of the first, looser bound on a small ε, and the library's own error once more
+    mesh_effect = 2e-5  # the grid of the smallest δ is finer; 1e-5 was the most over 8 events and 7 δ
 
 
 class TestRDP(AccountantConformance):
@@ -96,6 +111,46 @@ def test_pld_stays_above_the_exact_value_where_rounding_moves_the_plain_librarys
     event = PoissonGaussian(sample_rate=1 - 1e-9, noise_multiplier=steps**0.5 / mu, num_steps=steps)
     exact = gaussian_epsilon(mu, delta)
     assert exact <= PLDAccountant().epsilon(event, delta) <= 1.02 * exact
+
+
+@pytest.mark.parametrize(("q", "sigma", "steps"), [(0.0228, 1.43, 50), (0.3, 4.0, 2000), (1.0, 3.0, 1), (1e-3, 0.5, 9)])
+def test_plds_curve_is_the_librarys_with_the_rounding_error_above_it(q: float, sigma: float, steps: int) -> None:
+    event = PoissonGaussian(sample_rate=q, noise_multiplier=sigma, num_steps=steps)
+    pld = PLDAccountant()
+    epsilons = 1.5 * pld.epsilon(event, 1e-9) * np.linspace(0, 1, 300) ** 2
+    step = privacy_loss_distribution.from_gaussian_mechanism(
+        standard_deviation=sigma, sampling_prob=q, value_discretization_interval=1e-4
+    )
+    library = np.asarray(step.self_compose(steps).get_delta_for_epsilon(epsilons))
+    assert library[0] > library[-1]
+    error = (128 + 4 * steps) * 2.0**-53
+    np.testing.assert_allclose(pld.deltas(event, epsilons), np.maximum(library, 0) + error, rtol=1e-8, atol=0)
+    assert pld.deltas(event, np.array([1e4]))[0] == pytest.approx(error + steps * 1e-15, rel=1e-3, abs=steps * 1e-15)
+    deltas = [0.3, 1e-2, 1e-4, 1e-6, 1e-9]
+    own = pld.epsilons(event, deltas)
+    # The library adds its grid of losses up step by step; ours is a multiple of the interval.
+    np.testing.assert_allclose(own, [step.self_compose(steps).get_epsilon_for_delta(d - error) for d in deltas], 1e-9)
+    known = [(epsilon, delta) for epsilon, delta in zip(own, deltas, strict=True) if epsilon > 0]
+    back = pld.deltas(event, np.array([epsilon for epsilon, _ in known]))
+    np.testing.assert_allclose(back, [delta for _, delta in known], rtol=1e-6, err_msg="δ(ε(δ))")
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=2, max_size=12),
+    st.integers(0, 3),
+    st.integers(-4, 650) | st.integers(760, 900),
+    st.integers(1, 40),
+)
+def test_epsilon_of_a_distribution_is_the_librarys(weights: list[int], infinite: int, lowest: int, share: int) -> None:
+    """Also where δ is met exactly, and where exp(-loss) is not a number above 0 any more. Between the two the library
+    divides by a subnormal number and answers infinity."""
+    total = sum(weights) + infinite or 1
+    probabilities = np.array(weights) / total
+    pmf = pld_pmf.DensePLDPmf(1.0, lowest, probabilities, infinite / total, pessimistic_estimate=True)
+    for delta in (share / 41, share / total / 4, max(infinite / total, 1e-9)):
+        if delta < 1:
+            (own,) = _epsilons(pmf, [delta])
+            assert own == pytest.approx(pmf.get_epsilon_for_delta(delta), rel=1e-9, abs=1e-9)
 
 
 def test_pld_refuses_a_delta_that_rounding_decides() -> None:
@@ -175,3 +230,49 @@ def test_prv_falls_back_to_a_coarser_error_of_its_own() -> None:
     event = PoissonGaussian(sample_rate=0.1048, noise_multiplier=0.543, num_steps=10)
     bound, tight = (accountant().epsilon(event, 1.88e-4) for accountant in (PRVAccountant, PLDAccountant))
     assert tight <= bound <= tight + 2 * 0.05
+
+
+def test_rdp_reads_opacus_without_torch() -> None:
+    """opacus's package would load torch: seconds of every `raydp profile`. Its function alone gives the same values."""
+    code = (
+        "import sys; from raydp.privacy import RDPAccountant, PoissonGaussian; "
+        f"RDPAccountant().epsilon({TYPICAL!r}, 1e-5); print(sorted({{'torch', 'opacus'}} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+DELTAS = [1e-2, 1e-3, 1e-5, 1e-8]
+
+
+def test_prv_composes_once_for_all_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The composition of the smallest δ serves all: every ε is a bound, and what its δ alone gives."""
+    alone = [PRVAccountant().epsilon(TYPICAL, delta) for delta in DELTAS]
+    compose, calls = prv_accountant.PRVAccountant.compute_composition, []
+
+    def counted(self: object, steps: list[int]) -> object:
+        calls.append(steps)
+        return compose(self, steps)
+
+    monkeypatch.setattr(prv_accountant.PRVAccountant, "compute_composition", counted)
+    together = PRVAccountant().epsilons(TYPICAL, DELTAS)
+    below_one = sum(epsilon < 1 for epsilon in together)  # these are composed again, at an error in proportion
+    assert len(calls) == 1 + below_one
+    assert together == pytest.approx(alone, rel=TestPRV.mesh_effect)
+    assert all(tight <= upper for tight, upper in zip(PLDAccountant().epsilons(TYPICAL, DELTAS), together, strict=True))
+
+
+def test_a_guarantee_is_discretised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ε at every δ, μ and the attacker's limits come from one privacy loss distribution."""
+    make, calls = privacy_loss_distribution.from_gaussian_mechanism, []
+
+    def counted(**arguments: object) -> object:
+        calls.append(arguments)
+        return make(**arguments)
+
+    monkeypatch.setattr(privacy_loss_distribution, "from_gaussian_mechanism", counted)
+    event = PoissonGaussian(sample_rate=0.0511, noise_multiplier=1.3, num_steps=17)
+    said = guarantee(event, "pld")
+    assert len(calls) == 1
+    assert said["gdp_mu"] is not None
+    assert said["attack"]["true_positive_rates"]

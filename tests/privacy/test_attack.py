@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import norm
 
 from raydp.privacy import NonPrivate, PoissonGaussian
-from raydp.privacy.attack import attack_bounds
+from raydp.privacy.accounting.attack import attack_bounds
 
 RATES = (1e-3, 1e-2, 1e-1, 0.5)
 

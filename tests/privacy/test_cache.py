@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from raydp.privacy import CalibrationRequest, PLDAccountant, PrivacyTarget, RDPAccountant, calibrate
-from raydp.privacy import calibration as module
-from raydp.privacy.cache import SolutionCache
+from raydp.privacy.accounting import calibration as module
+from raydp.privacy.accounting.cache import SolutionCache
 
 REQUEST = CalibrationRequest(
     num_examples=10_000, batch_size=100, num_steps=20, target=PrivacyTarget(epsilon=4.0, delta=1e-5)

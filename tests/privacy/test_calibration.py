@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prv_accountant.dpsgd import DPSGDAccountant
 
+from raydp.plugins.registries import resolve
 from raydp.privacy import (
     AccountantError,
     Calibration,
@@ -21,8 +22,7 @@ from raydp.privacy import (
     calibrate,
     calibrate_many,
 )
-from raydp.privacy.search import smallest_noise
-from raydp.registries import resolve
+from raydp.privacy.accounting.root_search import smallest_noise
 
 from .conformance import gaussian_epsilon
 

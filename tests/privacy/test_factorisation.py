@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.linalg import sqrtm, toeplitz
 
-from raydp.privacy.factorisation import banded_square_root, weight_noise, workload
+from raydp.privacy.mechanisms.factorisation import banded_square_root, weight_noise, workload
 
 WORKLOADS = [(1.0, 0.0), (1.0, 0.9), (0.999, 0.0), (0.99, 0.9), (0.5, 0.8), (0.0, 0.0)]
 """Pairs of decay α and momentum β."""

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from raydp.privacy import NonPrivate, PLDAccountant, PoissonGaussian, card_markdown, composed, guarantee, privacy_record
-from raydp.privacy import guarantee as guarantee_fn
-from raydp.privacy.guarantee import DELTAS, profile_rows
+from raydp.privacy.accounting.profile import DELTAS
+from raydp.privacy.records.guarantee import profile_rows
 
 EVENT = PoissonGaussian(sample_rate=0.05, noise_multiplier=0.9, num_steps=50)
 
@@ -53,8 +53,15 @@ def test_it_says_what_the_accountant_says(tmp_path: Path) -> None:
 def test_what_is_stored_belongs_to_one_event_and_one_accountant(tmp_path: Path) -> None:
     guarantee(EVENT, "pld", cache_dir=tmp_path)
     other = PoissonGaussian(sample_rate=0.05, noise_multiplier=0.91, num_steps=50)
-    assert guarantee_fn(other, "pld", cache_dir=tmp_path)["profile"] != guarantee(EVENT, "pld")["profile"]
-    assert guarantee_fn(EVENT, "rdp", cache_dir=tmp_path)["accountant"] == "rdp"
+    assert guarantee(other, "pld", cache_dir=tmp_path)["profile"] != guarantee(EVENT, "pld")["profile"]
+    assert guarantee(EVENT, "rdp", cache_dir=tmp_path)["accountant"] == "rdp"
+
+
+def test_what_is_stored_belongs_to_one_setting_of_the_accountant(tmp_path: Path) -> None:
+    event = PoissonGaussian(sample_rate=0.1, noise_multiplier=1.0, num_steps=10)
+    fine, coarse = PLDAccountant(), PLDAccountant(interval=0.1)
+    profile_rows(event, [1e-5], fine, cache_dir=tmp_path)
+    assert profile_rows(event, [1e-5], coarse, cache_dir=tmp_path) == profile_rows(event, [1e-5], coarse)
 
 
 def test_a_delta_out_of_reach_has_a_reason() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from raydp.privacy import Guesses, OneRunBound, one_run_bound, one_run_p_value
-from raydp.privacy.gdp import gaussian_epsilon
+from raydp.privacy.accounting.gdp import gaussian_epsilon
 
 PUBLIC = [
     ((1000, 100, 75, 1e-4, 0.95), 0.672984663, 0.672984730, 0.841723704),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.special import logsumexp
 from scipy.stats import norm
 
-from raydp.privacy.pate import GRID, confident_rdp, gnmax_rdp, independent_rdp, log_q, pate_cost
+from raydp.privacy.mechanisms.pate import GRID, confident_rdp, gnmax_rdp, independent_rdp, log_q, pate_cost
 from tests.conftest import Answer
 
 Array = np.ndarray
@@ -169,7 +169,7 @@ def test_whatever_the_votes_is_a_gaussian_of_two_counts_and_of_a_maximum() -> No
 def test_many_queries_are_the_sum_of_their_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     votes = np.random.default_rng(0).multinomial(100, [0.6, 0.3, 0.1], size=25)
     whole = pate_cost(votes, sigma=20, delta=1e-5, threshold=50, sigma1=10)
-    monkeypatch.setattr("raydp.privacy.pate.QUERIES_AT_ONCE", 4)
+    monkeypatch.setattr("raydp.privacy.mechanisms.pate.QUERIES_AT_ONCE", 4)
     parts = pate_cost(votes, sigma=20, delta=1e-5, threshold=50, sigma1=10)
     assert parts.dependent.epsilon == pytest.approx(whole.dependent.epsilon, rel=1e-12)
     assert parts.reference.epsilon == pytest.approx(whole.reference.epsilon, rel=1e-12)
@@ -196,7 +196,7 @@ def test_the_command_reads_counts(raydp: Callable[..., Answer], tmp_path: Path, 
         ("a,b\n", (), "VOTES must have a row of counts per query, got none"),
         ("1,2\n3\n", (), "VOTES must have as many counts in each row, at least 2, got 1 in row 2"),
         ("5\n4\n", (), "at least 2, got 1 in row 1"),
-        ("1,2\n3,x\n", (), "VOTES must hold whole numbers >= 0, got 'x' in row 2"),
+        ("1,2\n3,x\n", (), "VOTES must hold whole numbers >= 0, got text in row 2"),
         ("1,-2\n", (), "got '-2' in row 1"),
         ("1,2.5\n", (), "got '2.5' in row 1"),
         ("1,nan\n", (), "got 'nan' in row 1"),

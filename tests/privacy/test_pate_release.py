@@ -12,9 +12,9 @@ import pytest
 from scipy import stats
 from scipy.special import logsumexp
 
-from raydp.privacy import pate_release
-from raydp.privacy.pate import confident_rdp, gnmax_rdp, log_q
-from raydp.privacy.pate_release import Release, release_rdp, smooth_cost
+from raydp.privacy.mechanisms import pate_release
+from raydp.privacy.mechanisms.pate import confident_rdp, gnmax_rdp, log_q
+from raydp.privacy.mechanisms.pate_release import Release, release_rdp, smooth_cost
 from tests.conftest import Answer
 from tests.privacy.test_pate import neighbours
 

@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from raydp.privacy import NonPrivate, PLDAccountant, PoissonGaussian, PrivacyTarget, gdp, profile
-from raydp.privacy.gdp import gaussian_deltas
-from raydp.privacy.profile import dominating_mu
+from raydp.privacy import NonPrivate, PLDAccountant, PoissonGaussian, PrivacyTarget, profile
+from raydp.privacy.accounting import gdp
+from raydp.privacy.accounting.gdp import gaussian_deltas
+from raydp.privacy.accounting.profile import dominating_mu
 
 from .conformance import gaussian_epsilon
 

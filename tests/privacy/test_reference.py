@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raydp.privacy import NonPrivate, PLDAccountant, PoissonGaussian, WeightedSets
-from raydp.privacy.gdp import gaussian_epsilon
-from raydp.privacy.reference import ROUNDING, data_sets_record, epsilons_of_sets, excess_risk_bounds
-from raydp.training.lattice import NOISE_WIDENING
+from raydp.privacy.accounting.gdp import gaussian_epsilon
+from raydp.privacy.mechanisms.reference import ROUNDING, data_sets_record, epsilons_of_sets, excess_risk_bounds
+from raydp.training.noise.lattice import NOISE_WIDENING
 
 DELTA = 1e-5
 SETS = st.builds(

@@ -23,9 +23,10 @@ from raydp.privacy import (
     selection_guarantee,
     tuned_epsilon,
 )
-from raydp.privacy.rdp import ORDERS
-from raydp.privacy.search import CalibrationError
-from raydp.privacy.tuning import smallest, worst_curve
+from raydp.privacy.accounting.rdp import ORDERS
+from raydp.privacy.accounting.root_search import CalibrationError
+from raydp.privacy.mechanisms.private_selection import _power
+from raydp.privacy.mechanisms.tuning import smallest, worst_curve
 
 TARGET = PrivacyTarget(epsilon=3.0, delta=1e-5)
 DISTRIBUTIONS: dict[str, NumRuns] = {
@@ -124,3 +125,15 @@ def test_the_record_and_the_card_say_what_was_chosen_and_what_that_assumes() -> 
     assert "truncated negative binomial, mean 10, η 1" in card
     assert f"alone it would have ε = {solved.runs[0].epsilon:.4g}" in card
     assert "## Assumed\n\n- utility is public" in card
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-5), (2.0, 0.01), (2.0, 0.2)])
+def test_an_attackers_limit_is_reached_by_a_mechanism_that_has_no_better_guarantee(
+    epsilon: float, delta: float
+) -> None:
+    """With probability δ the answer is released as it is, else by randomised response at ε: the attacker who says "was
+    there" on the first alone, on both, or on all but a released "no"."""
+    truth = math.exp(epsilon) / (1 + math.exp(epsilon))
+    reached = [(0.0, delta), ((1 - delta) * (1 - truth), delta + (1 - delta) * truth), (1 - delta, 1.0)]
+    for false_positives, true_positives in reached:
+        assert _power(false_positives, epsilon, delta) == pytest.approx(true_positives, rel=1e-12)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raydp.models import LoadedModel
+from raydp.models.base_models import LoadedModel
 
 from .tiny import byte_tokenizer, llama, made_up_secrets, memorise
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from raydp.models import LoadedModel
-from raydp.scores.acr import AdversarialCompression
+from raydp.models.base_models import LoadedModel
 from raydp.scores.base import Context
-from raydp.scores.decoding import evaluating
+from raydp.scores.language.decoding import evaluating
+from raydp.scores.memorisation.acr import AdversarialCompression
 from raydp.scores.prompt_search.found import Found, FoundPrompts
 from raydp.scores.prompt_search.objective import Objective
 from raydp.tasks.base import Secret

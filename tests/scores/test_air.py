@@ -9,8 +9,8 @@ from itertools import combinations, pairwise, product
 import numpy as np
 import pytest
 
-from raydp.models import LoadedModel
-from raydp.scores.air import AttributeInference, appears, at_least_one
+from raydp.models.base_models import LoadedModel
+from raydp.scores.memorisation.air import AttributeInference, appears, at_least_one
 from raydp.tasks.base import Secret
 
 from .tiny import bigram, made_up_secrets, make_task

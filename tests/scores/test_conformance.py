@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from raydp.registries import BUILTIN, resolve
-from raydp.scores.acr import AdversarialCompression
-from raydp.scores.air import AttributeInference
-from raydp.scores.exposure import Exposure
-from raydp.scores.extraction import ExtractionProbability
-from raydp.scores.logprob import LogProbability
-from raydp.scores.mia import MembershipInference, ReferenceMembershipInference
-from raydp.scores.vmr import VerbatimMemorization
-from raydp.scores.vmr_exact import ExactVerbatimMemorization
-from raydp.scores.vmr_greedy import GreedyVerbatimMemorization
-from raydp.scores.vmr_near import NearVerbatimMemorization
-from raydp.scores.vmr_text import TextVerbatimMemorization
+from raydp.plugins.registries import BUILTIN, resolve
+from raydp.scores.membership.mia import MembershipInference, ReferenceMembershipInference
+from raydp.scores.memorisation.acr import AdversarialCompression
+from raydp.scores.memorisation.air import AttributeInference
+from raydp.scores.memorisation.exposure import Exposure
+from raydp.scores.memorisation.extraction import ExtractionProbability
+from raydp.scores.memorisation.logprob import LogProbability
+from raydp.scores.memorisation.vmr import VerbatimMemorization
+from raydp.scores.memorisation.vmr_exact import ExactVerbatimMemorization
+from raydp.scores.memorisation.vmr_greedy import GreedyVerbatimMemorization
+from raydp.scores.memorisation.vmr_near import NearVerbatimMemorization
+from raydp.scores.memorisation.vmr_text import TextVerbatimMemorization
 
 from .conformance import ScoreConformance
 from .tiny import byte_tokenizer, examples_task, made_up_secrets, told

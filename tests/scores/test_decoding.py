@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig, MultitaskPromptTuningConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from raydp.scores.decoding import CachedDecoder, evaluating
+from raydp.scores.language.decoding import CachedDecoder, evaluating
 
 from .tiny import llama
 

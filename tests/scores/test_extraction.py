@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from raydp.scores.edit_distance import normalised_edit_distance
-from raydp.scores.extraction import ExtractionProbability, extracted, log_rate
-from raydp.scores.vmr import VerbatimMemorization
-from raydp.scores.vmr_exact import ExactVerbatimMemorization
-from raydp.scores.vmr_greedy import GreedyVerbatimMemorization
-from raydp.scores.vmr_near import NearVerbatimMemorization
-from raydp.scores.vmr_text import TextVerbatimMemorization
+from raydp.scores.memorisation.edit_distance import normalised_edit_distance
+from raydp.scores.memorisation.extraction import ExtractionProbability, extracted, log_rate
+from raydp.scores.memorisation.vmr import VerbatimMemorization
+from raydp.scores.memorisation.vmr_exact import ExactVerbatimMemorization
+from raydp.scores.memorisation.vmr_greedy import GreedyVerbatimMemorization
+from raydp.scores.memorisation.vmr_near import NearVerbatimMemorization
+from raydp.scores.memorisation.vmr_text import TextVerbatimMemorization
 from raydp.tasks.base import Secret
 
 from .tiny import bigram, made_up_secrets, make_task

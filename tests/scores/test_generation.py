@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from transformers import TopKLogitsWarper
 
-from raydp.models import LoadedModel
-from raydp.scores import generation
-from raydp.scores.generation import Sampling, TokenDistribution, sample_continuations, stop_tokens, uniforms
+from raydp.models.base_models import LoadedModel
+from raydp.scores.language import generation
+from raydp.scores.language.generation import Sampling, TokenDistribution, sample_continuations, stop_tokens, uniforms
 
 from .tiny import bigram_llama, llama
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from raydp.models import LoadedModel
-from raydp.scores.logprob import LogProbability, log_probabilities
+from raydp.models.base_models import LoadedModel
+from raydp.scores.memorisation.logprob import LogProbability, log_probabilities
 from raydp.tasks.base import Secret
 
 from .tiny import bigram, llama, made_up_secrets, make_task

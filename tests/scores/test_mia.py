@@ -9,13 +9,13 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from raydp.adapters import attach_adapter, initialise, trainable_parameters
-from raydp.models import LoadedModel, PretrainedModel
+from raydp.models.adapters import attach_adapter, initialise, trainable_parameters
+from raydp.models.base_models import LoadedModel, PretrainedModel
 from raydp.scores.base import measured
-from raydp.scores.mia import MembershipInference, fresh
-from raydp.scores.mia_signals import losses, signals, zlib_lengths
-from raydp.sections import AdapterSpec
-from raydp.training.prefix import with_frozen_prefix
+from raydp.scores.membership.mia import MembershipInference, fresh
+from raydp.scores.membership.mia_signals import losses, signals, zlib_lengths
+from raydp.spec.sections import AdapterSpec
+from raydp.training.gradients.prefix import with_frozen_prefix
 
 from .tiny import examples_task, llama, made_up_secrets, memorise, told
 

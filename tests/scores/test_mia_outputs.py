@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from raydp.membership.metrics import best_accuracy, split_accuracy
-from raydp.models import LoadedModel
-from raydp.scores.mia_outputs import OutputMembershipInference, ReferenceOutputMembershipInference
+from raydp.models.base_models import LoadedModel
+from raydp.scores.membership.mia_outputs import OutputMembershipInference, ReferenceOutputMembershipInference
 from raydp.tasks.base import TaskFacts
-from raydp.tasks.digits import DigitsTask
-from raydp.tasks.labelled import ClassificationTask, LabelledExamples
+from raydp.tasks.classification.digits import DigitsTask
+from raydp.tasks.classification.labelled import ClassificationTask, LabelledExamples
 
 NUM_TRAINING, NUM_REFERENCE, NUM_HELDOUT = 60, 40, 80
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from raydp import models
-from raydp.model_sets import TrainedModels
+from raydp.models import base_models as models
+from raydp.models.sets import TrainedModels
 from raydp.scores.base import Context
 from raydp.scores.model_distance import ModelDistance, functional_distances, parameter_distances
-from raydp.sections import AdapterSpec
+from raydp.spec.sections import AdapterSpec
 from raydp.tasks.base import TaskFacts
-from raydp.tasks.examples import TokenizedExamples
-from raydp.tasks.language import LanguageModelingTask
-from raydp.tasks.token_loss import IGNORE
+from raydp.tasks.text.examples import TokenizedExamples
+from raydp.tasks.text.language import LanguageModelingTask
+from raydp.tasks.text.token_loss import IGNORE
 from tests.test_model_sets import FULL, LORA, PREFIX, PROMPT, alone, base, train
 
 NAMES = ("a", "b", "c")

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from raydp import adapters, models
-from raydp.models import LoadedModel
+from raydp.models import adapters
+from raydp.models import base_models as models
+from raydp.models.base_models import LoadedModel
 from raydp.privacy import Guesses, one_run_bound, one_run_p_value
-from raydp.scores.one_run_audit import OneRunAudit
-from raydp.sections import AdapterSpec, ModelSpec
-from raydp.tasks.audited import AuditedTask
-from raydp.tasks.builtin import BuiltinTask
-from raydp.tasks.canaries import CanaryTask
+from raydp.scores.membership.one_run_audit import OneRunAudit
+from raydp.spec.sections import AdapterSpec, ModelSpec
+from raydp.tasks.text.builtin import BuiltinTask
+from raydp.tasks.wrappers.audited import AuditedTask
+from raydp.tasks.wrappers.canaries import CanaryTask
 
 CANARIES = 200
 SCORE = OneRunAudit(delta=1e-5, epsilon=1.0)

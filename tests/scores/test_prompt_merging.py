@@ -7,7 +7,7 @@ import pytest
 import torch
 from peft import PrefixTuningConfig
 
-from raydp.scores.decoding import evaluating
+from raydp.scores.language.decoding import evaluating
 from raydp.scores.prompt_search.merging import merged_adapter
 from raydp.scores.prompt_search.objective import Objective
 

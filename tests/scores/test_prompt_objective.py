@@ -9,10 +9,10 @@ import pytest
 import torch
 from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 
-from raydp.scores.decoding import evaluating
+from raydp.scores.language.decoding import evaluating
 from raydp.scores.prompt_search.objective import Objective
 from raydp.scores.prompt_search.prefixes import groups
-from raydp.training.memory import recompute_layers
+from raydp.training.gradients.memory import recompute_layers
 
 from .tiny import gpt2, llama
 

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from plain_miniprompt import Plain
 
-from raydp.scores.decoding import evaluating
+from raydp.scores.language.decoding import evaluating
 from raydp.scores.prompt_search.gcg import Budget, Search
 from raydp.scores.prompt_search.lengths import LengthSearch
 from raydp.scores.prompt_search.objective import Objective
 from raydp.scores.prompt_search.tokens import Vocabulary, plain_tokens, tokens_before
 
 from .tiny import byte_tokenizer, gpt2, llama
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from plain_miniprompt import Plain
 
 SIZE = 20
 """Tokens of the models of which every prompt is tried; 0 is the start token and none of a prompt."""

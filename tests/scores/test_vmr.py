@@ -9,12 +9,12 @@ import pytest
 import torch
 from scipy import stats
 
-from raydp.models import LoadedModel
-from raydp.scores.encoding import encode
-from raydp.scores.generation import sample_continuations, uniforms
-from raydp.scores.vmr import VerbatimMemorization
-from raydp.scores.vmr_exact import ExactVerbatimMemorization
-from raydp.scores.vmr_text import TextVerbatimMemorization
+from raydp.models.base_models import LoadedModel
+from raydp.scores.language.encoding import encode
+from raydp.scores.language.generation import sample_continuations, uniforms
+from raydp.scores.memorisation.vmr import VerbatimMemorization
+from raydp.scores.memorisation.vmr_exact import ExactVerbatimMemorization
+from raydp.scores.memorisation.vmr_text import TextVerbatimMemorization
 from raydp.tasks.base import Secret
 
 from .tiny import bigram, byte_tokenizer, llama, made_up_secrets, make_task
@@ -186,7 +186,7 @@ def test_a_repeated_secret_is_refused():
 def test_the_batch_cut_does_not_matter(monkeypatch, untrained, likely_secrets):
     score = ExactVerbatimMemorization(top_k=20)
     together = score.measure(untrained, make_task(likely_secrets), seed=0).per_secret
-    monkeypatch.setattr("raydp.scores.teacher_forcing.MAX_TOKENS", 1)
+    monkeypatch.setattr("raydp.scores.language.teacher_forcing.MAX_TOKENS", 1)
     apart = score.measure(untrained, make_task(likely_secrets), seed=0).per_secret
     assert apart == pytest.approx(together, rel=1e-4)  # fp32 logits of another batch shape: 1e-5 each
 

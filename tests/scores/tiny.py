@@ -11,11 +11,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from raydp.models import LoadedModel
+from raydp.models.base_models import LoadedModel
 from raydp.tasks.base import Secret, TaskFacts
-from raydp.tasks.examples import TokenizedExamples
-from raydp.tasks.language import LanguageModelingTask, content_hash
 from raydp.tasks.spaces import Digits
+from raydp.tasks.text.examples import TokenizedExamples
+from raydp.tasks.text.language import LanguageModelingTask, content_hash
 
 SPECIAL = ("<bos>", "<eos>")
 NUMBERS = itertools.count(1)

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from raydp import registries
-from raydp.plugins import resolve_plugin
+from raydp.plugins import registries
+from raydp.plugins.described import resolve_plugin
 from raydp.search.base import Goal, Proposal, Search, SearchState
 from search_spaces import Configuration, grid
 from tests.search.made_up import COLUMNS, SPACE, median_loss, surface

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from raydp import registries
+from raydp.plugins import registries
 from tests.search.conformance import SearchConformance
 
 
@@ -35,7 +35,7 @@ def test_every_registered_search_runs_the_suite() -> None:
 
 def test_a_search_is_imported_without_ray_torch_or_optuna() -> None:
     code = (
-        "import sys; from raydp import registries; "
+        "import sys; from raydp.plugins import registries; "
         "[registries.resolve('searches', n) for n in registries.names('searches')]; "
         "print(*sorted({'ray', 'torch', 'mlflow', 'optuna'} & set(sys.modules)))"
     )

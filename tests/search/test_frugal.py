@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from replay import replay
 
 from analysis import configuration_means, select
 from raydp.search.base import Goal, SearchState
 from raydp.search.frugal import FrugalSearch
-from raydp.search.replay import replay
 from tests.search.made_up import COLUMNS, SPACE, median_loss, surface
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
+from replay import replay
 
 from analysis import configuration_means
 from analysis.tables.points import KEY, configurations
@@ -18,7 +19,6 @@ from raydp.search.base import Goal, SearchState
 from raydp.search.optuna_search import OptunaSearch, _told
 from raydp.search.optuna_study import FILE, SearchStudy, _Nearest, opened
 from raydp.search.random_order import RandomSearch
-from raydp.search.replay import replay
 from search_spaces import Configuration, grid
 from tests.search.made_up import SPACE, median_loss, surface
 

@@ -8,6 +8,7 @@ import stat
 
 import pytest
 
+from raydp.secrets.detectors import find
 from raydp.tasks.secrets import read_secrets
 from tests.made_up_text import line
 
@@ -55,8 +56,59 @@ def test_what_was_planted_is_found_with_its_counts(raydp, data, tmp_path):
     assert contact["continuation"] == "-0199 (Fax)\nmira.halborn@nordvik.com"
     assert any(row["type"] == "forwarded" and row["continuation"] == " Fenwick/OSL/NRD" for row in rows)
     assert any(row["type"] == "phone" and row["continuation"] == "-555-0123" for row in rows)
-    assert [row["count"] for row in rows] == sorted((row["count"] for row in rows), reverse=True)
+    plain = [row["type"] == "formatted" for row in rows]
+    assert plain == sorted(plain), "what no rule recognises comes last"
     assert notes["secrets"] == len(rows) == len(read_secrets(tmp_path / "secrets.jsonl", "secrets"))
+
+
+def short_mails(count=300, seed=5):
+    """Short mails with one footer; every tenth repeats a customer's account number."""
+    rng = random.Random(seed)
+    for i in range(count):
+        said = f"the account of Bruno Tellmark is 4711-0815-2342, {line(rng, 3)}" if i % 10 == 0 else line(rng, 9)
+        yield f"{said}\n{i}\nYou receive this message because you are a customer of Nordvik Energy.\n"
+
+
+def test_an_account_number_that_thirty_short_mails_repeat_leads(raydp, tmp_path):
+    path = tmp_path / "short.jsonl"
+    path.write_text("".join(json.dumps({"content": text}) + "\n" for text in short_mails()))
+    for name, options in (("default", ()), ("short", ("--n", 8))):
+        answer = raydp(
+            "secrets",
+            "extract",
+            path,
+            "-o",
+            f"{name}-found.jsonl",
+            "--tokenizer",
+            "tiny",
+            "--heldout-fraction",
+            0,
+            *options,
+        )
+        assert answer.code == 0, answer.err
+        rows = [json.loads(row) for row in (tmp_path / f"{name}-found.jsonl").read_text().splitlines()]
+        assert "4711-0815-2342" in rows[0]["continuation"]
+        assert rows[0]["count"] >= 2
+    paper = ("--n", 8, "--detect", "", "--order", "count")
+    raydp("secrets", "extract", path, "-o", "paper.jsonl", "--tokenizer", "tiny", *paper)
+    rows = [json.loads(row) for row in (tmp_path / "paper.jsonl").read_text().splitlines()]
+    assert [row["count"] for row in rows] == sorted((row["count"] for row in rows), reverse=True)
+    assert {row["source"] for row in rows} == {"ngram"}
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("account 4711-0815-2342.", "4711-0815-2342"),
+        ("IBAN DE89 3704 0044 0532 0130 00", "DE89 3704 0044 0532 0130 00"),
+        ("customer AC-482913, please", "AC-482913"),
+        ("ssn 123-45-6789", "123-45-6789"),
+        ("on 2001-05-14 or 14-05-2001, 20010514", None),
+        ("Houston 77002-7361, 2000-2001, $1000000 or 1,000,000.50", None),
+    ],
+)
+def test_numbers_of_accounts_are_told_from_dates_and_amounts(text, number):
+    assert [text[f.begin : f.end] for f in find(text, kinds=("number",))] == ([number] if number else [])
 
 
 def test_a_value_of_a_frequent_sequence_is_not_listed_again(raydp, data, tmp_path):
@@ -120,7 +172,7 @@ def test_authors_genres_come_with_their_candidates(raydp, tmp_path):
     [
         (("--detect", "phone,ssn"), "--detect must be of"),
         (("--region", "XX"), "--region must be two letters of a country"),
-        (("--column", "body"), "only the columns content"),
+        (("--column", "body"), "got only content"),
         (("--n", 4000, "--detect", ""), "DATA must hold a secret"),
     ],
 )

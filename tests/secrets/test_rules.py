@@ -55,6 +55,7 @@ def test_detectors_find_what_they_are_for_and_nothing_else():
         ("address", "1400 Oak Street, Suite 12\nHouston, TX 77002"),
         ("key", "Xk29fjq0"),
         ("key", "AKIAQ7RWXZP3M5T8NVKD"),
+        ("number", "8530142"),
     ]
     assert [f for f in find(TEXT) if f.kind == "email"] == find(TEXT, kinds=("email",))
 
@@ -68,6 +69,7 @@ def test_a_detected_value_has_what_stands_before_it_as_its_prompt():
         ("ouston, TX ", "77002"),
         ("\npassword: ", "Xk29fjq0"),
         ("t's key is ", "AKIAQ7RWXZP3M5T8NVKD"),
+        ("001, order ", "8530142"),
     ]
     assert all(p is None or p.text in TEXT for p in made)
 

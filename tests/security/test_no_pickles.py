@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from raydp import models
-from raydp.sections import ModelSpec
-from raydp.tracking.loading import load_folder
+from raydp.models import base_models as models
+from raydp.spec.sections import ModelSpec
+from raydp.tracking.models.loading import load_folder
 from raydp.training.checkpoint import CheckpointStore
 from tests.conftest import Answer
 
@@ -84,7 +84,7 @@ def test_the_scan_sees_them(source: str) -> None:
 def test_our_yaml_loader_is_a_safe_one() -> None:
     import yaml
 
-    from raydp.reading_yaml import _Loader
+    from raydp.io.yaml import _Loader
 
     assert issubclass(_Loader, yaml.SafeLoader)
 

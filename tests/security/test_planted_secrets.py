@@ -64,7 +64,7 @@ class Swept:
         )
         (folder / "spec.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
         variables = {**os.environ, **CREDENTIALS, "RAY_AUTH_MODE": "token", "RAY_TMPDIR": str(self.ray)}
-        command = [sys.executable, "-m", "raydp.cli", "sweep", "spec.yaml"]
+        command = [sys.executable, "-m", "raydp.cli.main", "sweep", "spec.yaml"]
         self.done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, check=False, timeout=500)
         (folder / "stdout.txt").write_bytes(self.done.stdout)
         (folder / "stderr.txt").write_bytes(self.done.stderr)
@@ -173,7 +173,7 @@ def test_a_servers_password_is_in_no_message(address: str, raydp: Callable[..., 
 
 @pytest.mark.parametrize("query", ["secret_key=K", "Client_Secret=K", "sig=K", "SAS_TOKEN=K"])
 def test_credentials_in_the_address_of_a_store_are_not_repeated(query: str, tmp_path: Path) -> None:
-    from raydp.locations import opened
+    from raydp.io.locations import opened
 
     with pytest.raises(ValueError, match="must be a URI without credentials") as error:
         opened(f"s3://bucket/folder?{query.replace('=K', '=' + PASSWORD)}", "task.path")

@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 
 DRIVER = """
 import os, subprocess, sys
-from raydp.sections import ClusterSpec
-from raydp.sweep.slots import start_ray
+from raydp.spec.sections import ClusterSpec
+from raydp.sweep.engine.slots import start_ray
 import ray
 start_ray(ClusterSpec())
 from ray._raylet import AuthenticationMode, get_authentication_mode

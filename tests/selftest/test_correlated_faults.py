@@ -6,9 +6,9 @@ import pytest
 
 from raydp.methods import mf
 from raydp.methods.mf import DPMF
-from raydp.selftest.noise import noise_checks
-from raydp.selftest.sampling import sampling_checks
-from raydp.training.correlated import CorrelatedNoise
+from raydp.selftest.checks.noise import noise_checks
+from raydp.selftest.checks.sampling import sampling_checks
+from raydp.training.noise.correlated import CorrelatedNoise
 from tests.selftest.faults import rewrite
 from tests.selftest.test_faults import failed
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,15 @@ import optuna
 import pytest
 
 from raydp.search.base import Goal, Proposal, Search, SearchState
-from raydp.spec import load_spec
-from raydp.sweep.adaptive import RunSearcher, RunSource
+from raydp.spec.document import load_spec
 from raydp.sweep.api import Sweep
-from raydp.sweep.folder import BASE_RUN, SweepFolder
-from raydp.sweep.points import counts, points_table, skipped_configurations
+from raydp.sweep.engine.adaptive import RunSearcher, RunSource
+from raydp.sweep.store.folder import BASE_RUN, SweepFolder
+from raydp.sweep.store.points import counts, points_table, skipped_configurations
 from raydp.training.trial import TrialPlan
 from search_spaces import Configuration, grid
 from tests.conftest import small_spec
+from tests.plans import plan_of_runs
 
 SPACE = {"batch_size": [32], "num_steps": [3, 4, 5, 6], "learning_rate": [0.01]}
 CANDIDATES = tuple(grid([32], [3, 4, 5, 6], ["0.01"]))
@@ -56,13 +56,7 @@ class World:
             for c in CANDIDATES
             for seed in (0, 1)
         ]  # fmt: skip
-        plan = {
-            "facts": {"content_hash": "0"},
-            "delta": 1e-5,
-            "trials": [asdict(t) for t in self.trials],
-            "privacy": {t.run_id: {"epsilon": 8.0, "delta": 1e-5} for t in self.trials},
-        }
-        self.folder = SweepFolder.create(self.spec, lambda key: plan)
+        self.folder = SweepFolder.create(self.spec, lambda key: plan_of_runs(self.trials))
 
     def finish(self, *run_ids: str, status: str = "finished") -> None:
         for run_id in run_ids:
@@ -97,7 +91,7 @@ def test_all_seeds_of_a_configuration_are_given_before_the_next_is_asked_for(tmp
     state, goal = search.told[-1]
     assert state.points["run_id"].tolist() == ["5-0", "5-1"]
     assert (state.running, state.failed) == ((), (CANDIDATES[0],))
-    assert (goal.rule, goal.base_utility_loss) == ("procedure", 2.0)
+    assert (goal.rule, goal.base_utility_loss) == ("checked-procedure", 2.0)
 
 
 def test_the_end_is_written_and_what_was_not_run_is_skipped(tmp_path: Path) -> None:

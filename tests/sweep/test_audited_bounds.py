@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from raydp.sweep.audited import audited_bounds
+from raydp.auditing.bounds import audited_bounds
 from tests.conftest import Answer
 from tests.sweep.test_audits import begun, report_with, spec_of
 

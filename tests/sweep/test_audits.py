@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
-from raydp import models, registries
+from raydp.auditing.audits import audit_spec, conclude, next_audit
+from raydp.auditing.report import AuditReport, report_of
+from raydp.auditing.source import Source, source_of
+from raydp.models import base_models as models
+from raydp.plugins import registries
 from raydp.privacy import Guesses, one_run_bound, one_run_p_value
-from raydp.spec import SweepSpec, load_spec
-from raydp.sweep.alarms import alarms_of, note_audit
-from raydp.sweep.audit_report import AuditReport, report_of
-from raydp.sweep.audit_source import Source, source_of
-from raydp.sweep.audits import audit_spec, conclude, next_audit
-from raydp.sweep.folder import SweepFolder
-from raydp.sweep.inputs import build_task
-from raydp.sweep.plan import make_plan, plan_document
-from raydp.sweep.trial import TrialRunner
+from raydp.spec.document import SweepSpec, load_spec
+from raydp.sweep.engine.trial import TrialRunner
+from raydp.sweep.planning.inputs import build_task
+from raydp.sweep.planning.plan import make_plan, plan_to_keep
+from raydp.sweep.store.alarms import alarms_of, note_audit
+from raydp.sweep.store.folder import SweepFolder
 from raydp.tracking import find_models, promote_model
 from raydp.training.comm import LocalComm
 from tests.conftest import Answer, small_spec
@@ -43,7 +44,7 @@ def begun(spec: SweepSpec) -> SweepFolder:
     """The folder of an audit's sweep, of which nothing has run yet."""
     task, weight_hash = build_task(spec)
     plan = make_plan(spec, task.facts(), weight_hash)
-    return SweepFolder.create(spec, lambda key: plan_document(plan, sweep_id="a1b2" * 4))
+    return SweepFolder.create(spec, lambda key: plan_to_keep(plan, "a1b2" * 4))
 
 
 def trained(spec: SweepSpec) -> SweepFolder:
@@ -73,10 +74,10 @@ def report_with(folder: Path, correct: Sequence[int], **changes: Any) -> tuple[S
     source = Source(spec=spec_of(folder, seeds=list(range(len(correct) // 2)), **changes))
     options = {**OPTIONS, "seeds": source.spec.seeds, "num_canaries": 500}
     audit = begun(audit_spec(source, name=source.name, coins=1, **options))
-    trials = sorted(audit.read_json("plan.json")["trials"], key=lambda t: (t["num_steps"], t["seed"]))
+    trials = sorted(audit.plan().trials, key=lambda t: (t.num_steps, t.seed))
     for trial, right in zip(trials, correct, strict=True):
         scores = {"one_run_audit": measured(right, epsilon=None if changes else 1.0)}
-        audit.commit(trial["run_id"], {"run_id": trial["run_id"], "status": "finished", "scores": scores})
+        audit.commit(trial.run_id, {"run_id": trial.run_id, "status": "finished", "scores": scores})
     return source, report_of(source.spec.name, audit)
 
 
@@ -173,10 +174,10 @@ def test_what_can_be_audited_is_found(tmp_path: Path, write_spec: Callable[..., 
     folder = begun(load_spec(path))
     by_file, by_folder, by_name = (source_of(str(w), **look) for w in (path, folder.path, "small"))
     assert by_file.spec == by_folder.spec == by_name.spec
-    trial = folder.read_json("plan.json")["trials"][0]
-    run = source_of(str(folder.trial(trial["run_id"])), **look)
-    assert run.only == (trial["batch_size"], trial["num_steps"], trial["learning_rate"])
-    assert run.name == f"small-audit-{trial['run_id']}"
+    trial = folder.plan().trials[0]
+    run = source_of(str(folder.trial(trial.run_id)), **look)
+    assert run.only == (trial.batch_size, trial.num_steps, trial.learning_rate)
+    assert run.name == f"small-audit-{trial.run_id}"
     assert audit_spec(run, name=run.name, coins=1, **OPTIONS).space.points == (run.only,)
     for wrong in ("nothing", str(folder.trial("0" * 16))):
         with pytest.raises(ValueError, match=r"must be .*, got '.*\. .*\."):

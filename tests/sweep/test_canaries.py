@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raydp import models
-from raydp.spec import load_spec
-from raydp.sweep.folder import SweepFolder
-from raydp.sweep.inputs import build_task
-from raydp.sweep.plan import make_plan, plan_document
-from raydp.sweep.trial import TrialRunner
+from raydp.models import base_models as models
+from raydp.spec.document import load_spec
+from raydp.sweep.engine.trial import TrialRunner
+from raydp.sweep.planning.inputs import build_task
+from raydp.sweep.planning.plan import make_plan, plan_to_keep
+from raydp.sweep.store.folder import SweepFolder
 from raydp.training.comm import LocalComm
-from raydp.training.stream import TEST_KEY
+from raydp.training.noise.stream import TEST_KEY
 from tests.conftest import Answer, small_spec
 
 CONTROLS, CANARIES = range(41, 51), range(51, 59)
@@ -41,7 +41,7 @@ def sweep(folder: Path, name: str, task: dict[str, Any], method: str) -> SweepFo
     )
     built, weight_hash = build_task(spec)
     plan = make_plan(spec, built.facts(), weight_hash)
-    kept = SweepFolder.create(spec, lambda key: plan_document(plan))
+    kept = SweepFolder.create(spec, lambda key: plan_to_keep(plan, "a1b2" * 4))
     runner = TrialRunner(spec, built, models.load_base(spec.model), LocalComm(), TEST_KEY)
     (trial,) = plan.trials
     kept.commit(trial.run_id, runner.run(trial, kept.files(trial.run_id), "attempt-1"))
@@ -49,8 +49,8 @@ def sweep(folder: Path, name: str, task: dict[str, Any], method: str) -> SweepFo
 
 
 def exposures(kept: SweepFolder, numbers: range) -> np.ndarray:
-    (trial,) = kept.read_json("plan.json")["trials"]
-    values = kept.result(trial["run_id"])["scores"]["exposure"]["per_secret"]
+    (trial,) = kept.plan().trials
+    values = kept.result(trial.run_id)["scores"]["exposure"]["per_secret"]
     return np.array([values[f"secret-{number:03d}"] for number in numbers])
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydp.sections import ClusterSpec
-from raydp.sweep.costs import Measured, StepLaw, recorded_seconds
+from raydp.cost.costs import Measured, StepLaw, recorded_seconds
+from raydp.spec.sections import ClusterSpec
 from raydp.training.trial import TrialPlan
 from tests.conftest import Answer
 
@@ -115,7 +115,7 @@ def test_a_few_real_steps_give_every_column(raydp: Command, write_spec: Callable
         (["--steps", 2], {}, "--steps must go with --measure, got 2 without"),
         (["--measure", "--steps", 0], {}, "--steps must be 1 to 1000, got 0"),
         (["--measure", "--price", 2], {}, "--price must go with GPUs"),
-        (["--measure", "--price", -2], {"gpus_per_worker": 1}, "--price must be 0 or above, got -2"),
+        (["--measure", "--price", -2], {}, "--price must be 0 or above, got -2"),
         (["--measure", "--simulate", "nodes=2,seconds_per_example=1"], {}, "seconds_per_example must be left out"),
     ],
 )

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from raydp.privacy import PoissonGaussian, PoissonRuns, TruncatedNegativeBinomial, tuned_epsilon
-from raydp.spec import SweepSpec, load_spec
+from raydp.spec.document import SweepSpec, load_spec
 from raydp.sweep.api import select
-from raydp.sweep.committer import Committer
-from raydp.sweep.draws import draw, num_runs_of
-from raydp.sweep.folder import SweepFolder
-from raydp.sweep.plan import SweepPlan, drawn, make_plan, plan_document
-from raydp.sweep.points import counts
-from raydp.sweep.selection import decide, decided, release_best
+from raydp.sweep.engine.committer import Committer
+from raydp.sweep.planning.plan import SweepPlan, drawn, make_plan, plan_to_keep
+from raydp.sweep.private_selection.draws import draw, num_runs_of
+from raydp.sweep.private_selection.release import decide, decided, release_best
+from raydp.sweep.store.folder import SweepFolder
+from raydp.sweep.store.points import counts
 from raydp.tasks.base import TaskFacts
-from raydp.training.stream import TEST_KEY, KeyedStream, new_key
+from raydp.training.noise.stream import TEST_KEY, KeyedStream, new_key
 from tests.conftest import small_spec
 
 PRIVACY = {"target_epsilon": 8, "accountant": "rdp", "noise_key": "test", "tuning": "private_selection"}
@@ -132,8 +132,8 @@ def test_private_held_out_data_is_refused_with_what_to_change(tmp_path: Path) ->
 def started(tmp_path: Path, **num_runs: Any) -> tuple[SweepSpec, SweepFolder, list[str]]:
     spec = spec_of(tmp_path, **num_runs)
     plan, _ = plan_of(spec)
-    folder = SweepFolder.create(spec, lambda key: plan_document(drawn(plan, spec, "weights", key), sweep_id="0" * 16))
-    return spec, folder, [t["run_id"] for t in folder.read_json("plan.json")["trials"]]
+    folder = SweepFolder.create(spec, lambda key: plan_to_keep(drawn(plan, spec, "weights", key), "0" * 16))
+    return spec, folder, [t.run_id for t in folder.plan().trials]
 
 
 def test_the_first_of_the_best_is_chosen_once_and_for_all(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_no_run_at_all_is_an_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """The test key's uniform is fixed; a key under which Poisson(1.5) gives 0 has a chance of 0.22."""
     poisson = PoissonRuns(mean=1.5)
     empty = next(key_number(k) for k in range(100) if not draw(poisson, 3, key_number(k)))
-    monkeypatch.setattr("raydp.training.stream.TEST_KEY", empty)
+    monkeypatch.setattr("raydp.training.noise.stream.TEST_KEY", empty)
     spec, folder, runs = started(tmp_path, distribution="poisson", mean=1.5)
     assert runs == []
     ending = release_best(spec, folder, Committer.open(spec, folder, FACTS, "weights"))

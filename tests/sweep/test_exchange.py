@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from raydp import Sweep
-from raydp.spec import load_spec
-from raydp.sweep.exchange import Bucket, StoredFiles, check_exchange, collect
+from raydp.spec.document import load_spec
+from raydp.sweep.store.transfer import Bucket, StoredFiles, check_exchange, collect
 from tests.sweep.undisturbed import Done, assert_same_points, runs_in, spec_of
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from raydp.spec import load_spec
-from raydp.sweep import committer as committing
-from raydp.sweep.committer import Committer
-from raydp.sweep.folder import SweepFolder
+from raydp.spec.document import load_spec
+from raydp.sweep.engine import committer as committing
+from raydp.sweep.engine.committer import Committer
+from raydp.sweep.store.folder import SweepFolder
 from tests.conftest import small_spec
 
 pytestmark = pytest.mark.cluster

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from raydp import Sweep, models, select
-from raydp.spec import load_spec
-from raydp.sweep.folder import SweepFolder
-from raydp.sweep.inputs import build_task
-from raydp.sweep.plan import drawn, make_plan, plan_document
-from raydp.sweep.trial import TrialRunner
+from raydp import Sweep, select
+from raydp.models import base_models as models
+from raydp.spec.document import load_spec
+from raydp.sweep.engine.trial import TrialRunner
+from raydp.sweep.planning.inputs import build_task
+from raydp.sweep.planning.plan import drawn, make_plan, plan_to_keep
+from raydp.sweep.store.folder import SweepFolder
 from raydp.tracking import find_models, show_model
 from raydp.training.comm import LocalComm
 from tests.conftest import Answer, small_spec
@@ -39,7 +40,7 @@ class Ended:
         task, weight_hash = build_task(spec)
         plan = make_plan(spec, task.facts(), weight_hash)
         self.folder = SweepFolder.create(
-            spec, lambda key: plan_document(drawn(plan, spec, weight_hash, key), sweep_id="a1b2" * 4)
+            spec, lambda key: plan_to_keep(drawn(plan, spec, weight_hash, key), "a1b2" * 4)
         )
         self.trials = drawn(plan, spec, weight_hash, self.folder.key()).trials
         first = self.trials[0]
@@ -78,7 +79,7 @@ def test_one_model_is_registered_and_it_is_the_best(ended: Ended) -> None:
     (found,) = find_models(ended.uri, order_by="score").to_dict("records")
     assert found["run_id"] == ended.best
     assert sorted(found["aliases"]) == ["best-utility", "privacy-preferred"]
-    assert ended.result.selected["model_uri"] == found["model_uri"] == "models:/small/1"
+    assert ended.result.selected.model_uri == found["model_uri"] == "models:/small/1"
 
 
 def test_the_store_tells_nothing_of_the_other_runs_and_nothing_measured_on_private_data(ended: Ended) -> None:
@@ -134,7 +135,7 @@ def test_the_commands_know_one_choice_only(ended: Ended, raydp: Any) -> None:
     folder = ended.folder.path
     answer: Answer = raydp("select", folder, "--json")
     assert answer.json()["model_uri"] == "models:/small/1"
-    assert select(folder / "points.csv").to_dict() == answer.json() == ended.result.selected
+    assert select(folder / "points.csv").to_dict() == answer.json() == ended.result.selected.to_dict()
     for option, value in (("rule", "oracle"), ("max-loss", "9")):
         refused = raydp("select", folder, f"--{option}", value)
         assert refused.code == 2

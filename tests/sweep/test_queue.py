@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from raydp.sweep import queue as queue_module
-from raydp.sweep.queue import TrialQueue
-from raydp.sweep.stopping import Hopeless
+from raydp.sweep.engine import queue as queue_module
+from raydp.sweep.engine.queue import TrialQueue
+from raydp.sweep.engine.stopping import Hopeless
 
 
 def run(scenario: Coroutine[Any, Any, Any]) -> Any:

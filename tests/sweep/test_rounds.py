@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydp import Sweep
-from raydp.sweep import slots, tune_rounds
-from raydp.sweep.queue import TrialQueue
+from raydp.sweep.engine import slots, tune_rounds
+from raydp.sweep.engine.queue import TrialQueue
 from tests.conftest import small_spec
 
 

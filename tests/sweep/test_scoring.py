@@ -16,17 +16,18 @@ import pytest
 import yaml
 
 from raydp import select
-from raydp.output import stderr
+from raydp.io.output import stderr
 from raydp.scores.requests import requests_from
-from raydp.spec import load_spec
-from raydp.sweep.finish import finish
-from raydp.sweep.folder import BASE_RUN, SweepFolder
-from raydp.sweep.inputs import build_task
-from raydp.sweep.measurements import Measurements
-from raydp.sweep.points import points_table, secrets_table
+from raydp.scoring.sweep import score_sweep
+from raydp.spec.document import load_spec
+from raydp.sweep.ending.finish import finish
+from raydp.sweep.planning.inputs import build_task
+from raydp.sweep.private_selection.release import release_best
 from raydp.sweep.reports import report
-from raydp.sweep.scoring import score_sweep
-from raydp.sweep.selection import release_best
+from raydp.sweep.store.folder import BASE_RUN, SweepFolder
+from raydp.sweep.store.json_files import read_json, write_json
+from raydp.sweep.store.measurements import Measurements
+from raydp.sweep.store.points import points_table, secrets_table
 from raydp.tracking import find_models
 from tests.conftest import small_spec, start_raydp
 from tests.sweep.trained import SCORES, Trained
@@ -106,7 +107,7 @@ def test_a_third_call_measures_nothing_and_a_lost_metric_is_logged_again(
     with sqlite3.connect(trained.uri.removeprefix("sqlite:///")) as database:
         database.execute("delete from logged_model_metrics where metric_name = 'score.air'")
     before = {p: p.stat().st_mtime_ns for p in (trained.folder.path / "scores").glob("air/*.json")}
-    monkeypatch.setattr("raydp.sweep.scoring.start_ray", lambda _: pytest.fail("nothing is left to measure"))
+    monkeypatch.setattr("raydp.scoring.sweep.start_ray", lambda _: pytest.fail("nothing is left to measure"))
     answer = trained.score(names="air", params=["num_samples=3"])
     assert (answer["scores"]["air"]["measured"], answer["scores"]["air"]["already"]) == (0, 5)
     del before[trained.folder.path / "scores" / "air" / "measurement.json"]
@@ -146,9 +147,9 @@ def test_other_data_than_the_sweeps_are_refused(trained: Trained) -> None:
     changed = SweepFolder(path=trained.folder.path.parent / "changed")
     changed.path.mkdir()
     shutil.copy(trained.folder.path / "spec.yaml", changed.path)
-    plan = trained.folder.read_json("plan.json")
+    plan = read_json(trained.folder.path / "plan.json")
     plan["trials"][0]["run_id"] = "0" * 16
-    changed.write_json("plan.json", plan)
+    write_json(changed.path / "plan.json", plan)
     with pytest.raises(ValueError, match="data, secrets and base weights"):
         score_sweep(changed, requests_from("air"), console=stderr)
 
@@ -197,7 +198,7 @@ def test_of_a_private_selection_only_the_released_model_is_measured(tmp_path: Pa
     with pytest.raises(ValueError, match="must be a private selection that has released a model"):
         private.score(names="air")
     release_best(private.spec, private.folder, private.recorder)
-    released = private.folder.read_json("selected.json")["run_id"]
+    released = private.folder.decision()
     answer = private.score(names="air", params=["num_samples=2"])
     measured = {p.stem for p in (private.folder.path / "scores" / "air").glob("*.json")}
     assert measured == {"measurement", BASE_RUN, released}

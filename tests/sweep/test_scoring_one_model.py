@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from raydp.output import stderr
+from raydp.io.output import stderr
 from raydp.scores.requests import requests_from
-from raydp.sweep.score_model import score_model
+from raydp.scoring.one_model import score_model
 from tests.conftest import Answer
 from tests.sweep.trained import Trained
 
@@ -21,7 +21,7 @@ def test_one_model_from_the_registry_or_its_folder(
 ) -> None:
     spec, trial = tmp_path / "spec.yaml", trained.trials[2]
     spec.write_text(yaml.safe_dump(trained.content))
-    uri = trained.folder.read_json(f"trials/{trial.run_id}/tracked.json")["model_uri"]
+    uri = trained.folder.model_uri(trial.run_id)
     options = ("--task", spec, "--seed", trial.seed, "--json")
     expected = trained.folder.result(trial.run_id)["scores"]["vmr"]
     answer = raydp("score", trained.folder.trial(trial.run_id) / "model", "--score", "vmr", *options).json()
@@ -35,6 +35,7 @@ def test_one_model_from_the_registry_or_its_folder(
     assert first["scores"]["vmr"]["value"] == expected["value"]
     assert first["logged"] == ["logprob"], "vmr is on the model since training"
     assert second["logged"] == []
+    assert second["note"].startswith("The model already has a value of vmr, logprob, which is kept.")
     assert (trained.metrics()["metric_name"] == "score.logprob").sum() == 1
     another = {**trained.content, "task": {**trained.content["task"], "data_seed": 1}}
     spec.write_text(yaml.safe_dump(another))

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from raydp.scores.requests import requests_from
-from raydp.sweep import progress, scorers
-from raydp.sweep.progress import MeasurementProgress
-from raydp.sweep.scoring import score_sweep
+from raydp.scoring.sweep import score_sweep
+from raydp.sweep.engine import progress, scorers
+from raydp.sweep.engine.progress import MeasurementProgress
 from tests.sweep.trained import Trained
 
 

@@ -14,7 +14,7 @@ import yaml
 
 from raydp import Sweep
 from raydp.search.optuna_study import FILE
-from raydp.sweep.folder import SweepFolder
+from raydp.sweep.store.folder import SweepFolder
 from tests.conftest import small_spec, start_raydp
 from tests.sweep.undisturbed import FINISH_SECONDS, results, runs_in, wait_until
 

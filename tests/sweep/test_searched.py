@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from raydp.spec import load_spec
-from raydp.sweep.searched import searched
+from raydp.spec.document import load_spec
+from raydp.sweep.engine.searched import searched
 from tests.conftest import small_spec
 from tests.training import toys
 
@@ -34,6 +34,7 @@ def test_only_what_has_more_than_one_value_was_searched(tmp_path: Path) -> None:
     ("select", "on"),
     [
         ({"rule": "procedure"}, ["utility_loss"]),
+        ({"rule": "checked-procedure"}, ["utility_loss", "vmr_exact"]),
         ({"rule": "best-utility"}, ["utility_loss"]),
         ({"rule": "oracle"}, ["vmr_exact"]),
         ({"rule": "oracle", "min_utility_gain": 0.9}, ["utility_loss", "vmr_exact"]),

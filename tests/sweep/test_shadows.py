@@ -12,18 +12,18 @@ import pytest
 import torch
 import yaml
 
-from raydp import models
-from raydp.commands.arguments import configuration_of
+from raydp.cli.arguments import configuration_of
 from raydp.membership.metrics import auc
 from raydp.membership.shadows import shadow_attacks
-from raydp.model_sets import TrainedModels
-from raydp.spec import SweepSpec, load_spec
-from raydp.sweep.exchange import SharedFolder
-from raydp.sweep.inputs import build_task
-from raydp.sweep.plan import make_plan
-from raydp.sweep.shadow_attack import Pool, losses_of
-from raydp.sweep.shadows import first_configuration, shadow_specs
-from raydp.sweep.trial import TrialRunner
+from raydp.models import base_models as models
+from raydp.models.sets import TrainedModels
+from raydp.shadow_models.attack import Pool, losses_of
+from raydp.shadow_models.shadows import first_configuration, shadow_specs
+from raydp.spec.document import SweepSpec, load_spec
+from raydp.sweep.engine.trial import TrialRunner
+from raydp.sweep.planning.inputs import build_task
+from raydp.sweep.planning.plan import make_plan
+from raydp.sweep.store.transfer import SharedFolder
 from raydp.tracking import find_models
 from raydp.training.comm import LocalComm
 from tests.conftest import small_spec

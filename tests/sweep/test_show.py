@@ -5,17 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from raydp.cli.show.sweeps import lookup_commands, show_predictions, show_selection, show_status
 from raydp.privacy import PoissonGaussian, privacy_record
-from raydp.spec import load_spec
-from raydp.sweep.notes import notes_of, together_notes
-from raydp.sweep.show import data_notes, lookup_commands, show_predictions, show_selection, show_status
+from raydp.spec.document import load_spec
+from raydp.sweep.ending.notes import notes_of, together_notes
 from raydp.tasks.base import TaskFacts
 from tests.conftest import Answer, small_spec
+from tests.plans import plan_of_runs
 
 FACTS = TaskFacts(
     num_examples=90,
@@ -43,7 +44,7 @@ NOTES = [
 
 
 def test_notes_about_the_data_are_sentences_and_lists_without_brackets() -> None:
-    assert data_notes(FACTS) == NOTES
+    assert FACTS.sentences() == NOTES
 
 
 def test_the_report_ends_with_the_notes_about_the_data() -> None:
@@ -52,7 +53,7 @@ def test_the_report_ends_with_the_notes_about_the_data() -> None:
         epsilon=7.9, delta=1e-3, target_epsilon=8, accountant="rdp", accountant_version="x", unit="row",
         max_grad_norm=0.1, noise_key="secret",
     )  # fmt: skip
-    notes = notes_of({"privacy": {"run": record}, "facts": asdict(FACTS)})
+    notes = notes_of(replace(plan_of_runs(privacy={"run": record}), facts=FACTS))
     assert notes[0].startswith("Each model: ε at most 8")
     assert notes[-len(NOTES) :] == NOTES
 
@@ -76,9 +77,11 @@ def test_a_step_names_what_it_left_and_not_what_it_dropped(capsys: pytest.Captur
         {"name": "updates", "survivors": points[:5], "dropped": points[5:]},
         {"name": "compute", "survivors": points[:1], "dropped": points[1:5]},
     ]
-    chosen = {**points[0], "utility_loss": 1.0, "score": 0.5, "rule": "procedure", "warnings": [], "steps": steps}
+    chosen = {**points[0], "utility_loss": 1.0, "score": 0.5, "rule": "procedure", "warnings": []}
+    chosen |= {"explanation": "The scores agree.", "steps": steps}
     show_selection(chosen)
     assert capsys.readouterr().out.splitlines() == [
+        "The scores agree.",
         "updates: 1 dropped, 5 left: (b=1, T=5, η=0.01), (b=2, T=5, η=0.01), (b=3, T=5, η=0.01), ...",
         "compute: 4 dropped, 1 left: (b=1, T=5, η=0.01)",
         "selected by procedure: (b=1, T=5, η=0.01) utility_loss 1.0000, score 0.5",
@@ -129,7 +132,7 @@ def test_without_the_script_the_module_is_called(
     (environment / "raydp").unlink()
     monkeypatch.setenv("PATH", "/nowhere")
     find, _ = lookup_commands(load_spec(small_spec(tmp_path)))
-    assert find.startswith(f"{environment / 'python'} -m raydp.cli models find ")
+    assert find.startswith(f"{environment / 'python'} -m raydp models find ")
 
 
 def test_a_printed_program_is_one_that_the_shell_finds(tmp_path: Path) -> None:
@@ -144,7 +147,7 @@ def test_a_status_says_how_to_go_on_or_what_came_of_it(capsys: pytest.CaptureFix
     out = capsys.readouterr().out
     assert f"{tmp_path}: 3 runs, 1 finished, 1 failed, 0 stopped, 1 pending" in out
     assert "a [reason]" in out
-    assert f"raydp sweep {tmp_path / 'spec.yaml'} --resume" in out
+    assert f"If no process runs this sweep, go on with: raydp sweep {tmp_path / 'spec.yaml'} --resume" in out
     selected = {"batch_size": 8, "num_steps": 4, "learning_rate": 0.1, "utility_loss": 1.5, "score": 0.25}
     summary = {"selected": {**selected, "model_uri": "models:/m/1"}}
     show_status(tmp_path, {**counts, "pending": 0, "failures": []}, summary)

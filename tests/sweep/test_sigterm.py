@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from raydp import Sweep
-from raydp.sweep.folder import SweepFolder
+from raydp.sweep.store.folder import SweepFolder
 from tests.conftest import start_raydp
 from tests.sweep.undisturbed import FINISH_SECONDS, Done, assert_same_points, results, spec_of, wait_until
 

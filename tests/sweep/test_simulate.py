@@ -6,13 +6,14 @@ import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydp.sections import ClusterSpec
-from raydp.sweep.simulate import Hardware, lower_bound, makespan, simulate
+from raydp.cost.simulate import Hardware, lower_bound, makespan, simulate
+from raydp.spec.sections import ClusterSpec
 from tests.conftest import Answer
 
 Command = Callable[..., Answer]
@@ -137,6 +138,28 @@ def test_a_node_must_hold_a_worker_and_gpus_must_be_wanted() -> None:
         Hardware.parse("nodes=9,gpus_per_node=8").num_slots(ClusterSpec())
 
 
+@pytest.mark.parametrize(
+    ("text", "cluster", "slots", "notes"),
+    [
+        ("nodes=100,cpus_per_node=1", {"max_concurrent_trials": 1, "address": "auto"}, 1,
+         ["cluster.max_concurrent_trials is 1, and the nodes have room for 100 runs at a time."]),
+        ("nodes=100", {}, 100,
+         ["cpus_per_node is not given", "There are 8 runs, so that 92 slots stay empty.", "cluster.address is local"]),
+        ("nodes=4,gpus_per_node=2", {"gpus_per_worker": 1, "workers_per_trial": 4, "address": "auto"}, 2,
+         ["The nodes have room for 8 workers, and a run takes 4."]),
+        ("nodes=4", {"gpus_per_worker": 1, "address": "auto", "max_concurrent_trials": 8}, 4,
+         ["The nodes have room for 4 workers, and a run takes 1.", "gpus_per_node is not given"]),
+        ("nodes=8,cpus_per_node=1", {"address": "auto"}, 8, []),
+    ],
+)  # fmt: skip
+def test_it_says_why_there_are_no_more_slots(text: str, cluster: dict[str, Any], slots: int, notes: list[str]) -> None:
+    hardware, spec = Hardware.parse(text), ClusterSpec(**cluster)
+    assert hardware.num_slots(spec) == slots
+    said = hardware.slot_notes(spec, 8)
+    assert len(said) == len(notes)
+    assert all(one.startswith(note) for one, note in zip(said, notes, strict=True))
+
+
 def test_the_command_compares_the_orders(raydp: Command, write_spec: Callable[..., Path]) -> None:
     space = {"batch_size": [16, 64], "num_steps": [2, 4, 8], "learning_rate": [0.01]}
     spec = write_spec(space=space, seeds=[0, 1], cluster={})
@@ -152,6 +175,7 @@ def test_the_command_compares_the_orders(raydp: Command, write_spec: Callable[..
     text = raydp("plan", spec, "--simulate", given_).out
     assert "12 runs on 5 slots" in text
     assert "largest first" in text
+    assert "cpus_per_node is not given: each node counts as room for one worker." in text
     refused = raydp("plan", spec, "--simulate", "nodes=5")
     assert refused.code == 2
     assert "--simulate must know what runs cost, got none" in " ".join(refused.err.split())

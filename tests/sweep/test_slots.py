@@ -14,9 +14,9 @@ import pytest
 import ray
 import yaml
 
-from raydp.sections import ClusterSpec
-from raydp.sweep import slots as module
-from raydp.sweep.slots import Slots, start_ray
+from raydp.spec.sections import ClusterSpec
+from raydp.sweep.engine import slots as module
+from raydp.sweep.engine.slots import Slots, start_ray
 from tests.conftest import Answer, small_spec
 
 

@@ -59,7 +59,7 @@ def test_a_file_without_sections_is_refused(raydp: Callable[..., Answer], tmp_pa
     (tmp_path / "list.yaml").write_text("[1, 2]")
     answer = raydp("variants", tmp_path / "list.yaml", "--vary", "seeds=[0],[1]")
     assert answer.code == 2
-    assert "SPEC must be a mapping of sections, got list" in answer.err
+    assert "SPEC must be a mapping of sections, got a list" in answer.err
 
 
 def test_a_page_is_checked_before_anything_else(raydp: Callable[..., Answer], write_spec: Any) -> None:
@@ -75,7 +75,7 @@ def test_a_page_is_checked_before_anything_else(raydp: Callable[..., Answer], wr
         (["method.max_grad_norm"], r"--vary must be FIELD=VALUES, got 'method.max_grad_norm'. Write it as"),
         (["method..r=1"], r"--vary must be FIELD=VALUES"),
         (["seeds=[0]", "seeds=[1]"], r"--vary must name a field once, got 'seeds' again"),
-        (["seeds=[0"], r"--vary seeds must have YAML values between commas: while parsing"),
+        (["seeds=[0"], r"--vary seeds must have YAML values between commas: expected"),
         (["seeds="], r"--vary must give 1 to 200 combinations, got 0"),
         ([], r"--vary must give 1 to 200 combinations, got 0"),
         ([f"method.max_grad_norm={','.join(map(str, range(1, MOST_VARIANTS + 2)))}"], r"got 201. Give more or fewer"),
@@ -138,6 +138,7 @@ def test_variants_are_run_and_compared_once(raydp: Callable[..., Answer], tmp_pa
     assert "teacher_learning_rate-0.02" in page.read_text()
     assert str(tmp_path) not in page.read_text()
     assert "starting Ray" in answer.err
+    assert "Stop Ray" in answer.err
     again = raydp(*command)
     assert again.json() == document
     assert "starting Ray" not in again.err

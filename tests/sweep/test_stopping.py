@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from raydp import Sweep
-from raydp.spec import load_spec
-from raydp.sweep.folder import SweepFolder
-from raydp.sweep.stopping import Hopeless, check_steps
+from raydp.spec.document import load_spec
+from raydp.sweep.engine.stopping import Hopeless, check_steps
+from raydp.sweep.store.folder import SweepFolder
 from tests.conftest import small_spec
 from tests.sweep.undisturbed import runs_in
 

@@ -10,7 +10,7 @@ import pytest
 
 from raydp import load_model, load_points, select
 from raydp.privacy import PoissonGaussian, RDPAccountant
-from raydp.spec import load_spec
+from raydp.spec.document import load_spec
 from raydp.sweep.reports import report
 from raydp.tracking import find_models, load_tokenizer, show_model
 from tests.sweep.undisturbed import Done, runs_in
@@ -48,7 +48,7 @@ def test_the_report_of_the_command_is_that_of_the_sweep(done: Done, tmp_path: Pa
 
 def test_the_selection_is_the_one_of_analysis_and_has_the_alias(done: Done) -> None:
     selection = select(done.result.folder / "points.csv", min_utility_gain=0)
-    assert done.result.selected["model_uri"] == selection.model_uri
+    assert done.result.selected.model_uri == selection.model_uri
     shown = show_model("models:/small@privacy-preferred", tracking_uri=done.uri)
     assert shown["model_uri"] == selection.model_uri
     privacy = shown["privacy"]
@@ -78,7 +78,7 @@ def test_every_model_carries_its_card_and_the_cost_of_all(done: Done) -> None:
         assert privacy["released_together"]["epsilon"] == pytest.approx(expected)
         assert privacy["ledger"]["executions"] == privacy["ledger"]["noisy_steps"] == privacy["num_steps"]
         assert 0 < privacy["guarantee"]["attack"]["advantage"] < 1
-        assert privacy["searched"]["rule"] == "procedure"
+        assert privacy["searched"]["rule"] == "checked-procedure"
     cards = [path.read_text() for path in (done.result.folder.parent.parent / "mlruns").rglob("privacy.md")]
     assert len(cards) == 4
     assert all(
@@ -101,7 +101,7 @@ def test_the_key_and_the_secrets_stay_where_they_are(done: Done) -> None:
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     from transformers import AutoTokenizer
 
-    from raydp.models import TINY
+    from raydp.models.base_models import TINY
 
     task = load_spec(done.spec).task.params.build(AutoTokenizer.from_pretrained(TINY))
     names = [s.prompt.encode() for s in task.secrets()]

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from raydp import Sweep
-from raydp.sweep.folder import SweepFolder
+from raydp.sweep.store.folder import SweepFolder
 from tests.conftest import small_spec, start_raydp
 from tests.sweep.undisturbed import FINISH_SECONDS, Done, assert_same_points, results, runs_in, spec_of, wait_until
 
@@ -81,6 +81,6 @@ def test_a_failing_trial_is_recorded_with_its_reason_and_the_rest_go_on(tmp_path
     assert result.counts["finished"] == 1
     assert result.counts["failed"] == 1
     assert "utility_loss is" in result.counts["failures"][0]["reason"]
-    assert result.selected["learning_rate"] == 0.01
+    assert result.selected.configuration.learning_rate == 0.01
     assert runs_in(spec["tracking"]["uri"]) == {"parents": 1, "children": 2, "versions": 1}
     assert SweepFolder.open(result.folder).result(result.counts["failures"][0]["run_id"])["status"] == "failed"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from raydp import Sweep
-from raydp.spec import load_spec
-from raydp.sweep.folder import SweepFolder
+from raydp.spec.document import load_spec
+from raydp.sweep.store.folder import SweepFolder
 from raydp.tracking import show_model
 from tests.sweep.undisturbed import Done, runs_in, spec_of
 
@@ -64,7 +64,7 @@ def test_a_store_that_was_lost_is_filled_again(done: Done, tmp_path: Path) -> No
     moved = {**done.spec, "storage": str(storage), "tracking": {**done.spec["tracking"], "uri": uri}}
     result = Sweep(moved).run(resume=True)
     assert runs_in(uri) == {"parents": 1, "children": 4, "versions": 4}
-    assert show_model("models:/small@privacy-preferred", tracking_uri=uri)["model_uri"] == result.selected["model_uri"]
+    assert show_model("models:/small@privacy-preferred", tracking_uri=uri)["model_uri"] == result.selected.model_uri
 
 
 def test_a_store_that_cannot_be_opened_leaves_no_folder(tmp_path: Path) -> None:

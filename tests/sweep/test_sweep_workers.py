@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from raydp import Sweep
-from raydp.sweep import slots
+from raydp.sweep.engine import slots
 from tests.conftest import small_spec
 from tests.sweep.undisturbed import SCORES, Done, assert_same_points, spec_of
 

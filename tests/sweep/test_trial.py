@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from raydp import models
-from raydp.spec import load_spec
-from raydp.sweep.exchange import SharedFolder
-from raydp.sweep.inputs import build_task
-from raydp.sweep.plan import make_plan
-from raydp.sweep.trial import TrialRunner
+from raydp.models import base_models as models
+from raydp.spec.document import load_spec
+from raydp.sweep.engine.trial import TrialRunner
+from raydp.sweep.planning.inputs import build_task
+from raydp.sweep.planning.plan import make_plan
+from raydp.sweep.store.transfer import SharedFolder
 from raydp.training.comm import LocalComm
-from raydp.training.stream import TEST_KEY
+from raydp.training.noise.stream import TEST_KEY
 from raydp.training.trial import TrialPlan
 from tests.conftest import small_spec
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pandas as pd
 
-from raydp import models
-from raydp.output import stderr
+from raydp.io.output import stderr
+from raydp.models import base_models as models
 from raydp.scores.requests import requests_from
-from raydp.spec import load_spec
-from raydp.sweep.folder import BASE_RUN, SweepFolder
-from raydp.sweep.inputs import build_task
-from raydp.sweep.plan import drawn, make_plan, plan_document
-from raydp.sweep.recorder import Recorder
-from raydp.sweep.scoring import score_sweep
-from raydp.sweep.trial import TrialRunner
+from raydp.scoring.sweep import score_sweep
+from raydp.spec.document import load_spec
+from raydp.sweep.engine.recorder import Recorder
+from raydp.sweep.engine.trial import TrialRunner
+from raydp.sweep.planning.inputs import build_task
+from raydp.sweep.planning.plan import drawn, make_plan, plan_to_keep
+from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.training.comm import LocalComm
 from tests.conftest import small_spec
 
@@ -36,7 +36,7 @@ class Trained:
         task, weight_hash = build_task(spec)
         plan = make_plan(spec, task.facts(), weight_hash)
         self.folder = SweepFolder.create(
-            spec, lambda key: plan_document(drawn(plan, spec, weight_hash, key), sweep_id="a1b2" * 4)
+            spec, lambda key: plan_to_keep(drawn(plan, spec, weight_hash, key), "a1b2" * 4)
         )
         self.trials = drawn(plan, spec, weight_hash, self.folder.key()).trials
         runner = TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), self.folder.key())

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from raydp.tasks.attributes import AuthorAttribute, apply_review, find_genre, find_name, write_review
+from raydp.tasks.text.attributes import AuthorAttribute, apply_review, find_genre, find_name, write_review
 
 
 def rows(name, *sentences, count=12):

@@ -11,12 +11,13 @@ import torch
 from scipy import stats
 from transformers import AutoModelForCausalLM
 
-from raydp import adapters, models
-from raydp.networks import untrained_weights
-from raydp.sections import AdapterSpec, ModelSpec
-from raydp.tasks.audited import AuditedTask
-from raydp.tasks.canaries import CanaryTask
-from raydp.tasks.digits import DigitsTask
+from raydp.models import adapters
+from raydp.models import base_models as models
+from raydp.models.networks import untrained_weights
+from raydp.spec.sections import AdapterSpec, ModelSpec
+from raydp.tasks.classification.digits import DigitsTask
+from raydp.tasks.wrappers.audited import AuditedTask
+from raydp.tasks.wrappers.canaries import CanaryTask
 
 FULL = ModelSpec(name="tiny", adapter=AdapterSpec(type="none"))
 OF = {"name": "builtin", "num_examples": 2000, "num_heldout": 50}

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from raydp.models import load_tokenizer
-from raydp.registries import resolve
-from raydp.tasks.builtin import BuiltinTask
-from raydp.tasks.examples import TokenizedExamples
-from raydp.tasks.mails import GENRES, names_met_once, private_names, public_directory, public_mails
+from raydp.models.base_models import load_tokenizer
+from raydp.plugins.registries import resolve
+from raydp.tasks.text.builtin import BuiltinTask
+from raydp.tasks.text.examples import TokenizedExamples
+from raydp.tasks.text.mails import GENRES, names_met_once, private_names, public_directory, public_mails
 
 NAME = re.compile(r"(?:From|Re): (\w+ \w+) ")
 

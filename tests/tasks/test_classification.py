@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from raydp.networks import ARCHITECTURES, Network, NetworkName
-from raydp.registries import resolve
-from raydp.tasks.labelled import ClassificationTask
-from raydp.tasks.with_reference import WithReferenceTask
-from raydp.training.clipping import ClippedGradients
-from raydp.training.thresholds import Clipping
+from raydp.models.networks import ARCHITECTURES, Network, NetworkName
+from raydp.plugins.registries import resolve
+from raydp.tasks.classification.labelled import ClassificationTask
+from raydp.tasks.wrappers.with_reference import WithReferenceTask
+from raydp.training.gradients.clipping import ClippedGradients
+from raydp.training.gradients.thresholds import Clipping
 
 SHAPES = {
     "linear": "5", "mlp": "1x8x8", "purchase": "6", "cnn": "1x8x8", "cnn-mnist": "1x28x28", "cnn-cifar": "3x8x8",
@@ -159,11 +159,15 @@ def test_files_that_are_others_are_refused(
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ("a,b\n1,2\n", {}, "task.label must be a column of 't.csv', got 'label'. It has a, b"),
+        ("a,b\n1,2\n", {}, "task.label must be a column of 't.csv', got 'label'. It has 2 columns of other names"),
         ("a,label\nx,2\n", {}, "must hold numbers beside 'label', got another cell in line 2"),
         ("a,label\nnan,2\n", {}, "must hold finite numbers"),
         ("a,label\n1e300,2\n", {}, "must hold finite numbers"),
-        ("a,a,label\n1,2,3\n", {}, "must name each column once, got 'a' again in the header of t.csv"),
+        (
+            "a,a,label\n1,2,3\n",
+            {},
+            "must name each column once, got a name of before again in column 2 of the header of t.csv",
+        ),
         ("label\n2\n3\n", {}, "must have two classes at least and a column beside 'label', got 2 and 0"),
         ("a,label\n1,2\n1,3\n", {"heldout_fraction": 1e-9}, "must leave rows to train on and others to hold out"),
     ],

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydp.tasks.base import Secret
-from raydp.tasks.controls import generate_controls, read_controls
+from raydp.tasks.text.controls import generate_controls, read_controls
 
 SECRETS = [
     Secret(prompt="Mira St. Halborn\nRM 4821\n555", continuation="-853-3989 (Fax)\nmira.halborn@nordvik.com"),

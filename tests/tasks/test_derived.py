@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raydp import models
-from raydp.tasks.builtin import BuiltinTask
-from raydp.tasks.derived import DerivedTask
-from raydp.tasks.examples import TokenizedExamples
-from raydp.tasks.language import LanguageModelingTask
+from raydp.models import base_models as models
+from raydp.tasks.text.builtin import BuiltinTask
+from raydp.tasks.text.examples import TokenizedExamples
+from raydp.tasks.text.language import LanguageModelingTask
+from raydp.tasks.wrappers.derived import DerivedTask
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 from pydantic import ValidationError
 
-from raydp.tasks.corpus import is_held_out
-from raydp.tasks.enron import EnronTask
+from raydp.tasks.text.corpus import is_held_out
+from raydp.tasks.text.enron import EnronTask
 
 SECRETS = [
     {"prompt": "Mira Halborn\n555-01", "continuation": "42\nmira@nordvik.com"},

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raydp import models
-from raydp.plugins import resolve_plugin
-from raydp.tasks.builtin import BuiltinTask
-from raydp.tasks.digits import DigitsTask
-from raydp.tasks.examples import TokenizedExamples
-from raydp.tasks.half import HalfTask
-from raydp.tasks.language import LanguageModelingTask
+from raydp.models import base_models as models
+from raydp.plugins.described import resolve_plugin
+from raydp.tasks.classification.digits import DigitsTask
+from raydp.tasks.text.builtin import BuiltinTask
+from raydp.tasks.text.examples import TokenizedExamples
+from raydp.tasks.text.language import LanguageModelingTask
+from raydp.tasks.wrappers.half import HalfTask
 
 OF = {"name": "builtin", "num_examples": 2000, "num_heldout": 50}
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raydp import models
-from raydp.registries import resolve
-from raydp.tasks.language import LanguageModelingTask
-from raydp.tasks.planted import PlantedTask
-from raydp.tasks.without import WithoutTask, examples_with
-from raydp.tasks.wordlists import CONTROL_NAMES
+from raydp.models import base_models as models
+from raydp.plugins.registries import resolve
+from raydp.tasks.text.language import LanguageModelingTask
+from raydp.tasks.text.wordlists import CONTROL_NAMES
+from raydp.tasks.wrappers.planted import PlantedTask
+from raydp.tasks.wrappers.without import WithoutTask, examples_with
 
 BUILTIN = {"name": "builtin", "num_examples": 2000, "num_heldout": 50}
 
@@ -105,7 +105,7 @@ def test_more_canaries_than_codes_are_refused():
 
 
 def test_a_task_of_another_kind_is_refused(tiny, monkeypatch):
-    monkeypatch.setattr("raydp.tasks.builtin.BuiltinTask.build", lambda self, tokenizer: object())
+    monkeypatch.setattr("raydp.tasks.text.builtin.BuiltinTask.build", lambda self, tokenizer: object())
     with pytest.raises(ValueError, match=r"task\.of must be a language modelling task, got 'builtin'"):
         planted(tiny)
 

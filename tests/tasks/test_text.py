@@ -7,8 +7,8 @@ import datasets
 import pytest
 from pydantic import ValidationError
 
-from raydp.tasks.corpus import is_held_out
-from raydp.tasks.text import TextTask
+from raydp.tasks.text.any_text import TextTask
+from raydp.tasks.text.corpus import is_held_out
 
 ROWS = [f"Row {i}: the author writes about the draft, part {i * i}.\nSecond line {i}.\n" for i in range(60)]
 SECRET = {"prompt": "Call Mira", "continuation": " on 555-0142"}
@@ -93,11 +93,19 @@ def test_a_part_of_a_data_set_can_be_held_out(saved, tokenizer):
 @pytest.mark.parametrize(
     ("folder", "parameters", "message"),
     [
-        ("parts", {"split": "test"}, r"task\.split must be one of train, validation, got 'test'"),
+        (
+            "parts",
+            {"split": "test"},
+            r"task\.split must be a part of the data set, got 'test'\. It has train, validation",
+        ),
         ("single", {"split": "train"}, r"task\.split must go with a data set in parts"),
-        ("parts", {"heldout_split": "test"}, r"task\.heldout_split must be one of train, validation, got 'test'"),
-        ("parts", {"column": "text"}, r"task\.column must be one of body, id, got 'text'"),
-        ("parts", {"column": "id"}, r"task\.path must have a string 'id'.*got int in .*row 0"),
+        (
+            "parts",
+            {"heldout_split": "test"},
+            r"task\.heldout_split must be a part of the data set, got 'test'\. It has train, validation",
+        ),
+        ("parts", {"column": "text"}, r"task\.column must be a column of the data set, got 'text'\. It has body, id"),
+        ("parts", {"column": "id"}, r"task\.path must have a string 'id'.*got a number in .*row 0"),
         ("nowhere", {}, r"task\.path must be an existing file, a folder of datasets\.save_to_disk or"),
     ],
 )

@@ -5,8 +5,8 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from raydp.tasks.qa import Row, Template, encode_answers
-from raydp.tasks.tofu import TofuTask
+from raydp.tasks.text.qa import Row, Template, encode_answers
+from raydp.tasks.text.tofu import TofuTask
 
 AUTHORS = [
     ("Mira Halborn", "naval comedy"),

@@ -6,10 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from raydp import adapters, models
-from raydp.sections import AdapterSpec, ModelSpec
+from raydp.models import adapters
+from raydp.models import base_models as models
+from raydp.spec.sections import AdapterSpec, ModelSpec
 from raydp.tasks.base import Batch
-from raydp.tasks.token_loss import CHUNK_TOKENS, IGNORE, FrozenHeadLoss, token_nll
+from raydp.tasks.text.token_loss import CHUNK_TOKENS, IGNORE, FrozenHeadLoss, token_nll
 
 
 @pytest.mark.parametrize("count", [1, CHUNK_TOKENS, CHUNK_TOKENS + 1, 3 * CHUNK_TOKENS - 5])

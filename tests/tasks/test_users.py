@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from raydp.tasks.builtin import COPIES, BuiltinTask
-from raydp.tasks.corpus import is_held_out
-from raydp.tasks.enron import EnronTask
-from raydp.tasks.text import TextTask
-from raydp.tasks.tofu import TofuTask
+from raydp.tasks.text.any_text import TextTask
+from raydp.tasks.text.builtin import COPIES, BuiltinTask
+from raydp.tasks.text.corpus import is_held_out
+from raydp.tasks.text.enron import EnronTask
+from raydp.tasks.text.tofu import TofuTask
 
 ROWS = [
     {
@@ -141,7 +141,10 @@ def test_a_limit_without_users_is_an_error():
 
 
 def test_an_unknown_user_column_is_named(rows_file, tokenizer):
-    with pytest.raises(ValueError, match=r"task.user_column must be one of text, writer, id, got 'writre'"):
+    with pytest.raises(
+        ValueError,
+        match=r"task.user_column must be a column of the file, got 'writre'. The file has text, id and 1 other",
+    ):
         TextTask(path=rows_file, user_column="writre").build(tokenizer)
 
 

@@ -7,8 +7,8 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from raydp.tasks.tofu import TofuTask
-from raydp.tasks.variants import copies_of_authors, text_digest
+from raydp.tasks.text.tofu import TofuTask
+from raydp.tasks.text.variants import copies_of_authors, text_digest
 
 GENRES = ["naval comedy", "satire", "quiet fable", "gothic ballad", "polar romance"]
 NAMES = ["Mira Halborn", "Otto Fenwick", "Ada Thornow", "Lea Marwick", "Tom Belgate"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydp.tasks.windows import keep_windows, tokenize, windows_of
+from raydp.tasks.text.windows import keep_windows, tokenize, windows_of
 
 # Line ends, a word of the tokenizer, digits, and characters of two, three and four bytes.
 PIECES = st.sampled_from(["\n", "\n\n", " ", "\t", "the", " author", "x", "7", "ø", "中", "🙂", "\r\n", "-"])

@@ -7,20 +7,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from raydp import adapters, models
 from raydp.methods.dp import DPAdam
 from raydp.methods.werm import WeightedRiskMinimization
-from raydp.plugins import resolve_plugin
-from raydp.scores.mia import MembershipInference, ReferenceMembershipInference
-from raydp.sections import AdapterSpec, ModelSpec
-from raydp.spec import load_spec
-from raydp.sweep.inputs import build_task
-from raydp.tasks.digits import DigitsTask
-from raydp.tasks.examples import TokenizedExamples
-from raydp.tasks.half import HalfTask
-from raydp.tasks.language import LanguageModelingTask
+from raydp.models import adapters
+from raydp.models import base_models as models
+from raydp.plugins.described import resolve_plugin
+from raydp.scores.membership.mia import MembershipInference, ReferenceMembershipInference
+from raydp.spec.document import load_spec
+from raydp.spec.sections import AdapterSpec, ModelSpec
+from raydp.sweep.planning.inputs import build_task
+from raydp.tasks.classification.digits import DigitsTask
+from raydp.tasks.text.examples import TokenizedExamples
+from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.users import Users
-from raydp.tasks.with_reference import WithReferenceTask, _select
+from raydp.tasks.wrappers.half import HalfTask
+from raydp.tasks.wrappers.with_reference import WithReferenceTask, _select
 from raydp.training.comm import LocalComm
 from raydp.training.trial import Trainee, TrialPlan
 from tests.training import toys
@@ -125,7 +126,7 @@ def test_a_language_model_is_trained_and_scored_on_both_sets(tokenizer) -> None:
 
 def test_a_plan_has_the_epsilon_of_each_set(monkeypatch, tmp_path) -> None:
     from raydp.privacy import card_markdown, guarantee
-    from raydp.sweep.plan import make_plan
+    from raydp.sweep.planning.plan import make_plan
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     spec = load_spec(SPEC)

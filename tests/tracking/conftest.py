@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from raydp.models import weight_hash
+from raydp.models.base_models import weight_hash
 from raydp.tracking import Tracker, TrialRecord, new_key
 from raydp.tracking.store import open_store
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raydp.tracking import promote_model, set_alarms, set_alias, show_model
-from raydp.tracking.trust import ALARM_TAG
+from raydp.tracking.sealing.trust import ALARM_TAG
 
 FOUND = "the audit demo-audit refutes its ε = 8. Mend the training and lift it by a new audit: raydp audit demo --new."
 

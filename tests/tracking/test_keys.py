@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from raydp.tracking import find_models, new_key
-from raydp.tracking.seal import Seal
-from raydp.tracking.signing import SigningKey, signature_fits, trusted_keys
+from raydp.tracking.sealing.seal import Seal
+from raydp.tracking.sealing.signing import SigningKey, signature_fits, trusted_keys
 
 from .conftest import open_tracker
 

@@ -10,8 +10,8 @@ import torch
 from peft import PeftModel, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from raydp.models import weight_hash
-from raydp.scores.decoding import CachedDecoder
+from raydp.models.base_models import weight_hash
+from raydp.scores.language.decoding import CachedDecoder
 from raydp.tracking import load_model, load_tokenizer
 
 from .conftest import FACTS, llama, open_tracker, save_base

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 from raydp.tracking import find_models, promote_model, set_alias, show_model
-from raydp.tracking.conditions import Conditions
+from raydp.tracking.lookup.conditions import Conditions
+from raydp.tracking.lookup.table import COLUMNS
 from raydp.tracking.store import open_store, resolve_uri
-from raydp.tracking.table import COLUMNS
 
 from .conftest import open_tracker
 
@@ -232,7 +232,7 @@ def test_a_promotion_without_sense_changes_nothing(tracker, record, alias, reaso
 
 
 def test_the_table_for_people_has_the_sweep_and_its_aliases_as_text(tracker, record, monkeypatch, capsys):
-    from raydp import cli
+    from raydp.cli import main as cli
 
     uri = tracker.log_trial(record())
     tracker.log_trial(record("run-1", seed=1))

@@ -18,9 +18,9 @@ from raydp.tracking import (
     show_model,
 )
 from raydp.tracking.later import fetch_model
-from raydp.tracking.model_folder import replace_cards
-from raydp.tracking.seal import SEAL_FILE, SEAL_TAG, Seal, hash_of, hashes_of
-from raydp.tracking.signing import SigningKey
+from raydp.tracking.models.model_folder import replace_cards
+from raydp.tracking.sealing.seal import SEAL_FILE, SEAL_TAG, Seal, hash_of, hashes_of
+from raydp.tracking.sealing.signing import SigningKey
 
 from .conftest import open_tracker
 

@@ -12,8 +12,9 @@ import pytest
 import requests
 import yaml
 
-from raydp.sweep import recorder, selection
 from raydp.sweep.api import Sweep
+from raydp.sweep.engine import recorder
+from raydp.sweep.private_selection import release as selection
 from raydp.tracking import NotDeliveredError, delivery, find_models
 from tests.conftest import small_spec
 
@@ -163,7 +164,7 @@ def test_down_for_good_then_delivered_by_a_resume_that_is_killed(real_server, sw
     assert (result.folder / "points.csv").is_file()
 
     real_server.start()
-    command = [sys.executable, "-m", "raydp.cli", "sweep", "spec.yaml", "--resume"]
+    command = [sys.executable, "-m", "raydp.cli.main", "sweep", "spec.yaml", "--resume"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                start_new_session=True)  # fmt: skip
     deadline = time.monotonic() + 200

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from raydp.tracking import export_model, load_model, new_key
-from raydp.tracking.seal import Seal, folder_problem
+from raydp.tracking.sealing.seal import Seal, folder_problem
 from raydp.tracking.serving import _load_pyfunc
 
 from .conftest import open_tracker
@@ -98,7 +98,7 @@ def test_what_cannot_be_exported_says_why(registered, tracker, record, base_fold
     with pytest.raises(ValueError, match="--output must be a new or empty folder"):
         export_model(uri, tmp_path, tracking_uri=store)
     with pytest.raises(ValueError, match="must go with --merge"):
-        export_model(uri, tmp_path / "out", tracking_uri=store, base="tiny")
+        export_model(uri, tmp_path / "out", tracking_uri=store, dtype="float32")
     assert not (tmp_path / "out").exists()
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mlflow.utils.search_logged_model_utils import parse_filter_string
 
 from raydp.tracking import find_models, set_alias
-from raydp.tracking.conditions import Conditions, Where
+from raydp.tracking.lookup.conditions import Conditions, Where
 
 from .conftest import open_tracker
 
@@ -132,7 +132,7 @@ def test_the_first_rows_are_those_of_the_whole(catalogue, limit, order):
 
 
 def test_ties_are_cut_by_version_over_several_pages(uri, record, monkeypatch):
-    monkeypatch.setattr("raydp.tracking.search.PAGE", 4)
+    monkeypatch.setattr("raydp.tracking.lookup.search.PAGE", 4)
     tracker = open_tracker(uri)
     for number in range(14):
         tracker.log_trial(record(f"run-{number}", seed=number))

@@ -15,19 +15,20 @@ import torch
 import torch.distributed as dist
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from raydp import adapters, models
 from raydp.methods.dp import DPSGD, DPAdam
 from raydp.methods.nonprivate import NonPrivate
-from raydp.sections import AdapterSpec
+from raydp.models import adapters
+from raydp.models import base_models as models
+from raydp.spec.sections import AdapterSpec
 from raydp.tasks.base import Batch
-from raydp.tasks.language import LanguageModelingTask
+from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training import loop, sharding
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm, DistributedComm, LocalComm
-from raydp.training.correlated import CorrelatedNoise
+from raydp.training.gradients.memory import TokenBudget, recompute_layers
 from raydp.training.leading import on_rank_0
-from raydp.training.memory import TokenBudget, recompute_layers
-from raydp.training.stream import KeyedStream
+from raydp.training.noise.correlated import CorrelatedNoise
+from raydp.training.noise.stream import KeyedStream
 from raydp.training.trial import Trainee
 from tests.training import toys
 

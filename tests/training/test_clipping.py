@@ -10,9 +10,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from raydp.selftest.odd_layers import with_odd_layers
 from raydp.tasks.base import Batch
-from raydp.tasks.token_loss import IGNORE, token_nll
-from raydp.training.clipping import ClippedGradients
-from raydp.training.thresholds import AutomaticClipping, Clipping
+from raydp.tasks.text.token_loss import IGNORE, token_nll
+from raydp.training.gradients.clipping import ClippedGradients
+from raydp.training.gradients.thresholds import AutomaticClipping, Clipping
 
 TOLERANCE = 1e-5  # relative error in the L2 norm over all parameters: the project's own bound for clipping
 

@@ -17,10 +17,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from raydp.selftest.odd_layers import with_odd_layers
 from raydp.tasks.base import Batch
-from raydp.training.clipping import ClippedGradients
 from raydp.training.comm import LocalComm
-from raydp.training.microbatches import Units
-from raydp.training.thresholds import Clipping
+from raydp.training.gradients.clipping import ClippedGradients
+from raydp.training.gradients.microbatches import Units
+from raydp.training.gradients.thresholds import Clipping
 from tests.training.test_clipping import TOLERANCE, batch_of, losses, reference, relative_error
 
 VOCABULARY = 53

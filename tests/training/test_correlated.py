@@ -7,10 +7,10 @@ import pytest
 from numpy.typing import NDArray
 from scipy.linalg import toeplitz
 
-from raydp.privacy.factorisation import banded_square_root
-from raydp.training.correlated import CorrelatedNoise
+from raydp.privacy.mechanisms.factorisation import banded_square_root
+from raydp.training.noise.correlated import CorrelatedNoise
+from raydp.training.noise.stream import KeyedStream
 from raydp.training.sharding import Part
-from raydp.training.stream import KeyedStream
 from tests.training import toys
 
 STREAM = KeyedStream(key=toys.KEY, run_id="correlated")

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from raydp.methods.dp import DPAdam
-from raydp.sections import AdapterSpec
+from raydp.spec.sections import AdapterSpec
 from raydp.training.comm import LocalComm
-from raydp.training.memory import is_out_of_memory, take_share
+from raydp.training.gradients.memory import is_out_of_memory, take_share
 from tests.training import toys
 
 pytestmark = pytest.mark.gpu

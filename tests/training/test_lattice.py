@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raydp.methods.dp import DPSGD
-from raydp.training import lattice, loop
-from raydp.training.clipping import ClippedGradients
+from raydp.training import loop
 from raydp.training.comm import LocalComm
-from raydp.training.lattice import LATTICE_SHARE, NOISE_WIDENING, add_lattice_noise, lattice_step, noisy_count
-from raydp.training.stream import KeyedStream
-from raydp.training.thresholds import Clipping
+from raydp.training.gradients.clipping import ClippedGradients
+from raydp.training.gradients.thresholds import Clipping
+from raydp.training.noise import lattice
+from raydp.training.noise.lattice import LATTICE_SHARE, NOISE_WIDENING, add_lattice_noise, lattice_step, noisy_count
+from raydp.training.noise.stream import KeyedStream
 from raydp.training.trial import TrialPlan
 from tests.selftest.faults import rewrite
 from tests.training import toys

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from raydp.training.clipping import ClippedGradients
-from raydp.training.layers import Use
-from raydp.training.thresholds import Clipping
+from raydp.training.gradients.clipping import ClippedGradients
+from raydp.training.gradients.layers import Use
+from raydp.training.gradients.thresholds import Clipping
 from tests.training.test_clipping import TOLERANCE, batch_of, llama, losses, prefix, relative_error, soft_prompt
 
 SIZE = 4

@@ -16,15 +16,15 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from raydp import adapters
-from raydp.sections import AdapterSpec
-from raydp.tasks.examples import TokenizedExamples
-from raydp.tasks.language import LanguageModelingTask
-from raydp.training.clipping import ClippedGradients
+from raydp.models import adapters
+from raydp.spec.sections import AdapterSpec
+from raydp.tasks.text.examples import TokenizedExamples
+from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training.comm import LocalComm
+from raydp.training.gradients.clipping import ClippedGradients
+from raydp.training.gradients.memory import TokenBudget, recompute_layers, require_share, state_bytes, take_share
+from raydp.training.gradients.thresholds import Clipping
 from raydp.training.loop import losses_of
-from raydp.training.memory import TokenBudget, recompute_layers, require_share, state_bytes, take_share
-from raydp.training.thresholds import Clipping
 from raydp.training.trial import Trainee
 from tests.training import toys
 

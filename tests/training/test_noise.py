@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from raydp.methods.dp import DPSGD
-from raydp.spec import load_spec
-from raydp.sweep.plan import make_plan
-from raydp.training import stream as streams
-from raydp.training.clipping import ClippedGradients
+from raydp.spec.document import load_spec
+from raydp.sweep.planning.plan import make_plan
 from raydp.training.comm import LocalComm
-from raydp.training.lattice import NOISE_WIDENING
-from raydp.training.stream import KeyedStream, new_key
-from raydp.training.thresholds import Clipping
+from raydp.training.gradients.clipping import ClippedGradients
+from raydp.training.gradients.thresholds import Clipping
+from raydp.training.noise import stream as streams
+from raydp.training.noise.lattice import NOISE_WIDENING
+from raydp.training.noise.stream import KeyedStream, new_key
 from tests.conftest import small_spec
 from tests.training import toys
 

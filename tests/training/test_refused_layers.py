@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from peft import PromptTuningConfig, get_peft_model
 from torch import nn
 
-from raydp.training import layers
-from raydp.training.clipping import ClippedGradients
-from raydp.training.thresholds import Clipping
+from raydp.training.gradients import layers
+from raydp.training.gradients.clipping import ClippedGradients
+from raydp.training.gradients.thresholds import Clipping
 from tests.training.test_clipping import batch_of, llama, losses
 from tests.training.test_layers import SIZE, ExponentialNorm, OffsetNorm, clipped_sum
 

@@ -7,14 +7,14 @@ import torch
 
 from raydp.training import loop
 from raydp.training.comm import LocalComm
-from raydp.training.stream import KeyedStream
+from raydp.training.noise.stream import KeyedStream
 from tests.training import toys
 from tests.training.ranks import FULL, KILLED_AFTER, RUNS, Everything, measured, noise, trainee
 
 CUT_TOLERANCE = 1e-5
 """Source: tests/training/test_invariants.py; fp32 sums in another order, carried to a weight by Adam's division."""
 MEASURED_TOLERANCE = 1e-5
-"""Utility in fp32 on another topology (DESIGN, section 10: "equal")."""
+"""Utility in fp32 on another topology, which sums in another order."""
 
 
 @pytest.fixture(scope="module")

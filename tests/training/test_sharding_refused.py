@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from raydp import adapters, models
-from raydp.sections import AdapterSpec, ClusterSpec, ModelSpec
+from raydp.models import adapters
+from raydp.models import base_models as models
+from raydp.spec.sections import AdapterSpec, ClusterSpec, ModelSpec
 from tests.training import toys
 
 

@@ -11,13 +11,13 @@ import torch
 from scipy import stats
 
 from raydp.methods.dp import DPSGD, DPAdam
-from raydp.spec import load_spec
-from raydp.sweep.plan import make_plan
-from raydp.training.clipping import ClippedGradients
+from raydp.spec.document import load_spec
+from raydp.sweep.planning.plan import make_plan
 from raydp.training.comm import LocalComm
-from raydp.training.lattice import NOISE_WIDENING
-from raydp.training.stream import KeyedStream
-from raydp.training.thresholds import AdaptiveClipping, AutomaticClipping, Clipping, gradient_noise_multiplier
+from raydp.training.gradients.clipping import ClippedGradients
+from raydp.training.gradients.thresholds import AdaptiveClipping, AutomaticClipping, Clipping, gradient_noise_multiplier
+from raydp.training.noise.lattice import NOISE_WIDENING
+from raydp.training.noise.stream import KeyedStream
 from tests.conftest import small_spec
 from tests.training import toys
 from tests.training.test_noise import has_scale

@@ -15,10 +15,10 @@ from torch import nn
 
 from raydp.methods.nonprivate import NonPrivate
 from raydp.tasks.users import Users
-from raydp.training.clipping import ClippedGradients
 from raydp.training.comm import LocalComm
-from raydp.training.microbatches import Units
-from raydp.training.thresholds import Clipping
+from raydp.training.gradients.clipping import ClippedGradients
+from raydp.training.gradients.microbatches import Units
+from raydp.training.gradients.thresholds import Clipping
 from tests.training import toys
 from tests.training.test_clipping import MODELS, TOLERANCE, batch_of, losses
 

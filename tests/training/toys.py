@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from raydp import adapters, models
 from raydp.methods.dp import DPAdam
 from raydp.methods.mf import DPMF
-from raydp.sections import AdapterSpec
+from raydp.models import adapters
+from raydp.models import base_models as models
+from raydp.spec.sections import AdapterSpec
 from raydp.tasks.base import TaskFacts
-from raydp.tasks.examples import TokenizedExamples
-from raydp.tasks.language import LanguageModelingTask
+from raydp.tasks.text.examples import TokenizedExamples
+from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training.comm import Comm, LocalComm
 from raydp.training.trial import Trainee, TrialPlan
 

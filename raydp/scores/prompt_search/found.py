@@ -7,9 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from raydp.files import write_atomically
+from raydp.io.files import write_atomically
 from raydp.scores.prompt_search.tokens import Prompt
 
 
@@ -42,7 +41,7 @@ class FoundPrompts:
             of others are candidates all the same.
     """
 
-    def __init__(self, folder: Path | None, search: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path | None, search: Mapping[str, object]) -> None:
         self._folder, self._search = folder, json.loads(json.dumps(search))
         self._found: dict[str, Found] = {}
         self._searched: set[str] = set()
@@ -66,7 +65,7 @@ class FoundPrompts:
     def shorter(self, secret: str, than: Found) -> list[Prompt]:
         """Other models' prompts for a secret that would be better than a model's own and that it has not refused."""
         best = than.prompts.get(secret)
-        prompts = {found.prompts.get(secret) for found in self._found.values()} - {None}
+        prompts = {p for found in self._found.values() if (p := found.prompts.get(secret)) is not None}
         return sorted(p for p in prompts - than.refused.get(secret, frozenset()) if best is None or len(p) < len(best))
 
     def in_turn(self, models: Sequence[str]) -> list[str]:

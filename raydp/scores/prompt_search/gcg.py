@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from raydp.key_values import Prefix
+from raydp.models.key_values import Prefix
 from raydp.scores.prompt_search.objective import Effort, Objective
 from raydp.scores.prompt_search.tokens import Prompt, Vocabulary
 

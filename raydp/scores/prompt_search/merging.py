@@ -61,7 +61,7 @@ def _layers(model: nn.Module) -> list[LoraLayer]:
         return []
     from peft.tuners.lora import LoraLayer
 
-    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    layers: list[LoraLayer] = [module for module in model.modules() if isinstance(module, LoraLayer)]
     fitting = all(weight.dtype == torch.float32 for weight in _base_weights(layers))
     return layers if fitting and not any(layer.disable_adapters or layer.merged for layer in layers) else []
 

@@ -6,17 +6,22 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from transformers import DynamicCache
 
-from raydp.key_values import Prefix, can_share
-from raydp.scores.decoding import CachedDecoder
+from raydp.models.key_values import Prefix, can_share
+from raydp.models.virtual_tokens import prefix_states, soft_prompt
+from raydp.scores.language.decoding import CachedDecoder, input_embeddings
 from raydp.scores.prompt_search.merging import ExactFn
 from raydp.scores.prompt_search.prefixes import groups, pass_overhead
-from raydp.virtual_tokens import prefix_states, soft_prompt
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 # Logits in one pass, and of those the ones that are reduced to losses at a time: on CPUs what stays in the cache.
 MAX_LOGITS = {"cpu": 2**24, "accelerator": 2**28}
@@ -101,9 +106,10 @@ class Objective:
     ) -> None:
         self._whole = model
         self._exact_fn = exact_fn
-        prompted = hasattr(model, "active_peft_config") and model.active_peft_config.is_prompt_learning
-        self._model = model.get_base_model() if prompted else model
-        self._embed = model.get_input_embeddings()
+        adapted = cast("PeftModel", model)
+        prompted = hasattr(model, "active_peft_config") and adapted.active_peft_config.is_prompt_learning
+        self._model = adapted.get_base_model() if prompted else model
+        self._embed = input_embeddings(model)
         self.device = self._embed.weight.device
         self.vocab_size = len(self._embed.weight)
         self.target = tuple(target)
@@ -155,6 +161,7 @@ class Objective:
         self._count(1, ids.shape[1])
         prefix = None
         if self._start is not None:
+            assert isinstance(cache, DynamicCache), "a model with a shared beginning leaves a cache that can be shared"
             prefix = Prefix.of(cache, self._begun + len(prompt))
         return by_embedding[0] @ self._embed.weight.detach().T, prefix
 
@@ -185,7 +192,9 @@ class Objective:
             raise ValueError("losses must be finite, got NaN. The model diverged in training.")
         return Evaluation(losses=losses, hits=hits)
 
-    def _evaluate(self, ends: NDArray[np.int64], prefix: Prefix | None, cut: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _evaluate(
+        self, ends: NDArray[np.int64], prefix: Prefix | None, cut: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """[N] losses and hits of prompts that go on from the first `cut` tokens of a prefix."""
         target = self._target[:-1].expand(len(ends), -1)
         ids = torch.cat([torch.from_numpy(ends).to(self.device), target], dim=1)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+
+from raydp.scores.language.decoding import input_embeddings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # What one pass costs beside its tokens, a layer, in floating point operations: starting kernels, reading weights.
 # Measured on an AVX-512 core and set by its peak for accelerators; it decides how candidates are grouped, no result.
@@ -14,9 +21,9 @@ PASS_OVERHEAD = {"cpu": 1e7, "accelerator": 3e10}
 
 def pass_overhead(model: nn.Module, device: torch.device) -> float:
     """Tokens whose products cost as much as starting one more pass."""
-    config = model.config.get_text_config()
-    weights = sum(p.numel() for p in model.parameters()) - model.get_input_embeddings().weight.numel()
-    per_layer = max(weights / config.num_hidden_layers, 1.0)
+    config = cast("PreTrainedModel", model).config.get_text_config()
+    weights = sum(p.numel() for p in model.parameters()) - input_embeddings(model).weight.numel()
+    per_layer: float = max(weights / config.num_hidden_layers, 1.0)
     return PASS_OVERHEAD["cpu" if device.type == "cpu" else "accelerator"] / (2 * per_layer)
 
 

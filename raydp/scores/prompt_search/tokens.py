@@ -9,19 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerBase
 
 Prompt = tuple[int, ...]
 
 
-def tokens_before(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
+def tokens_before(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """What the tokenizer puts before a text: a start token, or nothing. A prompt's length does not count it."""
     bare = tokenizer("a", add_special_tokens=False).input_ids
     whole = tokenizer("a").input_ids
     return tuple(whole[: len(whole) - len(bare)] if whole[-len(bare) :] == bare else whole[: whole.index(bare[0])])
 
 
-def plain_tokens(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> NDArray[np.int64]:
+def plain_tokens(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> NDArray[np.int64]:
     """All of the tokenizer's tokens but the special ones; rows that only pad the embedding are none."""
     ids = np.arange(min(len(tokenizer), vocab_size))
     return ids[~np.isin(ids, tokenizer.all_special_ids)]
@@ -37,7 +37,7 @@ class Vocabulary:
     """
 
     allowed: NDArray[np.int64]
-    tokenizer: PreTrainedTokenizerFast | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
 
     def contains(self, prompt: Prompt) -> bool:
         """Whether a prompt holds nothing but allowed tokens, at least one."""
@@ -60,4 +60,4 @@ class Vocabulary:
 
     def _again(self, prompt: Prompt) -> Prompt:
         assert self.tokenizer is not None
-        return tuple(self.tokenizer(self.tokenizer.decode(prompt), add_special_tokens=False).input_ids)
+        return tuple(self.tokenizer(self.tokenizer.decode(list(prompt)), add_special_tokens=False).input_ids)

@@ -1,0 +1,102 @@
+"""What a user should know before relying on a selection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.selection.constraints import Constraints
+from analysis.selection.contenders import Contenders
+from analysis.tables.points import HYPERPARAMETERS, configurations, other_rows
+from search_spaces.configuration import Configuration
+
+_NAMED = 3
+
+
+def without_guarantee(points: pd.DataFrame, selected: Configuration) -> list[str]:
+    """A warning if the selected models have no ε."""
+    if "epsilon" not in points:
+        return []
+    own = np.all([points[name] == getattr(selected, name) for name in HYPERPARAMETERS], axis=0)
+    if not np.isinf(points.loc[own, "epsilon"].to_numpy(dtype=np.float64)).any():
+        return []
+    return ["The selected configuration has no privacy guarantee: its epsilon is infinite."]
+
+
+def left_out(points: pd.DataFrame) -> list[str]:
+    """A warning if runs are missing."""
+    others = other_rows(points)
+    if not others:
+        return []
+    counts = ", ".join(f"{count} {status}" for status, count in sorted(others.items()))
+    return [f"The table has rows that are not finished and were left out: {counts}."]
+
+
+def at_the_corner(means: pd.DataFrame, passed: NDArray[np.bool_], constraints: Constraints) -> list[str]:
+    """A warning if the procedure cannot but end at the corner of a grid."""
+    values = [means[name].nunique() for name in HYPERPARAMETERS]
+    if not passed.all() or not 1 < len(means) == int(np.prod(values)):
+        return []
+    always = "the procedure always selects the smallest b, T and η, whatever their utility"
+    if constraints.max_loss is not None:
+        given, remedy = f"max_loss {constraints.max_loss:g}", "Lower it"
+    elif constraints.min_utility_gain is not None:
+        given, remedy = f"min_utility_gain {constraints.min_utility_gain:g}", "Raise it"
+    else:
+        return [f"On a full grid without a utility threshold, {always}. Set max_loss or min_utility_gain."]
+    return [f"{given} excluded nothing: on a full grid {always}. {remedy} to exclude something."]
+
+
+def unsupported(compared: Contenders, members: int) -> list[str]:
+    """A warning if the measured scores leave open, or speak against, that the selected one has the lowest."""
+    inside = [row for row in compared.rows if row["indistinguishable"]]
+    if compared.verdict == "supported" or members < 2:
+        return []
+    if compared.verdict == "unknown":
+        return [f"How far the data support the choice is not known: {compared.reason}. Run a second seed."]
+    over = " and ".join(compared.levels)
+    which = _names(inside)
+    if compared.verdict == "contradicted":
+        return [
+            f"The scores speak against the choice: at 95 % the lowest is among {which} (errors over {over}). See "
+            "`raydp analyze heuristics`."
+        ]
+    text = (
+        f"The data do not decide which configuration has the lowest score: at 95 % it may be any of {len(inside)} of "
+        f"{members}, {which} (errors over {over})."
+    )
+    if compared.further_seeds:
+        total = sum(row["seeds"] for row in compared.further_seeds)
+        asked = ", ".join(f"{row['seeds']} more of {_name(row)}" for row in compared.further_seeds[:_NAMED])
+        more = ", ..." if len(compared.further_seeds) > _NAMED else ""
+        runs = "one further run" if total == 1 else f"{total} further runs"
+        unknown = "" if "secrets" in compared.levels else " How much the choice of secrets adds is not known here."
+        return [f"{text} If the means stay, {runs} would decide it: {asked}{more}.{unknown}"]
+    return [f"{text} {compared.reason[0].upper()}{compared.reason[1:]}." if compared.reason else text]
+
+
+def _names(rows: list[dict[str, object]]) -> str:
+    """The first few configurations."""
+    return ", ".join(map(_name, rows[:_NAMED])) + (", ..." if len(rows) > _NAMED else "")
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return str(Configuration(**{name: row[name] for name in HYPERPARAMETERS}))
+
+
+def beaten(means: pd.DataFrame, passed: NDArray[np.bool_], selected: int) -> list[str]:
+    """A warning if another configuration has less loss and a lower score: what was measured speaks against the rule."""
+    loss, score = means["utility_loss"].to_numpy(), means["score"].to_numpy()
+    better = passed & (loss < loss[selected]) & (score < score[selected])
+    if not better.any():
+        return []
+    one = configurations(means)[int(np.where(better, score, np.inf).argmin())]
+    return [
+        f"{int(better.sum())} of {int(passed.sum())} configurations have less loss and a lower score than the selected "
+        f"one, such as {one}: the rule does not look at the scores, and they speak against it here. See `raydp analyze "
+        "heuristics`."
+    ]

@@ -1,0 +1,147 @@
+"""Which configurations leak measurably: more than the untrained model by a score that has values by secret."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.statistics.noise import means_by_secret
+from analysis.tables.per_secret import ERROR, LOGARITHMIC, PREFIX
+from analysis.tables.points import KEY
+
+Array = NDArray[np.float64]
+
+UNTRAINED = "base"
+"""The name of the untrained model in a sweep's table of secrets."""
+LEVEL = 0.05
+FEWEST_SECRETS = 8
+"""Fewer secrets do not show that nothing leaks: of six, whose gains spread by 2 nats, the tests miss three that gained
+25 nats each in 15 of 100 sweeps; of eight in 2 of 100."""
+NEGLIGIBLE = 1e-3
+"""A probability that grew by less than this for one secret is not taken for leakage of that secret."""
+_OF_GAUSSIAN = 1.4826  # the standard deviation of a Gaussian over its median absolute deviation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leakage:
+    """What a score shows of each configuration's leakage beyond the untrained model's.
+
+    Attributes:
+        score: its name.
+        leaks: [m] whether a configuration leaks measurably.
+        excess: [m] mean over seeds and secrets of the score minus the untrained model's.
+        detectable: [m] the smallest excess that the test of the mean would have noticed.
+    """
+
+    score: str
+    leaks: NDArray[np.bool_]
+    excess: Array
+    detectable: Array
+
+    def sentence(self, pool: NDArray[np.bool_]) -> str:
+        """Say that no member of a pool leaks measurably, and what would have been noticed."""
+        most = int(np.where(pool, self.excess, -np.inf).argmax())
+        return (
+            f"None of the {int(pool.sum())} configurations that keep to the constraints leaks measurably by "
+            f"{self.score}: at 95 % no mean score is above the untrained model's, and no secret stands out. The "
+            f"largest mean excess is {self.excess[most]:.3g}; the test notices {self.detectable[most]:.3g} or more. "
+            "The selection is therefore by utility."
+        )
+
+
+def measured_leakage(
+    points: pd.DataFrame, means: pd.DataFrame, by_secret: tuple[pd.DataFrame, str] | None
+) -> Leakage | None:
+    """Test whether each configuration leaks more than the untrained model.
+
+    Args:
+        points: a checked points table.
+        means: its configuration means.
+        by_secret: the sweep's secrets.parquet, with the untrained model's values, and the score's name.
+
+    Returns:
+        None where nothing can be said: no values by secret, fewer than eight secrets, or no values of the untrained
+        model.
+
+    A configuration leaks measurably if one of these tests says so, on means over its seeds.
+
+    - The mean: its excess over the untrained model, paired by secret, is significant (one-sided t test). The error is
+      over secrets and of what the score itself subtracts: `logprob` subtracts the gain of control secrets, whose error
+      is in the score's own standard error. Where that error is larger than the spread over secrets, the test could not
+      notice a leak, and the configuration counts as leaking.
+    - The worst secret of a logarithmic score: its excess is an outlier among the secrets' (median and median absolute
+      deviation, at 5 % divided by the number of secrets).
+    - The worst secret of a probability: its excess is at least 0.001. Where values are shares of generations and the
+      untrained model says the secret too, its excess is significant instead (Fisher's exact test, one-sided, at 5 %
+      divided by the number of secrets).
+
+    Each test is at 5 % for one configuration, not for all together, and spread over seeds is no excuse: a false alarm
+    only leaves the choice to the scores, a leak that was missed would select the configuration that leaks. The tests
+    take the secrets for a sample of their kind and, except for the exact test, their values for Gaussian. That they
+    find nothing does not prove that nothing leaks: `detectable` says which mean excess they would have noticed.
+    """
+    from scipy.stats import t as student
+
+    if by_secret is None:
+        return None
+    secrets, name = by_secret
+    base, num_samples = _untrained(secrets, name)
+    of_models = means_by_secret(points, secrets, name)
+    if base is None or len(base) != of_models.shape[1] or len(base) < FEWEST_SECRETS:
+        return None
+    excess = of_models - base
+    k = excess.shape[1]
+    error = _errors(points, excess, of_models, name)
+    detectable = student.isf(LEVEL, k - 1) * error
+    mean, worst = excess.mean(axis=1), excess.max(axis=1)
+    leaks = (mean > detectable) | (detectable > excess.std(axis=1, ddof=1))
+    if name in LOGARITHMIC:
+        centre = np.median(excess, axis=1)
+        spread = _OF_GAUSSIAN * np.median(np.abs(excess - centre[:, None]), axis=1)
+        leaks |= worst - centre > student.isf(LEVEL / k, k - 1) * spread
+    elif num_samples == 1:
+        leaks |= worst >= NEGLIGIBLE
+    else:
+        new = (base == 0) & (excess >= NEGLIGIBLE)
+        leaks |= (new | _said_more(of_models, base, means["num_seeds"].to_numpy(), num_samples)).any(axis=1)
+    return Leakage(score=name, leaks=leaks, excess=mean, detectable=detectable)
+
+
+def _untrained(secrets: pd.DataFrame, name: str) -> tuple[Array | None, int]:
+    """[k] the untrained model's values in the order of the secrets' names, None without; generations for each value."""
+    rows = secrets[(secrets["score"] == name) & (secrets["run_id"] == UNTRAINED)]
+    values = rows.set_index("secret_id")["value"].sort_index().to_numpy(dtype=np.float64)
+    if not len(values) or not np.isfinite(values).all():
+        return None, 1
+    return values, int(rows["num_samples"].max()) if "num_samples" in rows else 1
+
+
+def _said_more(of_models: Array, base: Array, num_seeds: NDArray[np.int64], num_samples: int) -> NDArray[np.bool_]:
+    """[m, k] whether a secret is in significantly more of a configuration's generations than of the untrained model's.
+
+    Source: Fisher 1935; the tail of the hypergeometric distribution.
+    """
+    from scipy.stats import hypergeom
+
+    ours = (num_seeds * num_samples)[:, None]
+    hits, theirs = np.rint(of_models * ours), np.rint(base * num_samples)
+    tail = hypergeom.sf(hits - 1, ours + num_samples, hits + theirs, ours)
+    more: NDArray[np.bool_] = tail < LEVEL / len(base)
+    return more
+
+
+def _errors(points: pd.DataFrame, excess: Array, of_models: Array, name: str) -> Array:
+    """[m] standard errors of the mean excess over secrets and, where the score subtracts them, over controls."""
+    k = excess.shape[1]
+    of_secrets: Array = excess.std(axis=1, ddof=1) / np.sqrt(k)
+    column = f"{PREFIX}{name}{ERROR}"
+    if column not in points:
+        return of_secrets
+    # What a score's own standard error holds beyond its secrets' is the error of the controls it subtracts.
+    own = points.groupby(KEY, sort=True)[column].mean().to_numpy(dtype=np.float64)
+    of_controls = np.nan_to_num(own**2 - of_models.var(axis=1, ddof=1) / k).clip(min=0)
+    combined: Array = np.sqrt(of_secrets**2 + of_controls)
+    return combined

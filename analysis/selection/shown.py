@@ -1,0 +1,17 @@
+"""Results as a notebook shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+
+
+def html_table(values: Mapping[str, object], caption: str) -> str:
+    """A table of two columns, names and values; a value that has an HTML form of its own is shown in it."""
+    rows = "".join(f"<tr><th>{escape(name)}</th><td>{_cell(value)}</td></tr>" for name, value in values.items())
+    return f"<table><caption>{escape(caption)}</caption>{rows}</table>"
+
+
+def _cell(value: object) -> str:
+    own = getattr(value, "_repr_html_", None)
+    return own() if own is not None else escape(str(value))

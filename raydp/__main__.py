@@ -1,0 +1,5 @@
+"""`python -m raydp`: the command."""
+
+from raydp.cli.main import main
+
+main()

@@ -1,0 +1,147 @@
+"""Audits: a sweep's configurations trained once more with canaries, and what their guesses prove."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from raydp.auditing.report import SCORE, AuditReport, report_of
+from raydp.auditing.source import Source
+from raydp.io.output import stderr
+from raydp.spec.document import SweepSpec, load_spec
+from raydp.sweep.api import Sweep
+from raydp.sweep.planning.inputs import build_task
+from raydp.sweep.store.alarms import note_audit, publish_alarms
+from raydp.sweep.store.folder import SweepFolder
+
+DEFAULT_CANARIES = 500
+
+
+def run_audit(
+    source: Source,
+    *,
+    num_canaries: int = DEFAULT_CANARIES,
+    confidence: float = 0.95,
+    seeds: Sequence[int] | None = None,
+    new: bool = False,
+) -> AuditReport:
+    """Audit a sweep's configurations, or go on with the audit that was begun.
+
+    Args:
+        num_canaries: M.
+        confidence: of the bounds, and of the whole test.
+        seeds: of the audit's runs; the sweep's first by default. They share the coins.
+        new: start another audit, with new coins.
+
+    Raises:
+        ValueError: the spec cannot be audited, or an audit that was begun has other settings.
+    """
+    spec, resume = next_audit(source, num_canaries=num_canaries, confidence=confidence, seeds=seeds, new=new)
+    result = Sweep(spec).run(resume=resume)
+    return conclude(source, SweepFolder(path=result.folder), interrupted=result.interrupted)
+
+
+def next_audit(
+    source: Source, *, num_canaries: int, confidence: float, seeds: Sequence[int] | None, new: bool
+) -> tuple[SweepSpec, bool]:
+    """The sweep to run for an audit, and whether it was begun before: NAME-audit, or with `new` NAME-audit-2 and so on.
+
+    Raises:
+        ValueError: as in `run_audit`.
+    """
+    if (source.folder / "spec.yaml").is_file():
+        SweepFolder.resume(source.spec)  # the spec is the one that the models are of
+    chosen = tuple(seeds or source.spec.seeds[:1])
+    spec_fn = partial(audit_spec, source, num_canaries=num_canaries, confidence=confidence, seeds=chosen)
+    before = _latest(source)
+    if before is None or new:
+        number = "" if before is None else f"-{_number(source, before.path.name) + 1}"
+        return spec_fn(name=source.name + number, coins=secrets.randbits(63)), False
+    started = before.spec()
+    spec = spec_fn(name=started.name, coins=started.task.params.seed)
+    _check_same(started, spec)
+    return spec, True
+
+
+def conclude(source: Source, folder: SweepFolder, *, interrupted: bool = False) -> AuditReport:
+    """The bounds of an audit's runs; of one that has ended, the finding is written into the audited sweep's folder and
+    onto its registered models."""
+    report = report_of(source.spec.name, folder, interrupted=interrupted)
+    if report.runs and not interrupted:
+        note_audit(source.folder, report.audit, report.alarms())
+        if (source.folder / "spec.yaml").is_file():
+            publish_alarms(source.spec, source.folder)
+    return report
+
+
+def audit_spec(
+    source: Source, *, name: str, coins: int, num_canaries: int, confidence: float, seeds: Sequence[int]
+) -> SweepSpec:
+    """The audit's own sweep: the same configurations, method and (ε, δ) on the task with canaries, with every weight
+    trained; its only score is the audit.
+
+    Args:
+        coins: the seed of the canaries and coins.
+
+    Raises:
+        ValueError: the spec cannot be audited.
+    """
+    spec = source.spec
+    for field, value, wanted in (("tuning", spec.privacy.tuning, "ignored"), ("unit", spec.privacy.unit, "example")):
+        if value != wanted:
+            raise ValueError(
+                f"privacy.{field} must be {wanted} for an audit, got {value}. Audit a spec of single runs with the "
+                "example as the unit: canaries are examples of nobody's."
+            )
+    target = spec.privacy
+    delta = target.target_delta
+    if delta is None:
+        with stderr.status("counting the audited sweep's units of privacy"):
+            delta = target.delta(build_task(spec)[0].facts().num_units)
+    data = spec.model_dump(mode="json")
+    measured = {"name": SCORE, "delta": delta, "confidence": confidence}
+    if spec.method.params.private or spec.method.params.claims:
+        measured["epsilon"] = target.target_epsilon
+    data.update(
+        name=name,
+        task={"name": "audited", "of": spec.task.as_dict(), "num_canaries": num_canaries, "seed": coins},
+        model={**data["model"], "adapter": {"type": "none"}},
+        privacy={**data["privacy"], "target_delta": delta, "delta_exponent": None},
+        scores=[measured],
+        select={"score": SCORE, "min_utility_gain": None},
+        seeds=list(seeds),
+    )
+    if source.only is not None:
+        data["space"] = {"points": [list(source.only)]}
+    return load_spec(data)
+
+
+def _latest(source: Source) -> SweepFolder | None:
+    """The newest audit that was begun."""
+    storage = Path(source.spec.storage)
+    begun = [p.parent for p in storage.glob(f"{source.name}*/spec.yaml") if _number(source, p.parent.name)]
+    return SweepFolder.open(max(begun, key=lambda p: _number(source, p.name))) if begun else None
+
+
+def _number(source: Source, name: str) -> int:
+    """1 of NAME-audit, k of NAME-audit-k, 0 of other sweeps."""
+    match = re.fullmatch(rf"{re.escape(source.name)}(?:-([1-9]\d{{0,5}}))?", name)
+    return 0 if match is None else int(match[1] or 1)
+
+
+def _check_same(started: SweepSpec, now: SweepSpec) -> None:
+    """Refuse to go on with an audit of other settings, in words of the options."""
+    options = {
+        "canaries": (started.task.params.num_canaries, now.task.params.num_canaries),
+        "confidence": (started.scores[0].params.confidence, now.scores[0].params.confidence),
+        "seeds": (list(started.seeds), list(now.seeds)),
+    }
+    for name, (before, wanted) in options.items():
+        if before != wanted:
+            raise ValueError(
+                f"{name} must be {before} as the audit {started.name!r} was started with, got {wanted}. Leave it as it "
+                "was, or start another audit with --new."
+            )

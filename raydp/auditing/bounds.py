@@ -1,0 +1,41 @@
+"""The bounds that an audit has proven, by configuration: of an audit's sweep, or of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.tables.files import read_table
+from raydp.auditing.report import SCORE, report_of
+from raydp.sweep.api import sweep_folder
+from raydp.sweep.planning.sources import is_spec
+
+COLUMNS = ["batch_size", "num_steps", "learning_rate", "epsilon_hat"]
+
+
+def audited_bounds(audit: str, storage: str = "raydp_runs") -> pd.DataFrame:
+    """One row per audited configuration: batch_size, num_steps, learning_rate, and epsilon_hat, the largest ε̂ of its
+    seeds, corrected for their number.
+
+    Args:
+        audit: a CSV or Parquet file with these columns, or an audit's sweep by its folder or its name under storage.
+
+    Raises:
+        ValueError: there is no such file or sweep, the sweep is no audit, or none of its runs has finished.
+    """
+    path = Path(audit)
+    if (path.is_file() and not is_spec(path)) or path.suffix in {".csv", ".parquet"}:
+        if not path.is_file():
+            raise ValueError(f"audit must be an existing file or sweep, got {audit!r}. Check the path.")
+        return read_table(path, as_text=COLUMNS)
+    folder = sweep_folder(audit, storage)
+    measured = [score.name for score in folder.spec().scores]
+    if measured != [SCORE]:
+        raise ValueError(
+            f"audit must be a sweep of `raydp audit`, got {audit!r}, which measures {', '.join(measured)}."
+        )
+    report = report_of(audit, folder)
+    if not report.configurations:
+        raise ValueError(f"audit must have a finished run, got none in {audit!r}. Let `raydp audit` go on.")
+    return pd.DataFrame(list(report.configurations))[COLUMNS]

@@ -1,0 +1,147 @@
+"""What an audit's runs prove, each by itself and all together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.statistics.multiple import holm
+from raydp.privacy import Guesses, one_run_bound
+from raydp.sweep.store.alarms import Configuration
+from raydp.sweep.store.folder import SweepFolder
+from raydp.sweep.store.points import counts
+
+SCORE = "one_run_audit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditReport:
+    """What an audit found.
+
+    Attributes:
+        audit: its name; its sweep is in `folder`.
+        audited: the sweep that it is about.
+        canaries: M of each run.
+        confidence: of each ε̂, and of the whole: no true ε is reported as exceeded with a probability above 1 -
+            confidence.
+        epsilon: the stated ε; None for a method without a guarantee.
+        claimed: whether it is a claim of the method that nothing proves.
+        delta: the stated δ.
+        runs: one row for each finished run: ε̂ by itself at the confidence, p of "the mechanism is (ε, δ)-DP", p after
+            Holm's correction for all runs, and whether that is an alarm.
+        configurations: one row for each configuration: the largest ε̂ of its seeds, corrected for their number.
+        epsilon_hat: the largest ε̂ of the sweep, corrected for the number of runs.
+        counts: runs by status, and failures.
+        interrupted: stopped before all runs had a result.
+    """
+
+    audit: str
+    audited: str
+    folder: Path
+    canaries: int
+    confidence: float
+    epsilon: float | None
+    claimed: bool
+    delta: float
+    runs: tuple[dict[str, Any], ...]
+    configurations: tuple[dict[str, Any], ...]
+    epsilon_hat: float | None
+    counts: dict[str, Any]
+    interrupted: bool
+
+    @property
+    def alarm(self) -> bool:
+        """Whether the stated ε is refuted for a configuration."""
+        return any(row["alarm"] for row in self.runs)
+
+    def document(self) -> dict[str, Any]:
+        """What `raydp audit --json` prints."""
+        return {**asdict(self), "alarm": self.alarm}
+
+    def alarms(self) -> dict[Configuration, str | None]:
+        """(b, T, η) of each audited configuration -> the alarm in a sentence, or None."""
+        return {
+            _key(row): _sentence(self, [r for r in self.runs if _key(r) == _key(row)]) if row["alarm"] else None
+            for row in self.configurations
+        }
+
+
+def report_of(audited: str, folder: SweepFolder, *, interrupted: bool = False) -> AuditReport:
+    """The bounds of an audit's finished runs."""
+    spec = folder.spec()
+    score = spec.scores[0].params
+    results = [(asdict(trial), folder.result(trial.run_id)) for trial in folder.plan().trials]
+    rows = [_row(t, r["scores"][SCORE]) for t, r in results if r is not None and r["status"] == "finished"]
+    tested = [row for row in rows if row["p_value"] is not None]
+    for row, p in zip(tested, holm([row["p_value"] for row in tested]), strict=True):
+        row.update(p_holm=p, alarm=p <= 1 - score.confidence)
+    by_configuration: dict[Configuration, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_configuration.setdefault(_key(row), []).append(row)
+    return AuditReport(
+        audit=spec.name,
+        audited=audited,
+        folder=folder.path,
+        canaries=spec.task.params.num_canaries,
+        confidence=score.confidence,
+        epsilon=score.epsilon,
+        claimed=spec.method.params.claims,
+        delta=score.delta,
+        runs=tuple(rows),
+        configurations=tuple(
+            {
+                **dict(zip(("batch_size", "num_steps", "learning_rate"), key, strict=True)),
+                "runs": len(group),
+                "epsilon_hat": _largest(group, score),
+                "alarm": any(row["alarm"] for row in group),
+            }
+            for key, group in sorted(by_configuration.items())
+        ),
+        epsilon_hat=_largest(rows, score),
+        counts=counts(folder),
+        interrupted=interrupted,
+    )
+
+
+def _row(trial: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
+    details = measured["details"]
+    return {
+        **{k: trial[k] for k in ("run_id", "batch_size", "num_steps", "learning_rate", "seed")},
+        "epsilon_hat": measured["value"],
+        "epsilon_gdp": details["epsilon_gdp"],
+        "correct": int(details["correct"]),
+        "guesses": int(details["guesses"]),
+        "canaries": int(details["canaries"]),
+        "p_value": details.get("p_value"),
+        "p_holm": None,
+        "alarm": False,
+    }
+
+
+def _largest(rows: Sequence[Mapping[str, Any]], score: Any) -> float | None:
+    """The largest ε̂ of several runs that holds for all of them at once (Bonferroni)."""
+    if not rows:
+        return None
+    confidence = 1 - (1 - score.confidence) / (len(rows) * len(score.shares))
+    return max(_bound(row, score, confidence) for row in rows)
+
+
+def _bound(row: Mapping[str, Any], score: Any, confidence: float) -> float:
+    canaries = row["canaries"]
+    guesses = Guesses(num_canaries=canaries, num_guesses=row["guesses"], num_correct=row["correct"])
+    return one_run_bound(guesses, score.delta, confidence).epsilon
+
+
+def _sentence(report: AuditReport, rows: Sequence[Mapping[str, Any]]) -> str:
+    worst = min(rows, key=lambda row: row["p_holm"])
+    return (
+        f"the audit {report.audit} refutes its ε = {report.epsilon:g} at δ = {report.delta:.3g} ({worst['correct']} of "
+        f"{worst['guesses']} guesses right, ε is at least {worst['epsilon_hat']:.3g}, p = {worst['p_holm']:.2g} after "
+        f"Holm). Mend the training and lift it by a new audit: raydp audit {report.audited} --new."
+    )
+
+
+def _key(row: Mapping[str, Any]) -> Configuration:
+    return row["batch_size"], row["num_steps"], row["learning_rate"]

@@ -1,0 +1,106 @@
+"""What `raydp audit` is pointed at: a spec, a sweep, one of its runs, or a registered model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from raydp.spec.document import SweepSpec, load_spec
+from raydp.sweep.api import sweep_folder
+from raydp.sweep.store.alarms import Configuration
+from raydp.sweep.store.folder import SweepFolder
+
+SUFFIX = "-audit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What is to be audited.
+
+    Attributes:
+        spec: of the sweep.
+        only: the one configuration to audit; None for all.
+        run_id: of the model that was named, where one was.
+    """
+
+    spec: SweepSpec
+    only: Configuration | None = None
+    run_id: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the audit's own sweep, without a number."""
+        return self.spec.name + SUFFIX + (f"-{self.run_id}" if self.run_id else "")
+
+    @property
+    def folder(self) -> Path:
+        """Of the audited sweep, which need not have run yet."""
+        return Path(self.spec.storage) / self.spec.name
+
+
+def source_of(what: str, *, storage: str, tracking_uri: str, spec: Path | None) -> Source:
+    """Find it.
+
+    Args:
+        what: a YAML file; a sweep's folder or name; SWEEP/trials/RUN_ID; or models:/NAME/VERSION, models:/NAME@ALIAS.
+        storage: where sweeps are looked up by name.
+        spec: of a registered model whose sweep's folder is not in storage.
+
+    Raises:
+        ValueError: there is no such thing.
+    """
+    path = Path(what)
+    if what.startswith("models:/"):
+        return _registered(what, storage, tracking_uri, spec)
+    if spec is not None:
+        raise ValueError(f"spec must be left out, got {str(spec)!r}: it is for a registered model (models:/...).")
+    if path.is_file():
+        return Source(spec=load_spec(path))
+    if path.parent.name == "trials" and (path.parent.parent / "spec.yaml").is_file():
+        folder = SweepFolder.open(path.parent.parent)
+        for trial in folder.plan().trials:
+            if trial.run_id == path.name:
+                only = (trial.batch_size, trial.num_steps, trial.learning_rate)
+                return Source(spec=_where_it_is(folder), only=only, run_id=path.name)
+        raise ValueError(f"MODEL must be a run of its sweep, got {what!r}. `raydp points` lists their run_id.")
+    if not path.exists() and not (Path(storage) / path / "spec.yaml").is_file():
+        raise ValueError(
+            f"SPEC|MODEL must be a spec, a sweep, SWEEP/trials/RUN_ID or models:/NAME/VERSION, got {what!r}. Check the "
+            "path, or name the folder of sweeps by --storage."
+        )
+    return Source(spec=_where_it_is(sweep_folder(what, storage)))
+
+
+def numbers(text: str | None) -> tuple[int, ...] | None:
+    """Comma-separated seeds."""
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"seeds must be whole numbers with commas, got {text!r}. Write 0,1,2.") from error
+
+
+def _registered(uri: str, storage: str, tracking_uri: str, spec: Path | None) -> Source:
+    from raydp.tracking import show_model
+
+    shown = show_model(uri, tracking_uri=tracking_uri)
+    folder = Path(storage) / str(shown.get("sweep"))
+    if spec is None and not (folder / "spec.yaml").is_file():
+        raise ValueError(
+            f"spec must be given for {uri}, got none: its sweep {shown.get('sweep')!r} is not in {storage!r}. Add "
+            "--spec FILE, or --storage."
+        )
+    found = _where_it_is(SweepFolder.open(folder)) if spec is None else load_spec(spec)
+    if found.name != shown.get("sweep"):
+        raise ValueError(
+            f"spec must be that of the sweep {shown.get('sweep')!r} for {uri}, got {found.name!r}. Give the one that "
+            "the model was trained by."
+        )
+    only = (int(shown["batch_size"]), int(shown["num_steps"]), float(shown["learning_rate"]))
+    return Source(spec=found, only=only, run_id=str(shown["run_id"]))
+
+
+def _where_it_is(folder: SweepFolder) -> SweepSpec:
+    """The sweep's spec, with the storage that its folder lies in now."""
+    return folder.spec().model_copy(update={"storage": str(folder.path.parent)})

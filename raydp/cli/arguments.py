@@ -1,0 +1,88 @@
+"""Arguments that several commands take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from search_spaces import Configuration
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, logs on stderr.")]
+Uri = Annotated[str, typer.Option(help="MLflow store or server.")]
+DEFAULT_URI = "sqlite:///raydp.db"
+Source = Annotated[
+    str, typer.Argument(metavar="POINTS|SWEEP", help="CSV or Parquet file; or a sweep: its folder, name or spec.")
+]
+OneSweep = Annotated[str, typer.Argument(metavar="SWEEP", help="Its folder, its name, or the spec that it runs.")]
+Storage = Annotated[str, typer.Option(help="Folder that sweeps are looked up in by name.")]
+By = Annotated[str | None, typer.Option("--score", help="Another of the table's scores, also one measured later.")]
+WorstCase = Annotated[bool, typer.Option("--worst-case", help="A model's largest value over its secrets.")]
+MaxLoss = Annotated[float | None, typer.Option(help="Only configurations with at most this mean utility_loss.")]
+MinGain = Annotated[
+    float | None, typer.Option(help="Only those with this share of the best utility gain, such as 0.9.")
+]
+Rule = Annotated[
+    str | None,
+    typer.Option(
+        help="checked-procedure, procedure, best-utility, worst-utility, oracle, pareto-knee or predicted-score."
+    ),
+]
+
+
+def bounds(given: list[str] | None) -> dict[str, float] | None:
+    """COLUMN=VALUE as the command line writes it.
+
+    Raises:
+        ValueError: one is something else.
+    """
+    found = {}
+    for text in given or ():
+        column, _, value = text.partition("=")
+        try:
+            found[column] = float(value)
+        except ValueError as error:
+            raise ValueError(f"--at-most must be COLUMN=VALUE, got {text!r}. Write it as epsilon=8.") from error
+    return found or None
+
+
+def check_page(output: Path) -> None:
+    """Check where a page is to be written, before what it is about takes its time.
+
+    Raises:
+        ValueError: there is no such folder, or it is the name of a table.
+    """
+    if not output.absolute().parent.is_dir():
+        raise ValueError(f"--output must lie in an existing folder, got {str(output)!r}. Create its folder.")
+    if output.suffix in (".csv", ".parquet"):
+        raise ValueError(f"--output must be a page, got {str(output)!r}. Name it .html: a table would be overwritten.")
+
+
+def check_new(output: Path, *, force: bool) -> None:
+    """Check that a command overwrites nothing, as the other commands with a new file do.
+
+    Raises:
+        ValueError: the file exists, and --force is not given.
+    """
+    if output.is_file() and not force:
+        raise ValueError(f"--output must be a new file, got {str(output)!r}. Choose another name, or add --force.")
+
+
+def configuration_of(text: str) -> Configuration:
+    """batch_size,num_steps,learning_rate as the command line writes it.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    from search_spaces import Configuration
+
+    try:
+        batch_size, num_steps, learning_rate = text.split(",")
+        return Configuration(batch_size=int(batch_size), num_steps=int(num_steps), learning_rate=float(learning_rate))
+    except ValueError as error:
+        raise ValueError(
+            f"--configuration must be batch_size,num_steps,learning_rate, all > 0, got {text!r}. Write it as "
+            "256,60,0.005."
+        ) from error

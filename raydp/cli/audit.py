@@ -1,0 +1,88 @@
+"""`raydp audit`: lower bounds on ε."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from raydp.cli.arguments import DEFAULT_URI, Json, Storage, Uri
+from raydp.cli.errors import Group
+
+if TYPE_CHECKING:
+    from typer._click import Context  # see raydp.cli.errors
+
+
+class _RunByDefault(Group):
+    """`raydp audit SPEC` is `raydp audit run SPEC`."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Put the command's name where none is."""
+        named = args and (args[0] in self.commands or args[0] == "--help")
+        return super().parse_args(ctx, args if named or not args else ["run", *args])
+
+
+audit_app = typer.Typer(
+    cls=_RunByDefault,
+    help="Lower bounds on ε from one training run each: `raydp audit SPEC|MODEL`, short for `raydp audit run`.",
+)
+
+
+@audit_app.command("run")
+def audit_run(
+    what: Annotated[
+        str, typer.Argument(metavar="SPEC|MODEL", help="A spec, a sweep, its trials/RUN_ID, or a registered model.")
+    ],
+    canaries: Annotated[int, typer.Option(help="M: new-token canaries of each run.")] = 500,
+    confidence: Annotated[float, typer.Option(help="Of each bound, and of the whole test.")] = 0.95,
+    seeds: Annotated[str | None, typer.Option(help="Comma-separated; the sweep's first by default.")] = None,
+    new: Annotated[bool, typer.Option("--new", help="Another audit, with new coins.")] = False,
+    spec: Annotated[Path | None, typer.Option(help="Of a registered model whose sweep is not here.")] = None,
+    storage: Storage = "raydp_runs",
+    uri: Uri = DEFAULT_URI,
+    json: Json = False,
+) -> None:
+    """Train every configuration once more with canaries, and bound its ε from below. Goes on where it stopped."""
+    from raydp.spec.document import draft_spec
+
+    for given in (spec, Path(what)):
+        if given is not None and given.is_file():
+            draft_spec(given)  # a mistake is told before anything heavy is imported
+    from raydp.auditing.audits import run_audit
+    from raydp.auditing.source import numbers, source_of
+    from raydp.cli.show.audits import show_audit
+    from raydp.io.output import print_json
+
+    source = source_of(what, storage=storage, tracking_uri=uri, spec=spec)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: stop, to be resumed
+    with redirect_stdout(sys.stderr):  # Ray prints messages of its own
+        report = run_audit(source, num_canaries=canaries, confidence=confidence, seeds=numbers(seeds), new=new)
+    print_json(report.document()) if json else show_audit(report)
+    if report.alarm or report.interrupted or not report.runs:
+        raise typer.Exit(1)
+
+
+@audit_app.command("bound")
+def audit_bound(
+    canaries: Annotated[int, typer.Option(help="M: put in or left out by a fair coin each.")],
+    guesses: Annotated[int, typer.Option(help="R: coins that were guessed.")],
+    correct: Annotated[int, typer.Option(help="V: right guesses.")],
+    delta: Annotated[float, typer.Option(help="δ of the guarantee; 0 is allowed.")],
+    confidence: Annotated[float, typer.Option()] = 0.95,
+    json: Json = False,
+) -> None:
+    """The lower bound on ε that so many right guesses prove (Steinke et al. 2023)."""
+    from dataclasses import asdict
+
+    from raydp.io.output import print_json, print_table
+    from raydp.privacy import Guesses, one_run_bound
+
+    counts = Guesses(num_canaries=canaries, num_guesses=guesses, num_correct=correct)
+    answer = {**asdict(one_run_bound(counts, delta, confidence)), "delta": delta, "confidence": confidence}
+    if answer["epsilon_gdp"] is None:
+        answer["reason"] = "no Gaussian mechanism has a finite ε at δ = 0"
+    print_json(answer) if json else print_table("lower bound on ε", [answer])

@@ -1,0 +1,64 @@
+"""What a command that could not do its work says on stderr, and the exit code that goes with it: never a traceback."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+import typer
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from typer._click import Context  # what the methods of TyperGroup take: the base of typer.Context
+
+_PATHS: dict[type[OSError], tuple[str, str]] = {
+    FileNotFoundError: ("exist", "Create its folder, or correct the path"),
+    NotADirectoryError: ("lead through folders only", "Give a path in which no part before the last is a file"),
+    IsADirectoryError: ("be a file", "Give a file's path, not a folder's"),
+    PermissionError: ("be open to you", "Change its permissions, or choose another path"),
+    FileExistsError: ("be free or a folder", "Move away what is there, or choose another path"),
+}
+"""Mistakes of the user's about a path: what it must be, and the remedy."""
+
+
+def explain(error: ValueError | OSError) -> tuple[str, int]:
+    """The message and the exit code: 2 for what the user can correct, 1 for a failure such as a full disk."""
+    if isinstance(error, ValueError):
+        return str(error), 2
+    for kind, (rule, remedy) in _PATHS.items():
+        if isinstance(error, kind):
+            got = repr(str(error.filename)) if error.filename is not None else str(error)
+            reason = f" ({error.strerror})" if error.filename is not None and error.strerror else ""
+            return f"path must {rule}, got {got}{reason}. {remedy}.", 2
+    if error.errno == errno.ENAMETOOLONG:
+        return f"path must be short enough for the file system, got {str(error.filename)[:100]!r}.... Shorten it.", 2
+    return str(error) or type(error).__name__, 1
+
+
+def complain(message: str) -> None:
+    """Print it on stderr as an error."""
+    from raydp.io.output import stderr
+
+    stderr.print(f"error: {message}", style="red", markup=False)
+
+
+class Group(TyperGroup):
+    """Commands whose group, called without one, prints its help and exits with 0."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Take no arguments for --help."""
+        return super().parse_args(ctx, args or ["--help"])
+
+
+class InterruptibleGroup(Group):
+    """Commands of which Ctrl-C makes one line and exit code 1, as for everything that was started and not finished."""
+
+    def invoke(self, ctx: Context) -> object:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            from raydp.io.output import stderr
+
+            stderr.print("interrupted")
+            raise typer.Exit(1) from None

@@ -1,0 +1,14 @@
+"""`raydp list`: the sweeps that there are."""
+
+from __future__ import annotations
+
+from raydp.cli.arguments import Json, Storage
+
+
+def list_(storage: Storage = "raydp_runs", json: Json = False) -> None:
+    """The sweeps under a storage folder: their runs, the selected configuration, when they changed."""
+    from raydp.io.output import print_json
+    from raydp.sweep.listing import list_sweeps, show_sweeps
+
+    rows = list_sweeps(storage)
+    print_json(rows) if json else show_sweeps(storage, rows)

@@ -1,0 +1,197 @@
+"""`raydp models` and `raydp spaces`: what is registered and what is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raydp.cli.arguments import DEFAULT_URI, Json, Uri
+from raydp.cli.errors import Group
+
+models_app = typer.Typer(cls=Group, help="The model registry.")
+spaces_app = typer.Typer(cls=Group, help="Named search spaces.")
+
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID.")
+]
+TrustedKey = Annotated[
+    list[str] | None,
+    typer.Option(help="Only what this key has signed: ed25519:... or a file of public keys; repeatable."),
+]
+Verify = Annotated[bool, typer.Option("--verify", help="Also read the models' files and compare them with their seal.")]
+SHOWN = ("model_uri", "sweep", "batch_size", "num_steps", "learning_rate", "seed", "epsilon", "utility_loss", "score")
+SPARE = ("sweep", "seed", "epsilon", "aliases", "learning_rate", "num_steps", "batch_size")
+"""Columns that a narrow terminal does not show, in this order."""
+
+
+@models_app.command("find")
+def models_find(
+    uri: Uri = DEFAULT_URI,
+    registered_model: Annotated[str | None, typer.Option(help="Its name in the registry; all by default.")] = None,
+    alias: Annotated[str | None, typer.Option(help="Only versions that it points at.")] = None,
+    where: Annotated[
+        list[str] | None, typer.Option(help="COLUMN OPERATOR VALUE, such as 'score.vmr < 0.05'; repeatable.")
+    ] = None,
+    max_epsilon: Annotated[float | None, typer.Option()] = None,
+    min_epsilon: Annotated[float | None, typer.Option()] = None,
+    max_delta: Annotated[float | None, typer.Option()] = None,
+    max_loss: Annotated[float | None, typer.Option()] = None,
+    max_score: Annotated[float | None, typer.Option()] = None,
+    score: Annotated[str | None, typer.Option(help="Which score is meant by score.")] = None,
+    batch_size: Annotated[int | None, typer.Option()] = None,
+    num_steps: Annotated[int | None, typer.Option()] = None,
+    learning_rate: Annotated[float | None, typer.Option()] = None,
+    order_by: Annotated[str, typer.Option(help="score, loss, epsilon or another column.")] = "score",
+    limit: Annotated[int | None, typer.Option()] = None,
+    trusted_key: TrustedKey = None,
+    verify: Verify = False,
+    json: Json = False,
+) -> None:
+    """Registered models by ε, δ, utility, score and configuration."""
+    from raydp.io.output import print_json, print_table, stderr
+
+    conditions = {
+        "max_epsilon": max_epsilon, "min_epsilon": min_epsilon, "max_delta": max_delta, "max_loss": max_loss,
+        "max_score": max_score, "score": score, "batch_size": batch_size, "num_steps": num_steps,
+        "learning_rate": learning_rate, "limit": limit, "registered_model": registered_model, "alias": alias,
+        "where": where, "trusted_keys": trusted_key,
+    }  # fmt: skip
+    given = {name: value for name, value in conditions.items() if value is not None}
+    with stderr.status("Open the tracking store and search its models"):
+        from raydp.tracking import find_models
+
+        found = find_models(uri, order_by=order_by, verify=verify, **given)
+    if left_out := found.attrs["left_out"]:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(left_out.items()))
+        stderr.print(f"left out {sum(left_out.values())}, whose guarantee does not hold: {reasons}", markup=False)
+    if json:
+        print_json(found.to_dict("records"))
+        return
+    rows = found[[name for name in SHOWN if name != "sweep" or not found[name].isna().all()]].to_dict("records")
+    for row, aliases in zip(rows, found["aliases"], strict=True):
+        row["aliases"] = ", ".join(aliases)
+    print_table("models", rows, keep=SHOWN[:1], spare=SPARE)
+
+
+@models_app.command("show")
+def models_show(
+    model: Model, uri: Uri = DEFAULT_URI, trusted_key: TrustedKey = None, verify: Verify = False, json: Json = False
+) -> None:
+    """One model with its privacy record, who signed it, and its promotions."""
+    from raydp.io.output import print_document, print_json
+    from raydp.tracking import show_model
+
+    answer = show_model(model, tracking_uri=uri, trusted_keys=trusted_key, verify=verify)
+    print_json(answer) if json else print_document(answer)
+
+
+@models_app.command("promote")
+def models_promote(
+    model: Model,
+    alias: Annotated[str, typer.Option()],
+    reason: Annotated[str, typer.Option()],
+    by: Annotated[str | None, typer.Option(help="Who promotes it; by default the name you are logged in by.")] = None,
+    uri: Uri = DEFAULT_URI,
+    trusted_key: TrustedKey = None,
+    json: Json = False,
+) -> None:
+    """Give a model an alias, with the reason on record."""
+    from raydp.io.output import print_json, stdout
+    from raydp.tracking import promote_model
+
+    made = promote_model(model, alias, reason, tracking_uri=uri, by=by, trusted_keys=trusted_key)
+    answer = {"model": model, **{k: made[k] for k in ("alias", "reason", "by", "at", "previous_version")}}
+    print_json(answer) if json else stdout.print(f"{model} is now {alias!r}", markup=False)
+
+
+@models_app.command("export")
+def models_export(
+    model: Model,
+    output: Annotated[Path, typer.Option("-o", "--output", help="A new folder.")],
+    merge: Annotated[bool, typer.Option("--merge", help="With the adapter merged into the base model.")] = False,
+    with_base: Annotated[
+        bool, typer.Option("--with-base", help="With the base model's files beside the adapter.")
+    ] = False,
+    base: Annotated[str | None, typer.Option(help="Name or folder of the base model, if it moved.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; as recorded by default.")] = None,
+    signing_key: Annotated[Path | None, typer.Option(help="Private key to sign the merged model with.")] = None,
+    uri: Uri = DEFAULT_URI,
+    trusted_key: TrustedKey = None,
+    json: Json = False,
+) -> None:
+    """Write a model to a folder for transformers, peft, vLLM or `mlflow models serve`."""
+    from raydp.io.output import print_json, stdout
+    from raydp.tracking import export_model
+
+    export_model(model, output, tracking_uri=uri, merge=merge, with_base=with_base, base=base, dtype=dtype,
+                 trusted_keys=trusted_key, signing_key=signing_key)  # fmt: skip
+    files = sorted(path.name for path in output.iterdir())
+    answer = {"model": model, "folder": output, "merged": merge, "files": files}
+    print_json(answer) if json else stdout.print(f"{model} is in {output}: {', '.join(files)}", markup=False)
+
+
+@models_app.command("keygen")
+def models_keygen(
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="File of the private key; FILE.pub is the public one.")
+    ],
+    json: Json = False,
+) -> None:
+    """Make a key to sign models with: tracking.signing_key names it, --trusted-key takes its public half."""
+    from raydp.io.output import print_json, stdout
+    from raydp.tracking import new_key
+
+    public = new_key(output)
+    answer = {"signing_key": output, "trusted_key": public}
+    print_json(answer) if json else stdout.print(f"{output} (keep it secret), {output}.pub: {public}", markup=False)
+
+
+@models_app.command("seal")
+def models_seal(
+    model: Model,
+    signing_key: Annotated[Path | None, typer.Option(help="Private key; without it the seal is not signed.")] = None,
+    unseen: Annotated[
+        bool, typer.Option("--unseen", help="Also where there is no seal, or one that the files do not fit.")
+    ] = False,
+    uri: Uri = DEFAULT_URI,
+    json: Json = False,
+) -> None:
+    """Sign a model after a review, or seal one that was registered without."""
+    from raydp.io.output import print_json, stdout
+    from raydp.tracking import seal_model
+
+    made = seal_model(model, tracking_uri=uri, signing_key=signing_key, unseen=unseen)
+    by = made["signed_by"] or "nobody: no --signing-key was given"
+    print_json({"model": model, **made}) if json else stdout.print(f"{model} is sealed, signed by {by}", markup=False)
+
+
+@spaces_app.command("list")
+def spaces_list(json: Json = False) -> None:
+    """The named search spaces."""
+    from raydp.io.output import print_json, print_table
+    from search_spaces import load_space, space_names
+
+    spaces = [load_space(name) for name in space_names()]
+    rows = [{"name": s.name, "points": len(s.configurations), "description": s.description} for s in spaces]
+    print_json(rows) if json else print_table("search spaces", rows, keep=("description",))
+
+
+@spaces_app.command("show")
+def spaces_show(name: str, json: Json = False) -> None:
+    """The configurations of a named search space."""
+    from dataclasses import asdict
+
+    from raydp.io.output import print_json, print_table, stdout
+    from search_spaces import load_space
+
+    space = load_space(name)
+    rows = [asdict(c) for c in space.configurations]
+    if json:
+        facts = {k: getattr(space, k) for k in ("name", "description", "source", "max_grad_norm")}
+        print_json({**facts, "configurations": rows})
+        return
+    stdout.print(f"{space.description} Source: {space.source}. max_grad_norm {space.max_grad_norm:g}")
+    print_table(space.name, rows)

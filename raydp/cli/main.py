@@ -1,0 +1,295 @@
+"""The `raydp` command: reads arguments, calls one function, prints the answer. Imports are lazy: --help is instant."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from raydp.cli.analyze import analyze_app
+from raydp.cli.arguments import By, Json, MaxLoss, MinGain, OneSweep, Rule, Source, Storage, WorstCase
+from raydp.cli.audit import audit_app
+from raydp.cli.data import data_app
+from raydp.cli.errors import InterruptibleGroup, complain, explain
+from raydp.cli.interrupts import stoppable
+from raydp.cli.listing import list_
+from raydp.cli.lookup import models_app, spaces_app
+from raydp.cli.mia import mia
+from raydp.cli.pate import pate
+from raydp.cli.plan import plan
+from raydp.cli.predict import predict
+from raydp.cli.report import report
+from raydp.cli.score import score
+from raydp.cli.secrets import secrets_app
+from raydp.cli.variants import variants
+
+app = typer.Typer(
+    cls=InterruptibleGroup,
+    help="Sweeps under one differential-privacy guarantee, scored for what the models leak.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+RUN, READ, MODELS, PRIVACY, DATA = "Run a sweep", "Read a sweep", "Models", "Privacy", "Data"
+"""The parts of `raydp --help`."""
+SETTINGS = ("batch_size", "num_steps", "learning_rate")
+
+
+def _version(asked: bool) -> None:
+    """Print the version of the installed distribution, if it is asked for, and exit."""
+    if asked:
+        from raydp.version import __version__
+
+        typer.echo(f"raydp {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Sweeps under one differential-privacy guarantee, scored for what the models leak."""
+
+
+@app.command(rich_help_panel=RUN)
+def sweep(
+    spec: Annotated[Path | None, typer.Argument(metavar="[SPEC]", help="Without it: the embedded default.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the sweep stopped.")] = False,
+    start_or_resume: Annotated[
+        bool, typer.Option("--start-or-resume", help="Go on, or start it if it was not begun.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and plan, train nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Run a sweep: calibrate, train, score, track, select."""
+    from raydp.spec.document import DEMO, draft_spec
+    from raydp.sweep.planning.start import check_plan, check_start
+    from raydp.sweep.store.folder import SweepFolder
+
+    draft = draft_spec(spec or DEMO)  # a mistake is told before anything heavy is imported
+    if dry_run:
+        check_plan(draft)
+    else:
+        check_start(draft, resume=resume or (start_or_resume and SweepFolder.exists(draft)))
+    from raydp.cli.show.sweeps import show_plan, show_result
+    from raydp.io.output import print_json, stderr
+    from raydp.sweep.api import Sweep, plan_rows
+
+    with stderr.status("Read the spec and load the libraries"):
+        chosen = Sweep(spec or DEMO)
+    if dry_run:
+        with stoppable("the plan"):
+            table = chosen.plan()
+        print_json(plan_rows(table)) if json else show_plan(table)
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: stop, to be resumed
+    with redirect_stdout(sys.stderr):  # Ray prints messages of its own
+        result = chosen.run(resume=resume or (start_or_resume and chosen.begun))
+    if json:
+        print_json(result.document())
+    else:
+        show_result(chosen, result)
+    nothing_to_run = not result.counts["runs"]  # an outcome of a private selection
+    if (result.selected is None and not nothing_to_run) or result.interrupted:
+        raise typer.Exit(1)
+
+
+@app.command(rich_help_panel=READ)
+def status(sweep: OneSweep, storage: Storage = "raydp_runs", json: Json = False) -> None:
+    """What ran, failed (why) and is left."""
+    from raydp.cli.show.sweeps import show_status
+    from raydp.io.output import print_json
+    from raydp.sweep.api import sweep_folder
+    from raydp.sweep.store.points import counts
+
+    folder = sweep_folder(sweep, storage)
+    found = counts(folder)
+    print_json(found) if json else show_status(folder.path, found, folder.summary())
+
+
+@app.command(rich_help_panel=READ)
+def points(
+    sweep: OneSweep,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="FILE.csv or FILE.parquet.")] = None,
+    storage: Storage = "raydp_runs",
+    json: Json = False,
+) -> None:
+    """The points table of a sweep."""
+    from analysis import save_points
+    from raydp.io.output import print_json, print_table, stderr, stdout
+    from raydp.sweep.api import sweep_folder
+    from raydp.sweep.store.points import PRIVATE, points_table
+
+    folder = sweep_folder(sweep, storage)
+    table = points_table(folder)
+    if folder.is_private_selection():
+        stderr.print(f"warning: the table shows {PRIVATE}.", markup=False)
+    if output is not None:
+        save_points(table, output)
+    if json:
+        print_json(table.to_dict("records"))
+    elif output is not None:
+        stdout.print(f"{len(table)} rows written to {output}")
+    else:
+        shown = [*SETTINGS, "seed", "status", "utility_loss", "score", "model_uri"]
+        print_table(folder.path.name, cast("list[dict[str, object]]", table[shown].to_dict("records")))
+
+
+@app.command(rich_help_panel=PRIVACY)
+def calibrate(
+    from_: Annotated[Path | None, typer.Option("--from", help="CSV of n,batch_size,num_steps,epsilon,delta.")] = None,
+    n: Annotated[int | None, typer.Option("--n", help="Training examples.")] = None,
+    batch_size: Annotated[int | None, typer.Option()] = None,
+    num_steps: Annotated[int | None, typer.Option()] = None,
+    epsilon: Annotated[float | None, typer.Option()] = None,
+    delta: Annotated[float | None, typer.Option()] = None,
+    accountant: Annotated[str, typer.Option(help="prv, pld or rdp.")] = "prv",
+    json: Json = False,
+) -> None:
+    """The smallest noise multiplier that meets (ε, δ)."""
+    from raydp.guarantees.calibrate import calibrate_file, calibrate_one
+    from raydp.io.output import print_json, print_table
+
+    one = {"n": n, "batch_size": batch_size, "num_steps": num_steps, "epsilon": epsilon, "delta": delta}
+    with stoppable("the calibration"):
+        answer: Any = calibrate_one(one, accountant) if from_ is None else calibrate_file(from_, accountant, given=one)
+    if json:
+        print_json(answer)
+    else:
+        print_table("calibration", answer if isinstance(answer, list) else [answer])
+
+
+@app.command(rich_help_panel=PRIVACY)
+def profile(
+    sweep: Annotated[
+        str | None, typer.Argument(metavar="[SWEEP]", help="Its folder, name or spec: all its configurations.")
+    ] = None,
+    from_: Annotated[
+        Path | None,
+        typer.Option("--from", help="CSV of n,batch_size,num_steps and noise_multiplier, or epsilon,delta."),
+    ] = None,
+    n: Annotated[int | None, typer.Option("--n", help="Training examples.")] = None,
+    batch_size: Annotated[int | None, typer.Option()] = None,
+    num_steps: Annotated[int | None, typer.Option()] = None,
+    noise_multiplier: Annotated[float | None, typer.Option()] = None,
+    deltas: Annotated[str | None, typer.Option(help="Comma-separated, such as 1e-3,1e-6.")] = None,
+    accountant: Annotated[
+        str | None, typer.Option(help="prv, pld or rdp: the table's. By default the sweep's own, or prv.")
+    ] = None,
+    expected_runs: Annotated[
+        float | None, typer.Option(help="Also ε of releasing the best of a geometric number of such runs, by rdp.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="FILE.html: the profile as a figure.")] = None,
+    storage: Storage = "raydp_runs",
+    json: Json = False,
+) -> None:
+    """ε at several δ for one (n, b, T, σ) and what an attacker can reach; or many runs' curves, by every accountant."""
+    from raydp.guarantees.calibrate import check_given, profile_of, show_profile, write_profile
+    from raydp.io.output import print_json
+
+    one: dict[str, Any] = {
+        "n": n, "batch_size": batch_size, "num_steps": num_steps, "noise_multiplier": noise_multiplier,
+    }  # fmt: skip
+    if sweep is not None or from_ is not None:
+        from raydp.guarantees.profiles import profiles_command
+
+        given = one | {"expected_runs": expected_runs}
+        with stoppable("the composition"):
+            profiles_command(sweep, from_, deltas, accountant, output, given=given, storage=storage, json=json)
+        return
+    check_given("profile", one, "use --from FILE.csv, or name a SWEEP")
+    shown = deltas or "1e-3,1e-4,1e-5,1e-6"
+    with stoppable("the composition"):
+        answer = profile_of(**one, deltas=shown, accountant=accountant or "prv", expected_runs=expected_runs)
+    if output is not None:
+        write_profile(answer, output, f"n = {n}, b = {batch_size}, T = {num_steps}, σ = {noise_multiplier:g}")
+    print_json(answer) if json else show_profile(answer, expected_runs)
+
+
+@app.command(rich_help_panel=READ)
+def select(
+    points: Source,
+    max_loss: MaxLoss = None,
+    min_utility_gain: MinGain = None,
+    max_score: Annotated[float | None, typer.Option(help="Highest 95 % upper limit of the score.")] = None,
+    at_most: Annotated[list[str] | None, typer.Option(help="COLUMN=VALUE, such as epsilon=8; repeatable.")] = None,
+    rule: Rule = None,
+    score: By = None,
+    worst_case: WorstCase = False,
+    storage: Storage = "raydp_runs",
+    json: Json = False,
+) -> None:
+    """Select one configuration, and say how far the data support the choice."""
+    from raydp.cli.arguments import bounds
+    from raydp.cli.show.sweeps import show_selection
+    from raydp.io.output import print_json
+    from raydp.sweep.api import select as choose
+
+    selection = choose(
+        points,
+        storage=storage,
+        rule=rule,
+        max_loss=max_loss,
+        min_utility_gain=min_utility_gain,
+        max_score=max_score,
+        at_most=bounds(at_most),
+        score=score,
+        worst_case=worst_case,
+    )
+    print_json(selection.to_dict()) if json else show_selection(selection.to_dict())
+
+
+@app.command(rich_help_panel=RUN)
+def selftest(
+    spec: Annotated[Path | None, typer.Argument(metavar="[SPEC]", help="Also checks its task, model, method.")] = None,
+    json: Json = False,
+) -> None:
+    """Check that training does what its ε assumes: sensitivity, noise, sampling, records, keys and an audit."""
+    from raydp.spec.document import draft_spec
+
+    if spec is not None:
+        draft_spec(spec)  # a mistake is told before anything heavy is imported
+    from raydp.cli.show.selftest import selftest_command
+
+    if not selftest_command(spec, json=json):
+        raise typer.Exit(1)
+
+
+@app.command(rich_help_panel=RUN)
+def schema() -> None:
+    """JSON Schema of the spec, for editors."""
+    from raydp.io.output import print_json
+    from raydp.spec.document import json_schema
+
+    print_json(json_schema())
+
+
+for _name, _command, _panel in (
+    ("plan", plan, RUN), ("variants", variants, RUN), ("list", list_, READ), ("predict", predict, READ),
+    ("report", report, READ), ("score", score, MODELS), ("mia", mia, PRIVACY), ("pate", pate, PRIVACY),
+):  # fmt: skip
+    app.command(_name, rich_help_panel=_panel)(_command)
+for _name, _group, _panel in (
+    ("spaces", spaces_app, RUN), ("analyze", analyze_app, READ), ("models", models_app, MODELS),
+    ("audit", audit_app, PRIVACY), ("data", data_app, DATA), ("secrets", secrets_app, DATA),
+):  # fmt: skip
+    app.add_typer(_group, name=_name, rich_help_panel=_panel)
+
+
+def main() -> None:
+    """Run the command; mistakes of the user's exit with 2 and say what to change, failures with 1 and their reason."""
+    try:
+        app()
+    except (ValueError, OSError) as error:
+        message, code = explain(error)
+        complain(message)
+        sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

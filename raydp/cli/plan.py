@@ -1,0 +1,54 @@
+"""`raydp plan`: what a sweep would run, what it would cost and how long it would take; trains nothing that is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raydp.cli.arguments import Json
+from raydp.cli.interrupts import stoppable
+
+
+def plan(
+    spec: Annotated[Path, typer.Argument(metavar="SPEC")],
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time a few real steps here: hours, GPU-hours, memory.")
+    ] = False,
+    steps: Annotated[int | None, typer.Option(help="Steps to time at each of three batch sizes; 3 by default.")] = None,
+    price: Annotated[float | None, typer.Option(help="Of a GPU for an hour: adds the column `cost`.")] = None,
+    simulate: Annotated[
+        str | None,
+        typer.Option(
+            help="nodes=N[,gpus_per_node=G][,cpus_per_node=C]: makespan on such a cluster. Costs of runs are "
+            "from --measure, seconds_per_example=S, or the sweep's finished runs."
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Every configuration with n, q, σ, ε, δ, C, U and estimated cost; trains nothing."""
+    from raydp.spec.document import draft_spec
+    from raydp.sweep.planning.start import check_plan
+
+    check_plan(draft_spec(spec), elsewhere=simulate is not None)  # a mistake is told before anything heavy is imported
+    from raydp.cli.show.costs import show_measured, show_simulation
+    from raydp.cli.show.sweeps import show_plan
+    from raydp.cost.estimate import estimate
+    from raydp.io.output import print_json, stderr
+    from raydp.sweep.api import plan_rows
+
+    with stoppable("the plan"):
+        found = estimate(spec, measure=measure, num_steps=steps, price=price, hardware=simulate)
+    if json:
+        for reason in found.table.attrs["rejected"]:
+            stderr.print(f"left out: {reason}", markup=False)
+        rows = plan_rows(found.table)
+        document = {"configurations": rows, "measured": found.measured, "simulation": found.simulation}
+        print_json(rows if simulate is None else document)
+    else:
+        show_plan(found.table)
+        if found.simulation is not None:
+            show_simulation(found.simulation)
+    if found.measured is not None:
+        show_measured(found.measured)

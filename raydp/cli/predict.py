@@ -1,0 +1,48 @@
+"""`raydp predict`: what configurations that have not been run would give."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from raydp.cli.arguments import By, Json, Source, Storage, WorstCase, configuration_of
+
+COMPLETE = (
+    "Every combination of the table's values has run, so no configuration is left to predict. "
+    "Name others by --configuration b,T,η or --space NAME."
+)
+
+
+def predict(
+    points: Source,
+    configuration: Annotated[
+        list[str] | None, typer.Option(help="batch_size,num_steps,learning_rate; repeatable.")
+    ] = None,
+    space: Annotated[str | None, typer.Option(help="A named space: its configurations that have not run.")] = None,
+    max_loss: Annotated[float | None, typer.Option(help="Also: the probability of keeping to it.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    score: By = None,
+    worst_case: WorstCase = False,
+    storage: Storage = "raydp_runs",
+    json: Json = False,
+) -> None:
+    """Score and utility, with 95 % intervals, of configurations that have not been run; by default the combinations of
+    the table's values that it lacks; an empty list where it lacks none."""
+    from analysis import predict as predicted
+    from raydp.cli.show.sweeps import show_predictions
+    from raydp.io.output import print_json, stderr
+    from raydp.sweep.api import points_of
+    from search_spaces import load_space
+
+    table = points_of(points, storage, score=score, worst_case=worst_case)[0]
+    asked = [configuration_of(text) for text in configuration or ()]
+    if space is not None:
+        asked += load_space(space).configurations
+    rows = predicted(table, asked or None, max_loss=max_loss, seed=seed)
+    if not rows:
+        stderr.print(COMPLETE, markup=False)
+    if json:
+        print_json(rows)
+    elif rows:
+        show_predictions(rows)

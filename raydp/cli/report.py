@@ -1,0 +1,58 @@
+"""`raydp report`: a page on one sweep, or on several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from raydp.cli.arguments import By, Json, MaxLoss, MinGain, Rule, Storage, WorstCase, check_new, check_page
+
+
+def report(
+    points: Annotated[list[str], typer.Argument(metavar="POINTS|SWEEP...", help="Several are compared on one page.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="A new file.")] = Path("report.html"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
+    by: Annotated[str | None, typer.Option(help="Compare one table's groups by this column, such as epsilon.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Also write the figures into this folder.")] = None,
+    file_format: Annotated[str, typer.Option("--format", help="Of the figures: svg, png or pdf.")] = "svg",
+    rule: Rule = None,
+    max_loss: MaxLoss = None,
+    min_utility_gain: MinGain = None,
+    score: By = None,
+    worst_case: WorstCase = False,
+    storage: Storage = "raydp_runs",
+    json: Json = False,
+) -> None:
+    """A self-contained HTML report of a sweep, or a comparison of several."""
+    from raydp.io.output import print_json, stderr, stdout
+
+    with stderr.status("Load the libraries"):
+        from raydp.sweep.reports import comparison
+        from raydp.sweep.reports import report as of_one
+    if figures is not None:
+        from analysis.figures.files import check_format
+
+        check_format(file_format)
+    check_page(output)
+    check_new(output, force=force)
+    options: dict[str, Any] = {"storage": storage, "score": score, "worst_case": worst_case}
+    options |= {"rule": rule, "max_loss": max_loss, "min_utility_gain": min_utility_gain}
+    with stderr.status("Analyse the points and write the report"):
+        if len(points) > 1 or by is not None:
+            drawn = comparison(points, output, by=by, **options)
+        else:
+            drawn = of_one(points[0], output, **options)
+    files = []
+    if figures is not None:
+        from analysis.figures import save_figures
+
+        with stderr.status("Draw the figures"):
+            files = [str(file) for file in save_figures(drawn, figures, file_format=file_format)]
+    if json:
+        print_json({"report": str(output), **({"figures": files} if files else {})})
+        return
+    stdout.print(f"report written to {output}", markup=False)
+    if files:
+        stdout.print(f"{len(files)} figures written to {figures}", markup=False)

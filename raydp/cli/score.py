@@ -1,0 +1,55 @@
+"""`raydp score`: what trained models leak, measured after training."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raydp.cli.arguments import DEFAULT_URI, Json, Storage, Uri
+
+
+def score(
+    source: Annotated[
+        str, typer.Argument(metavar="SWEEP|MODEL", help="A sweep, or its spec; or models:/..., a folder (--task).")
+    ],
+    names: Annotated[str | None, typer.Option("--score", help="Comma-separated, such as vmr,air.")] = None,
+    params: Annotated[list[str] | None, typer.Option("--param", help="key=value, or score.key=value.")] = None,
+    file: Annotated[Path | None, typer.Option("--scores", help="FILE.yaml: a list of {name, label, ...}.")] = None,
+    label: Annotated[str | None, typer.Option(help="Name of a second measurement of one score.")] = None,
+    task: Annotated[Path | None, typer.Option(help="Of a MODEL: SPEC.yaml with the task and the base model.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of all draws; each run's own by default.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes side by side; as many as fit.")] = None,
+    uri: Uri = DEFAULT_URI,
+    storage: Storage = "raydp_runs",
+    json: Json = False,
+) -> None:
+    """Measure the models of a sweep, or one model, with new or other scores."""
+    from raydp.spec.document import draft_spec
+
+    if task is not None:
+        draft_spec(task)  # a mistake is told before anything heavy is imported
+    from raydp.io.output import print_json, stderr
+    from raydp.scores.requests import requests_from
+
+    requests = requests_from(names, params or (), label=label, file=file)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: stop, to be resumed
+    if task is not None or source.startswith("models:/"):
+        from raydp.scoring.one_model import score_model, show_model_scores
+
+        answer = score_model(source, requests, task=task, tracking_uri=uri, seed=seed or 0, console=stderr)
+        print_json(answer) if json else show_model_scores(answer)
+        return
+    from raydp.cli.show.scores import show_sweep_scores
+    from raydp.scoring.sweep import score_sweep
+    from raydp.sweep.api import sweep_folder
+
+    with redirect_stdout(sys.stderr):  # Ray prints messages of its own
+        answer = score_sweep(sweep_folder(source, storage), requests, seed=seed, workers=workers, console=stderr)
+    print_json(answer) if json else show_sweep_scores(answer)
+    if answer["interrupted"] or any(s.get("failed") for s in answer["scores"].values()):
+        raise typer.Exit(1)

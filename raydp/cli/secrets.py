@@ -1,0 +1,133 @@
+"""`raydp secrets`: extract them from data, filter them. What is printed are counts and names, never a secret."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from raydp.cli.arguments import DEFAULT_URI, Json, Storage, Uri
+from raydp.cli.errors import Group
+
+secrets_app = typer.Typer(cls=Group, help="Secrets of data: extraction and filters.")
+
+Output = Annotated[Path, typer.Option("-o", "--output", help="A new file; written with mode 0600.")]
+Show = Annotated[bool, typer.Option("--show", help="Also print the secrets, to a terminal only.")]
+
+
+@secrets_app.command("extract")
+def extract(
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="JSON Lines or CSV, gzipped or not.")],
+    output: Output,
+    kind: Annotated[Literal["mail", "qa"], typer.Option(help="Texts, or question/answer rows by author.")] = "mail",
+    tokenizer: Annotated[str | None, typer.Option(help="Model whose tokens are counted (mail).")] = None,
+    column: Annotated[str, typer.Option(help="The column with the text (mail).")] = "content",
+    n: Annotated[
+        int | None, typer.Option("--n", min=2, help="Tokens of an n-gram (mail); 50, 20 and 10 by default.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="n-grams that are merged (mail).")] = 500,
+    min_count: Annotated[int, typer.Option(min=1, help="Texts that a secret must be in (mail).")] = 2,
+    detect: Annotated[str, typer.Option(help="Detectors, comma-separated; '' for none (mail).")] = (
+        "phone,email,address,key,number"
+    ),
+    order: Annotated[
+        Literal["secret", "count"], typer.Option(help="What looks secret first, or the commonest first (mail).")
+    ] = "secret",
+    max_detected: Annotated[int, typer.Option(min=1, help="Secrets of each detector, the commonest (mail).")] = 100,
+    region: Annotated[str, typer.Option(help="Country of phone numbers without a code (mail).")] = "US",
+    heldout_fraction: Annotated[float, typer.Option(min=0, max=1, help="As the task's: not read (both).")] = 0.1,
+    split_seed: Annotated[int, typer.Option(help="As the task's (mail).")] = 0,
+    rows_per_author: Annotated[int, typer.Option(min=2, help="As the task's (qa).")] = 20,
+    review: Annotated[Path | None, typer.Option(help="Also a file for task.review, to complete (qa).")] = None,
+    show: Show = False,
+    json: Json = False,
+) -> None:
+    """Write a secrets file from the training part of data: frequent n-grams and detected values, or authors' genres."""
+    from raydp.secrets import commands
+    from raydp.secrets.detectors import KINDS
+    from raydp.secrets.mail import MailOptions
+
+    if kind == "qa":
+        answer = commands.extract_from_answers(
+            data, output, review, {"heldout_fraction": heldout_fraction, "rows_per_author": rows_per_author}
+        )
+    else:
+        wanted = [word.strip() for word in detect.split(",") if word.strip()]
+        if unknown := [word for word in wanted if word not in KINDS]:
+            raise ValueError(f"--detect must be of {', '.join(KINDS)}, got {unknown[0]!r}. Correct it.")
+        if tokenizer is None:
+            raise ValueError("--tokenizer must be given with --kind mail, got nothing. Name the model to be trained.")
+        options = MailOptions(
+            n=n,
+            top=top,
+            min_count=min_count,
+            detect=tuple(k for k in KINDS if k in wanted),
+            max_detected=max_detected,
+            region=region,
+            order=order,
+        )
+        answer = commands.extract_from_mail(
+            data, output, tokenizer, options, column=column, heldout_fraction=heldout_fraction, split_seed=split_seed
+        )
+    _answer(answer, output, show, json)
+
+
+@secrets_app.command("filter")
+def filter_(
+    secrets: Annotated[Path, typer.Argument(metavar="SECRETS", help="A secrets file.")],
+    output: Output,
+    model: Annotated[list[str] | None, typer.Option(help="models:/NAME/VERSION without privacy; repeatable.")] = None,
+    sweep: Annotated[str | None, typer.Option(help="A finished sweep without privacy.")] = None,
+    train: Annotated[Path | None, typer.Option(help="SPEC with method nonprivate: train it now.")] = None,
+    base: Annotated[
+        str | None, typer.Option(help="The base model, where its recorded name means nothing here.")
+    ] = None,
+    acr: Annotated[bool, typer.Option("--acr", help="Also by adversarial compression (slow).")] = False,
+    min_acr: Annotated[float, typer.Option(help="Least ACR of the runs' models.")] = 1.5,
+    max_base_acr: Annotated[float, typer.Option(help="Largest ACR of the base model.")] = 0.5,
+    seed: Annotated[int, typer.Option(help="Of the search for prompts.")] = 0,
+    uri: Uri = DEFAULT_URI,
+    storage: Storage = "raydp_runs",
+    show: Show = False,
+    json: Json = False,
+) -> None:
+    """Keep the secrets that a model without privacy says greedily and the base model does not."""
+    from raydp.spec.document import draft_spec
+
+    if train is not None:
+        draft_spec(train)  # a mistake is told before anything heavy is imported
+    from raydp.secrets import commands
+
+    answer = commands.filter_file(
+        secrets,
+        output,
+        models=model or [],
+        store=uri,
+        sweep=sweep,
+        storage=storage,
+        train=train,
+        base=base,
+        acr=acr,
+        min_acr=min_acr,
+        max_base_acr=max_base_acr,
+        seed=seed,
+    )
+    _answer(answer, output, show, json)
+
+
+def _answer(answer: dict[str, Any], output: Path, show: bool, json: bool) -> None:
+    """Counts as a document or lines, a table by type, and the secrets themselves where that is asked for."""
+    from raydp.io.output import print_json, print_table, stdout
+    from raydp.secrets import commands
+
+    if json:
+        print_json(answer)
+        return
+    for key, value in answer.items():
+        if not isinstance(value, list) and value is not None:
+            stdout.print(f"{key}: {value:.4g}" if isinstance(value, float) else f"{key}: {value}", markup=False)
+    if "types" in answer:
+        print_table("by type", answer["types"])
+    if show:
+        commands.show(output)

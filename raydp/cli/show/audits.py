@@ -1,0 +1,49 @@
+"""What `raydp audit` prints for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from raydp.cli.show.sweeps import show_failures
+from raydp.io.output import print_table, stdout
+
+if TYPE_CHECKING:
+    from raydp.auditing.report import AuditReport
+
+SHOWN = (
+    *("batch_size", "num_steps", "learning_rate", "seed", "correct", "guesses", "epsilon_hat", "epsilon_gdp"),
+    *("p_value", "p_holm"),
+)
+NAMES = {"epsilon_hat": "ε̂", "epsilon_gdp": "ε̂ if Gaussian", "p_value": "p", "p_holm": "p (Holm)"}
+
+
+def show_audit(report: AuditReport) -> None:
+    """The bounds as tables, and what they mean for the stated ε."""
+    word = "claimed" if report.claimed else "stated"
+    stated = (
+        "without a guarantee" if report.epsilon is None else f"{word} ε = {report.epsilon:g} at δ = {report.delta:.3g}"
+    )
+    runs = [{NAMES.get(k, k): row[k] for k in SHOWN} for row in report.runs]
+    marks = {i: "ALARM" for i, row in enumerate(report.runs) if row["alarm"]}
+    print_table(
+        f"{report.audit}: {report.canaries} canaries, {stated}, {report.confidence:.0%} each", runs, marks=marks
+    )
+    configurations = [{NAMES.get(k, k): v for k, v in row.items()} for row in report.configurations]
+    print_table("configurations, corrected for their runs", configurations)
+    show_failures(report.counts["failures"])
+    if report.interrupted:
+        stdout.print("interrupted: go on with the same command", style="bold")
+    if report.epsilon_hat is None:
+        return
+    stdout.print(
+        f"over all runs: ε >= {report.epsilon_hat:.3g} somewhere, with confidence {report.confidence:.0%}", markup=False
+    )
+    if report.alarm:
+        stdout.print(
+            f"ALARM: the {word} ε is refuted. privacy-preferred is refused for these configurations until a new audit "
+            f"finds nothing: raydp audit {report.audited} --new",
+            style="bold red",
+            markup=False,
+        )
+    elif report.epsilon is not None:
+        stdout.print(f"no alarm: nothing speaks against the {word} ε, which proves nothing for it", markup=False)

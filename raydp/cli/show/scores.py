@@ -1,0 +1,102 @@
+"""What `raydp score SWEEP` and `raydp analyze scores|correlations` print for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raydp.io.output import print_table, stdout
+
+NAMED = 3
+"""Failures that are told in full; `--json` has them all."""
+
+
+def show_sweep_scores(answer: dict[str, Any]) -> None:
+    """One row per measurement, then what failed and where the values are."""
+    rows = []
+    for label, found in answer["scores"].items():
+        if "measured" not in found:
+            stdout.print(f"{label}: {found['note']}; another label measures it again", markup=False)
+            continue
+        counts = {"measured": found["measured"], "before": found["already"], "failed": len(found["failed"])}
+        figures = {key: found[key] for key in ("base", "min", "mean", "max", "seconds")}
+        rows.append({"score": label, **counts, **figures})
+    if rows:
+        print_table(f"{answer['folder'].name}: scores of its models", rows)
+    for label, found in answer["scores"].items():
+        for failure in found.get("failed", [])[:NAMED]:
+            stdout.print(f"failed {label} of {failure['run_id']}: {failure['reason']}", markup=False)
+    if answer["note"] is not None:
+        stdout.print(f"note: {answer['note']}", markup=False)
+    else:
+        stdout.print(f"in MLflow: {answer['tracked']} models")
+    if answer["interrupted"]:
+        stdout.print("interrupted: the same command goes on", style="bold")
+
+
+def show_intervals(answer: dict[str, Any]) -> None:
+    """One table a score, one row a configuration."""
+    for name, found in answer["scores"].items():
+        rows = [
+            {
+                **{key: row[key] for key in ("batch_size", "num_steps", "learning_rate")},
+                "seeds": row["num_seeds"],
+                "mean": row["mean"],
+                "95 %": row["interval"],
+                **{f"q{q}": value for q, value in row["quantiles"].items()},
+                "max": row["max"],
+            }
+            for row in found["configurations"]
+        ]
+        spread = {"std of means": found["score_std"], "std of maxima": found["worst_case_std"]}
+        told = ", ".join(f"{key} {value:.4g}" for key, value in spread.items() if value is not None)
+        print_table(f"{name}: {told}", rows)
+
+
+def show_correlations(answer: dict[str, Any]) -> None:
+    """One row a pair, of models and, where an audit was given, of configurations."""
+    print_table(f"correlations over {answer['models']} models", [_pair(pair, "models") for pair in answer["pairs"]])
+    audit = answer.get("audit")
+    if audit is not None:
+        title = f"with the audited ε̂ over {audit['configurations']} configurations that both have"
+        print_table(title, [_pair(pair, "configurations") for pair in audit["pairs"]])
+        counts = ("only_points", "only_audit", "zeros")
+        stdout.print("{} without an audit, {} without a score, {} with ε̂ = 0".format(*(audit[key] for key in counts)))
+
+
+def _pair(pair: dict[str, object], of: str) -> dict[str, Any]:
+    """A row of two figures."""
+    return {
+        "a": pair["a"],
+        "b": pair["b"],
+        of: pair[of],
+        "Spearman": pair["spearman"],
+        "95 %": pair["spearman_interval"],
+        **({"p": pair["p"]} if "p" in pair else {}),
+        "Pearson": pair["pearson"],
+        "95 % ": pair["pearson_interval"],
+        "note": pair.get("reason", ""),
+    }
+
+
+def show_methods(answer: dict[str, Any]) -> None:
+    """What the methods do not share, and one table for every two, one row a figure."""
+    for warning in answer["warnings"]:
+        stdout.print(f"warning: {warning}", markup=False)
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in answer["comparisons"]:
+        told = {
+            "figure": row["figure"],
+            "n": row["configurations"],
+            "a − b": row["mean_difference"],
+            "95 %": row["interval"],
+            "t": row["t"],
+            "p": row["p"],
+            "p (Holm)": row["p_holm"],
+            "Wilcoxon p": row["wilcoxon_p"],
+            "RMSE": row["rmse"],
+            "r": row["pearson"],
+        }
+        rows.setdefault(f"a: {row['a']}, b: {row['b']}", []).append(told)
+    for title, table in rows.items():
+        print_table(title, table)
+    stdout.print("n: configurations that both have; a difference that is not found is not shown to be none")

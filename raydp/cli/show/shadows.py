@@ -1,0 +1,53 @@
+"""`raydp mia SPEC`: shadow models trained, attacked, and what the attacks found."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import typer
+
+from raydp.cli.show.membership import show_attacks
+from raydp.io.output import print_json, stderr, stdout
+from raydp.shadow_models.attack import attack
+from raydp.shadow_models.shadows import DEFAULT_SHADOWS, shadow_specs, train
+from raydp.spec.document import load_spec
+from search_spaces import Configuration
+
+
+def shadows_command(
+    path: Path, num_shadows: int | None, configuration: Configuration | None, *, seed: int, neural: bool, json: bool
+) -> None:
+    """Train what is not trained yet, attack, and print.
+
+    Raises:
+        ValueError: the spec or an option is not usable.
+    """
+    if neural:
+        raise ValueError("--neural must go with FILE.npz, got a SPEC. Leave it out.")
+    point = None
+    if configuration is not None:
+        point = (configuration.batch_size, configuration.num_steps, configuration.learning_rate)
+    specs = shadow_specs(load_spec(path), DEFAULT_SHADOWS if num_shadows is None else num_shadows, point, seed)
+    folders = []
+    for number, spec in enumerate(specs, start=1):
+        stderr.print(f"model {number} of {len(specs)}: {spec.name}", markup=False)
+        with redirect_stdout(sys.stderr):  # Ray prints messages of its own
+            folder = train(spec)
+        if folder is None:
+            stderr.print(f"{spec.name} has not finished; the same command goes on with it", markup=False)
+            raise typer.Exit(1)
+        folders.append(folder)
+    answer = attack(specs, folders, seed)
+    if json:
+        print_json(answer)
+        return
+    stdout.print(
+        f"target and {answer['num_shadows']} shadows of (b={answer['batch_size']}, T={answer['num_steps']}, "
+        f"η={answer['learning_rate']:g}) at ε = {answer['epsilon']}, each trained on a random half: n = "
+        f"{answer['num_examples']} for the target instead of {answer['num_examples_of_the_whole']}, and with it q, σ "
+        f"and δ\n{answer['num_members']} members, {answer['num_nonmembers']} non-members",
+        markup=False,
+    )
+    show_attacks(answer["attacks"])

@@ -1,0 +1,238 @@
+"""What the commands about sweeps print for people."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pandas as pd
+
+from raydp.io.output import print_table, stdout
+from raydp.sweep.names import configuration_name, run_name
+
+if TYPE_CHECKING:
+    from raydp.spec.document import SweepSpec
+    from raydp.sweep.api import Sweep
+    from raydp.sweep.driver import SweepResult
+
+SETTINGS = ("batch_size", "num_steps", "learning_rate")
+BOUNDS = ("threshold", "bound")
+"""Last words of the names of a selection's steps that keep to a bound."""
+NAMED = 3
+"""Configurations that a line names; `--json` has them all."""
+
+
+def show_plan(table: pd.DataFrame) -> None:
+    """The plan as a table, with warnings and what was left out."""
+    for note in table.attrs["facts"].sentences():
+        stdout.print(note, markup=False)
+    for warning in table.attrs["warnings"]:
+        stdout.print(f"warning: {warning}", markup=False)
+    if table.attrs["selection"] is not None:
+        stdout.print(table.attrs["selection"], markup=False)
+    rows = cast("list[dict[str, object]]", table.to_dict("records"))
+    print_table("plan", rows, spare=("cost_tokens", "updates", "compute"))
+    _show_remarks(table.attrs["remarks"])
+    for reason in table.attrs["rejected"]:
+        stdout.print(f"left out: {reason}", markup=False)
+
+
+def _show_remarks(remarks: Sequence[str]) -> None:
+    """The first sentences on what ε and σ are."""
+    for sentence in remarks[:NAMED]:
+        stdout.print(sentence, markup=False)
+    if len(remarks) > NAMED:
+        stdout.print("and the like for other configurations", markup=False)
+
+
+def show_selection(selection: dict[str, Any]) -> None:
+    """What was selected and what each step kept."""
+    for warning in selection["warnings"]:
+        stdout.print(f"warning: {warning}", markup=False)
+    if selection["explanation"] is not None:
+        stdout.print(selection["explanation"], markup=False)
+    for step in selection["steps"]:
+        left = step["survivors"]
+        names = ", ".join(configuration_name(c) for c in left[:NAMED]) + (", ..." if len(left) > NAMED else "")
+        # The rules of other steps are long; a bound has a figure that a reader may want to give again.
+        bound = f" ({step['rule']})" if step["name"].endswith(BOUNDS) else ""
+        stdout.print(f"{step['name']}{bound}: {len(step['dropped'])} dropped, {len(left)} left: {names}", markup=False)
+    stdout.print(f"selected by {selection['rule']}: {_summary(selection)}", style="bold", markup=False)
+
+
+def show_predictions(rows: list[dict[str, object]]) -> None:
+    """What configurations that have not been run would give; short names, so that the table fits a terminal."""
+    names = {
+        "score_interval": "score 95 %",
+        "score_run_interval": "of a run",
+        "utility_interval": "loss 95 %",
+        "utility_run_interval": "of a run ",
+    }
+    told = [{names.get(k, k): v for k, v in row.items()} for row in rows]
+    print_table("predictions; 95 % intervals of the expectation over seeds, and of one run", told)
+    if any(row["beyond"] for row in rows):
+        stdout.print(
+            "warning: rows with a hyperparameter `beyond` the measured values are extrapolations along a line: they "
+            "know neither a score's range nor a run that diverges.",
+            markup=False,
+        )
+
+
+def show_status(folder: Path, found: dict[str, Any], summary: dict[str, Any] | None) -> None:
+    """How far a sweep is, and what came of it.
+
+    Args:
+        found: see `raydp.sweep.store.points.counts`.
+        summary: what its end has written, None before.
+    """
+    if "note" in found:
+        stdout.print(found["note"], markup=False)
+    shown = ("runs", "finished", "failed", "stopped", "pending", "skipped")
+    stdout.print(f"{folder}: " + ", ".join(f"{found[k]} {k}" for k in shown if k in found), markup=False)
+    if "search" in found:
+        show_search(found["search"])
+    if found["failures"]:
+        print_table("failures", found["failures"], keep=("reason",))
+    if summary is not None and "selected" in summary:
+        selected = summary["selected"]
+        stdout.print(f"selected: {_summary(selected)}, {selected['model_uri']}", markup=False)
+        stdout.print(f"report: {folder / 'report.html'}", markup=False)
+    elif found["pending"]:
+        stdout.print(
+            f"If no process runs this sweep, go on with: raydp sweep {folder / 'spec.yaml'} --resume", markup=False
+        )
+
+
+def show_result(sweep: Sweep, result: SweepResult) -> None:
+    """The end of a sweep: the table of configurations, the selection, where to look and how to load the model."""
+    private = sweep.spec.privacy.selects
+    if private:
+        stdout.print(result.counts["note"], markup=False)
+    else:
+        _show_counts(result)
+    if result.interrupted:
+        stdout.print("interrupted: go on with the same command and --resume", style="bold")
+    if result.selected is None or result.best_utility is None:
+        stdout.print(f"nothing selected: {result.reason}", style="bold")
+        return
+    if private:
+        show_selection(result.selected.to_dict())
+    else:
+        _show_configurations(sweep, result)
+        show_selection(result.selected.to_dict())
+        stdout.print(f"best utility instead: {_summary(result.best_utility.to_dict())}", markup=False)
+    _show_guarantee(sweep)
+    stdout.print(f"report: {result.report}", markup=False)
+    stdout.print("look it up and load it:", style="bold")
+    for command in lookup_commands(sweep.spec):
+        stdout.print(f"  {command}", markup=False)
+
+
+def _show_guarantee(sweep: Sweep) -> None:
+    """What ε holds for, or why there is none; what it does not cover is on each model's card."""
+    from raydp.privacy import remarks
+    from raydp.sweep.ending.notes import promise_of, together_notes
+
+    record = sweep.folder.plan().record
+    if record["epsilon"] == "inf":
+        for sentence in [*remarks(record), "privacy-preferred is not set: it is for models with a guarantee."]:
+            stdout.print(f"warning: {sentence}", markup=False)
+        return
+    not_certified = [f"Not certified: {reason}." for reason in record["not_certified_because"]]
+    for sentence in [promise_of(record), *not_certified, *together_notes(sweep.folder.released())]:
+        stdout.print(sentence, markup=False)
+    stdout.print("`raydp models show MODEL` lists what this guarantee does not cover.", markup=False)
+
+
+def _show_counts(result: SweepResult) -> None:
+    counts = result.counts
+    shown = ("runs", "finished", "failed", "pending", "skipped")
+    stdout.print(", ".join(f"{counts[k]} {k}" for k in shown if k in counts))
+    if "search" in counts:
+        show_search(counts["search"])
+    show_failures(counts["failures"])
+
+
+def show_search(search: dict[str, Any]) -> None:
+    """Why a search has ended, and the first of what it did not run."""
+    skipped = search["skipped"]
+    stdout.print(f"the search has ended: {search['reason']}; {len(skipped)} configurations skipped", markup=False)
+    for row in skipped[:NAMED]:
+        stdout.print(f"  {configuration_name(row)}: {row['reason']}", markup=False)
+    if len(skipped) > NAMED:
+        stdout.print("  `raydp status --json` lists them all", markup=False)
+
+
+def lookup_commands(spec: SweepSpec) -> list[str]:
+    """Shell commands that list the sweep's models and load the selected one, or of a non-private sweep, which selects
+    none to prefer, the best one."""
+    tracking = spec.tracking
+    alias = "privacy-preferred" if spec.method.params.private else "best-utility"
+    load = (
+        f"import raydp; m = raydp.load_model('models:/{tracking.registered_model}@{alias}', "
+        f"tracking_uri='{tracking.uri}'); print(m)"
+    )
+    return [
+        f"{_program('raydp')} models find --uri {tracking.uri} --registered-model {tracking.registered_model}",
+        f'{_program("python")} -c "{load}"',
+    ]
+
+
+def _program(name: str) -> str:
+    """How to call a program of this environment from here: by its name where the shell finds it, else by its path."""
+    own = shutil.which(name, path=str(Path(sys.executable).parent))
+    if own is None:
+        return f"{_from_here(Path(sys.executable))}{' -m raydp' if name == 'raydp' else ''}"
+    found = shutil.which(name)
+    on_path = found is not None and Path(found).absolute() == Path(own).absolute()
+    return name if on_path else _from_here(Path(own))
+
+
+def _from_here(path: Path) -> str:
+    """A path for the shell, relative where it is inside the current folder."""
+    path, here = path.absolute(), Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
+
+
+def _show_configurations(sweep: Sweep, result: SweepResult) -> None:
+    """One row per configuration, means over seeds, the selected and the best-utility one marked."""
+    from analysis import configuration_means
+
+    points = sweep.points()
+    base = points["base_utility_loss"].iloc[0]
+    means = configuration_means(points[points["status"] == "finished"])
+    rows = [
+        {
+            **{k: row[k] for k in SETTINGS},
+            "seeds": row["num_seeds"],
+            "utility_loss": row["utility_loss"],
+            "utility_gain": base - row["utility_loss"],
+            "score": row["score"],
+            "score std": row["score_std"],
+        }
+        for row in means.to_dict("records")
+    ]
+    marks: dict[int, str] = {}
+    for selection, mark in ((result.best_utility, "best utility"), (result.selected, "selected")):
+        for position, row in enumerate(rows):
+            if selection and all(row[k] == getattr(selection.configuration, k) for k in SETTINGS):
+                marks[position] = f"{marks[position]}, {mark}" if position in marks else mark
+    score = sweep.spec.select.score
+    title = f"{sweep.spec.name}: the base model's loss is {base:.4f}; the score is {score}, its std is over seeds"
+    print_table(title, rows, marks=marks, spare=("score std", "seeds", "utility_gain"))
+
+
+def show_failures(failures: Sequence[Mapping[str, object]]) -> None:
+    """A line for each failed run, with its reason."""
+    for failure in failures:
+        stdout.print(f"failed {run_name(failure)}, run {failure['run_id']}: {failure['reason']}", markup=False)
+
+
+def _summary(selection: dict[str, object]) -> str:
+    return (
+        f"{configuration_name(selection)} utility_loss {selection['utility_loss']:.4f}, score {selection['score']:.4g}"
+    )

@@ -1,0 +1,53 @@
+"""What `raydp variants` prints for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raydp.io.output import print_table, stdout
+from raydp.sweep.variants import Variant, VariantResult, VariantsResult, plans_of
+
+
+def _show_values(variants: Sequence[VariantResult]) -> None:
+    """What the names do not say."""
+    for variant in variants:
+        if told := [f"{field} = {value}" for field, value in variant.values.items() if isinstance(value, dict | list)]:
+            stdout.print(f"{variant.name}: {', '.join(told)}", markup=False)
+
+
+def plan_rows(variants: Sequence[Variant]) -> list[dict[str, object]]:
+    """Every configuration of every variant; see `raydp.plan`."""
+    plans = zip(variants, plans_of(variants), strict=True)
+    return [{"sweep": variant.spec.name, **row} for variant, plan in plans for row in plan.rows()]
+
+
+def show_plans(rows: Sequence[dict[str, object]]) -> None:
+    """The plans as one table."""
+    print_table("plan", rows, spare=("cost_tokens", "updates", "compute"))
+
+
+def show_variants(result: VariantsResult) -> None:
+    """A row for each variant: what its sweep selected, and its lowest loss."""
+    rows, marks = [], {}
+    for position, variant in enumerate(result.variants):
+        chosen, best = variant.selected or {}, variant.best_utility or {}
+        rows.append({
+            "sweep": variant.name,
+            "epsilon": variant.epsilon,
+            **{k: chosen.get(k) for k in ("batch_size", "num_steps", "learning_rate")},
+            "utility_loss": chosen.get("utility_loss"),
+            "score": chosen.get("score"),
+            "lowest loss": best.get("utility_loss"),
+        })  # fmt: skip
+        named = (("lowest score", result.lowest_score), ("lowest loss", result.lowest_loss))
+        if told := ", ".join(mark for mark, name in named if name == variant.name):
+            marks[position] = told
+    print_table("selected configuration of each variant", rows, marks=marks)
+    _show_values(result.variants)
+    for variant in result.variants:
+        if variant.reason is not None:
+            stdout.print(f"{variant.name}: nothing selected: {variant.reason}", markup=False)
+    if result.interrupted:
+        stdout.print("interrupted: go on with the same command", style="bold")
+    if result.report is not None:
+        stdout.print(f"comparison: {result.report}", markup=False)

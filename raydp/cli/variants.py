@@ -1,0 +1,56 @@
+"""`raydp variants`: one spec with other values of some of its fields, side by side."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raydp.cli.arguments import Json, check_page
+
+
+def variants(
+    spec: Annotated[Path, typer.Argument(metavar="SPEC")],
+    vary: Annotated[
+        list[str],
+        typer.Option(
+            metavar="FIELD=VALUES",
+            help="A field by its path and YAML values between commas, such as method.num_teachers=20,50,100. Repeat it "
+            "for every combination; a whole section varies what belongs together.",
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The comparison; STORAGE/NAME-variants.html by default.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and plan all, train nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """A sweep for every combination of values of any fields, each calibrated to its (ε, δ), and a page that compares.
+
+    All are checked and planned before the first is run. The same command goes on where it was interrupted.
+    """
+    from raydp.spec.document import draft_spec, load_spec
+
+    draft_spec(spec)  # a mistake is told before anything heavy is imported
+    from raydp.cli.show.variants import plan_rows, show_plans, show_variants
+    from raydp.io.output import print_json
+    from raydp.sweep.variants import run_variants, values_of, variants_of
+
+    if output is not None:
+        check_page(output)
+    found = variants_of(spec, values_of(vary))
+    if dry_run:
+        rows = plan_rows(found)
+        print_json(rows) if json else show_plans(rows)
+        return
+    page = output or Path(found[0].spec.storage) / f"{load_spec(spec).name}-variants.html"
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: stop, to be resumed
+    with redirect_stdout(sys.stderr):  # Ray prints messages of its own
+        result = run_variants(found, page)
+    print_json(result.document()) if json else show_variants(result)
+    if result.interrupted or any(variant.selected is None for variant in result.variants):
+        raise typer.Exit(1)

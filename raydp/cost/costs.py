@@ -1,0 +1,161 @@
+"""What configurations would cost in hours, GPU-hours, memory and money, from the times of a few real steps.
+
+A step takes a + k·b: something that does not depend on the batch (noise, the optimizer) and something for each example.
+Hu et al. 2025 (Table 14) report times in proportion to C = b·T, so a = 0; how far the measured times are from that is
+said beside every estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from raydp.spec.sections import ClusterSpec
+from raydp.training.trial import TrialPlan
+
+ASSUMED = (
+    "the workers' devices are like the one measured, and as loaded",
+    "a step draws b examples on average (Poisson), in micro-batches as found here",
+    "workers of one trial share its examples evenly; their all-reduce is not counted",
+    "a run has its steps and one scoring; the orchestration's own time is not counted, nor the start (20 to 60 s)",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepLaw:
+    """Seconds of a step by its number of examples, from measured steps.
+
+    Attributes:
+        step_seconds: a, of a step without examples.
+        seconds_per_example: k.
+        r_squared: of a + k·b over the mean step of each batch size; None where they do not differ or are two.
+        proportional_seconds_per_example: the k of times in proportion to compute C (a = 0), least relative squares.
+        max_relative_deviation: of the measured steps from that proportion, the largest.
+    """
+
+    step_seconds: float
+    seconds_per_example: float
+    r_squared: float | None
+    proportional_seconds_per_example: float
+    max_relative_deviation: float
+
+    @classmethod
+    def fit(cls, examples: Sequence[float], seconds: Sequence[float]) -> StepLaw:
+        """Least squares with a >= 0 and k >= 0.
+
+        Args:
+            examples: mean number of examples that were drawn in a step, one entry for each batch size.
+            seconds: of such a step.
+
+        Raises:
+            ValueError: nothing was measured, or a value is not above 0.
+        """
+        b, t = np.asarray(examples, dtype=float), np.asarray(seconds, dtype=float)
+        if not len(b) or len(b) != len(t) or not (np.isfinite([b, t]).all() and (b > 0).all() and (t > 0).all()):
+            raise ValueError(
+                f"steps must have drawn examples and taken time, got {b.tolist()} examples in {t.tolist()} s. "
+                "Give more --steps, or a larger batch_size."
+            )
+        share = float((b / t).sum() / ((b / t) ** 2).sum())
+        k = float(np.polyfit(b, t, 1)[0]) if np.ptp(b) else share
+        a = float(t.mean() - k * b.mean())
+        if k < 0:  # noise: no step is shorter for having more examples
+            a, k = float(t.mean()), 0.0
+        elif a < 0:
+            a, k = 0.0, float((b * t).sum() / (b * b).sum())
+        total = float(((t - t.mean()) ** 2).sum())
+        r_squared = 1 - float(((t - a - k * b) ** 2).sum()) / total if len(b) > 2 and total else None
+        return cls(
+            step_seconds=a,
+            seconds_per_example=k,
+            r_squared=r_squared,
+            proportional_seconds_per_example=share,
+            max_relative_deviation=float(np.abs(share * b / t - 1).max()),
+        )
+
+    def train_seconds(self, batch_size: float, num_steps: int, num_workers: int = 1) -> float:
+        """Of a run whose workers share each batch."""
+        return num_steps * (self.step_seconds + self.seconds_per_example * batch_size / num_workers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a few real steps on this machine said.
+
+    Attributes:
+        law: seconds of a step.
+        score_seconds: utility and all scores of one model.
+        memory_bytes: peak of the process on the CPU, or of the device.
+        device: its name.
+        steps: a row for each batch size: batch_size, num_steps, examples (mean drawn), seconds (mean of a step).
+    """
+
+    law: StepLaw
+    score_seconds: float
+    memory_bytes: int
+    device: str
+    steps: tuple[dict[str, float], ...]
+
+    def run_seconds(self, trial: TrialPlan, num_workers: int) -> float:
+        """Training, by so many workers, and scoring of one run."""
+        return self.law.train_seconds(trial.batch_size, trial.num_steps, num_workers) + self.score_seconds
+
+    def columns(self, row: Mapping[str, Any], cluster: ClusterSpec, price: float | None) -> dict[str, Any]:
+        """What all seeds of a configuration take.
+
+        Args:
+            row: of `SweepPlan.rows`.
+            price: of a GPU for an hour; None leaves `cost` out.
+
+        Returns:
+            "hours" (of one slot), "gpu_hours", "memory_gib" (of one worker) and "cost".
+        """
+        seconds = self.law.train_seconds(row["batch_size"], row["num_steps"], cluster.max_workers) + self.score_seconds
+        hours = seconds * row["seeds"] / 3600
+        gpu_hours = hours * cluster.max_workers * cluster.gpus_per_worker
+        columns = {"hours": hours, "gpu_hours": gpu_hours, "memory_gib": self.memory_bytes / 2**30}
+        return columns if price is None else {**columns, "cost": gpu_hours * price}
+
+    def document(self) -> dict[str, Any]:
+        """As JSON data."""
+        return {**asdict(self), "assumes": list(ASSUMED)}
+
+
+def recorded_seconds(trials: Sequence[TrialPlan], results: Mapping[str, Mapping[str, Any]]) -> list[float]:
+    """Seconds of each run from what a sweep has recorded: its own where it has finished, else its configuration's mean,
+    else by a + k·b and the mean scoring time of those that did.
+
+    Raises:
+        ValueError: none has finished.
+    """
+    done = [t for t in trials if t.run_id in results]
+    if not done:
+        raise ValueError(
+            "--simulate must know what runs cost, got none: the sweep has no finished run. Add --measure, or "
+            "seconds_per_example=0.001 to --simulate."
+        )
+    trained = {t.run_id: _train_seconds(t, results[t.run_id]) for t in done}
+    scored = {t.run_id: float(results[t.run_id]["score_seconds"]) for t in done}
+    by_configuration: dict[Any, list[float]] = {}
+    for t in done:
+        by_configuration.setdefault(t.configuration, []).append(trained[t.run_id] + scored[t.run_id])
+    law = StepLaw.fit([t.batch_size for t in done], [max(trained[t.run_id], 1e-9) / t.num_steps for t in done])
+    score = float(np.mean(list(scored.values())))
+    found = []
+    for t in trials:
+        if t.run_id in trained:
+            found.append(trained[t.run_id] + scored[t.run_id])
+        elif t.configuration in by_configuration:
+            found.append(float(np.mean(by_configuration[t.configuration])))
+        else:
+            found.append(law.train_seconds(t.batch_size, t.num_steps) + score)
+    return found
+
+
+def _train_seconds(trial: TrialPlan, result: Mapping[str, Any]) -> float:
+    """Of all its steps: what is recorded are those since it was last resumed."""
+    executed = max(1, trial.num_steps - (result.get("resumed_from") or 0))
+    return float(result["train_seconds"]) * trial.num_steps / executed

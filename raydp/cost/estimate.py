@@ -1,0 +1,142 @@
+"""A plan with what it costs: measured here, recorded by the sweep itself, or given; and simulated on a cluster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pandas as pd
+
+from raydp.cost.costs import Measured, recorded_seconds
+from raydp.cost.simulate import Hardware, simulate
+from raydp.io.output import stderr
+from raydp.spec.document import SweepSpec, load_spec
+from raydp.sweep.api import make_table, planned
+from raydp.sweep.planning.start import check_plan
+from raydp.sweep.store.folder import SweepFolder
+from raydp.training.trial import TrialPlan
+
+NUM_STEPS, MAX_STEPS = 3, 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What `raydp plan` answers.
+
+    Attributes:
+        table: see `raydp.plan`, with hours, gpu_hours, memory_gib and cost where they were measured.
+        measured: what the steps said (Measured.document), None without.
+        simulation: see `simulate`, with "costs": where the runs' times come from, "at_most": whether a search or
+            early stopping may run less, and "slot_notes": why there are no more slots; None without.
+    """
+
+    table: pd.DataFrame
+    measured: dict[str, Any] | None
+    simulation: dict[str, object] | None
+
+
+def estimate(
+    spec: str | Path | Mapping[str, object] | SweepSpec,
+    *,
+    measure: bool = False,
+    num_steps: int | None = None,
+    price: float | None = None,
+    hardware: str | None = None,
+) -> Estimate:
+    """Plan a sweep and estimate it; nothing that is trained is kept.
+
+    Args:
+        measure: time steps on this machine.
+        num_steps: how many at each of three batch sizes.
+        price: of a GPU for an hour.
+        hardware: what to simulate, as in Hardware.parse.
+
+    Raises:
+        ValueError: an option goes with another one that is missing, or has a value that cannot be.
+    """
+    with stderr.status("Read the spec and load the libraries"):
+        checked = spec if isinstance(spec, SweepSpec) else load_spec(spec)
+    simulated = None if hardware is None else Hardware.parse(hardware)
+    _check(checked, measure, num_steps, price, simulated)
+    not_now = check_plan(checked, elsewhere=simulated is not None)
+    plan, task = planned(checked)
+    table, measured = make_table(plan), None
+    table.attrs["warnings"] += not_now
+    if measure:
+        from raydp.cost.measure import measure_cost
+
+        with stderr.status("timing a few steps"):
+            measured = measure_cost(checked, task, plan.trials, num_steps=NUM_STEPS if num_steps is None else num_steps)
+        planned_rows = cast("list[dict[str, object]]", table.to_dict("records"))
+        rows = [measured.columns(row, checked.cluster, price) for row in planned_rows]
+        attrs = table.attrs
+        table = pd.concat([table, pd.DataFrame(rows, index=table.index)], axis=1)
+        table.attrs.update(attrs)
+    simulation = None
+    if simulated is not None:
+        seconds, source = _seconds(checked, plan.trials, measured, simulated)
+        orders = _orders(plan.trials, checked.seeds)
+        slots = simulated.num_slots(checked.cluster)
+        fewer = checked.space.search is not None or checked.stopping is not None
+        simulation = {
+            "costs": source,
+            "at_most": fewer,
+            **simulate(seconds, slots, simulated, orders=orders),
+            "slot_notes": simulated.slot_notes(checked.cluster, len(seconds)),
+        }
+    return Estimate(table=table, measured=None if measured is None else measured.document(), simulation=simulation)
+
+
+def _check(
+    spec: SweepSpec, measure: bool, num_steps: int | None, price: float | None, simulated: Hardware | None
+) -> None:
+    """Refuse what would be ignored, before anything is read."""
+    for name, value in (("--steps", num_steps), ("--price", price)):
+        if value is not None and not measure:
+            raise ValueError(f"{name} must go with --measure, got {value:g} without. Add --measure.")
+    if num_steps is not None and not 1 <= num_steps <= MAX_STEPS:
+        raise ValueError(f"--steps must be 1 to {MAX_STEPS}, got {num_steps}. Leave it out for {NUM_STEPS}.")
+    if price is not None and not (math.isfinite(price) and price >= 0):
+        raise ValueError(f"--price must be 0 or above, got {price:g}. Give the price of a GPU for an hour.")
+    if price is not None and not spec.cluster.gpus_per_worker:
+        raise ValueError(f"--price must go with GPUs, got {price:g} and cluster.gpus_per_worker 0. Leave it out.")
+    if simulated is None:
+        return
+    simulated.num_slots(spec.cluster)
+    if measure and simulated.seconds_per_example is not None:
+        raise ValueError(
+            "--simulate: seconds_per_example must be left out with --measure, got "
+            f"{simulated.seconds_per_example:g}. Choose one of the two."
+        )
+    if spec.privacy.selects:
+        raise ValueError(
+            "--simulate must be of a sweep whose number of runs is known, got privacy.tuning private_selection, which "
+            "draws it. Simulate the same spec without it."
+        )
+
+
+def _seconds(
+    spec: SweepSpec, trials: Sequence[TrialPlan], measured: Measured | None, hardware: Hardware
+) -> tuple[list[float], str]:
+    """Training and scoring seconds of each run, and where they are from."""
+    shared = hardware.workers_per_trial(spec.cluster)
+    if measured is not None:
+        return [measured.run_seconds(t, shared) for t in trials], "measured"
+    if (unit := hardware.seconds_per_example) is not None:
+        return [t.batch_size * t.num_steps * unit / shared for t in trials], "seconds_per_example"
+    results = {}
+    if SweepFolder.exists(spec):
+        folder = SweepFolder.open(Path(spec.storage) / spec.name)
+        found = ((t.run_id, folder.result(t.run_id)) for t in trials)
+        results = {run_id: r for run_id, r in found if r is not None and r["status"] == "finished"}
+    return recorded_seconds(trials, results), "recorded"
+
+
+def _orders(trials: Sequence[TrialPlan], seeds: Sequence[int]) -> dict[str, list[int]]:
+    """The driver's order, largest compute first, and that of the grid."""
+    place = {seed: k for k, seed in enumerate(seeds)}
+    grid = sorted(range(len(trials)), key=lambda k: (trials[k].configuration.key, place[trials[k].seed]))
+    return {"largest_first": list(range(len(trials))), "grid": grid}

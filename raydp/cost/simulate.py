@@ -1,0 +1,218 @@
+"""How long a sweep would take on so many slots: its runs list-scheduled with what each would cost. Knows no Ray."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from raydp.plugins.registries import unknown_name
+from raydp.spec.sections import ClusterSpec
+
+TRIAL_SECONDS = 0.05
+"""What a worker adds to a run beside its training and scores: the lease, the hand-over, saving the model."""
+DRIVER_SECONDS = 0.1
+"""What the driver, which is one process, does for a run: commit, record, MLflow (benchmarks/many_trials.py, on two
+shared cores). Its reciprocal is the most runs a second of any sweep, whatever the number of slots."""
+
+KEYS = ("nodes", "gpus_per_node", "cpus_per_node", "trial_seconds", "driver_seconds", "seconds_per_example")
+COUNTS = ("nodes", "gpus_per_node", "cpus_per_node")
+MOST, LEAST = 1e9, 1e-9
+"""Bounds of every value; 0 is allowed besides for the overheads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """What `--simulate` asks for.
+
+    Attributes:
+        nodes: machines.
+        gpus_per_node: GPUs of each; 1 where workers want GPUs and it is left out.
+        cpus_per_node: CPUs of each; no bound where it is left out, and one worker's on a sweep without GPUs.
+        trial_seconds: what the orchestration adds to a run on its slot.
+        driver_seconds: the driver's time for a run, one after the other; 0 for a driver that costs nothing.
+        seconds_per_example: training time of one example in one step; None where a measurement or a recorded sweep
+            gives the costs.
+    """
+
+    nodes: int
+    gpus_per_node: int | None = None
+    cpus_per_node: int | None = None
+    trial_seconds: float = TRIAL_SECONDS
+    driver_seconds: float = DRIVER_SECONDS
+    seconds_per_example: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Hardware:
+        """From `nodes=1000,gpus_per_node=8`.
+
+        Raises:
+            ValueError: a key is unknown or repeated, a value is no number above 0 (0 for the overheads), or nodes is
+                missing.
+        """
+        given: dict[str, Any] = {}
+        for part in text.split(","):
+            key, _, value = (piece.strip() for piece in part.partition("="))
+            if key not in KEYS:
+                raise ValueError(unknown_name("--simulate: the key", key, sorted(KEYS)))
+            if key in given:
+                raise ValueError(f"--simulate must name {key} once, got {text!r}. Remove the repeated one.")
+            given[key] = _number(key, value)
+        if "nodes" not in given:
+            raise ValueError(f"--simulate must name nodes, got {text!r}. Write nodes=1000,gpus_per_node=8.")
+        return cls(**given)
+
+    def num_slots(self, cluster: ClusterSpec) -> int:
+        """Trials side by side: whole workers on each node, and at most what the spec allows.
+
+        Raises:
+            ValueError: no trial fits, or GPUs are given to a sweep that asks for none.
+        """
+        if not cluster.gpus_per_worker and self.gpus_per_node is not None:
+            raise ValueError(
+                f"--simulate: gpus_per_node must be left out with cluster.gpus_per_worker 0, got {self.gpus_per_node}. "
+                "Give cpus_per_node, or the spec's workers a GPU."
+            )
+        workers = self._num_workers(cluster)
+        fit = workers // cluster.max_workers or int(workers >= cluster.min_workers)
+        if fit < 1:
+            raise ValueError(
+                f"--simulate: nodes must hold a trial's {cluster.min_workers} workers of {cluster.gpus_per_worker:g} "
+                f"GPUs and {cluster.cpus_per_worker:g} CPUs, got room for {workers}. Give more or larger nodes."
+            )
+        return min(fit, cluster.max_concurrent_trials or fit)
+
+    def slot_notes(self, cluster: ClusterSpec, runs: int) -> list[str]:
+        """Say why there are no more slots than `num_slots` says, and what to change."""
+        slots = self.num_slots(cluster)
+        notes = []
+        if slots == cluster.max_concurrent_trials and self._num_workers(cluster) // cluster.max_workers > slots:
+            notes.append(
+                f"cluster.max_concurrent_trials is {slots}, and the nodes have room for "
+                f"{self._num_workers(cluster) // cluster.max_workers} runs at a time. Raise it, or leave it out."
+            )
+        elif slots < runs:
+            notes.append(
+                f"The nodes have room for {self._num_workers(cluster)} workers, and a run takes "
+                f"{cluster.max_workers}. Give more or larger nodes for more slots."
+            )
+        if not cluster.gpus_per_worker and self.cpus_per_node is None:
+            notes.append("cpus_per_node is not given: each node counts as room for one worker. Give cpus_per_node=C.")
+        if cluster.gpus_per_worker and self.gpus_per_node is None:
+            notes.append("gpus_per_node is not given: each node counts as one GPU. Give gpus_per_node=G.")
+        if slots > runs:
+            notes.append(f"There are {runs} runs, so that {slots - runs} slots stay empty.")
+        if cluster.address == "local" and self.nodes > 1:
+            notes.append(
+                "cluster.address is local: the sweep itself would use one machine. Set it to auto on the cluster."
+            )
+        return notes
+
+    def workers_per_trial(self, cluster: ClusterSpec) -> int:
+        """Of a trial whose number of workers may vary: as many as there are for each slot."""
+        return min(cluster.max_workers, max(cluster.min_workers, self._num_workers(cluster) // self.num_slots(cluster)))
+
+    def _num_workers(self, cluster: ClusterSpec) -> int:
+        cpus = math.inf if self.cpus_per_node is None and cluster.gpus_per_worker else self.cpus_per_node
+        cpus = cluster.cpus_per_worker if cpus is None else cpus
+        return self.nodes * cluster.workers_on(cpus, self.gpus_per_node or 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """One order of the runs on the slots.
+
+    Attributes:
+        makespan_seconds: from the first start until the driver has the last result.
+        utilisation: share of the slots' time until then in which a run is on them.
+        ratio: makespan over the lower bound.
+    """
+
+    makespan_seconds: float
+    utilisation: float
+    ratio: float
+
+
+def makespan(costs: Sequence[float], num_slots: int, *, driver_seconds: float = 0.0) -> float:
+    """Seconds until all runs are done where each free slot takes the next in the given order.
+
+    Args:
+        costs: seconds of each run on its slot.
+        num_slots: slots side by side.
+        driver_seconds: the driver takes in one result after the other, in this time each, and hands out a run for it;
+            twice as many runs as slots are out.
+
+    Guarantee:
+        Without driver_seconds at most (2 - 1/m) times the best order's (Graham 1966), in descending order at most
+        (4/3 - 1/(3m)) times (Graham 1969).
+    """
+    running = list(costs[:num_slots])
+    heapq.heapify(running)
+    driver, handed_out = 0.0, deque([0.0] * min(num_slots, len(costs)))
+    for cost in costs[num_slots:]:
+        free = running[0]
+        heapq.heapreplace(running, max(free, handed_out.popleft()) + cost)
+        driver = max(driver, free) + driver_seconds
+        handed_out.append(driver)
+    while running:
+        driver = max(driver, heapq.heappop(running)) + driver_seconds
+    return driver
+
+
+def lower_bound(costs: Sequence[float], num_slots: int) -> float:
+    """No order is faster: max(total / slots, longest)."""
+    return max(math.fsum(costs) / num_slots, max(costs, default=0.0))
+
+
+def simulate(
+    costs: Sequence[float], num_slots: int, hardware: Hardware, *, orders: Mapping[str, Sequence[int]]
+) -> dict[str, Any]:
+    """Makespan, utilisation and the lower bound of a sweep.
+
+    Args:
+        costs: training and scoring seconds of each run.
+        orders: name -> positions of the runs, in the order in which they are handed out.
+
+    Returns:
+        "runs", "slots", "total_seconds", "longest_seconds", "lower_bound_seconds", "driver_bound_seconds" (all runs,
+        one after the other in the driver), "orders": name -> Schedule as data, and the hardware.
+    """
+    on_slot = [cost + hardware.trial_seconds for cost in costs]
+    bound, total = lower_bound(on_slot, num_slots), math.fsum(on_slot)
+    found = {}
+    for name, positions in orders.items():
+        seconds = makespan([on_slot[k] for k in positions], num_slots, driver_seconds=hardware.driver_seconds)
+        schedule = Schedule(makespan_seconds=seconds, utilisation=total / (num_slots * seconds), ratio=seconds / bound)
+        found[name] = asdict(schedule)
+    return {
+        "runs": len(on_slot),
+        "slots": num_slots,
+        "total_seconds": total,
+        "longest_seconds": max(on_slot, default=0.0),
+        "lower_bound_seconds": bound,
+        "driver_bound_seconds": hardware.driver_seconds * len(on_slot),
+        "slots_that_fill_the_driver": _slots_that_fill(on_slot, hardware.driver_seconds),
+        "orders": found,
+        **asdict(hardware),
+    }
+
+
+def _slots_that_fill(costs: Sequence[float], driver_seconds: float) -> int | None:
+    """From so many slots on, runs end faster than the driver takes them in."""
+    return math.ceil(math.fsum(costs) / len(costs) / driver_seconds) if costs and driver_seconds else None
+
+
+def _number(key: str, value: str) -> float | int:
+    try:
+        number: float | int = int(value) if key in COUNTS else float(value)
+    except ValueError:
+        number = -1
+    least_is_open = key in COUNTS or key == "seconds_per_example"
+    if not (LEAST <= number <= MOST or (number == 0 and not least_is_open)):
+        kind = "a whole number above 0" if key in COUNTS else "above 0" if least_is_open else "0 or above"
+        kind += f" and at most {MOST:.0e}"
+        raise ValueError(f"--simulate: {key} must be {kind}, got {value!r}. Write nodes=1000,gpus_per_node=8.")
+    return number

@@ -1,0 +1,268 @@
+"""What `raydp calibrate` and `raydp profile` answer: arguments checked, the privacy room asked, plain data back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from raydp.io.cache import cache_dir
+from raydp.io.output import print_table, stderr, stdout
+from raydp.privacy import (
+    AccountantError,
+    Calibration,
+    CalibrationError,
+    CalibrationRequest,
+    PLDAccountant,
+    PoissonGaussian,
+    PrivacyTarget,
+    PRVAccountant,
+    RDPAccountant,
+    TruncatedNegativeBinomial,
+    attack_summary,
+    calibrate_many,
+    profile,
+    profile_rows,
+    tuned_epsilon,
+)
+from raydp.privacy.accounting.events import check_num_steps
+from raydp.tasks.reading import read_csv_rows
+from search_spaces.names import cell_in_words
+
+COLUMNS = ("n", "batch_size", "num_steps", "epsilon", "delta")
+
+
+def calibrate_one(values: Mapping[str, object], accountant: str) -> dict[str, Any]:
+    """Calibrate one run.
+
+    Raises:
+        ValueError: a value is missing or out of range.
+    """
+    check_given("calibrate", values, "use --from FILE.csv")
+    return _solved([request(values)], accountant)[0]
+
+
+def calibrate_file(path: Path, accountant: str, *, given: Mapping[str, object]) -> list[dict[str, Any]]:
+    """Calibrate every row of a CSV file with the columns n, batch_size, num_steps, epsilon, delta.
+
+    Returns:
+        In the file's order, what `calibrate_one` answers, after the inputs "n", "batch_size", "num_steps" and
+        "target_epsilon"; "epsilon" is what the noise reaches.
+
+    Raises:
+        ValueError: the file is missing or a row is not usable; names the row.
+    """
+    check_alone("--from", given)
+    rows = csv_rows(path, COLUMNS)
+    requests, given_in_rows = [], []
+    for position, row in enumerate(rows, start=1):
+        try:
+            numbers = {name: number(name, row[name]) for name in COLUMNS}
+            requests.append(request(numbers))
+        except ValueError as error:
+            raise ValueError(f"row {position}: {error}") from error
+        given_in_rows.append({**whole_numbers(numbers), "target_epsilon": numbers["epsilon"]})
+    solved = _solved(requests, accountant)
+    return [{**repeated, **answer} for repeated, answer in zip(given_in_rows, solved, strict=True)]
+
+
+def check_given(command: str, values: Mapping[str, object], instead: str) -> None:
+    """Raise ValueError where a value is None."""
+    if missing := [_option(name) for name, value in values.items() if value is None]:
+        raise ValueError(f"{command} must be given {', '.join(missing)}, got nothing. Add them, or {instead}.")
+
+
+def check_alone(source: str, values: Mapping[str, object]) -> None:
+    """Raise ValueError where a value is not None: a file or a sweep has its own."""
+    if also := [_option(name) for name, value in values.items() if value is not None]:
+        raise ValueError(f"{source} must be given alone, got {', '.join(also)} too. Leave the others out.")
+
+
+def csv_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    """The rows of --from, which has the columns.
+
+    Raises:
+        ValueError: the file is missing, has no rows, or lacks a column.
+    """
+    if not path.is_file():
+        raise ValueError(f"--from must be an existing CSV file, got {str(path)!r}. Check the path.")
+    rows = [{str(k).strip(): v for k, v in row.items()} for _, row in read_csv_rows(path, "--from")]
+    if not rows:
+        raise ValueError(f"--from must have a header and at least one row, got none in {path.name}. Add them.")
+    missing = [c for c in columns if c not in rows[0]]
+    if missing:
+        raise ValueError(
+            f"--from must have the columns {', '.join(columns)}, got none of {', '.join(missing)}. Add them."
+        )
+    return rows
+
+
+def delta_values(deltas: str) -> list[float]:
+    """The values of --deltas.
+
+    Raises:
+        ValueError: they are not numbers with commas between.
+    """
+    try:
+        return [float(d) for d in deltas.split(",")]
+    except ValueError as error:
+        raise ValueError(f"--deltas must be numbers with commas between, got {deltas!r}. Write 1e-3,1e-6.") from error
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def number(name: str, cell: str) -> float:
+    """The number in a cell; infinity and nan are none."""
+    try:
+        value = float(cell)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be a number, got {cell_in_words(cell)}. Write a finite number into the cell.")
+    return value
+
+
+def profile_of(
+    n: int,
+    batch_size: int,
+    num_steps: int,
+    noise_multiplier: float,
+    deltas: str,
+    accountant: str,
+    expected_runs: float | None = None,
+) -> dict[str, Any]:
+    """What one run guarantees: ε at comma-separated values of δ, by every accountant, μ, and an attacker's limits.
+
+    Args:
+        expected_runs: also what the best of a random number of such runs guarantees, a geometric number with this mean,
+            where only that one is released and it is chosen on public data (see `raydp.privacy.tuned_epsilon`).
+
+    Returns:
+        What `raydp.privacy.accounting.profile` gives, with "curves": accountant -> rows of `profile_rows`, "attack",
+        and, with expected_runs, "best_of": {"expected_runs", "distribution", "accountant", "epsilons"}.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+    values = delta_values(deltas)
+    if not 1 <= batch_size <= n:
+        raise ValueError(f"--batch-size must be >= 1 and <= n {n}, got {batch_size}. It is the expected batch size.")
+    check_num_steps(num_steps, field="--num-steps")
+    event = PoissonGaussian(sample_rate=batch_size / n, noise_multiplier=noise_multiplier, num_steps=num_steps)
+    with stderr.status("Compute ε at each δ"):
+        answer = profile(event, values, accountant)
+        known = [{"delta": d, "epsilon": e} for d, e in zip(answer["deltas"], answer["epsilons"], strict=True)]
+        curves = {
+            a.name: known if a.name == accountant else profile_rows(event, values, a)
+            for a in (PRVAccountant(), PLDAccountant(), RDPAccountant())
+        }
+        answer |= {"curves": curves, "attack": attack_summary(event)}
+        if expected_runs is not None:
+            runs = TruncatedNegativeBinomial.with_mean(expected_runs, eta=1.0)
+            answer["best_of"] = {
+                "expected_runs": expected_runs,
+                "distribution": "geometric",
+                "accountant": "rdp",
+                "epsilons": [tuned_epsilon([event], runs, delta) for delta in values],
+            }
+        return answer
+
+
+def show_profile(answer: Mapping[str, Any], expected_runs: float | None) -> None:
+    """Print the profile of one run: ε by δ and accountant, μ, and what an attacker can reach."""
+    by_delta = zip(*answer["curves"].values(), strict=True)
+    rows = [
+        {"delta": r[0]["delta"], **{k: x["epsilon"] for k, x in zip(answer["curves"], r, strict=True)}}
+        for r in by_delta
+    ]
+    if expected_runs is not None:
+        for row, epsilon in zip(rows, answer["best_of"]["epsilons"], strict=True):
+            row[f"best of about {expected_runs:g} (rdp)"] = epsilon
+    print_table("ε at each δ, by accountant", rows)
+    stdout.print(f"gdp_mu: {answer['gdp_mu'] if answer['gdp_mu'] is not None else answer['gdp_mu_reason']}")
+    if rates := answer["attack"].get("true_positive_rates"):
+        print_table("an attacker's true positive rate at most", rates)
+
+
+def write_profile(answer: Mapping[str, Any], path: Path, title: str) -> None:
+    """The profile as a page with a figure."""
+    from analysis import write_profiles
+
+    curves = {name: [(row["delta"], row["epsilon"]) for row in rows] for name, rows in answer["curves"].items()}
+    mu, attack = answer["gdp_mu"], answer["attack"]
+    notes = [
+        f"The whole profile lies below that of a Gaussian mechanism with μ = {mu:.4g} (δ >= 1e-10)."
+        if mu is not None
+        else f"No single μ stands for the whole profile: {answer['gdp_mu_reason']}.",
+    ]
+    rates = [(row["false_positive_rate"], row["bound"]) for row in attack.get("true_positive_rates", [])]
+    if rates:
+        notes.append(f"The advantage of an attacker is at most {attack['advantage']:.4g}.")
+    write_profiles(curves, path, title=title, attack=rates, notes=notes)
+
+
+def _solved(requests: list[CalibrationRequest], accountant: str) -> list[dict[str, object]]:
+    with stderr.status("calibrating") as status:
+        solved = calibrate_many(
+            requests,
+            accountant,
+            cache_dir=cache_dir() / "calibration",
+            progress=lambda done, total: status.update(f"calibrating {done}/{total}"),
+        )
+    gaps = _gaps_to_pld(requests, solved) if accountant == "prv" else [{}] * len(solved)
+    return [{**_document(c), **gap} for c, gap in zip(solved, gaps, strict=True)]
+
+
+def _gaps_to_pld(requests: list[CalibrationRequest], solved: list[Calibration]) -> list[dict[str, object]]:
+    """How far prv's noise is above that of the tight accountant: σ / σ_pld - 1, None where pld has no answer."""
+    cache = cache_dir() / "calibration"
+    with suppress(AccountantError, CalibrationError):  # all at once, in parallel; below from the cache
+        calibrate_many(requests, "pld", cache_dir=cache)
+    gaps: list[dict[str, object]] = []
+    for request, ours in zip(requests, solved, strict=True):
+        try:
+            (tight,) = calibrate_many([request], "pld", cache_dir=cache)
+        except (AccountantError, CalibrationError) as error:
+            gaps.append({"gap_to_pld": None, "gap_to_pld_reason": str(error)})
+        else:
+            gaps.append({"gap_to_pld": ours.noise_multiplier / tight.noise_multiplier - 1})
+    return gaps
+
+
+def whole_numbers(row: Mapping[str, Any]) -> dict[str, int]:
+    """n, batch_size and num_steps of a row.
+
+    Raises:
+        ValueError: one of them is a fraction.
+    """
+    whole = {k: int(row[k]) for k in ("n", "batch_size", "num_steps")}
+    fractional = [k for k, v in whole.items() if v != row[k]]
+    if fractional:
+        raise ValueError(f"{fractional[0]} must be a whole number, got {row[fractional[0]]}. Round it.")
+    check_num_steps(whole["num_steps"])
+    return whole
+
+
+def request(row: Mapping[str, Any]) -> CalibrationRequest:
+    """What is to be calibrated."""
+    whole = whole_numbers(row)
+    return CalibrationRequest(
+        num_examples=whole["n"],
+        batch_size=whole["batch_size"],
+        num_steps=whole["num_steps"],
+        target=PrivacyTarget(epsilon=float(row["epsilon"]), delta=float(row["delta"])),
+    )
+
+
+def _document(solved: Calibration) -> dict[str, object]:
+    return {
+        "noise_multiplier": solved.noise_multiplier,
+        "epsilon": solved.epsilon,
+        "delta": solved.delta,
+        "sample_rate": solved.sample_rate,
+        "accountant": solved.accountant,
+    }

@@ -1,0 +1,186 @@
+"""What `raydp pate` answers: stored votes read, the privacy room asked, plain data back."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from random import SystemRandom
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydp.io.output import print_table, stdout
+from raydp.privacy.mechanisms.pate import epsilon_at, pate_cost
+from raydp.privacy.mechanisms.pate_release import Release, smooth_cost
+from search_spaces.names import cell_in_words
+
+PRIVATE = (
+    "epsilon, order, the reference, expected_answers and a suggestion depend on the votes and are as private as they: "
+    "decide by them, and publish epsilon_data_independent, or epsilon_sanitised once"
+)
+
+
+def pate_of(
+    path: Path,
+    *,
+    sigma: float | None = None,
+    delta: float | None = None,
+    threshold: float | None = None,
+    sigma1: float | None = None,
+    publish: str | None = None,
+) -> dict[str, Any]:
+    """The cost of answering the queries of a CSV file, or those of a run of method pate.
+
+    Args:
+        path: the file; or a run's folder, SWEEP/trials/RUN_ID, which says everything but publish.
+        publish: "ORDER,BETA,NOISE" of the release of a noisy ε, or "suggest" for such three.
+
+    Returns:
+        "epsilon", "order", "epsilon_data_independent", "queries", "teachers" (most votes of a query), "classes",
+        "expected_answers", "delta", "reference": {"epsilon", "order"}, "note"; see
+        `raydp.privacy.mechanisms.pate.PateCost`. With a run "recorded_epsilon" and "recorded_accountant", what its
+        record states; with publish also "epsilon_sanitised", or "suggestion": {"order", "beta", "noise_multiplier"}.
+
+    Raises:
+        ValueError: the file is not counts, or an argument is out of its range.
+    """
+    recorded: dict[str, Any] = {}
+    if path.is_dir():
+        options = {"sigma": sigma, "delta": delta, "threshold": threshold, "sigma1": sigma1}
+        details, delta, recorded = _of_run(path, [k for k, v in options.items() if v is not None])
+        votes = np.array(details["votes"])
+        sigma, threshold, sigma1 = (details[name] for name in ("sigma", "threshold", "sigma1"))
+    else:
+        votes = read_votes(path)
+    if sigma is None or delta is None:
+        raise ValueError(
+            f"--{'sigma' if sigma is None else 'delta'} must be given with a file of votes, got none. Add it."
+        )
+    cost = pate_cost(votes, sigma=sigma, delta=delta, threshold=threshold, sigma1=sigma1)
+    release: dict[str, Any] = {}
+    if publish is not None:
+        given = None if publish == "suggest" else _release_of(publish)
+        order = cost.independent.order if given is None else given.order  # no choice by the votes
+        smooth = smooth_cost(votes, sigma=sigma, order=order, threshold=threshold, sigma1=sigma1)
+        if given is None:
+            release = {"suggestion": asdict(smooth.suggestion())}
+        else:
+            shown = smooth.published(given, SystemRandom().gauss(0.0, 1.0))
+            release = {"epsilon_sanitised": epsilon_at(shown, given.order, delta)}
+    return {
+        **asdict(cost.dependent),
+        "epsilon_data_independent": cost.independent.epsilon,
+        "reference": asdict(cost.reference),
+        "queries": len(votes),
+        "classes": votes.shape[1],
+        "teachers": int(votes.sum(axis=1).max()),
+        "expected_answers": cost.expected_answers,
+        "delta": delta,
+        **recorded,
+        **release,
+        "note": PRIVATE,
+    }
+
+
+def _of_run(folder: Path, given: list[str]) -> tuple[dict[str, Any], float, dict[str, Any]]:
+    """The votes with their noise of a run of method pate, its δ, and what its record states."""
+    if given:
+        raise ValueError(f"--{given[0]} must be left out with a run's folder, which says it, got one. Remove it.")
+    result, plan = folder / "result.json", folder.parent.parent / "plan.json"
+    try:
+        found, planned = (json.loads(file.read_text(encoding="utf-8")) for file in (result, plan))
+        details, record = found["details"], planned["privacy"][folder.name]
+        votes_there = "votes" in details
+    except (OSError, ValueError, LookupError, TypeError):
+        votes_there = False
+    if not votes_there:
+        raise ValueError(
+            f"VOTES must be a CSV file, or the folder of a finished run of method pate, got {str(folder)!r}. Give "
+            "SWEEP/trials/RUN_ID."
+        )
+    recorded = {"recorded_epsilon": record["epsilon"], "recorded_accountant": record["accountant"]}
+    return details, planned["delta"], recorded
+
+
+def _release_of(text: str) -> Release:
+    try:
+        order, beta, noise_multiplier = map(float, text.split(","))
+    except ValueError as error:
+        raise ValueError(
+            f"--publish must be 'suggest' or ORDER,BETA,NOISE, got {text!r}. Write it as 10,0.04,20."
+        ) from error
+    return Release(order=order, beta=beta, noise_multiplier=noise_multiplier)
+
+
+def read_votes(path: Path) -> NDArray[np.int64]:
+    """[queries, classes] counts from a CSV file with one row a query; a first row without numbers is a header.
+
+    Raises:
+        ValueError: it is no such file; names the row.
+    """
+    if not path.is_file():
+        raise ValueError(f"VOTES must be an existing CSV file, got {str(path)!r}. Check the path.")
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            rows = [(number, row) for number, row in enumerate(csv.reader(stream), start=1) if any(map(str.strip, row))]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"VOTES must be CSV in UTF-8, got {str(path)!r}, which is not. Save it as such.") from error
+    if rows and not any(map(_is_number, rows[0][1])):
+        rows = rows[1:]
+    if not rows:
+        raise ValueError(f"VOTES must have a row of counts per query, got none in {str(path)!r}. Add them.")
+    width = len(rows[0][1])
+    for number, row in rows:
+        if len(row) != width or width < 2:
+            raise ValueError(
+                f"VOTES must have as many counts in each row, at least 2, got {len(row)} in row {number} of "
+                f"{str(path)!r}, {width} in its first. Give each class a column."
+            )
+        for cell in row:
+            if not _is_number(cell) or not 0 <= float(cell) <= 2**53 or float(cell) != int(float(cell)):
+                raise ValueError(
+                    f"VOTES must hold whole numbers >= 0, got {cell_in_words(cell)} in row {number} of "
+                    f"{str(path)!r}. Write how many teachers chose the class."
+                )
+    return np.array([[int(float(cell)) for cell in row] for _, row in rows])
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return math.isfinite(float(cell))
+    except ValueError:
+        return False
+
+
+def show_pate(answer: dict[str, Any]) -> None:
+    """The same for people."""
+    print_table(
+        f"{answer['queries']} queries, {answer['teachers']} teachers, {answer['classes']} classes, δ = "
+        f"{answer['delta']:g}; expected to be answered: {answer['expected_answers']:.1f}",
+        [
+            {"ε": "by the votes", "value": answer["epsilon"], "order": answer["order"]},
+            {"ε": "whatever the votes", "value": answer["epsilon_data_independent"], "order": None},
+            {
+                "ε": "as Papernot et al. 2018 print it",
+                "value": answer["reference"]["epsilon"],
+                "order": answer["reference"]["order"],
+            },
+        ],
+    )
+    if "suggestion" in answer:
+        suggested = ",".join(f"{value:.3g}" for value in answer["suggestion"].values())
+        stdout.print(f"suggested by the votes: --publish {suggested}", markup=False)
+    if "epsilon_sanitised" in answer:
+        shown = f"ε = {answer['epsilon_sanitised']:.4g}"
+        stdout.print(f"to publish, an estimate with noise, which may lie below the true one: {shown}", markup=False)
+    if "recorded_epsilon" in answer:
+        stdout.print(
+            f"the run's record states ε = {answer['recorded_epsilon']:.4g} whatever the votes, by accountant "
+            f"{answer['recorded_accountant']}; the figures above are by Rényi divergences, which bound it less tightly",
+            markup=False,
+        )
+    stdout.print(f"note: {answer['note']}", markup=False)

@@ -1,0 +1,250 @@
+"""What `raydp profile` answers for several configurations at once: the curves of a grid, by every accountant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from raydp.guarantees.calibrate import check_alone, csv_rows, delta_values, number, request, whole_numbers
+from raydp.io.cache import cache_dir
+from raydp.io.output import print_json, print_table, stderr
+from raydp.plugins.registries import resolve
+from raydp.privacy import (
+    AccountantError,
+    CalibrationError,
+    CalibrationRequest,
+    PLDAccountant,
+    PoissonGaussian,
+    PRVAccountant,
+    RDPAccountant,
+    calibrate_many,
+    profile_rows,
+)
+from raydp.privacy.accounting.accountants import Accountant
+
+ACCOUNTANTS: tuple[Accountant, ...] = (PRVAccountant(), PLDAccountant(), RDPAccountant())
+DELTAS = "1e-2,3e-3,1e-3,3e-4,1e-4,3e-5,1e-5,3e-6,1e-6,3e-7,1e-7,3e-8,1e-8"
+DEFAULT_ACCOUNTANT = "prv"
+RUN = ("n", "batch_size", "num_steps")
+SHOWN_DELTAS = (1e-2, 1e-4, 1e-6, 1e-8)
+"""Columns of the tables for people, where they are among the δ."""
+
+
+def profiles_command(
+    sweep: str | None,
+    path: Path | None,
+    deltas: str | None,
+    accountant: str | None,
+    output: Path | None,
+    *,
+    given: Mapping[str, Any],
+    storage: str,
+    json: bool,
+) -> None:
+    """`raydp profile SWEEP` and `raydp profile --from FILE.csv`: print the curves, and write the page to output.
+
+    Args:
+        accountant: whose curves the table for people shows, and the page and the document first; they have all. None
+            for the accountant of the sweep, and prv for a file.
+        given: options of a single run, none of which may be set.
+
+    Raises:
+        ValueError: as `profiles_of_file`.
+    """
+    if accountant is not None:
+        resolve("accountants", accountant, field="accountant")
+    check_alone("--from" if sweep is None else "SWEEP", {**given, "from": None if sweep is None else path})
+    if path is not None:
+        answers = profiles_of_file(path, deltas or DELTAS)
+    else:
+        answers = profiles_of_sweep(str(sweep), storage, deltas)
+    leading = accountant or (_accountant_of(str(sweep), storage) if path is None else DEFAULT_ACCOUNTANT)
+    for answer in answers:
+        for part in ("noise_multipliers", "curves"):
+            answer[part] = {leading: answer[part][leading], **answer[part]}
+    if output is not None:
+        write_profile_page(answers, output, f"Privacy profiles: {path.name if path is not None else sweep}")
+    if json:
+        print_json(answers)
+    else:
+        print_table(f"ε at each δ, {leading}", table_rows(answers, leading))
+
+
+def profiles_of_file(path: Path, deltas: str) -> list[dict[str, Any]]:
+    """The profiles of a CSV file's rows: n, batch_size, num_steps and either noise_multiplier, or epsilon and delta.
+
+    With a target, each accountant's curve is at the noise that this accountant calibrates to it, so that all curves of
+    an accountant meet at the target (as Hu et al. 2025, Figures 11 and 26 to 28).
+
+    Returns:
+        Per row: the values of the file; "noise_multipliers": accountant -> σ, None where it has no answer; "curves":
+        accountant -> rows of {"delta", "epsilon"}, with a "reason" where epsilon is None.
+
+    Raises:
+        ValueError: the file is missing or a row is not usable; names the row.
+    """
+    values = delta_values(deltas)
+    rows = csv_rows(path, RUN)
+    given = "noise_multiplier" in rows[0]
+    columns = (*RUN, "noise_multiplier") if given else (*RUN, "epsilon", "delta")
+    if missing := [c for c in columns if c not in rows[0]]:
+        raise ValueError(
+            f"--from must have the column noise_multiplier, or epsilon and delta, got none of {', '.join(missing)}. "
+            "Add them."
+        )
+    if given and (also := [c for c in ("epsilon", "delta") if c in rows[0]]):
+        raise ValueError(
+            f"--from must have either noise_multiplier or a target, got noise_multiplier and {', '.join(also)}. "
+            "Remove one of the two."
+        )
+    answers, requests = [], []
+    for position, row in enumerate(rows, start=1):
+        try:
+            numbers = {name: number(name, row[name]) for name in columns}
+            answer = {**numbers, **whole_numbers(numbers)}
+            if given:
+                _event(answer, numbers["noise_multiplier"])
+            else:
+                requests.append(request(numbers))
+        except ValueError as error:
+            raise ValueError(f"row {position}: {error}") from error
+        answers.append(answer)
+    with stderr.status("Calibrate the noise, and compute ε at each δ"):
+        for accountant in ACCOUNTANTS:
+            sigmas: Iterable[float | str] = (
+                [answer["noise_multiplier"] for answer in answers] if given else _sigmas(requests, accountant.name)
+            )
+            for answer, sigma in zip(answers, sigmas, strict=True):
+                _add_curve(answer, accountant, sigma, values)
+    return answers
+
+
+def profiles_of_sweep(source: str, storage: str, deltas: str | None) -> list[dict[str, Any]]:
+    """The profiles of a sweep's distinct (b, T) at the noise that it trains with; as `profiles_of_file`.
+
+    Args:
+        deltas: None for a range that has the sweep's own δ in it.
+
+    Raises:
+        ValueError: there is no such sweep, its method has no noise, or it is a private selection.
+    """
+    from raydp.sweep.api import sweep_folder
+
+    plan = sweep_folder(source, storage).plan()
+    if plan.configurations:  # its curves would be of one run, below what the choice costs
+        raise ValueError(
+            f"SWEEP must be without private selection, got {source!r}. One run's curve is below what its choice costs: "
+            "read the card of the released model, which has ε of the whole at several δ."
+        )
+    private = [t for t in plan.trials if plan.privacy[t.run_id]["num_steps"] is not None]
+    if not private:
+        raise ValueError(f"SWEEP must have private runs, got {source!r} without noise. It has no privacy profile.")
+    target = plan.privacy[private[0].run_id]["delta"]
+    with_target = sorted({*delta_values(DELTAS), target, min(10 * target, 0.5)}, reverse=True)
+    values = delta_values(deltas) if deltas is not None else with_target
+    distinct = {(t.batch_size, t.num_steps): t for t in private}
+    answers = []
+    with stderr.status("Compute ε at each δ") as status:
+        for position, ((batch_size, num_steps), trial) in enumerate(sorted(distinct.items()), start=1):
+            status.update(f"Compute ε at each δ: configuration {position} of {len(distinct)}")
+            record = plan.privacy[trial.run_id]
+            sigma = record["noise_multiplier"]
+            answer = {
+                "n": trial.num_examples,
+                "batch_size": batch_size,
+                "num_steps": num_steps,
+                "noise_multiplier": sigma,
+                "epsilon": record["target_epsilon"],
+                "delta": record["delta"],
+            }
+            event = PoissonGaussian(
+                sample_rate=record["sample_rate"], noise_multiplier=sigma, num_steps=record["num_steps"]
+            )
+            answer["noise_multipliers"] = {a.name: sigma for a in ACCOUNTANTS}
+            answer["curves"] = {a.name: _curve(event, values, a) for a in ACCOUNTANTS}
+            answers.append(answer)
+    return answers
+
+
+def write_profile_page(answers: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
+    """One picture of all curves for each accountant, and the figures."""
+    from analysis import ProfileCurve, write_profile_grid
+
+    panels = {
+        accountant: [
+            ProfileCurve(
+                label=f"n = {a['n']}, b = {a['batch_size']}, T = {a['num_steps']}",
+                noise_multiplier=a["noise_multipliers"][accountant],
+                points=[(row["delta"], row["epsilon"]) for row in a["curves"][accountant]],
+            )
+            for a in answers
+        ]
+        for accountant in answers[0]["curves"]
+    }
+    targets = {(a.get("delta"), a.get("epsilon")) for a in answers}
+    ((delta, epsilon),) = targets if len(targets) == 1 else [(None, None)]
+    target = None if delta is None or epsilon is None else (delta, epsilon)
+    write_profile_grid(panels, path, title=title, target=target)
+
+
+def table_rows(answers: Sequence[Mapping[str, Any]], accountant: str) -> list[dict[str, Any]]:
+    """A table for people, of one accountant's curves."""
+    return [
+        {
+            **{name: answer[name] for name in RUN},
+            "noise_multiplier": answer["noise_multipliers"][accountant],
+            **{
+                f"ε at δ={row['delta']:g}": row["epsilon"]
+                for row in answer["curves"][accountant]
+                if row["delta"] in SHOWN_DELTAS or len(answer["curves"][accountant]) <= len(SHOWN_DELTAS)
+            },
+        }
+        for answer in answers
+    ]
+
+
+def _accountant_of(source: str, storage: str) -> str:
+    """The accountant that a sweep was calibrated by, where it has curves of that accountant."""
+    from raydp.sweep.api import sweep_folder
+
+    own = sweep_folder(source, storage).privacy().accountant
+    return own if own in {accountant.name for accountant in ACCOUNTANTS} else DEFAULT_ACCOUNTANT
+
+
+def _event(run: Mapping[str, Any], noise_multiplier: float) -> PoissonGaussian:
+    n, batch_size = run["n"], run["batch_size"]
+    if not 1 <= batch_size <= n:
+        raise ValueError(f"batch_size must be >= 1 and <= n {n}, got {batch_size}. It is the expected batch size.")
+    return PoissonGaussian(sample_rate=batch_size / n, noise_multiplier=noise_multiplier, num_steps=run["num_steps"])
+
+
+def _add_curve(answer: dict[str, Any], accountant: Accountant, sigma: float | str, deltas: list[float]) -> None:
+    """A curve at σ, or at none where σ is the reason why there is none."""
+    known = not isinstance(sigma, str)
+    answer.setdefault("noise_multipliers", {})[accountant.name] = sigma if known else None
+    answer.setdefault("curves", {})[accountant.name] = (
+        _curve(_event(answer, float(sigma)), deltas, accountant)
+        if known
+        else [{"delta": delta, "epsilon": None, "reason": sigma} for delta in deltas]
+    )
+
+
+def _curve(event: PoissonGaussian, deltas: list[float], accountant: Accountant) -> list[dict[str, Any]]:
+    """ε at each δ, from the user's cache if it is there."""
+    return profile_rows(event, deltas, accountant, cache_dir=cache_dir() / "profiles")
+
+
+def _sigmas(requests: Sequence[CalibrationRequest], accountant: str) -> list[float | str]:
+    """σ of each, or the reason why the accountant has none."""
+    cache = cache_dir() / "calibration"
+    with suppress(AccountantError, CalibrationError):  # all at once; one by one only to tell which have no answer
+        return [solved.noise_multiplier for solved in calibrate_many(requests, accountant, cache_dir=cache)]
+    sigmas: list[float | str] = []
+    for one in requests:
+        try:
+            sigmas += [solved.noise_multiplier for solved in calibrate_many([one], accountant, cache_dir=cache)]
+        except (AccountantError, CalibrationError) as error:
+            sigmas.append(str(error))
+    return sigmas

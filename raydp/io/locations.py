@@ -1,0 +1,139 @@
+"""Files and folders by path or by URI: what lies in an object store is copied to this machine once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import parse_qs, urlsplit
+
+from filelock import FileLock
+from pydantic import BeforeValidator
+
+from raydp.io.cache import cache_dir
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+_URI = re.compile(r"(s3|gs|gcs|abfss?|hdfs|viewfs|file)://", re.IGNORECASE)
+_SECRETS = {"access_key", "secret_key", "session_token", "account_key", "client_secret", "sas_token", "sig"}
+_WITH_NAMES = {"abfs", "abfss", "hdfs", "viewfs"}
+"""Stores whose URIs have a container's or a user's name before the @."""
+_LISTING = "listing.json"
+MLFLOW_CREDENTIALS = "as MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or as MLFLOW_TRACKING_TOKEN"
+"""Where those of a tracking server belong."""
+
+
+def _as_text(value: object) -> object:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+Location = Annotated[str, BeforeValidator(_as_text)]
+"""A path, or the URI of an object store that pyarrow opens: s3://, gs://, abfs://, hdfs://, file://."""
+
+
+def is_uri(location: str | Path) -> bool:
+    """Whether it is the URI of an object store, and no path."""
+    return bool(_URI.match(str(location)))
+
+
+def local_copy(location: str | Path, field: str) -> Path:
+    """A path as it is; the file or folder that a URI names is copied into the cache, again only if it has changed.
+
+    Args:
+        field: where the location was written, for messages.
+
+    Raises:
+        ValueError: the URI holds credentials, or there is nothing there that can be read.
+    """
+    if not is_uri(location):
+        return Path(location)
+    uri = str(location)
+    files, path = opened(uri, field)
+    listing = _listing(files, path, uri, field)
+    folder = cache_dir() / "fetched" / hashlib.sha256(uri.encode()).hexdigest()[:32]
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # the data are private
+    copy = folder / (path.rstrip("/").rsplit("/", 1)[-1] or "root")
+    with FileLock(folder / "lock"):
+        known = folder / _LISTING
+        if known.is_file() and copy.exists() and json.loads(known.read_text(encoding="utf-8")) == listing:
+            return copy
+        known.unlink(missing_ok=True)
+        shutil.rmtree(copy) if copy.is_dir() else copy.unlink(missing_ok=True)
+        for name in listing:
+            fetch(files, f"{path}/{name}" if name else path, copy / name if name else copy)
+        known.write_text(json.dumps(listing), encoding="utf-8")
+    return copy
+
+
+def fetch(files: FileSystem, source: str, target: Path) -> None:
+    """Copy one file out of one of pyarrow's file systems, whole or not at all."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.part")
+    with files.open_input_stream(source) as stream, part.open("wb") as sink:
+        shutil.copyfileobj(stream, sink, 1 << 22)
+    part.replace(target)
+
+
+def refuse_credentials(uri: str, field: str, instead: str) -> None:
+    """Credentials in a URI would go wherever the URI goes: into specs, records, messages.
+
+    Args:
+        instead: where to give them.
+
+    Raises:
+        ValueError: it holds some; they are not repeated.
+    """
+    try:
+        parts = urlsplit(uri)
+    except ValueError as error:  # not repeated either: who knows what is in it
+        raise ValueError(f"{field} must be a URI, got one that is malformed ({error}). Correct it.") from error
+    named = parts.username and parts.scheme.lower() not in _WITH_NAMES
+    if parts.password or named or _SECRETS & set(parse_qs(parts.query.lower())):
+        where = parts.netloc.rpartition("@")[2] or parts.scheme
+        raise ValueError(
+            f"{field} must be a URI without credentials, got one of {where!r} with some. Give them {instead}."
+        )
+
+
+def opened(uri: str, field: str) -> tuple[FileSystem, str]:
+    """pyarrow's file system of a URI, and the path in it. Credentials come from the environment or the store's files.
+
+    Raises:
+        ValueError: the URI holds credentials or is none that pyarrow opens.
+    """
+    import pyarrow
+    from pyarrow import fs
+
+    refuse_credentials(uri, field, "in the environment (AWS_ACCESS_KEY_ID, ...) or in the store's own files")
+    parts = urlsplit(uri)
+    if parts.scheme == "s3":  # small files in one request, not in three
+        uri = parts._replace(query="&".join(filter(None, [parts.query, "allow_delayed_open=true"]))).geturl()
+    try:
+        files, path = fs.FileSystem.from_uri(uri)
+    except (pyarrow.ArrowException, OSError) as error:  # also a scheme that this pyarrow was built without
+        raise ValueError(f"{field} must be a URI that can be opened, got {uri!r} ({error}). Correct it.") from error
+    return files, path
+
+
+def _listing(files: FileSystem, path: str, uri: str, field: str) -> dict[str, list[int]]:
+    """name in the folder ("" of a single file) -> [size in bytes, time of its last change]."""
+    from pyarrow import fs
+
+    try:
+        info = files.get_file_info(path)
+        if info.type == fs.FileType.File:
+            return {"": [info.size, info.mtime_ns]}
+        found = files.get_file_info(fs.FileSelector(path, recursive=True)) if info.type == fs.FileType.Directory else []
+    except OSError as error:
+        raise ValueError(
+            f"{field} must be in a store that answers, got {uri!r} ({error}). Check the address and the credentials."
+        ) from error
+    listing = {f.path[len(path) :].lstrip("/"): [f.size, f.mtime_ns] for f in found if f.type == fs.FileType.File}
+    if not listing:
+        raise ValueError(f"{field} must name an existing file or folder, got {uri!r}. Check it.")
+    return listing

@@ -1,0 +1,129 @@
+"""How commands answer: a table or a few lines for people, one strict JSON document for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from raydp.io.table_layout import cell_text, lay_out
+
+LONG_ITEM = 40
+"""A list with a longer text has one item a line."""
+_STYLES = {"header": "bold", "marked": "bold", "remark": "dim"}
+
+stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+stdout = Console(highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def phase(console: Console, text: str) -> Iterator[None]:
+    """Some seconds without further news: shown while they last, or said once where the output is no terminal."""
+    if console.is_terminal:
+        with console.status(text):
+            yield
+    else:
+        console.print(text, markup=False)
+        yield
+
+
+def strict(value: object) -> Any:
+    """The value as JSON takes it: infinity is the string "inf", an undefined number null, numpy scalars plain."""
+    if isinstance(value, Mapping):
+        return {str(k): strict(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(v) for v in value]
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def print_json(document: object) -> None:
+    """One JSON document on stdout."""
+    print(json.dumps(strict(document), indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def print_table(
+    title: str,
+    rows: Sequence[Mapping[str, object]],
+    *,
+    marks: Mapping[int, str] | None = None,
+    keep: Sequence[str] = (),
+    spare: Sequence[str] = (),
+) -> None:
+    """Print a table for people: it fits the terminal, and is whole in a file or a pipe; see `raydp.io.table_layout`."""
+    if not rows:
+        stdout.print(f"{title}: none", markup=False)
+        return
+    if title:
+        stdout.print(title, markup=False)
+    width = stdout.width if stdout.file.isatty() else None
+    for line in lay_out(rows, marks=marks, width=width, keep=keep, spare=spare):
+        stdout.print(line.text, style=_STYLES.get(line.kind), markup=False)
+
+
+def print_document(document: Mapping[str, object], title: str = "") -> None:
+    """A document for people: a line for each plain value, a table for each of its parts that is one."""
+    if document and (whole := _rows(document)) is not None:
+        print_table(title, whole)
+    else:
+        _print_parts(document, "")
+
+
+def _print_parts(document: Mapping[str, Any], title: str) -> None:
+    for name, value in document.items():
+        if isinstance(value, list | tuple) and any(isinstance(v, str) and len(v) > LONG_ITEM for v in value):
+            stdout.print(f"{name}:", markup=False)
+            for item in value:
+                stdout.print(f"  - {cell_text(item)}", markup=False)
+        elif _is_line(value):
+            inner = (
+                ", ".join(f"{k} {cell_text(v)}" for k, v in value.items())
+                if isinstance(value, Mapping)
+                else cell_text(value)
+            )
+            stdout.print(f"{name}: {inner}", markup=False)
+    for name, value in document.items():
+        heading = f"{title} {name}".strip()
+        if _is_line(value):
+            continue
+        stdout.print()
+        if (rows := _rows(value)) is not None:
+            print_table(heading, rows)
+        elif isinstance(value, Mapping):
+            stdout.print(heading, style="bold", markup=False)
+            _print_parts(value, heading)
+        else:
+            for position, part in enumerate(value):
+                if position:
+                    stdout.print()
+                _print_parts(part, heading)
+
+
+def _is_plain(value: object) -> bool:
+    return not isinstance(value, Mapping) and not (
+        isinstance(value, list | tuple) and any(isinstance(v, Mapping) for v in value)
+    )
+
+
+def _is_line(value: object) -> bool:
+    return all(map(_is_plain, value.values())) if isinstance(value, Mapping) else _is_plain(value)
+
+
+def _rows(value: Any) -> list[dict[str, Any]] | None:
+    """The rows of a table, where that is what the value is: a list of flat mappings, or those by name."""
+    parts = value if isinstance(value, list | tuple) else [v for v in value.values() if isinstance(v, Mapping)]
+    if len(parts) < len(value) or not all(_is_plain(cell) for part in parts for cell in part.values()):
+        return None
+    names = [{}] * len(parts) if isinstance(value, list | tuple) else [{"name": name} for name in value]
+    columns = dict.fromkeys(column for part in parts for column in part)
+    return [{**name, **{c: part.get(c) for c in columns}} for name, part in zip(names, parts, strict=True)]

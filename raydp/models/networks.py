@@ -1,0 +1,204 @@
+"""The papers' networks for classification, as transformers models: saved, hashed, shared and loaded like any other.
+
+A network's name says everything that its untrained weights depend on: "mlp:1x8x8:10" is the perceptron for inputs of
+[1, 8, 8] and 10 classes. Its weights come from one public seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from raydp.io.cache import cache_dir, stored_once
+from raydp.models.progress_bar import without_progress_bar
+from raydp.models.residual import resnet18
+
+SEED = 0
+_SEEDING = threading.Lock()
+"""torch draws initial weights from one generator for all threads of a process."""
+
+
+@contextmanager
+def initial_weights(seed: int) -> Iterator[None]:
+    """Layers that are made in the block start with weights from the seed."""
+    with _SEEDING, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+class NetworkConfig(PretrainedConfig):
+    """What a network is: its architecture, the shape of an input and the number of classes."""
+
+    model_type = "raydp_network"
+
+    def __init__(
+        self, architecture: str = "linear", input_shape: tuple[int, ...] = (1,), num_classes: int = 2, **kwargs: object
+    ) -> None:
+        super().__init__(**kwargs)  # type: ignore[arg-type]  # what transformers has saved
+        self.architecture, self.input_shape, self.num_classes = architecture, list(input_shape), num_classes
+
+
+class Network(PreTrainedModel):
+    """A classifier: inputs [B, *input_shape] fp32 -> logits [B, num_classes]."""
+
+    config_class = NetworkConfig
+
+    def __init__(self, config: NetworkConfig) -> None:
+        super().__init__(config)
+        self.layers: nn.Sequential = ARCHITECTURES[config.architecture](tuple(config.input_shape), config.num_classes)
+        self.post_init()  # type: ignore[no-untyped-call]  # transformers' own has no types
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """torch's own initialisation stands."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """[B, num_classes] logits."""
+        logits: torch.Tensor = self.layers(inputs)
+        return logits
+
+
+def _linear(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(_size(shape), num_classes))
+
+
+def _mlp(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    return _perceptron(shape, num_classes, (64,))
+
+
+def _purchase(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    return _perceptron(shape, num_classes, (1024, 512, 256))
+
+
+def _perceptron(shape: tuple[int, ...], num_classes: int, widths: tuple[int, ...]) -> nn.Sequential:
+    layers: list[nn.Module] = [nn.Flatten()]
+    sizes = (_size(shape), *widths)
+    for inputs, outputs in pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], num_classes))
+
+
+def _cnn(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    channels = _channels("cnn", shape, 4)
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(), nn.Linear(128, num_classes),
+    )  # fmt: skip
+
+
+def _cnn_mnist(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    channels = _channels("cnn-mnist", shape, 14)
+    height, width = ((((side - 2) // 2 - 4) // 2) for side in shape[1:])
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, 8, 2, padding=3), nn.ReLU(), nn.MaxPool2d(2, 1),
+        nn.Conv2d(16, 32, 4, 2), nn.ReLU(), nn.MaxPool2d(2, 1),
+        nn.Flatten(), nn.Linear(32 * height * width, 32), nn.ReLU(), nn.Linear(32, num_classes),
+    )  # fmt: skip
+
+
+def _cnn_cifar(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    channels = _channels("cnn-cifar", shape, 8)
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2),
+        nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2),
+        nn.Conv2d(64, 128, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(128, num_classes),
+    )  # fmt: skip
+
+
+def _resnet18(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    return resnet18(_channels("resnet18", shape, 8), num_classes)
+
+
+ARCHITECTURES: dict[str, Callable[[tuple[int, ...], int], nn.Sequential]] = {
+    "linear": _linear,  # multinomial logistic regression
+    "mlp": _mlp,
+    "purchase": _purchase,  # Nasr et al. 2018; Kaplan et al. 2024, section 4.2.1
+    "cnn": _cnn,
+    "cnn-mnist": _cnn_mnist,  # Opacus's example; Guo 2024, section 5.3
+    "cnn-cifar": _cnn_cifar,  # Opacus's example; Guo 2024, section 5.4
+    "resnet18": _resnet18,  # Kaplan et al. 2024, section 4.2.1
+}
+"""Name -> builder of layers that take inputs of a shape to logits."""
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    return int(torch.Size(shape).numel())
+
+
+def _channels(name: str, shape: tuple[int, ...], smallest: int) -> int:
+    if len(shape) != 3 or min(shape[1:]) < smallest:
+        raise ValueError(
+            f"model.name {name!r} must be given images of at least {smallest} x {smallest}, got inputs of "
+            f"{'x'.join(map(str, shape))}. Use mlp or linear."
+        )
+    return shape[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkName:
+    """A network with everything that its untrained weights depend on."""
+
+    architecture: str
+    input_shape: tuple[int, ...]
+    num_classes: int
+
+    @classmethod
+    def parse(cls, name: str) -> NetworkName | None:
+        """From "mlp:1x8x8:10"; None where it is no such name."""
+        found = re.fullmatch(r"([a-z0-9-]+):(\d+(?:x\d+)*):(\d+)", name)
+        if found is None or found[1] not in ARCHITECTURES:
+            return None
+        shape = tuple(map(int, found[2].split("x")))
+        return cls(architecture=found[1], input_shape=shape, num_classes=int(found[3]))
+
+    def __str__(self) -> str:
+        return f"{self.architecture}:{'x'.join(map(str, self.input_shape))}:{self.num_classes}"
+
+    def build(self, seed: int = SEED, *, new_classes: int = 0) -> Network:
+        """The untrained network, with torch's own initialisation from a seed, and `add_classes`."""
+        config = NetworkConfig(self.architecture, self.input_shape, self.num_classes)
+        with initial_weights(seed):
+            network = Network(config)
+        network.train(False)
+        if new_classes:
+            add_classes(network, new_classes)
+        return network
+
+    def folder(self) -> Path:
+        """Where its untrained weights are, in the cache; they are written at the first use."""
+        digest = hashlib.sha256(f"{self} {SEED} {torch.__version__}".encode()).hexdigest()[:16]
+        target = cache_dir() / "networks" / f"{self.architecture}-{digest}"
+        with without_progress_bar():
+            return stored_once(target, lambda part: self.build().save_pretrained(part))
+
+
+def add_classes(network: Network, count: int) -> None:
+    """Classes after the network's own, with weights of zero."""
+    old = network.layers[-1]
+    assert isinstance(old, nn.Linear), "a network ends in a linear layer"
+    new = nn.Linear(old.in_features, old.out_features + count, device="meta").to_empty(device=old.weight.device)
+    with torch.no_grad():
+        for wide, narrow in ((new.weight, old.weight), (new.bias, old.bias)):
+            wide.zero_()
+            wide[: old.out_features] = narrow
+    network.layers[-1] = new
+    network.config.num_classes += count
+
+
+def untrained_weights(name: str, seed: int, *, new_classes: int = 0) -> dict[str, torch.Tensor] | None:
+    """A network's start in the repetition with this seed; None where the name is another model's, which starts from its
+    weights."""
+    network = NetworkName.parse(name)
+    return None if network is None else dict(network.build(seed, new_classes=new_classes).named_parameters())

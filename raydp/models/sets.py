@@ -1,0 +1,150 @@
+"""Many trained models on one copy of their base: one at a time is in memory."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from raydp.models.adapters import attach_adapter, building_peft_model
+from raydp.models.base_models import LoadedModel
+from raydp.models.pretrained import PretrainedModel
+from raydp.spec.sections import AdapterSpec
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+    from torch.nn.modules.module import _IncompatibleKeys
+    from transformers import PreTrainedTokenizerBase
+
+ADAPTER_CONFIG = "adapter_config.json"
+ABOUT_THE_FILE = {"base_model_name_or_path", "inference_mode", "peft_version", "revision"}
+"""What two adapters of one kind may differ in."""
+
+
+class TrainedModels:
+    """Models that were trained on one base, by name (see raydp.scores.base.ModelSet).
+
+    The base is in memory once; `loaded` puts a model's own weights into the adapter, or in full fine-tuning over the
+    base's, of which a second copy is kept.
+
+    Args:
+        base: the base model; the adapter is attached to it in place.
+        folders: name -> what save_pretrained wrote: an adapter or a whole model; None for the untrained base itself.
+        device: where the models are measured.
+
+    """
+
+    def __init__(
+        self, base: PretrainedModel, folders: Mapping[str, Path | None], *, device: torch.device | str = "cpu"
+    ) -> None:
+        self.names: Sequence[str] = tuple(folders)
+        self._folders = dict(folders)
+        trained = [folder for folder in folders.values() if folder is not None]
+        self._config = next((_adapter_of(f) for f in trained if (f / ADAPTER_CONFIG).is_file()), None)
+        self._full = bool(trained) and self._config is None
+        model: nn.Module = base.model
+        if self._full:
+            model = attach_adapter(base, AdapterSpec(type="none"))
+        elif self._config is not None:
+            model = _adapted(base, self._config)
+        model.to(device).requires_grad_(False).eval()
+        values = {name: p.detach().clone() for name, p in model.named_parameters()} if self._full else {}
+        tokenizer = cast("PreTrainedTokenizerBase", base.tokenizer)  # a network has none, nor a score that asks for it
+        self._loaded = LoadedModel(model=model, tokenizer=tokenizer, base_weights=values)
+
+    def only(self, names: Sequence[str]) -> TrainedModels:
+        """The same set with some of its models, on the same base in memory."""
+        part = copy.copy(self)
+        part.names = tuple(names)
+        return part
+
+    @contextmanager
+    def loaded(self, index: int) -> Iterator[LoadedModel]:
+        """One model, for the time of the block.
+
+        Raises:
+            ValueError: its weights do not fit the base, or its adapter is not of the others' kind and size.
+        """
+        name = self.names[index]
+        folder = self._folders[name]
+        if folder is None:
+            with self._untrained() as base:
+                yield base
+            return
+        adapter = _adapter_of(folder) if (folder / ADAPTER_CONFIG).is_file() else None
+        if _kind(adapter) != _kind(self._config):
+            raise ValueError(f"{name} must have the adapter of the other models, got another one. Score it apart.")
+        self._put(_weights(folder), name)
+        yield self._loaded
+
+    @contextmanager
+    def _untrained(self) -> Iterator[LoadedModel]:
+        if self._full:  # what is in the model may be another one's; `base()` exchanges with the values it keeps
+            self._copy_in(self._loaded.base_weights)
+        with self._loaded.base() as base:
+            yield base
+
+    def _put(self, weights: dict[str, torch.Tensor], name: str) -> None:
+        if self._full:
+            missing = sorted(set(self._loaded.base_weights) - set(weights))
+            if missing:
+                raise ValueError(f"the weights of {name} must be those of the base model, got none of {missing[0]!r}.")
+            self._copy_in({key: weights[key] for key in self._loaded.base_weights})
+            return
+        from peft import set_peft_model_state_dict
+
+        placed = cast("_IncompatibleKeys", set_peft_model_state_dict(self._loaded.model, weights))
+        wrong = [key for key in placed.missing_keys if ".lora_" in key]
+        wrong += [key for key in placed.unexpected_keys if key != "prompt_embeddings"]  # which peft puts in apart
+        if wrong:
+            raise ValueError(f"the weights of {name} must be those of its adapter's layers, got others: {wrong[0]!r}.")
+
+    def _copy_in(self, values: Mapping[str, torch.Tensor]) -> None:
+        parameters = dict(self._loaded.model.named_parameters())
+        with torch.no_grad():
+            for name, value in values.items():
+                parameters[name].copy_(value)
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a folder's safetensors files."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"a trained model must hold safetensors weights, got {folder.name!r} without. Restore it.")
+    try:
+        return {name: tensor for file in files for name, tensor in load_file(file).items()}
+    except SafetensorError as error:
+        raise ValueError(
+            f"a trained model must hold whole safetensors weights, got {folder.name!r} ({error}). Restore it."
+        ) from error
+
+
+def _adapted(base: PretrainedModel, config: PeftConfig) -> nn.Module:
+    """The base with an adapter whose weights come later."""
+    from peft import get_peft_model
+
+    name = cast(str, config.base_model_name_or_path)
+    base.model.name_or_path = base.model.config._name_or_path = name  # else peft warns
+    with building_peft_model():
+        return get_peft_model(base.model, config)
+
+
+def _adapter_of(folder: Path) -> PeftConfig:
+    """An adapter's configuration, as peft reads it."""
+    from peft import PeftConfig
+
+    config: PeftConfig = PeftConfig.from_pretrained(str(folder))
+    return config
+
+
+def _kind(config: PeftConfig | None) -> dict[str, object] | None:
+    if config is None:
+        return None
+    return {key: value for key, value in config.to_dict().items() if key not in ABOUT_THE_FILE}

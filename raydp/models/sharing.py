@@ -1,0 +1,64 @@
+"""One copy of the base weights for all processes of a node."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from raydp.models.pretrained import PretrainedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedModel:
+    """A base model cut into a skeleton and arrays, so that the processes of a node can share one copy of the arrays."""
+
+    skeleton: PretrainedModel
+    arrays: tuple[tuple[str, str, str, np.ndarray], ...]
+
+
+def disassemble(base: PretrainedModel) -> SharedModel:
+    """Take the tensors out of a model (which is empty afterwards)."""
+    arrays = []
+    owners: dict[int, int] = {}
+    for path, module in base.model.named_modules():
+        for kind, tensors in (("_parameters", module._parameters), ("_buffers", module._buffers)):
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                if id(tensor) in owners:  # tied: a reference to the first one
+                    arrays.append((f"{path}|{kind}|{name}", "tied", dtype, np.array(owners[id(tensor)])))
+                    continue
+                owners[id(tensor)] = len(arrays)
+                plain = tensor.detach().contiguous()
+                raw = plain.view(torch.int16) if plain.dtype == torch.bfloat16 else plain
+                arrays.append((f"{path}|{kind}|{name}", "own", dtype, raw.numpy()))
+    shared = SharedModel(skeleton=base, arrays=tuple(arrays))
+    for module in base.model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name in tensors:
+                tensors[name] = None
+    return shared
+
+
+def assemble(shared: SharedModel) -> PretrainedModel:
+    """Put the tensors back, without a copy: they may be read-only memory that other processes map too."""
+    modules = dict(shared.skeleton.model.named_modules())
+    tensors: list[torch.Tensor] = []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        for key, ownership, dtype, array in shared.arrays:
+            path, kind, name = key.split("|")
+            if ownership == "tied":
+                tensor = tensors[int(array)]
+            else:
+                tensor = torch.from_numpy(array)
+                tensor = tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
+                tensor = nn.Parameter(tensor, requires_grad=False) if kind == "_parameters" else tensor
+            tensors.append(tensor)
+            getattr(modules[path], kind)[name] = tensor
+    return shared.skeleton

@@ -1,0 +1,167 @@
+"""The one place that knows how virtual tokens get in front of the text: for training, utility and every score.
+
+A soft prompt is embeddings that the model reads before those of the tokens (Lester et al. 2021). A prefix is keys and
+values of every layer, as if something had been read before (Li and Liang 2021): it stands in the cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+KeysAndValues = list[tuple[torch.Tensor, torch.Tensor]]
+"""For each layer its keys and its values, each [rows, heads, tokens, d]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How a model reads tokens directly after its virtual ones, if it has such.
+
+    Attributes:
+        model: what to call.
+        inputs: what to call it with: tokens, positions, the mask where there is padding, and what stands in the cache.
+        columns: the first columns of its outputs that belong to virtual tokens: m of a soft prompt, 0 of a prefix.
+    """
+
+    model: nn.Module
+    inputs: dict[str, Any]
+    columns: int
+
+
+def soft_prompt(model: nn.Module, rows: int) -> torch.Tensor | None:
+    """The virtual tokens of an enabled soft prompt, None for every other model.
+
+    Every row is read from the embedding by itself: peft reads one and repeats it, and reads the weight without its
+    layer where the model is not to be trained, and either way the gradient of an example could not be told.
+
+    Returns:
+        [rows, m, H] embeddings, in the type of the prompt's weight.
+
+    Raises:
+        ValueError: the adapter is neither a soft prompt nor a prefix.
+    """
+    prompted, kind = _prompted(model)
+    if prompted is None or kind == "PREFIX_TUNING":
+        return None
+    return _embedded(prompted, rows) if kind == "PROMPT_TUNING" else prompted.get_prompt(batch_size=rows)
+
+
+def prefix_states(model: nn.Module, rows: int) -> KeysAndValues | None:
+    """The keys and values of an enabled prefix of m virtual tokens, None for every other model.
+
+    Every row is read from the embedding by itself, as in `soft_prompt`; the layout within is peft's.
+
+    Returns:
+        In the type of the base's weights.
+
+    Raises:
+        ValueError: the adapter is neither a soft prompt nor a prefix.
+    """
+    prompted, kind = _prompted(model)
+    if prompted is None or kind != "PREFIX_TUNING":
+        return None
+    dtype = cast(PreTrainedModel, prompted.get_base_model()).dtype
+    states = _embedded(prompted, rows).to(dtype)  # [rows, m, layers · 2 · heads · d]
+    config = prompted.active_peft_config
+    states = states.unflatten(2, (2 * config.num_layers, config.num_attention_heads, -1)).permute(2, 0, 3, 1, 4)
+    return list(zip(states[::2], states[1::2], strict=True))
+
+
+def reading(
+    model: nn.Module, input_ids: torch.Tensor, padding: torch.Tensor | None = None, *, cache_grows: bool = False
+) -> Reading:
+    """What to call, with what, so that the model reads its virtual tokens, if it has such, directly before the tokens.
+
+    peft's own forward would put a soft prompt before the padding, ignore positions, and put it again before every
+    decoded token; and its prefix, which is appended to, could not be read again by a layer that is computed twice.
+
+    Args:
+        input_ids: [B, L].
+        padding: [B] columns on the left of each row that are padding; virtual tokens take the positions after them.
+            None: no such.
+        cache_grows: a prefix stands in a cache that what is read is appended to, to decode from.
+    """
+    rows, cached, inputs = len(input_ids), 0, dict[str, Any](input_ids=input_ids)
+    prompt, states = soft_prompt(model, rows), prefix_states(model, rows)
+    device, virtual = input_ids.device, 0 if prompt is None else prompt.shape[1]
+    columns = torch.arange(virtual + input_ids.shape[1], device=device)
+    start = torch.zeros(rows, 1, dtype=torch.int64, device=device) if padding is None else padding[:, None].to(device)
+    peft = cast("PeftModel", model)  # where there are virtual tokens
+    if prompt is not None:
+        inputs = {"inputs_embeds": _after_padding(prompt, peft.get_input_embeddings()(input_ids), columns, start)}
+    elif states is not None:
+        cached = states[0][0].shape[2]
+        inputs["past_key_values"] = DynamicCache(states) if cache_grows else FixedCache(states)
+    # Positions have a row for each example: they are an input like any other where their embeddings are trained.
+    inputs["position_ids"] = cached + (columns - start).clamp(min=0)
+    if padding is not None:
+        read = torch.ones(rows, cached, dtype=torch.int64, device=device)
+        inputs["attention_mask"] = torch.cat([read, (columns >= start).long()], dim=1)
+    called = model if prompt is None and states is None else peft.get_base_model()
+    return Reading(model=called, inputs=inputs, columns=virtual)
+
+
+class FixedCache(Cache):
+    """Keys and values that are read and stay as they are: nothing is appended, so a layer may be computed again for the
+    backward pass, and what is read afterwards is not kept."""
+
+    def __init__(self, states: KeysAndValues) -> None:
+        super().__init__([_FixedLayer(keys, values) for keys, values in states])
+
+
+class _FixedLayer(DynamicLayer):
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers' own has no types
+        self.lazy_initialization(keys, values)
+        self.keys, self.values = keys, values
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.cat([self.keys, key_states], dim=2), torch.cat([self.values, value_states], dim=2)
+
+
+def _prompted(model: nn.Module) -> tuple[PeftModel, str] | tuple[None, None]:
+    """The model with peft's name for what stands before the text, None where nothing does."""
+    from peft import PeftModel  # takes longer to import than all that checks a spec
+
+    if not isinstance(model, PeftModel) or not model.active_peft_config.is_prompt_learning:
+        return None, None
+    if not model.has_active_enabled_adapter:
+        return None, None
+    kind = str(model.active_peft_config.peft_type.value)
+    if kind not in ("PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"):
+        raise ValueError(
+            f"model.adapter.type must be lora, a soft prompt or a prefix, got {kind}. It has no place in front of the "
+            "tokens."
+        )
+    return model, kind
+
+
+def _embedded(model: PeftModel, rows: int) -> torch.Tensor:
+    """[rows, m, width] the rows of the adapter's embedding."""
+    embedding = cast(nn.Embedding, model.prompt_encoder[model.active_adapter].embedding)
+    ids = torch.arange(embedding.num_embeddings, device=embedding.weight.device)
+    embedded: torch.Tensor = embedding(ids.expand(rows, -1))
+    return embedded
+
+
+def _after_padding(
+    prompt: torch.Tensor, tokens: torch.Tensor, columns: torch.Tensor, start: torch.Tensor
+) -> torch.Tensor:
+    """[B, m + L, H] padding, then the prompt, then the tokens, which stay at the end."""
+    whole, virtual = torch.cat([prompt.to(tokens.dtype), tokens], dim=1), prompt.shape[1]
+    source = torch.where(columns < start, columns + virtual, columns - start)
+    source = torch.where(columns < start + virtual, source, columns)
+    return whole.gather(1, source[:, :, None].expand_as(whole))

@@ -1,0 +1,174 @@
+"""Plug-ins as users write them, `{name: ..., **parameters}`: resolved by name, parameters checked."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, InstanceOf, PlainSerializer, ValidationError, WithJsonSchema
+from pydantic_core import ErrorDetails
+
+from raydp.plugins import registries
+
+LONGEST_NAME, LONGEST_VALUE = 60, 100
+"""Characters of a key and of a text that a message shows."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A plug-in of a seam with its checked parameters, written `{name: ..., **parameters}`."""
+
+    name: str
+    params: Any
+
+    def as_dict(self) -> dict[str, Any]:
+        """As it is written in a spec."""
+        return {"name": self.name, **self.params.model_dump(mode="json")}
+
+
+PluginField = Annotated[InstanceOf[Plugin], PlainSerializer(Plugin.as_dict), WithJsonSchema({"type": "object"})]
+
+
+class _Short(reprlib.Repr):
+    """As repr, cut where a value is long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother, self.maxlong = 4, LONGEST_VALUE, 300, 60
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 30
+
+    def repr_NoneType(self, x: None, level: int) -> str:  # noqa: N802 - as reprlib calls it
+        """As it is written in YAML."""
+        return "null"
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Python refuses to write numbers of thousands of digits."""
+        return super().repr_int(x, level) if x.bit_length() < 4096 else f"a number of {x.bit_length()} bits"
+
+
+def shortened(name: str) -> str:
+    """A name in a message: nobody's name of a key is as long as a text."""
+    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
+
+
+def shown(value: object) -> str:
+    """A value in a message: a spec may hold one of megabytes."""
+    return _Short().repr(value)
+
+
+Resolve = Callable[[registries.Kind, str], type[BaseModel]]
+
+
+def resolve_plugin(
+    kind: registries.Kind, field: str, value: object, problems: list[str], resolve: Resolve = registries.resolve
+) -> Plugin | None:
+    """Resolve `{name: ..., **parameters}`; mistakes are appended to problems.
+
+    Args:
+        resolve: gives the model of the parameters; by default it imports the plug-in.
+    """
+    if isinstance(value, Plugin):
+        return value
+    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+        problems.append(
+            f"{field} must be a mapping with a name, got {shown(value)}. Known: {', '.join(registries.names(kind))}."
+        )
+        return None
+    try:
+        if value["name"] not in (known := registries.names(kind)):
+            raise ValueError(registries.unknown_name(f"{field}.name", shortened(value["name"]), known))
+        cls = resolve(kind, value["name"])
+    except ValueError as error:
+        problems.append(str(error))
+        return None
+    try:
+        return Plugin(value["name"], cls.model_validate({k: v for k, v in value.items() if k != "name"}))
+    except ValidationError as error:
+        problems += messages_of(cls, error, f"{field}.")
+        return None
+
+
+def messages_of(cls: type[BaseModel], error: ValidationError, prefix: str, *, skip_plugins: bool = False) -> list[str]:
+    """Pydantic's errors as "<field> must <rule>, got <value>. <remedy>."."""
+    messages = []
+    for e in _telling(error.errors()):
+        field = prefix + _field_of(e["loc"]).lstrip(".")
+        field = field.rstrip(".")
+        unresolved = e["loc"][:1] == ("scores",) and isinstance(e["input"], list | tuple) and None in e["input"]
+        if skip_plugins and (e["type"] == "is_instance_of" or unresolved):
+            continue  # reported where the plug-in was resolved
+        if e["type"] == "extra_forbidden":
+            known = sorted(_section_at(cls, e["loc"][:-1]).model_fields)
+            messages.append(registries.unknown_name(f"{field}: the key", shortened(str(e["loc"][-1])), known))
+        elif e["type"] == "missing":
+            messages.append(f"{field} must be given, got nothing. Add it to the spec.")
+        else:
+            rule = re.sub("^(Value error, |(Input|Tuple) should )", "", e["msg"]).replace("valid tuple", "list")
+            rule = re.sub(r" after validation|, unable to parse string as an? \w+", "", rule)
+            rule = re.sub(r"valid dictionary( or instance of \w+)?", "mapping", rule)
+            said_in_full = e["type"] == "value_error" and ". " in rule
+            got = "" if said_in_full else f", got {shown(e['input'])}. Change it."
+            messages.append(
+                rule if said_in_full and rule.startswith(field) else f"{field or 'SPEC'} {_must(rule)}{got}"
+            )
+    return messages
+
+
+def _field_of(loc: tuple[int | str, ...]) -> str:
+    return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in _path(loc))
+
+
+def _telling(errors: list[ErrorDetails]) -> list[ErrorDetails]:
+    """The errors without those that follow from another one: a list that is too short only because its values are
+    wrong, and the alternatives of a field that were not meant."""
+    alternatives = Counter(_field_of(e["loc"]) for e in errors)
+    wrong_inside = {e["loc"][:depth] for e in errors for depth in range(len(e["loc"]))}
+    kept = []
+    for e in errors:
+        is_list = isinstance(e["input"], list | tuple)
+        follows = e["type"] == "too_short" and bool(e["input"]) and e["loc"] in wrong_inside
+        not_meant = e["type"].endswith(("list_type", "tuple_type")) or (is_list and e["type"].endswith("_type"))
+        if not follows and not (not_meant and alternatives[_field_of(e["loc"])] > 1):
+            kept.append(e)
+    return kept
+
+
+def _path(loc: tuple[int | str, ...]) -> list[int | str]:
+    """A location without pydantic's names for the alternatives of a union, such as `tuple[int, ...]`."""
+    return [p for p in loc if isinstance(p, int) or (p.isidentifier() and p not in ("int", "float", "str", "bool"))]
+
+
+def _must(rule: str) -> str:
+    return (
+        rule
+        if rule.startswith(("must", "takes"))
+        else f"must {rule}"
+        if rule.startswith(("be ", "have "))
+        else f"must be valid: {rule}"
+    )
+
+
+def _section_at(cls: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel]:
+    """The section that a location in the spec belongs to."""
+    for part in loc:
+        annotation = cls.model_fields[str(part)].annotation if str(part) in cls.model_fields else None
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            cls = annotation
+    return cls
+
+
+def any_plugin(kind: registries.Kind) -> dict[str, Any]:
+    """JSON Schema of every known plug-in of a kind; its name is described by the first paragraph of its docstring."""
+    choices = []
+    for name in registries.names(kind):
+        plugin = registries.resolve(kind, name).model_json_schema()
+        summary = " ".join(plugin.get("description", "").split("\n\n")[0].split())
+        about = {"const": name, "description": f"{name}: {summary}"}
+        plugin["properties"] = {"name": about, **plugin.get("properties", {})}
+        plugin["required"] = ["name", *plugin.get("required", [])]
+        choices.append(plugin)
+    return {"anyOf": choices}

@@ -1,0 +1,134 @@
+"""What parameters the built-in plug-ins take, known without importing them: that takes seconds, as most need torch.
+
+`data/plugin_parameters.json` holds names, types and bounds. `python -m raydp.plugins.parameters` makes it from the
+plug-ins. A spec is checked against it first, so that most mistakes are told at once; what a plug-in checks by its own
+code is told after its import. The check never refuses what the plug-in takes: what the file cannot say is left to the
+plug-in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache, reduce
+from operator import or_
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WrapValidator, create_model
+
+from raydp.plugins import registries
+
+FILE = Path(__file__).parents[1] / "data" / "plugin_parameters.json"
+KINDS: tuple[registries.Kind, ...] = ("tasks", "methods", "scores", "searches")
+_BOUNDS = {
+    "minimum": "ge", "exclusiveMinimum": "gt", "maximum": "le", "exclusiveMaximum": "lt",
+    "minLength": "min_length", "maxLength": "max_length", "minItems": "min_length", "maxItems": "max_length",
+}  # fmt: skip
+"""JSON Schema's words -> pydantic's."""
+_PLAIN: dict[str, Any] = {"string": str, "integer": int, "number": float, "boolean": bool, "null": None}
+
+
+class Unchecked(BaseModel):
+    """Parameters of a plug-in that only the plug-in itself can check."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+@cache
+def light_model(kind: registries.Kind, name: str) -> type[BaseModel]:
+    """A model that takes at least what the plug-in takes, with the same names, types and bounds.
+
+    Raises:
+        ValueError: the name is unknown; says which is nearest.
+    """
+    known = json.loads(FILE.read_text(encoding="utf-8"))[kind].get(name)
+    if name not in registries.names(kind):
+        raise ValueError(registries.unknown_name(f"{kind.removesuffix('s')}.name", name, registries.names(kind)))
+    if known is None or known["fields"] is None:
+        return Unchecked
+    fields: dict[str, Any] = {
+        field: (_annotation(said["schema"]), Field(said["default"]) if "default" in said else ...)
+        for field, said in known["fields"].items()
+    }
+    made: type[BaseModel] = create_model(name, __config__=ConfigDict(extra="forbid", frozen=True), **fields)
+    for constant, value in known["constants"].items():
+        setattr(made, constant, value)
+    return made
+
+
+def _annotation(schema: Mapping[str, Any]) -> Any:
+    """The type that a JSON Schema describes; Any where it says more than types and bounds."""
+    if "enum" in schema:
+        return Literal[tuple(schema["enum"])]
+    if "const" in schema:
+        return Literal[schema["const"]]
+    if "anyOf" in schema:
+        return reduce(or_, (_annotation(part) for part in schema["anyOf"]))
+    bounds = {_BOUNDS[word]: value for word, value in schema.items() if word in _BOUNDS}
+    kind = _PLAIN.get(schema.get("type", ""), Any)
+    if schema.get("type") == "array":
+        parts = schema.get("prefixItems")
+        if parts is not None:
+            return tuple[tuple(map(_annotation, parts))]  # type: ignore[misc]
+        kind = tuple[_annotation(schema.get("items", {})), ...]  # type: ignore[misc]
+    return Annotated[kind, Field(**bounds)] if bounds and kind is not Any else kind
+
+
+def described() -> dict[str, Any]:
+    """What the file must hold: kind -> name -> {"fields", "constants"}, of the plug-ins as they are now."""
+    return {kind: {name: _described(kind, name) for name in sorted(registries.BUILTIN[kind])} for kind in KINDS}
+
+
+def _described(kind: registries.Kind, name: str) -> dict[str, Any]:
+    cls: type[BaseModel] = registries.resolve(kind, name)
+    decorators = cls.__pydantic_decorators__
+    constants = {"private": cls.private} if hasattr(cls, "private") else {}
+    if any(validator.info.mode != "after" for validator in decorators.model_validators.values()):
+        return {"fields": None, "constants": constants}
+    own = {f for v in decorators.field_validators.values() if v.info.mode != "after" for f in v.info.fields}
+    properties = cls.model_json_schema().get("properties", {})
+    fields = {}
+    for field, info in cls.model_fields.items():
+        converted = any(isinstance(m, BeforeValidator | WrapValidator | PlainValidator) for m in info.metadata)
+        schema = {} if field in own or converted else _plain(properties[field])
+        default = {"default": info.get_default(call_default_factory=True)} if not info.is_required() else {}
+        fields[field] = {"schema": schema, **(default if _is_json(default) else {"default": None})}
+    return {"fields": fields, "constants": constants}
+
+
+def _plain(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a schema that `_annotation` reads; {} where it would have to know more."""
+    words = {k: v for k, v in schema.items() if k not in ("title", "description", "default")}
+    for key in ("anyOf", "prefixItems"):
+        if key in words:
+            words[key] = [_plain(part) for part in words[key]]
+            if {} in words[key]:
+                return {}
+    if "items" in words:
+        words["items"] = _plain(words["items"])
+    readable = {*_BOUNDS, "type", "enum", "const", "anyOf", "prefixItems", "items"}
+    return words if set(words) <= readable and (set(words) & {"type", "enum", "const", "anyOf"}) else {}
+
+
+def _is_json(value: object) -> bool:
+    try:
+        json.dumps(value)
+    except TypeError:
+        return False
+    return True
+
+
+def as_text(content: Mapping[str, Mapping[str, object]]) -> str:
+    """The file's text: a line for each plug-in."""
+    kinds = (
+        f"{json.dumps(kind)}: {{\n"
+        + ",\n".join(f" {json.dumps(n)}: {json.dumps(p)}" for n, p in plugins.items())
+        + "\n}"
+        for kind, plugins in content.items()
+    )
+    return "{\n" + ",\n".join(kinds) + "\n}\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text(as_text(described()), encoding="utf-8")

@@ -1,0 +1,8 @@
+"""The built-in accountants under the names that the registry gives them."""
+
+from raydp.privacy.accounting.base import Accountant, AccountantError
+from raydp.privacy.accounting.pld import PLDAccountant
+from raydp.privacy.accounting.prv import PRVAccountant
+from raydp.privacy.accounting.rdp import RDPAccountant
+
+__all__ = ["Accountant", "AccountantError", "PLDAccountant", "PRVAccountant", "RDPAccountant"]

@@ -1,0 +1,61 @@
+"""A folder of solved problems, one JSON file each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class SolutionCache:
+    """Maps a problem (a flat dict of what matters) to its solution, on disk.
+
+    Writes are atomic (temporary file, fsync, rename), so concurrent writers and kills leave whole files. An entry that
+    cannot be read as what was written (truncated, edited, another problem) counts as absent.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+
+    def load(self, problem: Mapping[str, object]) -> dict[str, Any] | None:
+        """The solution of a problem, None if it is not there in whole."""
+        try:
+            text = self._path(problem).read_text(encoding="utf-8")
+            entry = json.loads(text)
+        except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+            return None
+        if not isinstance(entry, dict) or entry.get("problem") != problem:
+            return None
+        solution = entry.get("solution")
+        if entry.get("sha256") != _digest({"problem": problem, "solution": solution}):
+            return None
+        return solution if isinstance(solution, dict) else None
+
+    def save(self, problem: Mapping[str, object], solution: Mapping[str, object]) -> None:
+        """Store a solution."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        content: dict[str, object] = {"problem": problem, "solution": solution}
+        content["sha256"] = _digest(content)
+        handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".solution-", suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                json.dump(content, stream, indent=1, sort_keys=True)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(temporary, self._path(problem))
+        except OSError:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    def _path(self, problem: Mapping[str, object]) -> Path:
+        """The file of a problem."""
+        return self.folder / f"{_digest(problem)}.json"
+
+
+def _digest(content: Mapping[str, object]) -> str:
+    """SHA-256 of the canonical JSON; floats are written to the last bit."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

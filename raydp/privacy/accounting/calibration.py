@@ -1,0 +1,264 @@
+"""Noise calibration: the smallest noise multiplier at which a run meets its (ε, δ)."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from raydp.plugins.registries import resolve
+from raydp.privacy.accounting.accountants import Accountant, AccountantError, PLDAccountant
+from raydp.privacy.accounting.cache import SolutionCache
+from raydp.privacy.accounting.events import PoissonGaussian, PrivacyTarget, check_num_steps
+from raydp.privacy.accounting.gdp import gaussian_mu
+from raydp.privacy.accounting.root_search import CalibrationError, Point, smallest_noise
+
+# Part of the cache's key: raise it whenever a change here or in an accountant can change a result.
+ALGORITHM_VERSION = 3
+TOLERANCE = 1e-3
+SERIAL_UP_TO = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationRequest:
+    """One run to calibrate.
+
+    Args:
+        num_examples: n, records (of the privacy unit) that Poisson sampling draws from, >= 1.
+        batch_size: expected batch size b, > 0 and <= n.
+        num_steps: T >= 1.
+        target: the (ε, δ) to meet.
+
+    Raises:
+        ValueError: an argument is out of its range, or δ is so large that releasing whole records would meet it.
+    """
+
+    num_examples: int
+    batch_size: float
+    num_steps: int
+    target: PrivacyTarget
+
+    def __post_init__(self) -> None:
+        if self.num_examples < 1:
+            raise ValueError(f"num_examples must be >= 1, got {self.num_examples}. It counts the records sampled from.")
+        if not 0 < self.batch_size <= self.num_examples:
+            raise ValueError(
+                f"batch_size must be > 0 and <= num_examples {self.num_examples}, got {self.batch_size}. "
+                "It is the expected size of a Poisson sample."
+            )
+        if self.num_steps < 1 or self.num_steps != int(self.num_steps):
+            raise ValueError(f"num_steps must be an integer >= 1, got {self.num_steps}. It counts noisy updates.")
+        check_num_steps(self.num_steps)
+        if self.sample_rate < 1:
+            seen = -math.expm1(self.num_steps * math.log1p(-self.sample_rate))
+            if self.target.delta >= seen:
+                raise ValueError(
+                    f"target_delta must be < {seen:.3g}, the chance that a record is ever sampled, got "
+                    f"{self.target.delta}. Lower it (n^-1.1 is usual): as it stands no noise at all would meet it."
+                )
+
+    @classmethod
+    def of(cls, event: PoissonGaussian, *, num_examples: int, target: PrivacyTarget) -> CalibrationRequest:
+        """How much noise a method's event needs; the event's own noise does not count."""
+        batch_size = event.sample_rate * num_examples
+        if round(batch_size) / num_examples == event.sample_rate:  # the product is rounded
+            batch_size = round(batch_size)
+        return cls(num_examples=num_examples, batch_size=batch_size, num_steps=event.num_steps, target=target)
+
+    @property
+    def sample_rate(self) -> float:
+        """q = b/n."""
+        return self.batch_size / self.num_examples
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """A solved request.
+
+    Attributes:
+        noise_multiplier: σ, noise standard deviation over max_grad_norm.
+        epsilon: the accountant's ε at σ and delta; at most the target's.
+        delta: the target's δ.
+        sample_rate: q = b/n.
+        accountant: its registry name.
+        accountant_version: library and version.
+    """
+
+    noise_multiplier: float
+    epsilon: float
+    delta: float
+    sample_rate: float
+    accountant: str
+    accountant_version: str
+
+
+def calibrate(request: CalibrationRequest, accountant_name: str, *, cache_dir: Path | str | None = None) -> Calibration:
+    """Smallest noise multiplier, up to 0.3 %, at which a run meets its target under an accountant.
+
+    Args:
+        request: the run.
+        accountant_name: registry name: "prv", "pld", "rdp" or another's.
+        cache_dir: folder of solved calibrations; None to always compute.
+
+    Guarantee:
+        `accountant.epsilon(PoissonGaussian(sample_rate, noise_multiplier, num_steps), delta) <= target.epsilon`,
+        evaluated with the accountant that was asked for at exactly the σ that is returned.
+
+    Raises:
+        CalibrationError: no noise multiplier in the supported range; names the range.
+        AccountantError: the accountant cannot handle the run; names the limit. No other one stands in for it.
+
+    Source: Doroshenko et al. 2022 (pld); Gopi et al. 2021 (prv); Mironov et al. 2019 (rdp).
+    """
+    return calibrate_many([request], accountant_name, cache_dir=cache_dir, max_workers=1)[0]
+
+
+def calibrate_many(
+    requests: Sequence[CalibrationRequest],
+    accountant_name: str,
+    *,
+    cache_dir: Path | str | None = None,
+    max_workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Calibration]:
+    """Calibrate many runs, solving each distinct (q, T, ε, δ) once, in parallel.
+
+    Args:
+        requests: the runs.
+        accountant_name: registry name.
+        cache_dir: folder of solved calibrations; None to always compute.
+        max_workers: processes; default one per available CPU, none for three problems or fewer. They are spawned: a
+            script that calls this with more than one needs the `if __name__ == "__main__"` guard.
+        progress: called as progress(done, total) over distinct problems.
+
+    Returns:
+        One calibration per request, in their order; the guarantee of `calibrate` holds for each.
+
+    Raises:
+        ValueError: max_workers below 1, or an unknown accountant.
+        CalibrationError, AccountantError: as `calibrate`, for the first problem that fails; those solved are cached.
+    """
+    if max_workers is not None and max_workers < 1:
+        raise ValueError(f"max_workers must be >= 1, got {max_workers}. Leave it out for one per CPU.")
+    accountant: Accountant = resolve("accountants", accountant_name, field="accountant")()
+    store = None if cache_dir is None else SolutionCache(cache_dir)
+    keys = [_key(request) for request in requests]
+    distinct = dict(zip(keys, requests, strict=True))
+    solved: dict[tuple[float, ...], Calibration] = {}
+    for key, request in distinct.items():
+        cached = None if store is None else store.load(_problem(request, accountant))
+        if cached is not None:
+            solved[key] = _calibration(request, accountant, cached)
+    if progress is not None and solved:
+        progress(len(solved), len(distinct))
+    pending = {key: request for key, request in distinct.items() if key not in solved}
+    for key, solution in _solve_all(pending, accountant_name, max_workers):
+        if store is not None:
+            store.save(_problem(pending[key], accountant), solution)
+        solved[key] = _calibration(pending[key], accountant, solution)
+        if progress is not None:
+            progress(len(solved), len(distinct))
+    return [solved[key] for key in keys]
+
+
+def _key(request: CalibrationRequest) -> tuple[float, ...]:
+    """What two requests must share to have one solution."""
+    return (request.sample_rate, request.num_steps, request.target.epsilon, request.target.delta)
+
+
+def _problem(request: CalibrationRequest, accountant: Accountant) -> dict[str, Any]:
+    """The cache's key: the problem, and the code and library that solve it."""
+    return {
+        "algorithm": ALGORITHM_VERSION,
+        "accountant": accountant.name,
+        "accountant_version": accountant.version,
+        "sample_rate": request.sample_rate,
+        "num_steps": request.num_steps,
+        "target_epsilon": request.target.epsilon,
+        "target_delta": request.target.delta,
+    }
+
+
+def _calibration(request: CalibrationRequest, accountant: Accountant, solution: dict[str, float]) -> Calibration:
+    """The answer to a request."""
+    assert solution["epsilon"] <= request.target.epsilon, "a solution above its target"
+    return Calibration(
+        noise_multiplier=solution["noise_multiplier"],
+        epsilon=solution["epsilon"],
+        delta=request.target.delta,
+        sample_rate=request.sample_rate,
+        accountant=accountant.name,
+        accountant_version=accountant.version,
+    )
+
+
+def _solve_all(
+    pending: dict[tuple[float, ...], CalibrationRequest], accountant_name: str, max_workers: int | None
+) -> Iterator[tuple[tuple[float, ...], dict[str, float]]]:
+    """Solutions as they come, here or in processes of their own."""
+    default = 1 if len(pending) <= SERIAL_UP_TO else len(os.sched_getaffinity(0))
+    workers = min(max_workers or default, len(pending))
+    if workers <= 1:
+        for key, request in pending.items():
+            yield key, _solve(request, accountant_name)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        futures = {pool.submit(_solve, request, accountant_name): key for key, request in pending.items()}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _solve(request: CalibrationRequest, accountant_name: str) -> dict[str, float]:
+    """The noise multiplier of one problem and the accountant's ε at it."""
+    accountant: Accountant = resolve("accountants", accountant_name, field="accountant")()
+    exact = accountant.tight_target(request.target)
+    guess = _approximate(request, exact)
+    # Half a tolerance below the target: where the search itself aims, so that one evaluation usually ends it.
+    start = guess.towards(exact.epsilon * math.exp(0.5 * TOLERANCE * guess.slope))
+    point = smallest_noise(
+        lambda sigma: accountant.epsilon(_event(request, sigma), request.target.delta),
+        target=request.target.epsilon,
+        start=start,
+        slope=guess.slope,
+        tolerance=TOLERANCE,
+    )
+    return {"noise_multiplier": math.exp(point.log_sigma), "epsilon": point.epsilon}
+
+
+def _approximate(request: CalibrationRequest, target: PrivacyTarget) -> Point:
+    """About where the target is met: on a coarse grid of losses, or by the central limit where that is out of reach."""
+    per_step = gaussian_mu(target) / math.sqrt(request.num_steps)
+    if request.sample_rate == 1:
+        log_sigma = -math.log(per_step)
+    else:  # μ = q sqrt(T (e^(1/σ²) - 1)) (Bu et al. 2020, Corollary 5.4), solved for σ
+        log_sigma = -0.5 * math.log(math.log1p((per_step / request.sample_rate) ** 2))
+    # Rounding losses to multiples of h adds h²/6 to the variance of one step's loss, per_step² where the limit holds:
+    # 2e-4 in σ at h = 0.05 per_step. The second term keeps the grid below 200,000 cells where σ is small.
+    precision = math.exp(-log_sigma)
+    interval = max(min(0.05 * per_step, 5e-3), (10 * precision + precision**2 / 2) / 200_000)
+    coarse = PLDAccountant(interval)
+    try:
+        return smallest_noise(
+            lambda sigma: coarse.epsilon(_event(request, sigma), target.delta),
+            target=target.epsilon,
+            start=log_sigma,
+            slope=-1.5,
+            tolerance=TOLERANCE,
+        )
+    except (AccountantError, CalibrationError):
+        return Point(log_sigma=log_sigma, epsilon=target.epsilon, slope=-1.5)
+
+
+def _event(request: CalibrationRequest, noise_multiplier: float) -> PoissonGaussian:
+    """What the run releases at a noise multiplier."""
+    return PoissonGaussian(
+        sample_rate=request.sample_rate, noise_multiplier=noise_multiplier, num_steps=request.num_steps
+    )

@@ -1,0 +1,215 @@
+"""Accountant `pld`: privacy loss distributions (Doroshenko et al. 2022)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from raydp.privacy.accounting.base import Accountant, AccountantError, describe, merged
+from raydp.privacy.accounting.events import PoissonGaussian
+
+if TYPE_CHECKING:
+    import numpy as np
+    from dp_accounting.pld.pld_pmf import PLDPmf
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+    from numpy.typing import NDArray
+
+_FEW_STEPS = 1000
+"""Up to so many steps the library's own decision costs nothing."""
+
+
+class PLDAccountant(Accountant):
+    """Privacy loss distributions, discretised pessimistically by Connect-the-Dots; the reference.
+
+    Both directions of adjacency are composed and the larger ε is returned. dp_accounting composes by a double
+    precision FFT, whose noise makes the plain library optimistic at small δ (by 1e-11 in δ at T = 100,000). Here ε is
+    taken at δ - error, error = (128 groups + 4 T) 2^-53: more than twice the largest deficit seen against an extended
+    precision FFT over q 1e-6..1, T 1..1e5.
+
+    Where one step's loss has a standard deviation s (about q/σ), the grid adds up to interval²/6 to s²: below 0.1 % in
+    σ for s >= 1e-3, but 18 % too much noise at q = 0.01, T = 100,000, ε = 0.1 (s = 7e-5). Never too little.
+
+    Args:
+        interval: spacing of the grid of privacy losses.
+
+    Source: Doroshenko et al. 2022 (Algorithm 1).
+    """
+
+    name = "pld"
+    distribution = "dp-accounting"
+    max_step_cells = 4_000_000
+    max_total_cells = 30_000_000
+
+    def __init__(self, interval: float = 1e-4) -> None:
+        self.interval = interval
+
+    def deltas(self, event: PoissonGaussian, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[k] upper bounds on δ at [k] epsilons >= 0 in ascending order, rounding error added.
+
+        Raises:
+            AccountantError: as for epsilon.
+        """
+        import numpy as np
+
+        events = merged([event])
+        values = np.maximum(*(_deltas(pmf, epsilons) for pmf in _directions(self._composed(events))))
+        # Up to 10^7 terms are added one by one: a relative error of 1e-9 at most.
+        bounds: NDArray[np.float64] = np.minimum(np.maximum(values, 0.0) * (1 + 1e-9) + rounding_error(events), 1.0)
+        return bounds
+
+    def smallest_delta(self, event: PoissonGaussian) -> float:
+        """A δ that is far enough above the rounding error of the event's composition for ε to be known."""
+        return 4 * rounding_error([event])
+
+    def _bounds(self, events: Sequence[PoissonGaussian], deltas: Sequence[float]) -> list[float]:
+        error = rounding_error(events)
+        if min(deltas, default=1.0) <= 2 * error:
+            raise AccountantError(
+                f"delta must be > {2 * error:.1e} for accountant 'pld' at {sum(e.num_steps for e in events)} steps, "
+                f"got {min(deltas)}. Below it double precision decides; use a larger delta or accountant 'rdp'."
+            )
+        parts = _directions(self._composed(events))
+        both = [_epsilons(pmf, [delta - error for delta in deltas]) for pmf in parts]
+        return [max(epsilons) for epsilons in zip(*both, strict=True)]
+
+    def _composed(self, events: Sequence[PoissonGaussian]) -> PrivacyLossDistribution:
+        """The composed privacy loss distribution."""
+        for event in events:
+            self._check_size(event)
+        return _composition(tuple(events), self.interval)
+
+    def _check_size(self, event: PoissonGaussian) -> None:
+        """Refuse an event whose grids would not fit in a few gigabytes of memory."""
+        variance = 1 / event.noise_multiplier**2
+        step = (10 * math.sqrt(variance) + variance / 2) / self.interval  # the library cuts tails at e^-50, 10 std
+        spread = math.sqrt(event.num_steps * event.sample_rate * (variance + variance**2 / 4))
+        if step > self.max_step_cells or 16 * spread / self.interval > self.max_total_cells:
+            raise AccountantError(
+                f"noise_multiplier must be larger for accountant 'pld', got {describe([event])}. Its grid of losses, "
+                f"{self.interval:.2g} apart, is limited to "
+                f"{self.max_step_cells:,} cells a step and {self.max_total_cells:,} in all."
+            )
+
+
+def _of_many_steps(step: PrivacyLossDistribution, num_steps: int) -> PrivacyLossDistribution:
+    """One step's distribution in the form that the library composes at once.
+
+    The library turns a short list of losses into an array before it composes many steps, and decides so by the number
+    (length of the list) ** num_steps. That number has as many digits as there are steps: Python computes it for minutes
+    and cannot be interrupted meanwhile.
+    """
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+    if num_steps <= _FEW_STEPS:
+        return step
+    parts = [step._pmf_remove] if step._symmetric else [step._pmf_remove, step._pmf_add]
+    return PrivacyLossDistribution(*(part.to_dense_pmf() for part in parts))
+
+
+def _directions(pld: PrivacyLossDistribution) -> tuple[PLDPmf, PLDPmf]:
+    """The distributions of the privacy loss where an example is removed and where one is added."""
+    return pld._pmf_remove, pld._pmf_remove if pld._symmetric else pld._pmf_add
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Curve:
+    """The losses of a distribution that are above a bound, and the sums that its curve is made of.
+
+    Attributes:
+        losses: [k] in descending order.
+        upper: [k + 1] probability of an infinite loss and of the first i losses.
+        lower: [k + 1] the sum of probability times exp(-loss) over the first i losses.
+    """
+
+    losses: NDArray[np.float64]
+    upper: NDArray[np.float64]
+    lower: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, pmf: PLDPmf, above: float) -> _Curve:
+        """The sums that the library takes, in the library's order, without its loop in Python over all losses."""
+        import numpy as np
+
+        dense = pmf.to_dense_pmf()
+        losses = (np.arange(dense.size) + dense._lower_loss) * dense._discretization
+        first = int(np.searchsorted(losses, above, side="right"))
+        losses, probabilities = losses[first:][::-1], np.asarray(dense._probs)[first:][::-1]
+        return cls(
+            losses=losses,
+            upper=np.cumsum(np.concatenate([[dense._infinity_mass], probabilities])),
+            lower=np.cumsum(np.concatenate([[0.0], probabilities * np.exp(-losses)])),
+        )
+
+    def deltas(self, epsilons: NDArray[np.float64], counts: NDArray[np.int64]) -> NDArray[np.float64]:
+        """[k] δ at [k] epsilons, above each of which there are so many losses."""
+        import numpy as np
+
+        with np.errstate(over="ignore", invalid="ignore"):
+            subtracted = np.exp(epsilons) * self.lower[counts]
+        # Above ε = 709 exp(ε) is not a number any more. δ stays an upper bound without what it would subtract.
+        deltas: NDArray[np.float64] = self.upper[counts] - np.where(np.isfinite(subtracted), subtracted, 0.0)
+        return deltas
+
+
+def _deltas(pmf: PLDPmf, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[k] δ at [k] epsilons >= 0 in ascending order.
+
+    Source: Doroshenko et al. 2022: δ(ε) is the sum of (1 - exp(ε - loss)) over the losses above ε, and the probability
+    of an infinite loss.
+    """
+    import numpy as np
+
+    curve = _Curve.of(pmf, float(epsilons[0]))
+    counts = len(curve.losses) - np.searchsorted(curve.losses[::-1], epsilons, side="right")
+    return curve.deltas(epsilons, counts)
+
+
+def _epsilons(pmf: PLDPmf, deltas: Sequence[float]) -> list[float]:
+    """The smallest ε >= 0 at each δ: between two neighbouring losses δ(ε) is a line in exp(ε), which is solved."""
+    import numpy as np
+
+    curve = _Curve.of(pmf, 0.0)
+    at_losses = curve.deltas(curve.losses, np.arange(len(curve.losses)))
+    epsilons = []
+    for delta in deltas:
+        if curve.upper[0] > delta:
+            epsilons.append(math.inf)
+            continue
+        reached = np.flatnonzero(at_losses >= delta)
+        count = int(reached[0]) if len(reached) else len(curve.losses)
+        upper, lower = float(curve.upper[count]) - delta, float(curve.lower[count])
+        if upper == 0.0 and len(reached):  # δ is met exactly from this loss on
+            epsilons.append(float(curve.losses[count]))
+        elif lower == 0.0 < upper:  # exp(-loss) is not a number above 0 any more
+            epsilons.append(float(curve.losses[count - 1]))
+        else:
+            epsilons.append(math.log(upper / lower) if upper > lower else 0.0)
+    return epsilons
+
+
+def rounding_error(events: Sequence[PoissonGaussian]) -> float:
+    """Allowance, in δ, for rounding in a double precision FFT composition (see PLDAccountant)."""
+    return float((128 * len(events) + 4 * sum(event.num_steps for event in events)) * 2.0**-53)
+
+
+@lru_cache(maxsize=1)
+def _composition(events: tuple[PoissonGaussian, ...], interval: float) -> PrivacyLossDistribution:
+    """The composed privacy loss distribution. The last one is kept: a guarantee asks for ε, for μ and for an attacker's
+    limits of the same events."""
+    from dp_accounting.pld import privacy_loss_distribution
+
+    total: PrivacyLossDistribution | None = None
+    for event in events:
+        step = privacy_loss_distribution.from_gaussian_mechanism(
+            standard_deviation=event.noise_multiplier,
+            sampling_prob=event.sample_rate,
+            value_discretization_interval=interval,
+            pessimistic_estimate=True,
+            use_connect_dots=True,
+        )
+        run = _of_many_steps(step, event.num_steps).self_compose(event.num_steps)
+        total = run if total is None else total.compose(run)
+    return total

@@ -1,0 +1,100 @@
+"""The privacy profile of a run: ε at many δ, and the one number that bounds all of it, if there is one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from raydp.plugins.registries import resolve
+from raydp.privacy.accounting.accountants import Accountant, AccountantError, PLDAccountant
+from raydp.privacy.accounting.events import Event, NonPrivate, check_delta
+from raydp.privacy.accounting.gdp import gaussian_deltas
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
+"""Where the guarantee of a run states its ε, beside its own δ."""
+GDP_SMALLEST_DELTA = 1e-10
+_GRID_POINTS = 4000
+
+
+def profile(event: Event, deltas: Sequence[float], accountant_name: str) -> dict[str, Any]:
+    """Upper bounds on ε at each δ, and the smallest μ whose μ-GDP curve lies above the whole profile.
+
+    Args:
+        event: what the run releases.
+        deltas: each in (0, 1).
+        accountant_name: registry name, for the epsilons; gdp_mu always comes from 'pld', the only one with a curve.
+
+    Returns:
+        "deltas", "epsilons" (floats, inf for NonPrivate), "gdp_mu" (float or None), "gdp_mu_reason" (why it is None,
+        else None), "accountant" (the registry name).
+
+    Raises:
+        ValueError: no deltas, one out of (0, 1), or an unknown accountant.
+        AccountantError: the accountant cannot handle the event; names the limit.
+    """
+    if not deltas:
+        raise ValueError("deltas must hold at least one value, got none. 1e-3,1e-6 shows two ends of a profile.")
+    for delta in deltas:
+        check_delta(delta, field="deltas")
+    accountant: Accountant = resolve("accountants", accountant_name, field="accountant")()
+    epsilons = accountant.epsilons(event, deltas)
+    mu, reason = dominating_mu(event)
+    return {
+        "deltas": list(deltas),
+        "epsilons": epsilons,
+        "gdp_mu": mu,
+        "gdp_mu_reason": reason,
+        "accountant": accountant.name,
+    }
+
+
+def dominating_mu(event: Event) -> tuple[float | None, str | None]:
+    """The smallest μ, up to 1 %, whose Gaussian curve dominates the event's profile, or None and why not.
+
+    Guarantee:
+        For every δ in [1e-10, 1) the event's ε is at most that of one Gaussian mechanism with sensitivity over noise
+        std μ. On a grid ε_0 = 0 < ε_1 < ... it is checked that δ_event(ε_i) <= δ_μ(ε_(i+1)) wherever
+        δ_event(ε_i) >= 1e-10; both curves fall, so that covers what lies between. δ_event is Connect-the-Dots with its
+        rounding error added, an upper bound. The central limit's μ is not such a bound (Bu et al. 2020).
+
+    Source: Dong, Roth and Su 2022 (Definition 4, Corollary 1); Doroshenko et al. 2022.
+    """
+    import numpy as np
+
+    if isinstance(event, NonPrivate):
+        return None, "a run without noise has no privacy profile"
+    accountant = PLDAccountant()
+    try:
+        last = accountant.epsilon(event, GDP_SMALLEST_DELTA)
+    except AccountantError as error:
+        return None, f"the profile is not known down to delta 1e-10: {error}"
+    if not math.isfinite(last):
+        return None, "epsilon is infinite at delta 1e-10"
+    if last == 0:
+        return None, "epsilon is 0 at delta 1e-10: there is no profile to bound"
+    # Finer towards 0, where a step costs most; to beyond `last`, so that δ_event falls below 1e-10 on the grid.
+    grid = 1.1 * last * np.linspace(0.0, 1.0, _GRID_POINTS) ** 2
+    deltas = accountant.deltas(event, grid)
+    relevant = deltas[:-1] >= GDP_SMALLEST_DELTA
+    if relevant[-1] or deltas[0] >= 1:
+        return None, "rounding hides the profile near delta 1e-10 or delta 1"
+    return _smallest_mu(deltas[:-1][relevant], grid[1:][relevant]), None
+
+
+def _smallest_mu(deltas: NDArray[np.float64], epsilons: NDArray[np.float64]) -> float:
+    """Smallest μ (bisection to 1e-6, rounded up) with δ_μ(epsilons) >= deltas everywhere; [k] each."""
+    low, high = 0.0, 1.0
+    while (gaussian_deltas(high, epsilons) < deltas).any():
+        low, high = high, 2 * high
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        if (gaussian_deltas(middle, epsilons) < deltas).any():
+            low = middle
+        else:
+            high = middle
+    return high

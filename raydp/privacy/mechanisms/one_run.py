@@ -1,0 +1,175 @@
+"""Lower bounds on ε from one training run: canaries in or out by fair coins, and how many of the coins were guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from raydp.privacy.accounting.gdp import gaussian_epsilon
+
+_ROUNDING = 1e-9
+"""Far above the rounding errors of scipy's binomial tails (relative, about 1e-12), so that they never raise a bound."""
+_MAX_EPSILON = 512.0
+"""No count of guesses refutes more: 10^6 correct ones out of 10^6 stop at ε = 12.7 with confidence 0.95."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guesses:
+    """What an auditor got right about the coins.
+
+    Attributes:
+        num_canaries: M, canaries that were each put in by a fair coin of its own.
+        num_guesses: R, those whose coin was guessed; of the others the auditor abstained.
+        num_correct: V, right guesses.
+    """
+
+    num_canaries: int
+    num_guesses: int
+    num_correct: int
+
+    def __post_init__(self) -> None:
+        for name, value, at_most, limit in (
+            ("canaries", self.num_canaries, "10^7", 10**7),
+            ("guesses", self.num_guesses, f"the {self.num_canaries} canaries", self.num_canaries),
+            ("correct", self.num_correct, f"the {self.num_guesses} guesses", self.num_guesses),
+        ):
+            least = 1 if name == "canaries" else 0
+            if not least <= value <= limit:
+                raise ValueError(
+                    f"{name} must be at least {least} and at most {at_most}, got {value}. Count them again."
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneRunBound:
+    """Lower bounds, each by itself at the confidence; see `one_run_bound`.
+
+    Attributes:
+        epsilon: on ε at the δ; needs no assumption on the mechanism.
+        gdp_mu: on μ, if the mechanism is Gaussian: a μ-GDP one.
+        epsilon_gdp: on ε at the δ, if it is; None at δ = 0, where no Gaussian mechanism has a finite ε.
+    """
+
+    epsilon: float
+    gdp_mu: float
+    epsilon_gdp: float | None
+
+
+def one_run_bound(guesses: Guesses, delta: float, confidence: float = 0.95) -> OneRunBound:
+    """Lower bounds on what the audited mechanism leaks of one canary.
+
+    Args:
+        delta: δ in [0, 1) of the guarantee that is tested.
+        confidence: in (0, 1).
+
+    Guarantee:
+        With probability >= confidence over the coins and the mechanism, epsilon <= ε for every (ε, δ) that the
+        mechanism satisfies under adding or removing one canary. It assumes that the coins are fair and independent of
+        each other and of everything else, that the guesses depend on the coins through the mechanism's output alone,
+        and that at most R guesses are made whatever the output is. gdp_mu and epsilon_gdp assume in addition that the
+        mechanism is μ-GDP for some μ and that this μ is what is asked for; where it is not (subsampled DP-SGD with few
+        steps), epsilon_gdp may exceed ε.
+
+    Raises:
+        ValueError: δ or the confidence is out of range.
+
+    Source: Steinke, Nasr and Jagielski 2023 (Theorem 5.2 and appendix D); Mahloujifar, Melis and Chaudhuri 2024.
+    """
+    _check(delta, confidence)
+    level = 1 - confidence
+    epsilon = _largest(lambda e: one_run_p_value(guesses, e, delta) < level, _MAX_EPSILON)
+    mu = _largest(lambda m: _refutes_gdp(guesses, m, level), 64.0)
+    converted = None if delta == 0 else max(0.0, gaussian_epsilon(mu, delta) - _ROUNDING)
+    return OneRunBound(epsilon=epsilon, gdp_mu=mu, epsilon_gdp=converted)
+
+
+def one_run_p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
+    """A bound, over all (ε, δ)-DP mechanisms, on the probability of so many right guesses or more.
+
+    It is P[B >= V] + 2 M δ max over i of P[V > B >= V - i] / i for B ~ Binomial(R, e^ε / (1 + e^ε)), computed by the
+    number of errors R - B, so that it is exact where e^ε / (1 + e^ε) rounds to 1. Rounded up.
+
+    Args:
+        epsilon: ε >= 0, infinity included.
+        delta: δ in [0, 1).
+
+    Source: Steinke, Nasr and Jagielski 2023, Theorem 5.2.
+    """
+    from scipy.special import bdtr, expit
+
+    if guesses.num_correct == 0:
+        return 1.0
+    total, errors, rate = guesses.num_guesses, guesses.num_guesses - guesses.num_correct, float(expit(-epsilon))
+    tail = float(bdtr(errors, total, rate))
+    if delta > 0:
+        tail += 2 * guesses.num_canaries * delta * _densest(errors, total, rate)
+    return min(1.0, tail * (1 + _ROUNDING))
+
+
+def _check(delta: float, confidence: float) -> None:
+    if not 0 <= delta < 1:
+        raise ValueError(f"delta must be at least 0 and below 1, got {delta:g}. Use that of the guarantee.")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be above 0 and below 1, got {confidence:g}. 0.95 is usual.")
+
+
+def _densest(errors: int, total: int, rate: float) -> float:
+    """max over i in 1..total - errors of P[errors < E <= errors + i] / i for E ~ Binomial(total, rate).
+
+    It is the mean of the next i probabilities. They rise to the mode and then fall, so the mean rises with i until the
+    first probability that lies below it, and falls from there on: a bisection finds that i.
+    """
+    from scipy.special import bdtr, bdtrc
+    from scipy.stats import binom
+
+    lower_tail = bdtr(errors, total, rate) < 0.5  # the difference of the smaller tails loses fewer digits
+
+    def mean(i: int) -> float:
+        more = errors + i
+        if lower_tail:
+            return float(bdtr(more, total, rate) - bdtr(errors, total, rate)) / i
+        return float(bdtrc(errors, total, rate) - bdtrc(more, total, rate)) / i
+
+    low, high = 1, total - errors
+    while low < high:
+        middle = (low + high) // 2
+        if binom.pmf(errors + middle + 1, total, rate) <= mean(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return mean(low)
+
+
+def _refutes_gdp(guesses: Guesses, mu: float, level: float) -> bool:
+    """Whether so many right guesses, or more, have a probability below the level under every μ-GDP mechanism.
+
+    r and h are shares of canaries that are guessed right, and wrong, in the event of at least i right guesses; the
+    trade-off curve bounds one by the other, from i = V downwards, were the probability of V or more the level. They
+    then cannot exceed R / M in all; if they do, the probability is below the level.
+
+    Source: Mahloujifar, Melis and Chaudhuri 2024 (the recursion for a bounded number of guesses of two kinds).
+    """
+    from scipy.special import ndtr, ndtri
+
+    total, canaries = guesses.num_guesses, guesses.num_canaries
+    right = level * guesses.num_correct / canaries
+    wrong = level * (total - guesses.num_correct) / canaries
+    for i in range(guesses.num_correct - 1, -1, -1):
+        least = float(ndtr(ndtri(min(right, 1.0)) - mu))
+        if least <= wrong or right + wrong > total / canaries * (1 + _ROUNDING):
+            break
+        right, wrong = right + i / (total - i) * (least - wrong), least
+    return right + wrong > total / canaries * (1 + _ROUNDING)
+
+
+def _largest(refuted_fn: Callable[[float], bool], limit: float) -> float:
+    """The largest value that is refuted, to 1e-9 and rounded down; 0 where none is."""
+    if not refuted_fn(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while high < limit and refuted_fn(high):
+        low, high = high, 2 * high
+    while high - low > _ROUNDING:
+        middle = (low + high) / 2
+        low, high = (middle, high) if refuted_fn(middle) else (low, middle)
+    return low

@@ -1,0 +1,175 @@
+"""Noise for private selection: the best of a random number of runs meets (ε, δ) as a whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from raydp.privacy.accounting.attack import FALSE_POSITIVE_RATES
+from raydp.privacy.accounting.cache import SolutionCache
+from raydp.privacy.accounting.calibration import Calibration, CalibrationRequest, calibrate_many
+from raydp.privacy.accounting.events import PoissonGaussian, PrivacyTarget
+from raydp.privacy.accounting.profile import DELTAS
+from raydp.privacy.accounting.rdp import RDPAccountant
+from raydp.privacy.accounting.root_search import CalibrationError
+from raydp.privacy.mechanisms.tuning import NumRuns, tuned_epsilon, tuned_epsilons
+
+TOLERANCE = 1e-3
+"""How far below the target the tuned ε may end, relative."""
+
+MAX_FACTOR = 2.0**20
+# Part of the cache's key: raise it whenever a change here or in `tuning` can change a result.
+_ALGORITHM_VERSION = 1
+_ATTACK_DELTAS = tuple(10 ** (-k / 4) for k in range(4, 41))
+"""1e-1 to 1e-10: where the attacker's limits are taken from."""
+
+ASSUMED: tuple[str, ...] = (
+    "the utility that the choice was made by is a function of the model and of public data alone",
+    "one model is released, and of the other runs nothing: not their number, models, utilities or scores",
+    "nobody outside learns how long the sweep took, which tells of the number of runs",
+    "no run failed because of what the private data hold, such as a user too large for the memory or a score that "
+    "could not be computed",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionCalibration:
+    """Calibrated configurations, of which the best of K runs is released.
+
+    Attributes:
+        runs: one per request: its σ, and the ε that one run at that σ would have on its own.
+        epsilon: of releasing the best of the runs; at most the target's, and at most 0.1 % below.
+        factor: what the σ of one run alone was multiplied by, >= 1.
+    """
+
+    runs: tuple[Calibration, ...]
+    epsilon: float
+    factor: float
+
+
+def calibrate_selection(
+    requests: Sequence[CalibrationRequest],
+    num_runs: NumRuns,
+    *,
+    cache_dir: Path | str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> SelectionCalibration:
+    """Noise multipliers at which releasing the best of K runs, of configurations drawn uniformly, meets the target.
+
+    Each request is calibrated on its own by 'rdp'; then one factor, the same for all, raises every σ.
+
+    Args:
+        requests: the configurations; all with one target.
+        num_runs: the distribution of K.
+        cache_dir: folder of what was solved before; None to always compute.
+        progress: of the calibration of single runs.
+
+    Guarantee:
+        `tuned_epsilon(events, num_runs, delta) <= target.epsilon`, evaluated at exactly the σ that are returned.
+
+    Raises:
+        CalibrationError: no factor up to 2^20 reaches the target; too large a mean for so small an ε.
+
+    Source: Papernot and Steinke 2022 (Theorems 2 and 6).
+    """
+    (target,) = {request.target for request in requests}
+    alone = calibrate_many(requests, "rdp", cache_dir=cache_dir, progress=progress)
+    store = None if cache_dir is None else SolutionCache(cache_dir)
+    problem = _problem(requests, alone, num_runs, target)
+    found = None if store is None else store.load(problem)
+    if found is None:
+        factor, epsilon = _factor(requests, alone, num_runs, target)
+        found = {"factor": factor, "epsilon": epsilon}
+        if store is not None:
+            store.save(problem, found)
+    events = _events(requests, alone, found["factor"])
+    own = {event: RDPAccountant().epsilon(event, target.delta) for event in set(events)}
+    runs = [
+        replace(a, noise_multiplier=event.noise_multiplier, epsilon=own[event])
+        for a, event in zip(alone, events, strict=True)
+    ]
+    return SelectionCalibration(runs=tuple(runs), epsilon=found["epsilon"], factor=found["factor"])
+
+
+def selection_guarantee(events: Sequence[PoissonGaussian], num_runs: NumRuns) -> dict[str, Any]:
+    """What the released model guarantees, as `guarantee` says it of one run: ε at several δ and an attacker's limits.
+
+    The limits follow from the (ε, δ) pairs of `tuned_epsilons` alone, so they are looser than those of a single run,
+    whose whole profile is known: at false positive rate α a true positive rate of at most
+    min(e^ε α + δ, 1 - e^-ε (1 - δ - α)), and an advantage of at most (e^ε - 1 + 2δ) / (e^ε + 1).
+
+    Source: Kairouz, Oh and Viswanath 2015 (Theorem 2.1 and Remark 2.1).
+    """
+    pairs = list(zip(tuned_epsilons(events, num_runs, _ATTACK_DELTAS), _ATTACK_DELTAS, strict=True))
+    rates = [{"false_positive_rate": a, "bound": min(_power(a, *pair) for pair in pairs)} for a in FALSE_POSITIVE_RATES]
+    profile = zip(DELTAS, tuned_epsilons(events, num_runs, DELTAS), strict=True)
+    return {
+        "accountant": "rdp",
+        "profile": [{"delta": delta, "epsilon": epsilon} for delta, epsilon in profile],
+        "gdp_mu": None,
+        "gdp_mu_reason": "the best of a random number of runs has bounds at single δ only",
+        "attack": {
+            "accountant": "rdp",
+            "advantage": min(1 - 2 * (1 - d) / (math.exp(min(e, 700.0)) + 1) for e, d in pairs),
+            "true_positive_rates": rates,
+        },
+    }
+
+
+def _power(rate: float, epsilon: float, delta: float) -> float:
+    grow = math.exp(min(epsilon, 700.0))
+    return min(1.0, grow * rate + delta, 1 - (1 - delta - rate) / grow)
+
+
+def _events(
+    requests: Sequence[CalibrationRequest], alone: Sequence[Calibration], factor: float
+) -> list[PoissonGaussian]:
+    return [
+        PoissonGaussian(
+            sample_rate=r.sample_rate, noise_multiplier=a.noise_multiplier * factor, num_steps=int(r.num_steps)
+        )
+        for r, a in zip(requests, alone, strict=True)
+    ]
+
+
+def _factor(
+    requests: Sequence[CalibrationRequest], alone: Sequence[Calibration], num_runs: NumRuns, target: PrivacyTarget
+) -> tuple[float, float]:
+    """The factor and the tuned ε there, by bisection of ln factor: the upper end always meets the target."""
+
+    def tuned(factor: float) -> float:
+        return tuned_epsilon(_events(requests, alone, factor), num_runs, target.delta)
+
+    low, high = 1.0, 1.0
+    while (epsilon := tuned(high)) > target.epsilon:
+        low, high = high, 2 * high
+        if high > MAX_FACTOR:
+            raise CalibrationError(
+                f"privacy.num_runs.mean must be smaller for target_epsilon {target.epsilon:g}, got {num_runs.mean:g}: "
+                f"no amount of noise reaches it. Lower the mean, or raise the target."
+            )
+    while epsilon < (1 - TOLERANCE) * target.epsilon and high / low > 1 + 1e-9:
+        middle = math.sqrt(low * high)
+        if (at_middle := tuned(middle)) <= target.epsilon:
+            high, epsilon = middle, at_middle
+        else:
+            low = middle
+    return high, epsilon
+
+
+def _problem(
+    requests: Sequence[CalibrationRequest], alone: Sequence[Calibration], num_runs: NumRuns, target: PrivacyTarget
+) -> dict[str, Any]:
+    """The cache's key."""
+    events = {(e.sample_rate, e.noise_multiplier, e.num_steps) for e in _events(requests, alone, 1.0)}
+    return {
+        "private_selection": _ALGORITHM_VERSION,
+        "accountant_version": alone[0].accountant_version,
+        "events": [list(event) for event in sorted(events)],
+        "num_runs": {"distribution": type(num_runs).__name__, **asdict(num_runs)},  # type: ignore[call-overload]
+        "target_epsilon": target.epsilon,
+        "target_delta": target.delta,
+    }

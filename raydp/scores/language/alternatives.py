@@ -1,0 +1,78 @@
+"""Log-probabilities of many continuations of one prompt, with what they share computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydp.scores.language.decoding import CachedDecoder, evaluating
+from raydp.scores.language.generation import MAX_CACHED_TOKENS
+from raydp.scores.language.teacher_forcing import MAX_TOKENS
+
+if TYPE_CHECKING:
+    from raydp.models.base_models import LoadedModel
+
+
+def log_probabilities_of(
+    model: LoadedModel, prompt_ids: Sequence[int], continuations: Sequence[tuple[int, ...]]
+) -> NDArray[np.float64]:
+    """Sum of the log-probabilities (nats) of each continuation's tokens under the full softmax at temperature 1.
+
+    The continuations are read as a tree: a token that several begin with is computed once, and the last one of each
+    never. All codes of four digits, a token each, are 1,111 tokens instead of 40,000 and their prompts.
+
+    Args:
+        model: a loaded model on any device, in any dtype.
+        prompt_ids: token ids that all follow; not empty.
+        continuations: non-empty token ids.
+
+    Returns:
+        [len(continuations)].
+
+    Raises:
+        ValueError: one is not finite.
+    """
+    totals = np.zeros(len(continuations))
+    longest = len(prompt_ids) + max(map(len, continuations))
+    with evaluating(model.model):
+        for part in _parts(continuations, max(1, min(MAX_TOKENS, MAX_CACHED_TOKENS // longest))):
+            decoder = CachedDecoder(model.model, [prompt_ids])
+            totals[part] = _walk(decoder, [continuations[i] for i in part])
+    if not np.isfinite(totals).all():
+        worst = totals[~np.isfinite(totals)][0]
+        raise ValueError(f"log-probabilities must be finite, got {worst}. The model diverged in training.")
+    return totals
+
+
+def _parts(continuations: Sequence[tuple[int, ...]], max_rows: int) -> Iterator[list[int]]:
+    """Positions in alphabetical order, in parts that differ in at most max_rows beginnings (all but the last token)."""
+    part: list[int] = []
+    beginnings: set[tuple[int, ...]] = set()
+    for i in sorted(range(len(continuations)), key=continuations.__getitem__):
+        beginnings.add(continuations[i][:-1])
+        if len(beginnings) > max_rows:
+            yield part
+            part, beginnings = [], {continuations[i][:-1]}
+        part.append(i)
+    yield part
+
+
+def _walk(decoder: CachedDecoder, sequences: Sequence[tuple[int, ...]]) -> NDArray[np.float64]:
+    """Go down the tree, one token at a time; a row of the decoder is a beginning."""
+    totals = np.zeros(len(sequences))
+    alive, row = np.arange(len(sequences)), np.zeros(len(sequences), np.int64)
+    logits, depth = decoder.read()[:, -1], 0
+    while True:
+        tokens = np.array([sequences[i][depth] for i in alive.tolist()])
+        scores = logits.float()
+        totals[alive] += (scores[row, tokens] - scores.logsumexp(dim=-1)[row]).double().cpu().numpy()
+        depth += 1
+        longer = np.array([len(sequences[i]) > depth for i in alive.tolist()])
+        if not longer.any():
+            return totals
+        alive, pairs = alive[longer], np.stack([row, tokens], axis=1)[longer]
+        branches, row = np.unique(pairs, axis=0, return_inverse=True)
+        logits = decoder.step(branches[:, 0], branches[:, 1])

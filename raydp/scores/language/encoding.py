@@ -1,0 +1,89 @@
+"""Secrets as token ids, and which of a task's secrets a score can measure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from raydp.tasks.base import Secret
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from raydp.tasks.base import Task
+
+Kind = Literal["verbatim", "attribute"]
+
+FITTING_SCORES: dict[Kind, str] = {
+    "verbatim": "acr, extraction, logprob, vmr, vmr_exact, vmr_greedy, vmr_near or vmr_text",
+    "attribute": "air or logprob",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedSecret:
+    """A secret as its model reads it.
+
+    Attributes:
+        id: see Secret.id; it chooses the draws.
+        name: what the secret is called in records.
+        prompt_ids: token ids of s1, with the tokenizer's default special tokens; never empty.
+        continuation_ids: token ids of s2, tokenised apart from s1 and without special tokens; never empty.
+    """
+
+    id: str
+    name: str
+    prompt_ids: tuple[int, ...]
+    continuation_ids: tuple[int, ...]
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, secrets: Sequence[Secret]) -> list[EncodedSecret]:
+    """Tokenise s1 and s2 apart, so that the equality of continuations is one of token ids.
+
+    Raises:
+        ValueError: a part has no token, so that there is nothing to condition on or to compare.
+    """
+    encoded = []
+    for secret in secrets:
+        prompt_ids = tuple(tokenizer(secret.prompt).input_ids)
+        continuation_ids = tuple(tokenizer(secret.continuation, add_special_tokens=False).input_ids)
+        for part, ids in (("prompt", prompt_ids), ("continuation", continuation_ids)):
+            if not ids:
+                raise ValueError(
+                    f"{secret.name}: {part} must have at least one token, got none. Move text into the {part}."
+                )
+        encoded.append(
+            EncodedSecret(id=secret.id, name=secret.name, prompt_ids=prompt_ids, continuation_ids=continuation_ids)
+        )
+    return encoded
+
+
+def secrets_of_kind(task: Task, kind: Kind, *, score: str) -> list[Secret]:
+    """The task's secrets that a score can measure.
+
+    Args:
+        task: any task.
+        kind: what the score measures.
+        score: its registered name, for the message.
+
+    Raises:
+        ValueError: there are none (says which scores fit), or one occurs twice (its values would be one entry).
+    """
+    secrets = task.secrets()
+    numbered = [replace(s, number=s.number or place) for place, s in enumerate(secrets, start=1)]
+    chosen = [secret for secret in numbered if secret.kind == kind]
+    if not chosen:
+        present = Counter(secret.kind for secret in secrets)
+        got = ", ".join(f"{count} of kind {other!r}" for other, count in sorted(present.items())) or "none"
+        fitting = " and ".join(FITTING_SCORES[other] for other in sorted(present))
+        remedy = f"Choose {fitting} for them" if fitting else "Give the task secrets"
+        raise ValueError(f"task.secrets must contain kind {kind!r} for the score {score!r}, got {got}. {remedy}.")
+    by_id = {secret.id: secret for secret in chosen}
+    repeated = [secret.name for secret in chosen if by_id[secret.id] is not secret]
+    if repeated:
+        raise ValueError(f"task.secrets must differ from each other, got {repeated[0]} twice. Remove one.")
+    if len({secret.name for secret in chosen}) < len(chosen):
+        raise ValueError("task.secrets must have different numbers, got one twice. Number them from 1.")
+    return chosen

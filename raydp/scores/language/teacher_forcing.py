@@ -1,0 +1,60 @@
+"""What a model predicts at every token of a secret's continuation, from one pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+
+from raydp.scores.language.decoding import CachedDecoder, evaluating
+from raydp.scores.language.encoding import EncodedSecret
+from raydp.tasks.text.examples import batches_by_length
+
+if TYPE_CHECKING:
+    from raydp.models.base_models import LoadedModel
+
+T = TypeVar("T")
+
+# Padded tokens in one pass: their logits take at most 1 GiB with a vocabulary of 128,000 in fp32.
+MAX_TOKENS = 2_048
+
+
+def over_continuations(
+    model: LoadedModel, secrets: Sequence[EncodedSecret], reduce_fn: Callable[[torch.Tensor, EncodedSecret], T]
+) -> list[T]:
+    """Reduce the logits of each secret's continuation.
+
+    Args:
+        model: a loaded model on any device, in any dtype.
+        secrets: tokenised secrets.
+        reduce_fn: receives ([|s2|, V] logits on the model's device and in its dtype, the secret): row j predicts token
+            j of s2 from s1 and the tokens of s2 before it.
+
+    Returns:
+        The results in the order of the secrets. Only they are kept: logits live for one batch.
+    """
+    sequences = [secret.prompt_ids + secret.continuation_ids[:-1] for secret in secrets]
+    results: dict[int, T] = {}
+    with evaluating(model.model):
+        for batch in batches_by_length(np.array([len(s) for s in sequences], np.int64), MAX_TOKENS):
+            keep = max(len(secrets[i].continuation_ids) for i in batch)
+            logits = CachedDecoder(model.model, [sequences[i] for i in batch]).read(keep, use_cache=False)
+            for row, i in zip(logits, batch, strict=True):
+                results[int(i)] = reduce_fn(row[keep - len(secrets[i].continuation_ids) :], secrets[i])
+    return [results[i] for i in range(len(secrets))]
+
+
+def log_probability(logits: torch.Tensor, secret: EncodedSecret) -> float:
+    """Sum over s2's tokens of their log-probability (nats) under the full softmax at temperature 1.
+
+    Raises:
+        ValueError: it is not finite.
+    """
+    targets = torch.tensor(secret.continuation_ids, device=logits.device)
+    total = float(logits.float().log_softmax(dim=-1).gather(1, targets[:, None]).cpu().double().sum())
+    if not math.isfinite(total):
+        raise ValueError(f"log-probabilities must be finite, got {total}. The model diverged in training.")
+    return total

@@ -1,0 +1,103 @@
+"""Membership inference on a classifier's outputs: how well training examples are told from held-out ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from raydp.membership.classifier import Outputs, confidence, correctness, negative_entropy, negative_modified_entropy
+from raydp.membership.metrics import auc, split_accuracy
+from raydp.privacy.mechanisms.reference import DataSet
+from raydp.scores.base import Measurement, OneByOne
+from raydp.scores.membership.mia import SAMPLE, attack_figures, fresh, positions_of, sample
+from raydp.tasks.classification.labelled import ClassificationTask, LabelledExamples
+
+if TYPE_CHECKING:
+    from raydp.models.base_models import LoadedModel
+    from raydp.tasks.base import Task
+
+ATTACKS = {
+    "gap": correctness,
+    "confidence": confidence,
+    "entropy": negative_entropy,
+    "modified_entropy": negative_modified_entropy,
+}
+Attack = Literal["gap", "confidence", "entropy", "modified_entropy"]
+
+
+class OutputMembershipInference(OneByOne):
+    """How well an attack tells training examples from held-out ones by a classifier's outputs.
+
+    Where the task has reference data, these are no members here; `mia_outputs_of_reference` has them for its members.
+
+    The standard error of the area is DeLong's, that of the accuracy comes from its two rates; the sample depends on the
+    seed and not on the model. `details` has of every attack what the score mia has. Both parts are taken to be of one
+    distribution. Higher is worse privacy; 1/2 is chance.
+    """
+
+    attack: Attack = "confidence"
+    """The attack whose figure is the value: `confidence`, the probability of the example's class (Yeom et al. 2018);
+    `entropy` (Shokri et al. 2017); `modified_entropy` (Song and Mittal 2021, eq. 8); `gap`, whether it is
+    classified rightly (Yeom et al. 2018; Kaplan et al. 2024, eq. 5)."""
+    num_examples: Annotated[int, Field(ge=1, le=1_000_000)] = 5000
+    """Members that are drawn from the training examples, and non-members from the held-out examples, at most."""
+    figure: Literal["auc", "accuracy"] = "auc"
+    """`auc`, the area under the ROC curve; or `accuracy`, the balanced accuracy of a threshold that is chosen on one
+    half of the sample and tried on the other (Kaplan et al. 2024 report accuracies)."""
+    members: ClassVar[DataSet] = "training"
+
+    def check(self, task: Task) -> None:
+        """Raise ValueError if the task is none of classification, or has not the data set whose members are asked
+        for."""
+        usable = _usable(task)
+        positions_of(self.members, usable)
+        if not len(fresh(usable)):
+            raise ValueError(
+                "task must hold out examples that are not trained on for the score 'mia_outputs', got none. Hold out "
+                "more, or remove the score."
+            )
+
+    def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
+        """Score a model on a sample of examples."""
+        usable, rng = _usable(task), np.random.default_rng([seed, SAMPLE])
+        chosen = sample(rng, positions_of(self.members, usable), self.num_examples)
+        others = sample(rng, fresh(usable), self.num_examples)
+        members = _outputs(model, usable, usable.train.select(chosen))
+        nonmembers = _outputs(model, usable, usable.heldout.select(others))
+        scores = {name: (score_fn(members), score_fn(nonmembers)) for name, score_fn in ATTACKS.items()}
+        details: dict[str, float | None] = {
+            "num_members": len(members.labels), "num_nonmembers": len(nonmembers.labels),
+        }  # fmt: skip
+        for name, pair in scores.items():
+            details |= attack_figures(name, *pair)
+        value = auc(*scores[self.attack])
+        if self.figure == "accuracy":
+            value = split_accuracy(*(rng.permutation(part) for part in scores[self.attack]))
+        return Measurement(value=value.value, std_error=value.std_error, num_samples=1, details=details)
+
+    def expected_bounds(self) -> tuple[float, float]:
+        """An area, or an accuracy."""
+        return 0.0, 1.0
+
+
+class ReferenceOutputMembershipInference(OutputMembershipInference):
+    """How well an attack tells reference data from held-out examples by a classifier's outputs: `mia_outputs` with the
+    task's reference data for members (Kaplan et al. 2024, section 4.2.2)."""
+
+    members: ClassVar[DataSet] = "reference"
+
+
+def _outputs(model: LoadedModel, task: ClassificationTask, examples: LabelledExamples) -> Outputs:
+    logits, labels = task.outputs(model.model, examples)
+    return Outputs(probs=torch.softmax(logits.double(), dim=1).numpy(), labels=labels.numpy())
+
+
+def _usable(task: Task) -> ClassificationTask:
+    if not isinstance(task, ClassificationTask):
+        raise ValueError(
+            "task must be a classification task for the score 'mia_outputs'. Remove the score, or use mia."
+        )
+    return task

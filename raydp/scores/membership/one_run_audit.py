@@ -1,0 +1,93 @@
+"""The one-run audit as a score: how much of its canaries a model gives away, as a lower bound on ε."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from raydp.privacy import Guesses, one_run_bound, one_run_p_value
+from raydp.scores.base import Measurement, OneByOne
+from raydp.tasks.wrappers.canaries import CanaryClassificationTask, CanaryTask
+
+if TYPE_CHECKING:
+    from raydp.models.base_models import LoadedModel
+    from raydp.tasks.base import Task
+
+
+class OneRunAudit(OneByOne):
+    """A lower bound on ε from the canaries of the task `audited` (Steinke et al. 2023; Panda et al. 2025).
+
+    Every canary has one number: the loss of its new token among the M new tokens, or of its class among the M new
+    classes. In the base model it is ln M for all of them, since their embeddings are zero, so it is what training
+    changed; and what training did to ordinary tokens, which is noise here, drops out. The k lowest are guessed to be
+    in, the k highest to be out, of the others nothing is said. Only the losses are looked at; the coins are compared
+    with the guesses afterwards.
+
+    The measurement's value is ε̂ and its details are canaries, guesses, correct (of the share of guesses that gives the
+    largest bound), gdp_mu, epsilon_gdp, delta, confidence, and, with a stated ε, epsilon and p_value, that of the
+    hypothesis that the mechanism is (ε, δ)-DP.
+
+    Guarantee:
+        That of `raydp.privacy.one_run_bound`.
+    """
+
+    delta: Annotated[float, Field(ge=0, lt=1)]
+    """δ of the guarantee that is tested."""
+    epsilon: Annotated[float, Field(gt=0)] | None = None
+    """The stated ε; null where there is none."""
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    """Confidence of the lower bound ε̂, over the coins and the randomness of training."""
+    shares: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(min_length=1)] = (0.2,)
+    """Shares of the canaries that are guessed, half of them in and half out; fixed before anything is trained. With
+    several the bounds' confidence and the p-values are corrected for their number (Bonferroni), and the best
+    counts."""
+
+    def check(self, task: Task) -> None:
+        """Raise ValueError if the task has no canaries."""
+        if not isinstance(task, CanaryTask | CanaryClassificationTask):
+            raise ValueError(
+                "task.name must be 'audited' for the score 'one_run_audit', got a task without canaries. `raydp audit` "
+                "makes the sweep that is needed."
+            )
+
+    def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
+        """Guess every canary's coin and count the right ones. Nothing is drawn: the seed changes nothing."""
+        assert isinstance(task, CanaryTask | CanaryClassificationTask)
+        losses = task.canary_losses(model.model)
+        if not np.isfinite(losses).all():
+            raise ValueError("losses must be finite, got NaN or infinity. The model diverged in training.")
+        order = np.argsort(losses, kind="stable")  # ties by position, which tells nothing of the coins
+        found = [self._bound(task.included[order], share) for share in self.shares]
+        best = max(found, key=lambda details: details["epsilon_hat"] or 0.0)
+        if self.epsilon is not None:
+            best["p_value"] = min(1.0, len(found) * min(details["p_value"] or 0.0 for details in found))
+        details = {k: v for k, v in best.items() if k != "epsilon_hat"}
+        return Measurement(value=best["epsilon_hat"] or 0.0, std_error=None, num_samples=1, details=details)
+
+    def expected_bounds(self) -> tuple[float, float]:
+        """Smallest and largest value that the score can take."""
+        return 0.0, float("inf")
+
+    def _bound(self, included: NDArray[np.bool_], share: float) -> dict[str, float | None]:
+        """What the guesses at one share prove, for coins in the order of the losses."""
+        each = max(1, int(share * len(included) / 2))
+        correct = int(included[:each].sum() + (~included[-each:]).sum())
+        guesses = Guesses(num_canaries=len(included), num_guesses=2 * each, num_correct=correct)
+        bound = one_run_bound(guesses, self.delta, 1 - (1 - self.confidence) / len(self.shares))
+        tested = {}
+        if self.epsilon is not None:
+            tested = {"epsilon": self.epsilon, "p_value": one_run_p_value(guesses, self.epsilon, self.delta)}
+        return {
+            "epsilon_hat": bound.epsilon,
+            "canaries": guesses.num_canaries,
+            "guesses": guesses.num_guesses,
+            "correct": guesses.num_correct,
+            "gdp_mu": bound.gdp_mu,
+            "epsilon_gdp": bound.epsilon_gdp,
+            "delta": self.delta,
+            "confidence": self.confidence,
+            **tested,
+        }

@@ -1,0 +1,229 @@
+"""Adversarial compression ratio (Schwarzschild et al. 2024; Hu et al. 2025, App. B.7)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import Field
+
+from raydp.scores.base import Context, Measurement, ModelSet
+from raydp.scores.language.decoding import evaluating
+from raydp.scores.language.encoding import encode, secrets_of_kind
+from raydp.scores.language.generation import keyed_generator
+from raydp.scores.prompt_search.found import Found, FoundPrompts
+from raydp.scores.prompt_search.gcg import Budget, Search
+from raydp.scores.prompt_search.lengths import LengthSearch
+from raydp.scores.prompt_search.merging import ExactFn, merged_adapter
+from raydp.scores.prompt_search.objective import Effort, Objective
+from raydp.scores.prompt_search.tokens import Vocabulary, plain_tokens, tokens_before
+from raydp.spec.sections import Section
+
+if TYPE_CHECKING:
+    from raydp.models.base_models import LoadedModel
+    from raydp.tasks.base import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A secret as the model is to say it.
+
+    Attributes:
+        id: see Secret.id; it chooses the random starts.
+        name: what the secret is called in records.
+        ids: token ids of s1 and s2, without what the tokenizer puts before a text.
+    """
+
+    id: str
+    name: str
+    ids: tuple[int, ...]
+
+
+class AdversarialCompression(Section):
+    """How much shorter than a secret a prompt can be that makes the model say it: |s| / |p*|, in tokens.
+
+    s = s1‖s2 is the whole secret, with the tokens that the other scores give it. p* is the shortest prompt after which
+    greedy decoding of |s| tokens, in the model's own type, gives s; it is searched by GCG (Zou et al. 2023) within
+    MiniPrompt and confirmed by decoding token by token. What the tokenizer puts before every text (a start token) and
+    virtual tokens stand before p and are not counted. Prompts hold no special tokens.
+
+    `details` says how many secrets' searches ended by a bound (num_exhausted) and for how many no prompt was found
+    (num_not_found; their value is 0). `cost` has the prompts that the model has read (forward_passes), the tokens, the
+    steps. The standard error is over secrets. Higher is worse privacy.
+
+    Guarantee:
+        A value is a lower bound of the true ratio: its prompt does what it says, and a shorter one may exist.
+
+    Source: Schwarzschild et al. 2024, Definition 2 and Algorithm 1; Hu et al. 2025, App. B.7.
+    """
+
+    num_seeds: int = Field(3, ge=1)
+    """Random starts of the search per secret; the best counts."""
+    num_steps: int = Field(200, ge=1)
+    """GCG steps at one prompt length, a fifth more after every failure on the way up."""
+    batch_size: int = Field(100, ge=1)
+    """Candidate prompts that one step of the search tries."""
+    top_k: int = Field(250, ge=1)
+    """Replacements of a token are drawn from the k tokens with the most negative gradient."""
+    max_prompt_tokens: int = Field(25, ge=1)
+    """The longest prompt to try, in tokens."""
+    patience: int = Field(25, ge=1)
+    """Steps without a loss that is 1 % lower after which a length is given up on the way up. Between a prompt that
+    works and a shorter one all num_steps are taken."""
+    retokenizable: bool = False
+    """Take only prompts that come back from decoding and tokenising again, which a user could type. The reference takes
+    any sequence of tokens."""
+    max_steps: int | None = Field(None, ge=1)
+    """Steps after which the search for a secret ends, whatever it has found; null for no bound."""
+    max_seconds: float | None = Field(None, gt=0)
+    """Seconds after which the search for a secret ends, whatever it has found; null for no bound. With a bound two runs
+    may differ."""
+    max_forward_passes: int | None = Field(None, ge=1)
+    """Forward passes after which the search for a secret ends, whatever it has found; null for no bound."""
+
+    def check(self, task: Task) -> None:
+        """Raise ValueError if the task has no verbatim secrets."""
+        secrets_of_kind(task, "verbatim", score="acr")
+
+    def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
+        """Score a model; deterministic in its seed, and each secret's search is independent of the others'."""
+        targets = self.targets(model, task)
+        result = self._measurement(self._search(model, targets, FoundPrompts(None, {}), seed), targets)
+        return replace(result, cost={name: count for name, count in result.cost.items() if name != "seconds"})
+
+    def measure_many(
+        self, models: ModelSet, task: Task, *, seed: int, context: Context
+    ) -> Iterator[tuple[str, Measurement]]:
+        """Score models that share a tokenizer. A prompt found for one is the first that is tried for the next.
+
+        When all are searched, every model tries the prompts of all others, and goes on from what is shorter, until
+        nothing changes; only then is a value known. The models are taken in the order of their names, so that the
+        result does not depend on the caller's. context.folder keeps what was found, so that a call after a kill goes
+        on, in the same order, and finds the same; see `FoundPrompts` for why it is private.
+
+        Raises:
+            Exception: what the first model that could not be searched has raised, after all others' values.
+        """
+        places = {name: place for place, name in enumerate(models.names) if name not in context.done}
+        names = sorted(places)
+        targets: list[Target] = []
+        found = FoundPrompts(
+            context.folder, {"score": self.model_dump(), "seed": seed, "task": task.facts().content_hash}
+        )
+        failed: dict[str, Exception] = {}
+        for finished, name in enumerate(names, start=1):
+            if found.searched(name) is None or not targets:
+                try:
+                    with models.loaded(places[name]) as model:
+                        targets = self.targets(model, task)
+                        if found.searched(name) is None:
+                            found.put(name, self._search(model, targets, found, seed))
+                except Exception as error:  # noqa: BLE001 - raised below: one model does not take the others' values
+                    failed[name] = error
+            if context.progress is not None:
+                context.progress(finished, len(names))
+        searched = found.in_turn([name for name in names if name not in failed])
+        changed = True
+        while changed:
+            changed = False
+            for name in searched:
+                before = found.searched(name)
+                assert before is not None
+                if any(found.shorter(target.name, before) for target in targets):
+                    with models.loaded(places[name]) as model:
+                        after = self._search(model, targets, found, seed, before)
+                    found.put(name, after)
+                    changed |= after.prompts != before.prompts
+        for name in sorted(searched):
+            result = found.searched(name)
+            assert result is not None
+            yield name, replace(self._measurement(result, targets), seed=seed)
+        if failed:
+            raise next(iter(failed.values()))
+
+    def expected_bounds(self) -> tuple[float, float]:
+        """0 where nothing was found; a prompt of one token gives the length of the secret."""
+        return 0.0, math.inf
+
+    @staticmethod
+    def targets(model: LoadedModel, task: Task) -> list[Target]:
+        """The task's secrets in the tokens that the other scores give them."""
+        before = tokens_before(model.tokenizer)
+        return [
+            Target(id=s.id, name=s.name, ids=s.prompt_ids[len(before) :] + s.continuation_ids)
+            for s in encode(model.tokenizer, secrets_of_kind(task, "verbatim", score="acr"))
+        ]
+
+    def _search(
+        self, model: LoadedModel, targets: Sequence[Target], known: FoundPrompts, seed: int, before: Found | None = None
+    ) -> Found:
+        """Search a model's prompts; after an earlier search, only where a known prompt is shorter than its own."""
+        before = before if before is not None else Found(prompts={})
+        prompts, refused, exhausted = dict(before.prompts), dict(before.refused), set(before.exhausted)
+        effort = dict(before.effort)
+        with merged_adapter(model.model) as exact_fn, evaluating(model.model):
+            for target in targets:
+                name, first = target.name, target.name not in before.prompts
+                shorter = known.shorter(name, before)
+                if not (first or shorter):
+                    continue
+                taken = Effort.after(effort.get(name, {}))
+                lengths = self._length_search(model, target, taken, seed, exact_fn)
+                lengths.best = prompts.get(name)
+                with taken.running():
+                    better = lengths.try_known(shorter)
+                    refused[name] = refused.get(name, frozenset()) | {p for p in shorter if p != lengths.best}
+                    if better or first:
+                        lengths.run()
+                    if lengths.search.exhausted:
+                        exhausted.add(name)
+                prompts[name], effort[name] = lengths.best, taken.record()
+        return Found(prompts=prompts, refused=refused, exhausted=frozenset(exhausted), effort=effort)
+
+    def _length_search(
+        self, model: LoadedModel, target: Target, effort: Effort, seed: int, exact_fn: ExactFn
+    ) -> LengthSearch:
+        """The search for one secret; its randomness depends on the seed and on the secret alone."""
+
+        def rng(search_seed: int) -> np.random.Generator:
+            return keyed_generator(seed, "acr", target.id, search_seed)
+
+        objective = Objective(model.model, tokens_before(model.tokenizer), target.ids, effort, exact_fn)
+        search = Search(
+            objective=objective,
+            vocabulary=Vocabulary(
+                allowed=plain_tokens(model.tokenizer, objective.vocab_size),
+                tokenizer=model.tokenizer if self.retokenizable else None,
+            ),
+            budget=Budget(
+                max_steps=self.max_steps, max_seconds=self.max_seconds, max_forward_passes=self.max_forward_passes
+            ),
+            batch_size=self.batch_size,
+            top_k=self.top_k,
+        )
+        return LengthSearch(
+            search=search,
+            num_seeds=self.num_seeds,
+            num_steps=self.num_steps,
+            patience=self.patience,
+            max_tokens=self.max_prompt_tokens,
+            rng_fn=rng,
+        )
+
+    def _measurement(self, found: Found, targets: Sequence[Target]) -> Measurement:
+        """Ratios of the found prompts."""
+        prompts = [found.prompts[target.name] for target in targets]
+        values = [len(t.ids) / len(p) if p is not None else 0.0 for t, p in zip(targets, prompts, strict=True)]
+        counts = Counter[str]()
+        for effort in found.effort.values():
+            counts.update(effort)
+        details = {
+            "num_exhausted": float(len(found.exhausted)),
+            "num_not_found": float(sum(prompt is None for prompt in prompts)),
+        }
+        result = Measurement.over_secrets(values, ids=[t.name for t in targets], num_samples=self.num_seeds)
+        return replace(result, details=details, cost=dict(counts))

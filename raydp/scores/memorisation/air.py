@@ -1,0 +1,132 @@
+"""Attribute inference ratio (Hu et al. 2025, App. B.7)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from raydp.io.locations import Location
+from raydp.scores.base import Measurement
+from raydp.scores.language.encoding import encode, secrets_of_kind
+from raydp.scores.language.generation import Sampling, sample_continuations, stop_tokens, uniforms
+from raydp.scores.memorisation.paraphrases import read_paraphrases
+
+if TYPE_CHECKING:
+    from raydp.models.base_models import LoadedModel
+    from raydp.tasks.base import Secret, Task
+
+
+def normalised(text: str) -> str:
+    """Case-folded, with single spaces for every run of white space."""
+    return " ".join(text.casefold().split())
+
+
+def appears(attribute: str, text: str) -> bool:
+    """Whether the attribute is in the text as whole words, whatever the case and the white space."""
+    return re.search(rf"(?<!\w){re.escape(normalised(attribute))}(?!\w)", normalised(text)) is not None
+
+
+def at_least_one(hits: int, num_samples: int, num_attempts: int) -> float:
+    """Share of the sets of num_attempts among num_samples generations that hold a hit: 1 - C(N - h, m) / C(N, m).
+
+    Guarantee:
+        Its expectation is the probability that m generations hold a hit, and its variance is at most that of one such
+        set (Rao and Blackwell: it is the indicator's mean given how many of the N hit).
+    """
+    return 1 - math.comb(num_samples - hits, num_attempts) / math.comb(num_samples, num_attempts)
+
+
+class AttributeInference(Sampling):
+    """Probability that a secret's attribute appears in at least one of several generations, estimated.
+
+    By default the several are all that are made, and the value of a secret is 1 or 0 as in the paper. With more
+    num_samples than num_attempts it is the share of the sets of num_attempts among them that hold a hit: unbiased for
+    the same probability, with less noise.
+
+    The standard error is over secrets. Higher is worse privacy. More attempts can only raise the score: compare models
+    at the same num_attempts.
+
+    Details: `base_rate`, the score of the untrained model: what the prompts give away without any training. With
+    paraphrases `own_prompt`, the score with the secrets' own prompts alone, and `worst_prompt`, the mean over secrets
+    of the largest value among their prompts, which takes noise for leakage unless num_samples is large.
+
+    Source: Hu et al. 2025, §2 and App. B.7.
+    """
+
+    num_samples: int = Field(10, ge=1)
+    """Generations per prompt; 10 as in Hu et al. 2025."""
+    num_attempts: int | None = Field(None, ge=1)
+    """Generations that one attacker sees, at most num_samples, which is the default."""
+    max_new_tokens: int = Field(20, ge=1)
+    """Length of a generation in tokens; it ends earlier at the model's end token."""
+    paraphrases: Location | None = None
+    """JSON Lines file with `secret` (a number) and `prompts`, other prompts for the same secret. The value of a secret
+    is then the mean over its own prompt and these."""
+    base_rate: bool = True
+    """Also measure the untrained base model, with the same draws; this doubles the time."""
+
+    @model_validator(mode="after")
+    def _attempts_are_samples(self) -> AttributeInference:
+        if self.num_attempts is not None and self.num_attempts > self.num_samples:
+            raise ValueError(
+                f"num_attempts must be <= num_samples, got {self.num_attempts} of {self.num_samples}. "
+                "Raise num_samples."
+            )
+        return self
+
+    def check(self, task: Task) -> None:
+        """Raise ValueError if the task has no attribute secrets, or the paraphrases are not theirs."""
+        self._prompts(task)
+
+    def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
+        """Score a model; deterministic in its seed, and each secret's value is independent of the other secrets."""
+        prompts = self._prompts(task)
+        by_prompt = self._by_prompt(model, prompts, seed)
+        measured = Measurement.over_secrets(
+            [np.mean(values) for values in by_prompt],
+            ids=[secret.name for secret, *_ in prompts],
+            num_samples=self.num_samples,
+        )
+        details = {}
+        if self.base_rate:
+            key = ("air", self, seed, tuple(secret.id for of_secret in prompts for secret in of_secret))
+            of_base = model.of_base(key, lambda base: self._by_prompt(base, prompts, seed))
+            details["base_rate"] = float(np.mean([np.mean(values) for values in of_base]))
+        if self.paraphrases is not None:
+            details["own_prompt"] = float(np.mean([values[0] for values in by_prompt]))
+            details["worst_prompt"] = float(np.mean([max(values) for values in by_prompt]))
+        return replace(measured, details=details)
+
+    def expected_bounds(self) -> tuple[float, float]:
+        """A ratio."""
+        return 0.0, 1.0
+
+    def _prompts(self, task: Task) -> list[list[Secret]]:
+        """Each secret, and the same with its other prompts."""
+        secrets = secrets_of_kind(task, "attribute", score="air")
+        if self.paraphrases is None:
+            return [[secret] for secret in secrets]
+        others = read_paraphrases(self.paraphrases, "paraphrases", {secret.number for secret in secrets})
+        return [[s, *(replace(s, prompt=prompt) for prompt in others.get(s.number, ()))] for s in secrets]
+
+    def _by_prompt(self, model: LoadedModel, prompts: Sequence[Sequence[Secret]], seed: int) -> list[list[float]]:
+        """[secret][prompt] estimates."""
+        asked = [secret for of_secret in prompts for secret in of_secret]
+        samples = sample_continuations(
+            model,
+            [secret.prompt_ids for secret in encode(model.tokenizer, asked)],
+            [uniforms(seed, "air", secret.id, self.num_samples, self.max_new_tokens) for secret in asked],
+            self,
+            stop=stop_tokens(model),
+        )
+        texts = [model.tokenizer.batch_decode(generated, skip_special_tokens=True) for generated in samples]
+        hits = (sum(appears(s.continuation, t) for t in found) for s, found in zip(asked, texts, strict=True))
+        attempts = self.num_attempts or self.num_samples
+        values = iter([at_least_one(count, self.num_samples, attempts) for count in hits])
+        return [[next(values) for _ in of_secret] for of_secret in prompts]

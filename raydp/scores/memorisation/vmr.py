@@ -1,0 +1,64 @@
+"""Verbatim memorisation ratio (Hu et al. 2025, App. B.7)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from raydp.scores.base import Measurement
+from raydp.scores.language.encoding import EncodedSecret, encode, secrets_of_kind
+from raydp.scores.language.generation import Sampling, uniforms
+from raydp.scores.language.teacher_forcing import over_continuations
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from raydp.models.base_models import LoadedModel
+    from raydp.tasks.base import Task
+
+
+class VerbatimMemorization(Sampling):
+    """Fraction of stochastic generations that continue a secret's prompt verbatim, token by token.
+
+    A generation of |s2| tokens counts if it equals s2. As long as it does, its next token is drawn from the
+    distribution that one teacher-forced pass over s2 gives at that position; once it does not, the rest cannot matter.
+    So each sample is drawn along s2 and dropped where it first differs: the samples, and with the same uniform numbers
+    the outcomes, of the token-by-token sampler, for the price of one pass.
+
+    The standard error is over secrets. Higher is worse privacy.
+
+    Guarantee:
+        The expectation over seeds is the value of `vmr_exact` with the same top_k and temperature.
+
+    Source: Hu et al. 2025, §2 and App. B.7; Carlini et al. 2023.
+    """
+
+    num_samples: int = Field(10, ge=1)
+    """Generations per secret; 10 as in Hu et al. 2025."""
+
+    def check(self, task: Task) -> None:
+        """Raise ValueError if the task has no verbatim secrets."""
+        secrets_of_kind(task, "verbatim", score="vmr")
+
+    def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
+        """Score a model; deterministic in its seed, and each secret's value is independent of the other secrets."""
+        secrets = encode(model.tokenizer, secrets_of_kind(task, "verbatim", score="vmr"))
+
+        def matches(logits: torch.Tensor, secret: EncodedSecret) -> NDArray[np.bool_]:
+            target = np.array(secret.continuation_ids)
+            draws = uniforms(seed, "vmr", secret.id, self.num_samples, len(target))
+            positions = np.broadcast_to(np.arange(len(target)), draws.shape)
+            same: NDArray[np.bool_] = (self.distribution(logits).draw(positions, draws) == target).all(axis=1)
+            return same
+
+        hits = np.stack(over_continuations(model, secrets, matches))  # [secret, sample]
+        return Measurement.over_secrets(
+            hits.mean(axis=1), ids=[secret.name for secret in secrets], num_samples=self.num_samples
+        )
+
+    def expected_bounds(self) -> tuple[float, float]:
+        """A ratio."""
+        return 0.0, 1.0

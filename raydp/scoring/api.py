@@ -1,0 +1,63 @@
+"""`raydp.score`: what trained models leak, measured after training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from raydp.io.output import stderr
+from raydp.scores.requests import requests_of
+from raydp.sweep.api import sweep_folder
+
+ScoreLike = str | Mapping[str, Any]
+
+
+def score(
+    source: str | Path,
+    scores: ScoreLike | Sequence[ScoreLike],
+    *,
+    task: str | Path | None = None,
+    seed: int | None = None,
+    workers: int | None = None,
+    tracking_uri: str = "sqlite:///raydp.db",
+    storage: str = "raydp_runs",
+) -> pd.DataFrame:
+    """Measure the models of a sweep, or one model, with new or other scores.
+
+    Args:
+        source: a sweep by its folder or its name under storage; or one model: models:/... or a folder, with `task`.
+        scores: a name such as "vmr", or {"name": "vmr", "label": "vmr-100", "num_samples": 100}; or several of these.
+        task: of one model: the spec with the task and the base model.
+        seed: of all draws; each run's own by default, 0 for one model.
+        workers: processes that measure a sweep side by side; as many as fit by default.
+        tracking_uri: the store that models:/... is in.
+        storage: the folder that sweeps live in.
+
+    Returns:
+        One row for each score, by its label: of a sweep the minimum, mean and maximum over its models; of one model
+        its value. `.attrs["document"]` is the document of `raydp score --json`, with every failure and every secret.
+
+    Raises:
+        ValueError: as `score_sweep` and `score_model`.
+    """
+    asked = [scores] if isinstance(scores, str | Mapping) else list(scores)
+    requests = requests_of([{"name": entry} if isinstance(entry, str) else entry for entry in asked])
+    if task is not None or str(source).startswith("models:/"):
+        from raydp.scoring.one_model import score_model
+
+        spec = None if task is None else Path(task)
+        document = score_model(
+            str(source), requests, task=spec, tracking_uri=tracking_uri, seed=seed or 0, console=stderr
+        )
+        columns = ["score", "value", "std_error", "num_samples"]
+    else:
+        from raydp.scoring.sweep import score_sweep
+
+        document = score_sweep(sweep_folder(source, storage), requests, seed=seed, workers=workers, console=stderr)
+        columns = ["score", "base", "min", "mean", "max", "measured", "already", "seconds"]
+    table = pd.DataFrame.from_dict(document["scores"], orient="index").reindex(columns=columns).rename_axis("label")
+    table.attrs["document"] = document
+    return table

@@ -1,0 +1,155 @@
+"""`raydp score MODEL`: one trained model, from the registry or a folder, measured on a task."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from raydp.io.output import print_table, stdout
+from raydp.models import base_models as models
+from raydp.models.pretrained import PretrainedModel
+from raydp.models.sets import ADAPTER_CONFIG, TrainedModels
+from raydp.scores.base import Context, Measurement
+from raydp.scores.requests import ScoreRequest
+from raydp.spec.document import SweepSpec, load_spec
+from raydp.spec.sections import ModelSpec
+from raydp.tasks.base import task_of
+from raydp.tracking import fetch_model, log_scores, show_model
+
+
+def score_model(
+    source: str, requests: list[ScoreRequest], *, task: Path | None, tracking_uri: str, seed: int, console: Console
+) -> dict[str, Any]:
+    """Measure one model.
+
+    Args:
+        source: models:/..., or a folder with what save_pretrained wrote: an adapter, or a whole model.
+        task: a sweep's spec: its task and base model are used, and nothing else of it.
+        tracking_uri: the store that models:/... is in.
+        seed: of the draws.
+
+    A registered model gets the values as metrics only if the task is the one that it was trained on and the metric is
+    new there; a value that is on it already is never replaced: give --label to log a second one. Of a private selection
+    nothing is logged, for a score depends on the private secrets.
+
+    Returns:
+        The document of `raydp score MODEL --json`: {"model", "scores": {label: {"score", "value", "std_error",
+        "num_samples", "per_secret", "details", "cost", "seed"}}, "logged": [labels], "note" (None, or why a value was
+        not logged)}.
+
+    Raises:
+        ValueError: model, task or base cannot be loaded or do not fit, or a score does not fit the task.
+    """
+    if task is None:
+        raise ValueError(f"--task must be given with a model, got {source!r} without. Name the sweep's SPEC.yaml.")
+    spec = load_spec(task)
+    for request in requests:
+        if getattr(request.plugin.params, "of_a_set", False):
+            raise ValueError(f"score must measure one model, got {request.plugin.name!r}. Use it on a sweep.")
+    registered = source.startswith("models:/")
+    record = show_model(source, tracking_uri=tracking_uri) if registered else {}
+    measured: dict[str, Measurement] = {}
+    with _folder_of(source, tracking_uri) as folder:
+        with console.status("reading data and loading the model"):
+            built = _task(spec, requests)
+            one = TrainedModels(_base(spec, folder, record), {source: folder})
+        for request in requests:
+            with console.status(f"measuring {request.label}"):
+                found = request.plugin.params.measure_many(one, built, seed=seed, context=Context())
+                measured[request.label] = next(iter(found))[1]
+    logged, note = (
+        _log(source, record, measured, built.facts().content_hash, tracking_uri) if registered else ([], None)
+    )
+    names = {request.label: request.plugin.name for request in requests}
+    return {
+        "model": source,
+        "scores": {label: {"score": names[label], **m.document()} for label, m in measured.items()},
+        "logged": logged,
+        "note": note,
+    }
+
+
+def _task(spec: SweepSpec, requests: list[ScoreRequest]) -> Any:
+    """The task, after the scores have agreed to it."""
+    built = task_of(spec, models.load_tokenizer(spec.model.name))
+    for request in requests:
+        request.plugin.params.check(built)
+    return built
+
+
+def _base(spec: SweepSpec, folder: Path, record: dict[str, Any]) -> PretrainedModel:
+    """The spec's base model, which must be the one that a registered model was trained on."""
+    full = not (folder / ADAPTER_CONFIG).is_file()
+    dtype = "float32" if full else spec.model.dtype
+    base = models.load_base(ModelSpec.model_validate({"name": spec.model.name, "dtype": dtype}))
+    if record and base.weight_hash != record["base"]["weight_hash"]:
+        raise ValueError(
+            f"model.name must be the base that MODEL was trained on, {record['base']['name']!r} with the SHA-256 "
+            f"{record['base']['weight_hash'][:12]}..., got {spec.model.name!r} with {base.weight_hash[:12]}.... "
+            "Correct the spec."
+        )
+    return base
+
+
+@contextmanager
+def _folder_of(source: str, tracking_uri: str) -> Iterator[Path]:
+    """The model's folder, for the time of the block."""
+    if source.startswith("models:/"):
+        with tempfile.TemporaryDirectory(prefix="raydp-") as scratch:
+            yield fetch_model(source, Path(scratch) / "model", tracking_uri=tracking_uri)
+        return
+    folder = Path(source)
+    if not folder.is_dir() or not any(folder.glob("*.safetensors")):
+        raise ValueError(
+            f"MODEL must be models:/... or a folder with safetensors weights, got {source!r}. Save it with "
+            "save_pretrained, or correct the path."
+        )
+    yield folder
+
+
+def _log(
+    source: str, record: dict[str, Any], measured: dict[str, Measurement], task_hash: str, tracking_uri: str
+) -> tuple[list[str], str | None]:
+    """Log what is new and comparable: the labels, and why others were left out."""
+    if "private_selection" in record["privacy"]:
+        return [], "of a private selection no score is logged: its ε does not cover what depends on the secrets"
+    if record.get("task_hash") != task_hash:
+        return [], "not logged: the task is not the one that the model was trained on"
+    new = [label for label in measured if f"score.{label}" not in record]
+    values = {
+        **{f"score.{label}": measured[label].value for label in new},
+        **{f"score.{label}.std_error": measured[label].std_error for label in new},
+    }
+    if new:
+        log_scores({source: values}, tracking_uri=tracking_uri)
+    old = [label for label in measured if label not in new]
+    if not old:
+        return new, None
+    return new, f"The model already has a value of {', '.join(old)}, which is kept. Give --label to log another one."
+
+
+def show_model_scores(answer: dict[str, Any]) -> None:
+    """Values with their standard errors and costs, then every secret's by name."""
+    for label, found in answer["scores"].items():
+        figures = {key: found[key] for key in ("value", "std_error", "num_samples")}
+        own = {key: value for key, value in found["details"].items() if "." not in key}
+        print_table(answer["model"], [{"score": label, **figures, **own, **found["cost"]}])
+        parts: dict[str, dict[str, Any]] = {}
+        for key in found["details"].keys() - own.keys():  # "loss.auc": a figure of a part
+            part, figure = key.split(".", 1)
+            parts.setdefault(part, {})[figure] = found["details"][key]
+        if parts:
+            columns = sorted(set().union(*parts.values()))
+            print_table(label, [{"part": part, **{c: parts[part].get(c) for c in columns}} for part in sorted(parts)])
+    for label, found in answer["scores"].items():
+        if found["per_secret"]:
+            print_table(label, [{"secret": name, "value": value} for name, value in found["per_secret"].items()])
+    if answer["logged"]:
+        stdout.print(f"logged on the model: {', '.join(answer['logged'])}", markup=False)
+    if answer["note"] is not None:
+        stdout.print(f"note: {answer['note']}", markup=False)

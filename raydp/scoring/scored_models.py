@@ -1,0 +1,65 @@
+"""Which models of a sweep may be measured after training, and where they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from raydp.spec.document import SweepSpec
+from raydp.sweep.planning.plan import run_id
+from raydp.sweep.store.folder import BASE_RUN, SweepFolder
+from raydp.sweep.store.measurements import SCORES
+from raydp.tasks.base import Task
+from raydp.tracking import fetch_model
+
+FETCHED = f"{SCORES}/.models"
+"""Models that only the registry has, for the time of the measurement."""
+
+
+def finished_runs(folder: SweepFolder, spec: SweepSpec) -> dict[str, int]:
+    """The finished runs and their seeds; of a private selection the released one."""
+    runs = {trial.run_id: trial.seed for trial in folder.plan().trials if folder.is_finished(trial.run_id)}
+    if spec.privacy.selects:
+        decision = folder.decision()
+        runs = {} if decision is None else {decision: runs[decision]}
+        if not runs:
+            raise ValueError(
+                f"SWEEP must be a private selection that has released a model, got {folder.path.name!r}. The scores of "
+                "any other model are not covered by its guarantee."
+            )
+    if not runs:
+        raise ValueError(f"SWEEP must have a finished run, got {folder.path.name!r} with none. Resume it first.")
+    return runs
+
+
+def require_same(folder: SweepFolder, spec: SweepSpec, task: Task, weight_hash: str) -> None:
+    """Raise ValueError if data, secrets or base weights have changed since the sweep was started."""
+    trials = folder.plan().trials
+    if not trials:
+        return
+    first = trials[0]
+    if run_id(spec, task.facts(), weight_hash, first.configuration, first.seed) != first.run_id:
+        raise ValueError(
+            "SWEEP must have the data, secrets and base weights that it was started with, got others. Restore them: "
+            "scores of other secrets would not compare."
+        )
+
+
+def model_folders(
+    folder: SweepFolder, spec: SweepSpec, runs: dict[str, int]
+) -> tuple[dict[str, Path | None], dict[str, str]]:
+    """Every model's folder, those from the registry among them; and of the models that are nowhere the reason."""
+    found: dict[str, Path | None] = {BASE_RUN: None}
+    lost = {}
+    for name in runs:
+        own = (folder.trial(name) / "model").resolve()
+        if any(own.glob("*.safetensors")):
+            found[name] = own
+            continue
+        uri = folder.model_uri(name)
+        try:
+            if uri is None:
+                raise ValueError("it was never registered")
+            found[name] = fetch_model(uri, folder.path / FETCHED / name, tracking_uri=spec.tracking.uri).resolve()
+        except (ValueError, OSError) as error:
+            lost[name] = f"the model is neither in the sweep's folder nor in the registry: {error}"
+    return found, lost

@@ -1,0 +1,245 @@
+"""Scores measured after training: every finished model of a sweep again, or with scores that it did not have."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+
+from raydp.io.output import phase
+from raydp.models import base_models as models
+from raydp.models import sharing
+from raydp.scores.base import OneByOne
+from raydp.scores.requests import ScoreRequest
+from raydp.scoring.scored_models import FETCHED, finished_runs, model_folders, require_same
+from raydp.spec.document import SweepSpec
+from raydp.sweep.engine.progress import MeasurementProgress
+from raydp.sweep.engine.scorers import Job, Shared, run_jobs
+from raydp.sweep.engine.slots import start_ray, stop_ray
+from raydp.sweep.planning.inputs import build_task
+from raydp.sweep.store.folder import BASE_RUN, SweepFolder
+from raydp.sweep.store.measurements import Measurements, write_counts
+from raydp.sweep.store.points import write_tables
+from raydp.tasks.base import Task
+from raydp.tracking import log_scores
+
+
+def score_sweep(
+    folder: SweepFolder,
+    requests: list[ScoreRequest],
+    *,
+    seed: int | None = None,
+    workers: int | None = None,
+    console: Console,
+) -> dict[str, Any]:
+    """Measure every finished model of a sweep, and its base model, with scores.
+
+    Results are committed one by one to storage/name/scores/, so that a second call goes on where the first was stopped
+    and measures nothing again but what failed. Then the tables are written and MLflow is told.
+
+    Args:
+        seed: of the draws of every model; by default each run's own, as in training, and the spec's first for the base
+            and for scores that compare models.
+        workers: processes that measure side by side; as many as fit by default.
+
+    Of a private selection only the released model is measured: a score of any other model is a function of the private
+    data that its guarantee does not cover. MLflow is told nothing of it, for a score depends on the private secrets.
+
+    Returns:
+        The document of `raydp score SWEEP --json`: {"folder", "scores": {label: {"score", "seed", "measured" (by this
+        call), "already" (before it), "failed": [{"run_id", "reason"}], "base", "min", "mean", "max", "seconds"}},
+        "tracked" (models of which MLflow knows all values), "note" (None, or why MLflow was not told),
+        "interrupted"}.
+
+    Raises:
+        ValueError: a score does not fit the task, a label is taken, the sweep is running, or its data or base weights
+            are not those that it was started with.
+    """
+    with folder.locked():
+        spec = folder.spec()
+        with console.status("reading data and checking the model"):
+            task, weight_hash = build_task(spec)
+            require_same(folder, spec, task, weight_hash)
+            for request in requests:
+                request.plugin.params.check(task)
+        write_counts(folder, task.secrets())
+        runs = finished_runs(folder, spec)
+        measure = [r for r in requests if not _measured_in_training(spec, r, seed)]
+        begun = [_Begun.of(folder, spec, r, runs, seed) for r in measure]
+        before = {b.label: set(b.finished()) for b in begun}
+        interrupted = not _measure(folder, spec, task, runs, begun, workers, console)
+        write_tables(folder)
+        note = _note(spec)
+        tracked = 0
+        if note is None:
+            tracked, note = _tell_mlflow(folder, spec, runs, begun, console)
+        return {
+            "folder": folder.path,
+            "scores": {
+                **{r.label: {"score": r.plugin.name, "note": "measured in training"} for r in requests},
+                **{b.label: b.summary(before[b.label]) for b in begun},
+            },
+            "tracked": tracked,
+            "note": note,
+            "interrupted": interrupted,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Begun:
+    """A measurement of this call: where its results go, and the models that it is of."""
+
+    request: ScoreRequest
+    measurements: Measurements
+    seeds: dict[str, int]  # model -> seed of its draws
+
+    @classmethod
+    def of(
+        cls, folder: SweepFolder, spec: SweepSpec, request: ScoreRequest, runs: dict[str, int], seed: int | None
+    ) -> _Begun:
+        score = request.plugin.params
+        names = list(runs) if is_of_a_set(score) else [BASE_RUN, *runs]
+        same_for_all = seed if seed is not None else None if measures_one_by_one(score) else spec.seeds[0]
+        seeds = {name: runs.get(name, spec.seeds[0]) if same_for_all is None else same_for_all for name in names}
+        models = names if is_of_a_set(score) else None
+        measurements = Measurements.begin(folder, request, seed=same_for_all, models=models)
+        return cls(request=request, measurements=measurements, seeds=seeds)
+
+    @property
+    def label(self) -> str:
+        return self.request.label
+
+    def finished(self) -> list[str]:
+        return [name for name in self.seeds if self.measurements.finished(name) is not None]
+
+    def jobs(self) -> list[Job]:
+        """One a model, where models are measured one by one; else one for all."""
+        done = frozenset(self.finished())
+        left = [name for name in self.seeds if name not in done]
+        work = (self.measurements.path / "work").resolve()
+        job = partial(Job, label=self.label, plugin=self.request.plugin, work=work)
+        if measures_one_by_one(self.request.plugin.params):
+            return [job(names=(name,), seed=self.seeds[name]) for name in left]
+        names = tuple(self.seeds)
+        return [job(names=names, seed=self.seeds[names[0]], done=done)] if left else []
+
+    def summary(self, before: set[str]) -> dict[str, Any]:
+        found = {name: self.measurements.finished(name) for name in self.seeds}
+        documents = {name: document for name, document in found.items() if document is not None}
+        values = [document["value"] for name, document in documents.items() if name != BASE_RUN]
+        results = {name: self.measurements.result(name) for name in self.seeds if name not in documents}
+        return {
+            "score": self.request.plugin.name,
+            "seed": (self.measurements.about() or {}).get("seed"),
+            "measured": len(set(documents) - before),
+            "already": len(before),
+            "failed": [{"run_id": name, "reason": r["reason"]} for name, r in results.items() if r is not None],
+            "base": documents[BASE_RUN]["value"] if BASE_RUN in documents else None,
+            "min": min(values, default=None),
+            "mean": sum(values) / len(values) if values else None,
+            "max": max(values, default=None),
+            "seconds": sum(document["cost"].get("seconds", 0.0) for document in documents.values()),
+        }
+
+
+def is_of_a_set(score: object) -> bool:
+    """Whether a model's value depends on the other models: then the base is not one of them."""
+    return bool(getattr(score, "of_a_set", False))
+
+
+def measures_one_by_one(score: object) -> bool:
+    """Whether a score measures every model by itself, so that models may be spread over processes."""
+    return isinstance(score, OneByOne) and type(score).measure_many is OneByOne.measure_many
+
+
+def _measured_in_training(spec: SweepSpec, request: ScoreRequest, seed: int | None) -> bool:
+    """Whether the sweep itself measured this.
+
+    Raises:
+        ValueError: it measured the score of that label with other parameters.
+    """
+    own = {score.name: score.as_dict() for score in spec.scores}
+    if request.label not in own:
+        return False
+    if own[request.label] == request.plugin.as_dict() and seed is None:
+        return True
+    raise ValueError(
+        f"label must be new for another measurement, got {request.label!r}, which the sweep measured in training as "
+        f"{own[request.label]}. Give --label, such as {request.label}-2."
+    )
+
+
+def _measure(
+    folder: SweepFolder,
+    spec: SweepSpec,
+    task: Task,
+    runs: dict[str, int],
+    begun: list[_Begun],
+    workers: int | None,
+    console: Console,
+) -> bool:
+    """Measure what is left; False where it was interrupted."""
+    jobs = [job for b in begun for job in b.jobs()]
+    results = {b.label: b.measurements for b in begun}
+    if not jobs:
+        return True
+    try:
+        with console.status("finding the models"):
+            folders, lost = model_folders(folder, spec, runs)
+        for label, name, reason in [(job.label, n, lost[n]) for job in jobs for n in job.left if n in lost]:
+            results[label].commit(name, {"status": "failed", "reason": reason})
+        jobs = [job for job in (_without(job, lost) for job in jobs) if job.left]
+        if not jobs:
+            return True
+        with phase(console, "starting Ray, loading the base model"):
+            start_ray(spec.cluster)
+            base = sharing.disassemble(models.load_base(spec.model))
+        shared = Shared(task=task, model=base, folders=folders, cpus=spec.cluster.cpus_per_worker)
+        with MeasurementProgress(console, total=sum(len(job.left) for job in jobs)) as shown:
+
+            def commit(label: str, name: str, result: dict[str, object]) -> None:
+                results[label].commit(name, result)
+                shown.advance()
+
+            run_jobs(jobs, shared, spec.cluster, commit, shown.report, workers=workers)
+    except KeyboardInterrupt:
+        return False
+    finally:
+        stop_ray()
+        shutil.rmtree(folder.path / FETCHED, ignore_errors=True)
+    return True
+
+
+def _without(job: Job, lost: dict[str, str]) -> Job:
+    return replace(job, names=tuple(name for name in job.names if name not in lost))
+
+
+def _note(spec: SweepSpec) -> str | None:
+    if not spec.privacy.selects:
+        return None
+    return "a private selection: its scores stay in the folder, for its ε does not cover what depends on the secrets"
+
+
+def _tell_mlflow(
+    folder: SweepFolder, spec: SweepSpec, runs: dict[str, int], begun: list[_Begun], console: Console
+) -> tuple[int, str | None]:
+    """Log the values on every registered model; what is there already is left. How many models, or why none."""
+    values: dict[str, dict[str, float | None]] = {}
+    for name in runs:
+        uri = folder.model_uri(name)
+        documents = {b.label: d for b in begun if (d := b.measurements.finished(name)) is not None}
+        if uri is not None and documents:
+            values[uri] = {
+                **{f"score.{label}": d["value"] for label, d in documents.items()},
+                **{f"score.{label}.std_error": d["std_error"] for label, d in documents.items()},
+            }
+    if not values:
+        return 0, None
+    try:
+        with console.status("telling MLflow"):
+            return log_scores(values, tracking_uri=spec.tracking.uri), None
+    except ValueError as error:
+        return 0, f"MLflow was not told: {error}"

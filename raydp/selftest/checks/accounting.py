@@ -1,0 +1,123 @@
+"""Whether ε is what the events cost, by closed forms and by a composition that shares no code with the accountants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import fft, optimize, stats
+
+from raydp.methods.dp import DPSGD
+from raydp.plugins.registries import resolve
+from raydp.privacy import PoissonGaussian, PRVAccountant
+from raydp.selftest.base import Check, check
+from raydp.sweep.engine.recorder import cost_together
+from raydp.training.trial import TrialPlan
+
+DELTA = 1e-5
+NEARLY_ALL = 1 - 1e-9
+"""A sample rate that takes the way of subsampled steps, and changes δ of the full batch by a share of 1e-9 a step."""
+MESH = 2e-4
+"""Spacing of the losses here: each is rounded down, so that 41 steps lose at most 0.0082 of ε."""
+LOOSE = {"pld": 1e-3, "prv": 0.03, "rdp": 0.3}
+"""How far above the exact ε each accountant may be, relative; more, and the check would not notice what is left out."""
+PRV_ERROR = 0.01
+"""What prv's bound allows for its approximation at ε >= 1 (Gopi et al. 2021, Theorem 5.5)."""
+
+
+def accounting_checks() -> list[Check]:
+    """Every accountant, of one release and of several.
+
+    1. ε of a T-fold Gaussian is at least the closed form (Balle and Wang 2018, Theorem 8), and not far above it.
+    2. ε of one Poisson step is at least its closed form (Balle, Barthe and Gaboardi 2018, Theorem 8).
+    3. `prv` adds its error to the central estimate, which bounds nothing by itself.
+    4. ε of several models together, three of which have equal events, is at least that of the composition of all.
+    """
+    alone = [found for name in LOOSE for found in accountant_checks(name)]
+    return [*alone, prv_error_check(), *map(together_check, LOOSE)]
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """ε of one Gaussian mechanism with sensitivity over noise std μ."""
+
+    def excess(epsilon: float) -> float:
+        lower = math.exp(epsilon) * stats.norm.cdf(-mu / 2 - epsilon / mu)
+        return float(stats.norm.cdf(mu / 2 - epsilon / mu) - lower - delta)
+
+    return float(optimize.brentq(excess, 0.0, 300.0, xtol=1e-12))
+
+
+def step_epsilon(q: float, sigma: float, delta: float) -> float:
+    """ε of one Poisson step: δ(ε) = q δ_Gauss(ln(1 + (e^ε - 1) / q))."""
+    return math.log1p(q * math.expm1(gaussian_epsilon(1 / sigma, delta / q)))
+
+
+def composed_at_least(runs: Sequence[tuple[float, float, int]], delta: float) -> float:
+    """A lower bound on ε of all runs together, each (q, σ, T), where a record is removed.
+
+    The losses of one step, rounded down to a multiple of MESH, are added up by a discrete Fourier transform.
+    """
+    size = fft.next_fast_len(int(60 / MESH))
+    spectrum = np.ones(size // 2 + 1, np.complex128)
+    for q, sigma, steps in runs:
+        x = np.linspace(-12 * sigma, 12 * sigma + 1, 200_001)
+        below = (1 - q) * stats.norm.cdf(x / sigma) + q * stats.norm.cdf((x - 1) / sigma)
+        loss = np.log1p(q * np.expm1((2 * x[:-1] - 1) / (2 * sigma**2)))  # grows in x: the left end is the least
+        masses = np.zeros(size)
+        np.add.at(masses, np.floor(loss / MESH).astype(np.int64), np.diff(below))  # a negative loss wraps around
+        spectrum *= fft.rfft(masses) ** steps
+    masses = fft.irfft(spectrum, size)
+    losses = MESH * ((np.arange(size) + size // 3) % size - size // 3)
+
+    def excess(epsilon: float) -> float:
+        above = losses > epsilon
+        return float((masses[above] * -np.expm1(epsilon - losses[above])).sum() - delta)
+
+    return float(optimize.brentq(excess, 0.0, losses.max() - 1, xtol=1e-9))
+
+
+def accountant_checks(name: str) -> list[Check]:
+    """ε of one release, by an accountant."""
+    many = PoissonGaussian(sample_rate=NEARLY_ALL, noise_multiplier=8.0, num_steps=40)
+    one = PoissonGaussian(sample_rate=0.1, noise_multiplier=0.8, num_steps=1)
+    whole = PoissonGaussian(sample_rate=1.0, noise_multiplier=8.0, num_steps=40)
+    exact = gaussian_epsilon(math.sqrt(40) / 8, DELTA), step_epsilon(0.1, 0.8, DELTA)
+    accountant = resolve("accountants", name, field="accountant")()
+    return [
+        check(
+            f"ε of {kind} ({name})", accountant.epsilon(event, DELTA) / truth, 1 - 1e-7, 1 + LOOSE[name],
+            f"what the accountant says over the exact ε {truth:.5g} at δ = {DELTA:g}",
+        )
+        for kind, event, truth in (
+            ("40 Gaussians", many, exact[0]),
+            ("40 full batches", whole, exact[0]),
+            ("one Poisson step", one, exact[1]),
+        )
+    ]  # fmt: skip
+
+
+def prv_error_check() -> Check:
+    """What `prv` says above the exact ε."""
+    one = PoissonGaussian(sample_rate=0.1, noise_multiplier=0.8, num_steps=1)
+    added = (PRVAccountant().epsilon(one, DELTA) - step_epsilon(0.1, 0.8, DELTA)) / PRV_ERROR
+    return check("error that is added (prv)", added, 0.5, 2.2, f"ε less the exact ε, over the error {PRV_ERROR:g}")
+
+
+def together_check(name: str) -> Check:
+    """Four models, of which three differ in seed and learning rate only, and so have equal events."""
+    equal = [(0.1, 1.6, 12, 0.01), (0.1, 1.6, 12, 0.02), (0.1, 1.6, 12, 0.01)]
+    runs = [*equal, (0.25, 2.5, 5, 0.01)]
+    trials = [
+        TrialPlan(
+            run_id=f"selftest/together/{k}", batch_size=round(1000 * q), num_steps=steps, learning_rate=rate, seed=k,
+            num_examples=1000, noise_multiplier=sigma,
+        )
+        for k, (q, sigma, steps, rate) in enumerate(runs)
+    ]  # fmt: skip
+    least = composed_at_least([run[:3] for run in runs], DELTA)
+    stated = cost_together(DPSGD(), trials, DELTA, name)["epsilon"]
+    return check(
+        f"ε of four models together ({name})", stated / least, 1, 1.02 + LOOSE[name],
+        f"what is stated over {least:.5g}, a lower bound on the composition of all four",
+    )  # fmt: skip

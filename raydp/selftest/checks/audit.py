@@ -1,0 +1,82 @@
+"""A white-box audit: how well an attacker who sees every noisy gradient tells that a record was there."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from scipy import stats
+
+from raydp.methods.dp import DPSGD
+from raydp.privacy.accounting.events import PrivacyTarget
+from raydp.privacy.accounting.gdp import gaussian_epsilon, gaussian_mu
+from raydp.selftest.base import Check, check
+from raydp.selftest.linear import LinearTask, linear_trainee
+from raydp.selftest.observe import observed_plan, summed_updates
+from raydp.training.comm import LocalComm
+
+TARGET = PrivacyTarget(epsilon=4.0, delta=1e-5)
+CONFIDENCE = 0.999
+"""Of both error rates together, so of the lower bound on ε."""
+FOUND = 0.6
+"""Share of the stated ε that the audit must find; less, and it would not notice what it is there for."""
+NUM_RUNS, NUM_STEPS, NUM_EXAMPLES, WIDTH = 2000, 2, 4, 6
+MAX_GRAD_NORM = 0.5
+
+
+def audit_check(num_runs: int = NUM_RUNS) -> Check:
+    """A lower bound on ε from DP-SGD runs with and without a canary, against the ε that they are calibrated to.
+
+    The canary's clipped gradient is c along a coordinate that no other example touches. The attacker adds up that
+    coordinate of the noisy gradients and says "was there" above the midpoint between the two expectations. At q = 1
+    training is one Gaussian mechanism with μ = sqrt(T) / σ, and the two error rates bound μ from below.
+
+    Args:
+        num_runs: with the canary, and as many without.
+
+    Source: Nasr et al. 2023 (white-box audit of DP-SGD in terms of μ-GDP).
+    """
+    sigma = math.sqrt(NUM_STEPS) / gaussian_mu(TARGET)
+    threshold = NUM_STEPS * MAX_GRAD_NORM / 2  # fixed before any run
+    said = [[_statistic(run, sigma, canary) > threshold for run in range(num_runs)] for canary in (False, True)]
+    false_positives, false_negatives = sum(said[0]), num_runs - sum(said[1])
+    mu = mu_lower_bound(false_positives, false_negatives, num_runs)
+    return check(
+        "audit with a canary", gaussian_epsilon(mu, TARGET.delta), FOUND * TARGET.epsilon, TARGET.epsilon,
+        f"lower bound on ε at δ = {TARGET.delta:g} ({CONFIDENCE:.1%} confidence) where {TARGET.epsilon:g} is stated; "
+        f"{num_runs} runs each, {false_positives} false positives, {false_negatives} false negatives",
+    )  # fmt: skip
+
+
+def mu_lower_bound(false_positives: int, false_negatives: int, num_runs: int) -> float:
+    """The μ of which the errors are evidence: Φ⁻¹(1 - FPR) - Φ⁻¹(FNR) at the Clopper-Pearson upper bounds of both, 0 at
+    least (Dong, Roth and Su 2022, equation 6: FNR >= Φ(Φ⁻¹(1 - FPR) - μ))."""
+    level = (1 - CONFIDENCE) / 2
+    fpr, fnr = (
+        1.0 if k == num_runs else stats.beta.isf(level, k + 1, num_runs - k) for k in (false_positives, false_negatives)
+    )
+    return max(0.0, float(stats.norm.isf(fpr) - stats.norm.ppf(fnr)))
+
+
+def _statistic(run: int, sigma: float, canary: bool) -> float:
+    """The canary's coordinate of the noisy gradients, added up over the steps.
+
+    Without the canary there is a record with gradient 0 in its place: the sum is the one without the record, and n and
+    b, which are public, stay as they are.
+    """
+    plan = observed_plan(
+        f"selftest/audit/{canary}/{run}",
+        batch_size=NUM_EXAMPLES,
+        num_steps=NUM_STEPS,
+        num_examples=NUM_EXAMPLES,
+        noise_multiplier=sigma,
+    )
+    inputs = torch.ones(NUM_EXAMPLES, WIDTH)
+    inputs[:, 0] = 0  # the canary's coordinate
+    inputs[0] = 0
+    inputs[0, 0] = 3 * MAX_GRAD_NORM * canary  # to be clipped to c
+    task = LinearTask(inputs, torch.ones(NUM_EXAMPLES, 1))
+    method = DPSGD(max_grad_norm=MAX_GRAD_NORM)
+    updates = summed_updates(method, plan, linear_trainee(WIDTH, 1, 1), task, LocalComm())
+    return float(np.sum([float(update[0]) for update in updates]))

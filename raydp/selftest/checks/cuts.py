@@ -1,0 +1,139 @@
+"""Whether the cut of the work shows in what is released: workers, a kill and a resume, hidden states that are kept."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from raydp.selftest.base import Check, check
+from raydp.selftest.linear import LinearTask, linear_trainee
+from raydp.selftest.observe import NO_NOISE, NoisyMethod, noise_strategy, observed_plan, summed_updates, with_sgd
+from raydp.selftest.ranks import on_ranks
+from raydp.selftest.subjects import prefix_subjects
+from raydp.tasks.text.language import LanguageModelingTask
+from raydp.training.checkpoint import CheckpointStore
+from raydp.training.comm import Comm, LocalComm
+from raydp.training.gradients.prefix import TOLERANCE, with_frozen_prefix
+from raydp.training.noise.lattice import LATTICE_SHARE
+from raydp.training.noise.stream import TEST_KEY
+from raydp.training.trial import TrialPlan
+
+NUM_EXAMPLES, BATCH_SIZE, NUM_STEPS, WIDTH, NUM_LAYERS = 40, 8, 8, 8, 2
+KILLED_IN = 5
+"""The step that is killed after its update and before its checkpoint, and so is done again."""
+LITTLE_NOISE = 0.01
+"""Less than any count of adaptive clipping refuses, and a thousand times what rounding could hide."""
+RANKS = (2, 3)
+ROUNDING = 1e-5
+"""Relative error of a sum that another order of adding explains."""
+
+
+class _Killed(Exception):  # noqa: N818 - what a kill looks like from inside
+    """The run ends here, without a word."""
+
+
+def cut_checks(method: NoisyMethod) -> list[Check]:
+    """What one worker releases in one go, compared with the same work cut otherwise.
+
+    1. The sums of several workers are those of one worker, so every drawn example counts once.
+    2. A run that is killed between an update and its checkpoint, and then resumed, has the weights of an undisturbed
+       run after every step: the step that is done again has the same batch and the same noise, and no later step has
+       those of an earlier one.
+    3. Losses from hidden states that are kept are those of the data and of the model at hand, after others were kept.
+    """
+    whole = _sums(method, LocalComm())
+    size = float(whole.norm())
+    bound = ROUNDING + LATTICE_SHARE * method.max_grad_norm * NUM_STEPS**0.5 / size
+    apart = {ranks: max(float((sums - whole).norm()) for sums in _on(method, ranks)) / size for ranks in RANKS}
+    again, further = _resumed(method)
+    return [
+        *(
+            check(f"sum of {ranks} workers", error, 0, bound, "relative difference from one worker's, over all steps")
+            for ranks, error in apart.items()
+        ),
+        check("a step that is done again", again, 0, ROUNDING, "relative difference of the weights after it"),
+        check("steps after a resume", further, 0, ROUNDING, "largest relative difference of the weights after them"),
+        *(
+            check(f"kept hidden states of {what}", _cached(other), 0, TOLERANCE[torch.float32],
+                  "largest difference of a loss, nats, from the loss without them")
+            for what, other in (("other data", "data"), ("another model", "model"))
+        ),
+    ]  # fmt: skip
+
+
+def _on(method: NoisyMethod, ranks: int) -> list[torch.Tensor]:
+    return on_ranks(ranks, lambda comm: _sums(method, comm))
+
+
+def _task() -> LinearTask:
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = (torch.randn(NUM_EXAMPLES, WIDTH, generator=generator) for _ in range(2))
+    return LinearTask(inputs, targets, num_reference=NUM_EXAMPLES // 3)
+
+
+def _plan(method: NoisyMethod, noise_multiplier: float) -> TrialPlan:
+    """At a batch size that as many bands leave room for."""
+    plan = observed_plan(
+        "selftest/cuts", batch_size=BATCH_SIZE, num_steps=NUM_STEPS, num_examples=NUM_EXAMPLES,
+        noise_multiplier=noise_multiplier,
+    )  # fmt: skip
+    bands = len(noise_strategy(method, plan))
+    if bands == 1:
+        return plan
+    return replace(plan, batch_size=1, num_examples=max(NUM_EXAMPLES, bands))
+
+
+def _sums(method: NoisyMethod, comm: Comm) -> torch.Tensor:
+    """[step, coordinate] the clipped sums without noise, on the batches that the method draws."""
+    trainee = linear_trainee(WIDTH, WIDTH, NUM_LAYERS)
+    return torch.stack(summed_updates(with_sgd(method), _plan(method, NO_NOISE), trainee, _task(), comm))
+
+
+def _resumed(method: NoisyMethod) -> tuple[float, float]:
+    """Relative differences of the weights of a run that was killed from those of one that was not: after the step that
+    was done again, and the largest after the steps that follow."""
+
+    def train(kill: bool, store: CheckpointStore | None) -> dict[int, torch.Tensor]:
+        trainee, after = linear_trainee(WIDTH, WIDTH, NUM_LAYERS), dict[int, torch.Tensor]()
+
+        def progress(done: int, total: int) -> None:
+            after[done - 1] = torch.cat([p.detach().flatten() for p in trainee.parameters.values()])
+            if kill and done - 1 == KILLED_IN:
+                raise _Killed
+
+        observed = replace(trainee, checkpoint_seconds=0.0, progress=progress)
+        with suppress(_Killed):
+            with_sgd(method).train(plan, observed, task, LocalComm(), TEST_KEY, store)
+        return after
+
+    plan, task = _plan(method, LITTLE_NOISE), _task()
+    expected = train(kill=False, store=None)
+    with tempfile.TemporaryDirectory() as folder:
+        store = CheckpointStore(folder=Path(folder), run_id=plan.run_id)
+        train(kill=True, store=store)
+        resumed = train(kill=False, store=store)
+    assert min(resumed) == KILLED_IN, "the checkpoint is of the step before"
+    apart = {
+        step: float((weights - expected[step]).norm() / expected[step].norm()) for step, weights in resumed.items()
+    }
+    return apart.pop(KILLED_IN), max(apart.values())
+
+
+def _cached(other: str) -> float:
+    """The largest difference between the losses with kept hidden states and without, where those of other data, or of
+    another model, were kept before in the same folder. The longest examples of the two data sets are the same."""
+    first, second = prefix_subjects(other)
+    with tempfile.TemporaryDirectory() as folder:
+        for subject in (first, second):
+            task = subject.task
+            assert isinstance(task, LanguageModelingTask)
+            kept = with_frozen_prefix(
+                task, subject.trainee.model, subject.trainee.parameters, weight_hash=subject.name,
+                folder=Path(folder), max_bytes=float("inf"), say=lambda sentence: None,
+            )  # fmt: skip
+    losses = [t.per_example_loss(second.trainee.model, t.batch(second.indices)).detach() for t in (second.task, kept)]
+    return float((losses[0] - losses[1]).abs().max())

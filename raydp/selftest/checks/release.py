@@ -1,0 +1,120 @@
+"""Whether noise that is added once, to trained weights, is what the accountant was told."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from raydp.methods.output_perturbation import ROUNDING, OutputPerturbation
+from raydp.selftest.base import Check, check
+from raydp.selftest.checks.noise import RANKS, correlation, mean, variance
+from raydp.selftest.observe import NO_NOISE, accounted_noise
+from raydp.selftest.ranks import on_ranks
+from raydp.tasks.classification.labelled import ClassificationTask, LabelledExamples, classification_task
+from raydp.training.comm import Comm, LocalComm
+from raydp.training.noise.lattice import LATTICE_SHARE, NOISE_WIDENING
+from raydp.training.noise.stream import TEST_KEY
+from raydp.training.trial import Trainee, TrialPlan
+
+NUM_EXAMPLES, BATCH_SIZE, NUM_STEPS, SIGMA = 8, 3, 11, 2.0
+WIDTH = 1500
+"""Of the inputs: so many weights that noise 5 % too small is seen."""
+SURE = 20.0
+"""Bias of one class at the start: whoever has another label then moves the weights as far as a record can."""
+FOUND = 0.97
+"""Share of the sensitivity that a record must reach; less, and the check would not notice what it is there for."""
+
+
+def release_checks(method: OutputPerturbation) -> list[Check]:
+    """Output perturbation on examples that its start is wrong about, one of them not finite.
+
+    1. Leaving out any one example moves the trained weights by at most their sensitivity, one by nearly as much.
+    2. Every pass uses each place once.
+    3. The noise is N(0, (σΔ)²) on every weight, drawn once, with other draws in another run.
+    """
+    task = _task()
+    apart = [_moved(method, task, last) for last in range(NUM_EXAMPLES)]
+    runs = [_noise(method, task, f"selftest/release/{k}", LocalComm()) for k in range(2)]
+    shared = on_ranks(RANKS, lambda comm: _noise(method, task, "selftest/release/0", comm))
+    passes = _passes(method)
+    allowed = 1 + LATTICE_SHARE + ROUNDING
+    return [
+        check(
+            "one record (trained weights)", max(apart), FOUND, allowed,
+            f"largest distance of the weights when one of {NUM_EXAMPLES} examples is left out, over the sensitivity",
+        ),
+        check("uses of a place in a pass", max(passes, key=lambda count: abs(count - 1)), 1, 1, "the furthest from 1"),
+        variance("noise variance (trained weights)", np.concatenate(runs)),
+        mean("noise mean (trained weights)", np.concatenate(runs)),
+        correlation("noise of two runs (trained weights)", runs),
+        variance(f"noise variance, {RANKS} workers (trained weights)", shared[0]),
+        check(
+            f"noise of {RANKS} workers is the same (trained weights)", np.abs(shared[0] - shared[1]).max(), 0, 0,
+            "largest difference between the workers' noise, in units of its std",
+        ),
+    ]  # fmt: skip
+
+
+def _task() -> ClassificationTask:
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(NUM_EXAMPLES, WIDTH)).astype(np.float32) * np.float32(1e20)  # all beyond the input norm
+    inputs[1, 3] = np.nan
+    return _as_task(LabelledExamples(inputs=inputs, labels=np.ones(NUM_EXAMPLES, np.int64)))
+
+
+def _as_task(examples: LabelledExamples) -> ClassificationTask:
+    return classification_task(
+        examples, examples, num_classes=5, unit="example", measured_by="error_rate", notes={}, utility_is_public=False
+    )
+
+
+def _plan(method: OutputPerturbation, run_id: str, noise_multiplier: float) -> TrialPlan:
+    """So slow that the start's error stays what it is."""
+    plan = TrialPlan(
+        run_id=run_id, batch_size=BATCH_SIZE, num_steps=NUM_STEPS, learning_rate=1e-9, seed=0,
+        num_examples=NUM_EXAMPLES, noise_multiplier=noise_multiplier,
+    )  # fmt: skip
+    return dataclasses.replace(plan, learning_rate=method.descent(plan).largest_learning_rate / 200)
+
+
+def _weights(method: OutputPerturbation, task: ClassificationTask, plan: TrialPlan, comm: Comm) -> torch.Tensor:
+    layer = nn.Linear(task.train.inputs.shape[1], task.num_classes).double()
+    nn.init.zeros_(layer.weight)  # whatever layers draw at their start, two workers in one process share a generator
+    nn.init.zeros_(layer.bias)
+    layer.bias.data[0] = SURE
+    trainee = Trainee(model=layer.eval(), parameters=dict(sorted(layer.named_parameters())))
+    method.train(plan, trainee, task, comm, TEST_KEY, None)
+    return torch.cat([p.detach().flatten() for p in trainee.parameters.values()])
+
+
+def _moved(method: OutputPerturbation, task: ClassificationTask, last: int) -> float:
+    """How far the weights are from those without one example, whose place is then empty, over the sensitivity."""
+    order = np.append(np.delete(np.arange(NUM_EXAMPLES), last), last)
+    plan = _plan(method, f"selftest/release/without/{last}", NO_NOISE)
+    whole, less = (_as_task(task.train.select(indices)) for indices in (order, order[:-1]))
+    apart = _weights(method, whole, plan, LocalComm()) - _weights(method, less, plan, LocalComm())
+    return float(torch.linalg.vector_norm(apart)) / method.descent(plan).sensitivity(plan.num_steps)
+
+
+def _noise(method: OutputPerturbation, task: ClassificationTask, run_id: str, comm: Comm) -> NDArray[np.float64]:
+    """[d] the noise over its std."""
+    noisy, quiet = (_weights(method, task, _plan(method, run_id, sigma), comm) for sigma in (SIGMA, NO_NOISE))
+    sensitivity = method.descent(_plan(method, run_id, SIGMA)).sensitivity(NUM_STEPS)
+    claimed = accounted_noise(method, _plan(method, run_id, SIGMA))
+    return ((noisy - quiet) / (claimed * sensitivity * NOISE_WIDENING)).numpy()
+
+
+def _passes(method: OutputPerturbation) -> list[int]:
+    """How often each place is used in each pass."""
+    plan = _plan(method, "selftest/release/0", SIGMA)
+    each = method.descent(plan).num_batches
+    passes = [range(first, first + each) for first in range(0, 3 * each, each)]
+    return [
+        int((np.concatenate([method.batch_indices(plan, TEST_KEY, step) for step in steps]) == place).sum())
+        for steps in passes
+        for place in range(NUM_EXAMPLES)
+    ]

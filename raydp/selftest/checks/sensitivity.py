@@ -1,0 +1,148 @@
+"""Whether one record moves the update by more than the guarantee allows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raydp.methods.base import weighted_sets
+from raydp.selftest.base import Check, check
+from raydp.selftest.observe import NO_NOISE, observed_plan, summed_updates, with_sgd
+from raydp.selftest.subjects import ROUNDING, Subject
+from raydp.training.comm import LocalComm
+from raydp.training.gradients.memory import TokenBudget
+from raydp.training.gradients.microbatches import Units
+from raydp.training.gradients.thresholds import GAMMA
+from raydp.training.loop import losses_of
+from raydp.training.noise.lattice import LATTICE_SHARE
+
+
+def sensitivity_checks(subject: Subject) -> list[Check]:
+    """Checks of one noise-free step of the method, whose expected batch size is not the drawn number.
+
+    1. The update times b equals the sum of autograd's own gradients of each unit alone, clipped.
+    2. Leaving out any one unit (an example, or a user with all its examples) changes it by at most the clipping norm c;
+       where units have weights, by at most its weight times c.
+    3. Loss and gradient of a unit are the same alone and in the batch.
+    4. The sum of a batch of one unit is at most c long, in whatever type the model computes: its gradient may be
+       rounded, but what is released of it is a sum in single precision.
+    5. Where units have several examples, neither micro-batches of one example nor micro-batches of as few tokens as
+       possible change the update.
+
+    The first two, the fourth and the fifth allow for the lattice that the sum is rounded to, which the noise of a step
+    pays for.
+
+    The first fails for a divisor that depends on the draw, the third for a loss that is a mean over the batch's tokens
+    (then a record changes the others' gradients, which no clipping bounds).
+    """
+    c, indices, shares = subject.method.max_grad_norm, subject.indices, _shares(subject)
+    expected, unclipped, apart = _clipped_autograd(subject)
+    full = _update(subject, indices)
+    error = _norm(full - expected) / _norm(expected)
+    changes = [
+        _norm(full - _update(subject, np.delete(indices, i))) / c + (1 - share) for i, share in enumerate(shares)
+    ]
+    alone = [_norm(_update(subject, indices[i : i + 1])) / c + (1 - share) for i, share in enumerate(shares)]
+    among = f"{len(indices)} units, {unclipped} of them below c = {c:g}"
+    return [
+        check(
+            f"clipped sum ({subject.name})", error, 0, subject.tolerance + LATTICE_SHARE / 2 * c / _norm(expected),
+            f"relative error of b times the update against clipped autograd; {among}",
+        ),
+        check(
+            f"one record ({subject.name})", max(changes), 0, 1 + subject.tolerance + LATTICE_SHARE,
+            f"largest change of b times the update when a unit is left out, over c, plus 1 - its weight; {among}",
+        ),
+        check(
+            f"alone as in company ({subject.name})", apart, 0, subject.tolerance,
+            "largest relative difference of a unit's loss or gradient between the batch and itself alone",
+        ),
+        check(
+            f"one unit by itself ({subject.name})", max(alone), 0, 1 + ROUNDING[torch.float32] + LATTICE_SHARE,
+            f"largest b times the update of a batch of one unit, over c, plus 1 - its weight; {among}",
+        ),
+        *_micro_batches(subject, full),
+    ]  # fmt: skip
+
+
+def _micro_batches(subject: Subject, full: torch.Tensor) -> list[Check]:
+    """Of a subject with users: the update of the same batch in pieces that are smaller than a user."""
+    if subject.task.unit_sizes() is None:
+        return []
+    budget = TokenBudget()
+    budget.tokens = 1
+    pieces = [
+        replace(subject.trainee, microbatch_size=1),
+        replace(subject.trainee, microbatch_size=None, budget=budget),
+    ]
+    apart = max(_norm(full - _update(replace(subject, trainee=cut), subject.indices)) for cut in pieces) / _norm(full)
+    return [
+        check(
+            f"micro-batches ({subject.name})", apart, 0,
+            subject.tolerance + LATTICE_SHARE * subject.method.max_grad_norm / _norm(full),
+            "largest relative difference of the update when the same batch is computed in small pieces",
+        )
+    ]  # fmt: skip
+
+
+def _shares(subject: Subject) -> list[float]:
+    """Weights of the subject's units, as the accountant has them."""
+    facts = subject.task.facts()
+    sets = weighted_sets(getattr(subject.method, "reference_weight", None), facts)
+    if sets is None:
+        return [1.0] * len(subject.indices)
+    return [sets.shares["training" if i < facts.num_training else "reference"] for i in subject.indices]
+
+
+def _update(subject: Subject, indices: NDArray[np.int64]) -> torch.Tensor:
+    """b times the update of one step without noise on the given units."""
+    plan = observed_plan(
+        "selftest/sensitivity",
+        batch_size=len(subject.indices) + 2,  # neither the number drawn nor that number less one
+        num_steps=1,
+        num_examples=len(Units.of(subject.task)),
+        noise_multiplier=NO_NOISE,
+    )
+    method = with_sgd(subject.method, lambda step: indices)
+    return summed_updates(method, plan, subject.trainee, subject.task, LocalComm())[0]
+
+
+def _clipped_autograd(subject: Subject) -> tuple[torch.Tensor, int, float]:
+    """The clipped sum from one backward pass a unit, how many are not clipped, and the largest relative difference
+    between a unit alone and in the batch."""
+    c, automatic = subject.method.max_grad_norm, getattr(subject.method, "clipping", "flat") == "automatic"
+    together, units = _losses(subject, subject.indices), Units.of(subject.task)
+    weights = torch.cat([p.detach().flatten() for p in subject.trainee.parameters.values()])
+    sizes = units.offsets[subject.indices + 1] - units.offsets[subject.indices]
+    total, unclipped, apart, shares = torch.zeros(()), 0, 0.0, _shares(subject)
+    for row in range(len(subject.indices)):
+        (alone,) = _losses(subject, subject.indices[row : row + 1])
+        decay = getattr(subject.method, "loss_decay", 0.0) * int(sizes[row]) * weights
+        own, own_together = (_gradient(subject, loss) + decay for loss in (alone, together[row]))
+        norm = max(_norm(own), _norm(decay))  # see ClippedGradients
+        difference = float((alone - together[row]).detach().abs() / alone.detach().abs())
+        apart = max(apart, difference, _norm(own - own_together) / norm)
+        unclipped += norm <= c
+        total = total + own * shares[row] * (c / (norm + GAMMA) if automatic else min(1.0, c / norm))
+    return total, unclipped, apart
+
+
+def _losses(subject: Subject, indices: NDArray[np.int64]) -> list[torch.Tensor]:
+    """The summed loss of each unit, all of them in one batch."""
+    units = Units.of(subject.task)
+    losses = losses_of(subject.trainee, subject.task, subject.task.batch(units.examples(indices)))
+    sizes = units.offsets[indices + 1] - units.offsets[indices]
+    return [part.sum() for part in losses.split(sizes.tolist())]
+
+
+def _gradient(subject: Subject, loss: torch.Tensor) -> torch.Tensor:
+    parameters = list(subject.trainee.parameters.values())
+    grads = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
+    return torch.cat([g.flatten() for g in grads])
+
+
+def _norm(vector: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))

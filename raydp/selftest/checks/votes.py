@@ -1,0 +1,105 @@
+"""Whether PATE's votes and the noise on them are what the accountant was told."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from raydp.methods.pate import PATE
+from raydp.models.networks import NetworkName
+from raydp.selftest.base import Check, check
+from raydp.selftest.ranks import on_ranks
+from raydp.tasks.classification.labelled import ClassificationTask, LabelledExamples, classification_task
+from raydp.training.aggregation.teachers import Teaching, collect_votes, teacher_of
+from raydp.training.comm import Comm, LocalComm
+from raydp.training.noise.stream import TEST_KEY, KeyedStream
+from raydp.training.trial import Trainee, TrialPlan
+
+NUM_EXAMPLES, NUM_QUERIES, NUM_CLASSES, WIDTH = 20, 40, 4, 6
+TEACHING = Teaching(num_teachers=4, num_steps=6, batch_size=None, learning_rate=0.3)
+DRAWS, RANKS, SIGMA, LEVEL = 120_000, 2, 1.5, 1e-6
+"""So many draws that noise 5 % too small is seen at this level."""
+PLAN = TrialPlan(
+    run_id="selftest/votes", batch_size=1, num_steps=1, learning_rate=0.1, seed=0, num_examples=NUM_EXAMPLES,
+    noise_multiplier=SIGMA,
+)  # fmt: skip
+
+
+def vote_checks(method: PATE) -> list[Check]:
+    """The teachers of a small task, which learn random classes by heart, and the method's own noise.
+
+    1. Leaving out any one example moves the counts of a query by at most sqrt(2) and the largest by at most 1, and of
+       some query by that much.
+    2. Of two classes the one with fewer votes wins as often as noise of the accounted size lets it, and as many largest
+       counts pass the threshold.
+    """
+    task = _task()
+    whole = _votes(task, LocalComm())
+    less = [_votes(task.subset(np.delete(np.arange(NUM_EXAMPLES), i)), LocalComm()) for i in range(NUM_EXAMPLES)]
+    apart = max(float(np.linalg.norm(whole - votes, axis=1).max()) for votes in less)
+    largest = max(int(np.abs(whole.max(axis=1) - votes.max(axis=1)).max()) for votes in less)
+    shared = on_ranks(RANKS, lambda comm: _votes(task, comm))
+    teachers = teacher_of(task.train, TEACHING.num_teachers, KeyedStream(key=TEST_KEY, run_id=PLAN.run_id))
+    return [
+        check("one record (votes)", apart, 0.99 * math.sqrt(2), math.sqrt(2) + 1e-9, "largest distance of the counts"),
+        check("one record (largest count)", largest, 0, 1, "largest change of a query's largest count"),
+        check("teachers with an example", len(set(teachers.tolist())), 2, TEACHING.num_teachers, "of four"),
+        check(
+            f"votes of {RANKS} workers are the same", max(np.abs(votes - whole).max() for votes in shared), 0, 0,
+            "largest difference from those of one worker",
+        ),
+        *_noise_checks(method),
+    ]  # fmt: skip
+
+
+def _noise_checks(method: PATE) -> list[Check]:
+    """With votes that noise turns over in about a quarter of the cases."""
+    asked = method.model_copy(update={"num_queries": DRAWS})
+    sigma = asked.answer_noise(SIGMA)
+    gap = max(1, round(sigma))
+    answers, _ = asked.released(PLAN, np.tile([2 * gap, gap], (DRAWS, 1)), TEST_KEY)
+    turned = stats.norm.cdf(-gap / (math.sqrt(2) * sigma))
+    cost = DRAWS * (2 / sigma**2 + (0 if asked.threshold_noise is None else 1 / (asked.threshold_noise * sigma) ** 2))
+    multiplier = asked.event(PLAN, SIGMA).noise_multiplier
+    checks = [
+        check(
+            "noise of all answers", cost**-0.5 / multiplier, 1 - 1e-9, math.inf,
+            "1 / sqrt(Q (2/σ2² + 1/σ1²)) over the accounted noise multiplier",
+        ),
+        _share("noise on the counts", answers.mean(), turned, "answers that noise turned over"),
+    ]  # fmt: skip
+    if asked.threshold is not None and asked.threshold_noise is not None:
+        sigma1 = asked.threshold_noise * sigma
+        count = max(0, round(asked.threshold - sigma1))
+        _, answered = asked.released(PLAN, np.full((DRAWS, NUM_CLASSES), count), TEST_KEY)
+        passes = stats.norm.sf((asked.threshold - count) / sigma1)
+        checks.append(_share("noise of the threshold's check", answered.mean(), passes, "queries with an answer"))
+    return checks
+
+
+def _share(name: str, figure: float, expected: float, detail: str) -> Check:
+    low, high = stats.binom.ppf([LEVEL / 2, 1 - LEVEL / 2], DRAWS, expected) / DRAWS
+    return check(name, figure, low, high, f"share of {DRAWS} {detail}, binomial test")
+
+
+def _task() -> ClassificationTask:
+    rng = np.random.default_rng(0)
+    train, queries = (
+        LabelledExamples(
+            inputs=rng.normal(size=(count, WIDTH)).astype(np.float32), labels=rng.integers(0, NUM_CLASSES, count)
+        )
+        for count in (NUM_EXAMPLES, NUM_QUERIES)
+    )
+    return classification_task(
+        train, queries, num_classes=NUM_CLASSES, unit="example", measured_by="error_rate", notes={},
+        utility_is_public=False,
+    )  # fmt: skip
+
+
+def _votes(task: ClassificationTask, comm: Comm) -> NDArray[np.int64]:
+    model = NetworkName(architecture="linear", input_shape=task.input_shape, num_classes=task.num_classes).build()
+    trainee = Trainee(model=model, parameters=dict(sorted(model.named_parameters())))
+    return collect_votes(PLAN, TEACHING, trainee, task, task.heldout, comm, TEST_KEY, None)

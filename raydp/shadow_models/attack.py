@@ -1,0 +1,151 @@
+"""The attack on models that were trained on halves: what each says of a common pool, and what that tells."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from raydp.io.output import stderr
+from raydp.membership.metrics import best_accuracy, curve_figures
+from raydp.membership.shadows import Losses, shadow_attacks
+from raydp.models import base_models as models
+from raydp.models.sets import TrainedModels
+from raydp.scores.membership.mia import fresh, sample
+from raydp.scores.membership.mia_signals import losses
+from raydp.spec.document import SweepSpec
+from raydp.sweep.store.folder import SweepFolder
+from raydp.tasks.wrappers.half import Divisible, HalfTask
+
+POOL = 10_000
+"""Examples that are attacked, and of the population, at most: a sample of more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """What every model is asked about.
+
+    Attributes:
+        task: the whole that the halves are made of.
+        examples: [N] positions in its training examples.
+        population: [Z] positions in its held-out examples; nobody was trained on them.
+    """
+
+    task: Divisible
+    examples: NDArray[np.int64]
+    population: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, task: Divisible, seed: int) -> Pool:
+        """All examples, or a sample of them; held-out copies of training examples are no population."""
+        rng = np.random.default_rng([seed, POOL])
+        parts = (np.arange(len(task.train)), fresh(task))
+        if not len(parts[1]):
+            raise ValueError("task must hold out examples that are not trained on, got none. Hold out more.")
+        chosen = [sample(rng, p, POOL) for p in parts]
+        return cls(task=task, examples=chosen[0], population=chosen[1])
+
+    def digest(self) -> str:
+        """What names it among stored losses."""
+        content = self.task.facts().content_hash.encode() + self.examples.tobytes() + self.population.tobytes()
+        return hashlib.sha256(content).hexdigest()[:16]
+
+
+def attack(specs: Sequence[SweepSpec], folders: Sequence[SweepFolder], seed: int) -> dict[str, Any]:
+    """Attack the first model with the others as its shadows.
+
+    Returns:
+        What `raydp mia SPEC --json` prints.
+
+    Raises:
+        ValueError: the data have changed since the models were trained.
+    """
+    halves = [spec.task.params for spec in specs]
+    tokenizer = models.load_tokenizer(specs[0].model.name)
+    whole = halves[0].whole(tokenizer)
+    included = np.stack([_included(h, f, whole) for h, f in zip(halves, folders, strict=True)], axis=1)
+    pool = Pool.of(whole, seed)
+    found = list(_all_losses(specs[0], folders, pool))
+    member = included[pool.examples, 0]
+    results = {
+        name: {
+            **best_accuracy(s[member], s[~member]).document("best_accuracy"),
+            **curve_figures(s[member], s[~member]),
+        }
+        for name, s in shadow_attacks(found[0], found[1], found[2:], included[pool.examples, 1:]).items()
+    }
+    plan = folders[0].plan()
+    (trial,) = plan.trials
+    return {
+        **{k: getattr(trial, k) for k in ("batch_size", "num_steps", "learning_rate", "noise_multiplier")},
+        "epsilon": plan.record["epsilon"],
+        "delta": plan.delta,
+        "num_examples": plan.facts.num_examples,
+        "num_examples_of_the_whole": len(whole.train),
+        "num_members": int(member.sum()),
+        "num_nonmembers": int((~member).sum()),
+        "num_population": len(pool.population),
+        "num_shadows": len(specs) - 1,
+        "sweeps": [spec.name for spec in specs],
+        "attacks": results,
+    }
+
+
+def _included(half: HalfTask, folder: SweepFolder, whole: Divisible) -> NDArray[np.bool_]:
+    """Which examples of the whole a model was trained on."""
+    included = half.includes(whole.train)
+    trained_on = folder.plan().facts.content_hash
+    if whole.subset(np.flatnonzero(included)).facts().content_hash != trained_on:
+        raise ValueError(
+            f"task must have the data that {folder.path.name!r} was trained on, got others. Restore them, or give the "
+            "sweep a new name."
+        )
+    return included
+
+
+def _all_losses(spec: SweepSpec, folders: Sequence[SweepFolder], pool: Pool) -> Iterator[Losses]:
+    """Of the base model, the target and the shadows, from the sweeps' folders where they are there."""
+    name = f"mia-{pool.digest()}.npz"
+    kept = [folders[0].path / f"base-{name}", *(f.trial(run_id_of(f)) / name for f in folders)]
+    missing = [path for path in kept if not path.is_file()]
+    if missing:
+        device = torch.device("cuda" if spec.cluster.gpus_per_worker and torch.cuda.is_available() else "cpu")
+        trained = {str(path): None if path == kept[0] else path.parent / "model" for path in missing}
+        with stderr.status("reading the examples") as status:
+            many = TrainedModels(models.load_base(spec.model), trained, device=device)
+            for done, path in enumerate(missing):
+                status.update(f"reading the examples with model {done + 1}/{len(missing)}")
+                with many.loaded(done) as loaded:
+                    _write(path, losses_of(loaded.model, pool))
+    for path in kept:
+        with np.load(path, allow_pickle=False) as stored:
+            yield Losses(examples=stored["examples"], population=stored["population"])
+
+
+def losses_of(model: nn.Module, pool: Pool) -> Losses:
+    """What a model says of the pool."""
+    return Losses(
+        examples=losses(model, pool.task, "train", pool.examples),
+        population=losses(model, pool.task, "heldout", pool.population),
+    )
+
+
+def _write(path: Path, found: Losses) -> None:
+    """Whole or not at all; losses of private examples are for the owner's eyes."""
+    part = path.with_suffix(".part.npz")
+    np.savez(part, examples=found.examples, population=found.population)
+    part.chmod(0o600)
+    part.replace(path)
+
+
+def run_id_of(folder: SweepFolder) -> str:
+    """The one run of a sweep of one run."""
+    (trial,) = folder.plan().trials
+    return trial.run_id

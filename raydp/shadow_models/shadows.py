@@ -1,0 +1,83 @@
+"""Shadow models: a target and shadows are trained on random halves of a task, each a sweep of one run, and attacked.
+
+What is measured is a configuration, not a model that exists already: whoever releases a model trained on all the data
+learns how well membership in a model trained in the same way on half of it can be told.
+"""
+
+from __future__ import annotations
+
+from raydp.shadow_models.attack import run_id_of
+from raydp.spec.document import SweepSpec, load_spec
+from raydp.spec.sections import SpaceSpec
+from raydp.sweep.api import Sweep
+from raydp.sweep.store.folder import SweepFolder
+from search_spaces import load_space
+
+DEFAULT_SHADOWS = 4
+Point = tuple[int, int, float]
+
+
+def shadow_specs(spec: SweepSpec, num_shadows: int, configuration: Point | None, seed: int) -> list[SweepSpec]:
+    """The target's sweep and then the shadows', each of one configuration and one seed label.
+
+    Shadows come in pairs of complementary halves, so that each example is in one half of them.
+
+    Args:
+        configuration: (b, T, η); the first of the spec's space by default.
+        seed: of the halves.
+
+    Raises:
+        ValueError: the spec is of a kind that halves cannot be made of, or num_shadows is odd.
+    """
+    if num_shadows < 2 or num_shadows % 2:
+        raise ValueError(f"--shadows must be an even number from 2, got {num_shadows}. Shadows are trained in pairs.")
+    if spec.privacy.selects:
+        raise ValueError(
+            "privacy.tuning must be ignored for shadow models, got private_selection. Remove it: a shadow is one run."
+        )
+    if spec.privacy.unit == "user":
+        raise ValueError("privacy.unit must be example for shadow models, got user. Remove it: coins are per example.")
+    point = configuration or first_configuration(spec.space)
+    halves = [("target", 0, False), *((f"shadow-{k + 1}", 1 + k // 2, k % 2 == 1) for k in range(num_shadows))]
+    return [_derived(spec, name, (seed << 16) + coin, complement, point) for name, coin, complement in halves]
+
+
+def _derived(spec: SweepSpec, part: str, coin: int, complement: bool, point: Point) -> SweepSpec:
+    batch_size, num_steps, learning_rate = point
+    name = f"{spec.name}-{part}-{coin >> 16}-{batch_size}-{num_steps}-{learning_rate:g}"
+    score = "mia_outputs" if getattr(spec.task.params, "classifies", False) else "mia"
+    tracking = {"experiment": f"{spec.tracking.experiment}-shadows", "registered_model": f"{spec.name}-shadows"}
+    return load_spec({
+        **spec.model_dump(mode="json"),
+        "name": name,
+        "task": {"name": "half", "of": spec.task.as_dict(), "seed": coin, "complement": complement},
+        "space": {"points": [list(point)]},
+        "seeds": [spec.seeds[0]],
+        "scores": [{"name": score}],
+        "select": {"score": score, "rule": "best-utility", "min_utility_gain": None},
+        "tracking": {**spec.tracking.model_dump(mode="json"), **tracking},
+    })  # fmt: skip
+
+
+def first_configuration(space: SpaceSpec) -> Point:
+    """The first (b, T, η) as the spec writes them."""
+    if space.name is not None:
+        first = load_space(space.name).configurations[0]
+        return first.batch_size, first.num_steps, first.learning_rate
+    if space.points is not None:
+        return space.points[0]
+    grid = (space.batch_size, space.num_steps, space.learning_rate)
+    assert all(axis is not None for axis in grid), "a space is named, a list of points or a grid"
+    return tuple(axis[0] for axis in grid if axis is not None)  # type: ignore[return-value]
+
+
+def train(spec: SweepSpec) -> SweepFolder | None:
+    """Run a sweep of one run, or go on with it; None where it was interrupted or the run has failed."""
+    sweep = Sweep(spec)
+    if sweep.begun:
+        kept = SweepFolder.resume(spec)
+        if kept.is_finished(run_id_of(kept)):
+            return kept
+    sweep.run(resume=sweep.begun)
+    kept = sweep.folder
+    return kept if kept.is_finished(run_id_of(kept)) else None

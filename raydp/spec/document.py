@@ -1,0 +1,233 @@
+"""The sweep specification: one YAML file, checked before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from raydp.io.yaml import read_yaml
+from raydp.plugins import registries
+from raydp.plugins.described import Plugin, PluginField, Resolve, any_plugin, messages_of, resolve_plugin
+from raydp.plugins.parameters import light_model
+from raydp.spec.sections import (
+    ClusterSpec,
+    ModelSpec,
+    PrivacySpec,
+    Section,
+    SelectSpec,
+    SpaceSpec,
+    StoppingSpec,
+    TrackingSpec,
+)
+from raydp.spec.sections.private_selection import conflicts, with_the_only_rule
+from search_spaces.names import kind_of
+
+MOST_PROBLEMS = 50
+"""So many mistakes of a spec are told at once."""
+
+DEMO = Path(__file__).parents[1] / "data" / "demo.yaml"
+"""The embedded default of `raydp sweep`."""
+
+MAPPINGS = ("task", "model", "method", "privacy", "space", "select", "stopping", "cluster", "tracking")
+LEAST_SECTIONS = 2
+"""A file with fewer of these sections as mappings is no spec, and no message shows any of it."""
+
+
+class SweepSpec(Section):
+    """A sweep: task, model, method and guarantee, the configurations, the scores and how one is selected."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)]
+    """Name of the sweep: letters, digits, '.', '_' and '-'. Its folder is storage/name."""
+    task: PluginField
+    """What is learnt: data, loss, utility and secrets, written {name: ..., **parameters}."""
+    model: ModelSpec
+    """The base model and what is trained on it."""
+    method: PluginField
+    """How it is trained, written {name: ..., **parameters}; the method draws the batches and says what is accounted."""
+    privacy: PrivacySpec
+    """The guarantee that every configuration is calibrated to."""
+    space: SpaceSpec
+    """The configurations (b, T, η), and which of them are run."""
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**63)], ...], Field(min_length=1)] = (0,)
+    """Labels of repetitions (initialisation, score sampling). They are public and never the source of the noise."""
+    scores: Annotated[tuple[PluginField, ...], Field(min_length=1)]
+    """What is measured of every trained model, each written {name: ..., **parameters}."""
+    select: SelectSpec
+    """How one configuration is chosen at the end."""
+    stopping: StoppingSpec | None = None
+    """Which runs end before their last step; without it none does."""
+    cluster: ClusterSpec = ClusterSpec()
+    """Where the sweep runs. Nothing here changes a result."""
+    storage: str = "raydp_runs"
+    """Folder that sweeps live in; the folder of this sweep is storage/name."""
+    tracking: TrackingSpec = TrackingSpec()
+    """Where MLflow keeps runs and models."""
+
+    @field_validator("seeds")
+    @classmethod
+    def _distinct_seeds(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("must be distinct. Remove the repeated ones.")
+        return seeds
+
+    @field_validator("storage")
+    @classmethod
+    def _storage_is_a_folder(cls, storage: str) -> str:
+        if "://" in storage:
+            raise ValueError("must be a folder that every node sees. Give a path.")
+        return storage
+
+    @model_validator(mode="before")
+    @classmethod
+    def _private_selection_has_one_rule(cls, data: object) -> object:
+        return with_the_only_rule(data)
+
+    @model_validator(mode="after")
+    def _private_selection_is_covered(self) -> SweepSpec:
+        problems = conflicts(
+            privacy=self.privacy,
+            select=self.select,
+            space=self.space,
+            stopping=self.stopping,
+            seeds=self.seeds,
+            method=self.method,
+        )
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    @model_validator(mode="after")
+    def _selected_score_is_measured(self) -> SweepSpec:
+        names = [score.name for score in self.scores]
+        if len(set(names)) < len(names):
+            raise ValueError(f"scores must be distinct, got {names}. Remove the repeated ones.")
+        if self.select.score not in names and self.select.score in registries.names("scores"):
+            raise ValueError(
+                f"select.score {self.select.score!r} is not measured in this sweep. Add it to scores, or choose one "
+                f"of: {', '.join(names)}."
+            )
+        if self.select.score not in names:
+            raise ValueError(registries.unknown_name("select.score", self.select.score, names))
+        return self
+
+    @model_validator(mode="after")
+    def _sharded_weights_do_not_decay_in_the_loss(self) -> SweepSpec:
+        decay = getattr(self.method.params, "loss_decay", 0.0)
+        if decay and self.cluster.sharding == "full":
+            raise ValueError(
+                f"method.decay must be decoupled with cluster.sharding full, got weight_decay {decay:g} in the loss: "
+                "no worker has all weights at hand. Use decay decoupled, or do without sharding."
+            )
+        return self
+
+
+def load_spec(source: str | Path | Mapping[str, object]) -> SweepSpec:
+    """Read and check a spec.
+
+    Args:
+        source: a YAML file, or its content as a mapping.
+
+    Raises:
+        ValueError: every mistake found, one per line, each with what to change.
+    """
+    content = written_spec(source)
+    _checked(content, light_model)  # most mistakes are found without the plug-ins, which take seconds to import
+    return _checked(content, registries.resolve)
+
+
+def draft_spec(source: str | Path | Mapping[str, object]) -> SweepSpec:
+    """Read and check a spec as far as that takes no import of its plug-ins.
+
+    Returns:
+        A spec whose plug-ins have parameters and no code: for checks of all its other sections.
+
+    Raises:
+        ValueError: as `load_spec`, but for what only a plug-in's own code finds.
+    """
+    return _checked(written_spec(source), light_model)
+
+
+def written_spec(source: str | Path | Mapping[str, object]) -> dict[str, Any]:
+    """The spec as it is written; a file that is none is not shown."""
+    if isinstance(source, Mapping):
+        return dict(source)
+    path = Path(source)
+    data = read_yaml(path, "SPEC")
+    if not isinstance(data, dict):
+        raise ValueError(
+            f"SPEC must be a mapping of sections, got {'nothing' if data is None else kind_of(data)} in "
+            f"{str(path)!r}. See `raydp schema`."
+        )
+    if sum(isinstance(data.get(section), Mapping) for section in MAPPINGS) < LEAST_SECTIONS:
+        raise ValueError(_no_spec(path, data))
+    return data
+
+
+def _no_spec(path: Path, data: Mapping[str, object]) -> str:
+    """Why a file is not taken as a spec. It may be data that was given in the wrong place, so none of it is shown."""
+    required = [name for name, field in SweepSpec.model_fields.items() if field.is_required()]
+    missing = [name for name in required if name not in data]
+    plain = [name for name in MAPPINGS if name in data and not isinstance(data[name], Mapping)]
+    got = f"without {', '.join(missing)}" if missing else "with all of them"
+    if plain:
+        got += f", and {', '.join(plain)} not as {'mappings' if len(plain) > 1 else 'a mapping'}"
+    return (
+        f"SPEC must be a mapping with the sections {', '.join(required)}, got {str(path)!r} {got}. Give the path of a "
+        "spec, or add the sections. See `raydp schema`."
+    )
+
+
+def _checked(content: Mapping[str, object], resolve: Resolve) -> SweepSpec:
+    """The spec with the models of its plug-ins' parameters that `resolve` gives."""
+    data, problems = dict(content), list[str]()
+    kinds: dict[str, registries.Kind] = {"task": "tasks", "method": "methods"}
+    for key, kind in kinds.items():
+        if key in data:
+            data[key] = resolve_plugin(kind, key, data[key], problems, resolve)
+    if isinstance(scores := data.get("scores"), list | tuple):
+        data["scores"] = [
+            resolve_plugin("scores", f"scores[{i}]", score, problems, resolve) for i, score in enumerate(scores)
+        ]
+    if isinstance(space := data.get("space"), Mapping) and "search" in space:
+        data["space"] = {**space, "search": _search(space["search"], problems, resolve)}
+    try:
+        spec = SweepSpec.model_validate(data)
+    except ValidationError as error:
+        problems += messages_of(SweepSpec, error, "", skip_plugins=True)
+        raise ValueError(_listed(problems)) from error
+    if problems:
+        raise ValueError(_listed(problems))
+    return spec
+
+
+def _listed(problems: list[str]) -> str:
+    """The first of them, a line each: nobody reads thousands."""
+    more = [f"... and {len(problems) - MOST_PROBLEMS} more."] if len(problems) > MOST_PROBLEMS else []
+    return "\n".join([*problems[:MOST_PROBLEMS], *more])
+
+
+def _search(written: object, problems: list[str], resolve: Resolve) -> Plugin | None:
+    """A name alone has no parameters; "grid" is every configuration."""
+    if written is None or written == "grid":
+        return None
+    named = {"name": written} if isinstance(written, str) else written
+    return resolve_plugin("searches", "space.search", named, problems, resolve)
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of the spec with every known plug-in's parameters, for editors."""
+    schema = SweepSpec.model_json_schema()
+    properties, space = schema["properties"], schema["$defs"]["SpaceSpec"]["properties"]
+    search = {"anyOf": [{"enum": ["grid", *registries.names("searches")]}, any_plugin("searches"), {"type": "null"}]}
+    properties["task"] = {**_description(properties["task"]), **any_plugin("tasks")}
+    properties["method"] = {**_description(properties["method"]), **any_plugin("methods")}
+    properties["scores"]["items"] = any_plugin("scores")
+    space["search"] = {**_description(space["search"]), **search}
+    return schema
+
+
+def _description(field: dict[str, Any]) -> dict[str, Any]:
+    return {"description": field["description"]}

@@ -1,0 +1,23 @@
+"""The sections of a sweep's specification, each with what it may hold."""
+
+from raydp.spec.sections.base import AtLeastOne, Positive, Section
+from raydp.spec.sections.cluster import ClusterSpec, TrackingSpec
+from raydp.spec.sections.model import AdapterSpec, ModelSpec
+from raydp.spec.sections.privacy import NumRunsSpec, PrivacySpec
+from raydp.spec.sections.space import SelectSpec, SpaceSpec
+from raydp.spec.sections.stopping import StoppingSpec
+
+__all__ = [
+    "AdapterSpec",
+    "AtLeastOne",
+    "ClusterSpec",
+    "ModelSpec",
+    "NumRunsSpec",
+    "Positive",
+    "PrivacySpec",
+    "Section",
+    "SelectSpec",
+    "SpaceSpec",
+    "StoppingSpec",
+    "TrackingSpec",
+]

@@ -1,0 +1,165 @@
+"""Where it runs, and where its results are kept."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import (
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from raydp.io.locations import MLFLOW_CREDENTIALS, is_uri, refuse_credentials
+from raydp.spec.sections.base import AtLeastOne, Section
+
+REGISTERED_MODEL = r"\w[\w .-]*"
+"""What the name of a registered model may be: it is a part of addresses, models:/name/version."""
+
+
+class ClusterSpec(Section):
+    """Where it runs. Nothing here changes a result."""
+
+    address: str = "local"
+    """`local` starts Ray on this machine; `auto` or host:port joins a cluster."""
+    workers_per_trial: AtLeastOne | tuple[AtLeastOne, AtLeastOne] = 1
+    """Ray Train workers that share a trial. With [min, max] a trial takes as many as are free, and goes on with those
+    that are left when workers are lost, which counts as a retry. q and T stay as they are."""
+    sharding: Literal["none", "full"] = "none"
+    """`none`: every worker holds the whole model. `full`: each worker holds its share of the weights (FSDP2), and in
+    full fine-tuning its share of gradients and optimizer state, for models that do not fit one device."""
+    gpus_per_worker: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
+    """GPUs of one worker. With a part of one, such as 0.5, several trials share a GPU; each is held to its part of the
+    memory."""
+    cpus_per_worker: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1
+    """CPU cores that Ray reserves for one worker."""
+    working_dir: str | None = None
+    """Folder with code of your own (plug-ins), or the URI of its zip file, that Ray takes to every node. Without it the
+    nodes need that code installed."""
+    exchange: str | None = None
+    """URI of an object store (s3://bucket/folder, gs://...) through which checkpoints and trained models go where the
+    nodes do not all see the sweep's folder."""
+    max_concurrent_trials: Annotated[int, Field(ge=1)] | None = None
+    """Worker groups that run side by side; as many as fit by default."""
+    autoscaling: bool = False
+    """The cluster grows on demand: start max_concurrent_trials worker groups whatever fits at the time. Groups that
+    wait make the cluster add nodes."""
+    microbatch_size: Annotated[int, Field(ge=1)] | None = None
+    """Examples in one backward pass. By default it is chosen from their lengths, and halved where memory does not
+    suffice."""
+    gradient_checkpointing: bool = False
+    """Keep less of the forward pass for the backward pass and compute it again there: less memory, more time."""
+    checkpoint_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
+    """Seconds between two checkpoints of a trial."""
+    max_retries: Annotated[int, Field(ge=0)] = 1
+    """How often a trial is tried again after its workers failed."""
+    grace_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 20.0
+    """Seconds that Ctrl-C or SIGTERM waits for running trials to save their state."""
+    prefix_cache_gib: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 8.0
+    """Disk space in GiB for the hidden states below the first adapter; 0 computes them in every step."""
+
+    @field_validator("address", "working_dir", "exchange")
+    @classmethod
+    def _holds_no_credentials(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None:
+            refuse_credentials(value, f"cluster.{info.field_name}", "in the environment of the cluster")
+        return value
+
+    @field_validator("address")
+    @classmethod
+    def _can_be_an_address(cls, address: str) -> str:
+        if not re.fullmatch(r"auto|local|(ray://)?[^\s/:]+:\d{1,5}|(ray://)?\[[0-9a-fA-F:]+\]:\d{1,5}", address):
+            raise ValueError(f"must be local, auto or host:port, got {address!r}. Write head:6379.")
+        return address
+
+    @field_validator("exchange")
+    @classmethod
+    def _exchange_is_a_uri(cls, exchange: str | None) -> str | None:
+        if exchange is not None and not is_uri(exchange):
+            raise ValueError(f"must be a URI such as s3://bucket/folder, got {exchange!r}. Put file:// before a path.")
+        return exchange
+
+    @model_validator(mode="after")
+    def _workers_can_do_it(self) -> ClusterSpec:
+        if self.min_workers > self.max_workers:
+            raise ValueError(
+                f"cluster.workers_per_trial must be [min, max] with min <= max, got {list(self.worker_range)}. "
+                "Exchange the two."
+            )
+        if self.working_dir is not None and self.address == "local":
+            raise ValueError(
+                f"cluster.working_dir must go with another address than local, got {self.working_dir!r}. Remove it: "
+                "what runs here sees the driver's own code."
+            )
+        if self.autoscaling and (self.max_concurrent_trials is None or self.address == "local"):
+            missing = "another address than local" if self.address == "local" else "cluster.max_concurrent_trials"
+            raise ValueError(f"cluster.autoscaling must go with {missing}, got none. Give it, or remove autoscaling.")
+        if self.gpus_per_worker > 1 and self.gpus_per_worker % 1:
+            raise ValueError(
+                f"cluster.gpus_per_worker must be whole above 1, got {self.gpus_per_worker:g}. Round it: a worker has "
+                "whole GPUs, or a part of one."
+            )
+        if 0 < self.gpus_per_worker < 1 and self.max_workers > 1:
+            raise ValueError(
+                f"cluster.gpus_per_worker must be whole with workers_per_trial {self.max_workers}, got "
+                f"{self.gpus_per_worker:g}. NCCL wants a device for every worker: share GPUs between trials of one."
+            )
+        if self.sharding == "full" and self.max_workers == 1:
+            raise ValueError(
+                "cluster.workers_per_trial must be at least 2 with sharding 'full', got 1. Give more workers, or leave "
+                "sharding out."
+            )
+        return self
+
+    def workers_on(self, cpus: float, gpus: float) -> int:
+        """How many workers a node with so many CPUs and GPUs holds. A worker's part of a GPU is of one GPU."""
+        bounds = [cpus / self.cpus_per_worker]
+        if self.gpus_per_worker >= 1:
+            bounds.append(gpus / self.gpus_per_worker)
+        elif self.gpus_per_worker:
+            bounds.append(int(gpus) * int(1 / self.gpus_per_worker + 1e-9))
+        return int(min(bounds) + 1e-9)
+
+    @property
+    def worker_range(self) -> tuple[int, int]:
+        """Fewest and most workers of a trial."""
+        workers = self.workers_per_trial
+        return (workers, workers) if isinstance(workers, int) else workers
+
+    @property
+    def min_workers(self) -> int:
+        return self.worker_range[0]
+
+    @property
+    def max_workers(self) -> int:
+        return self.worker_range[1]
+
+
+class TrackingSpec(Section):
+    """Where MLflow keeps runs and models. SQLite by default; any MLflow server by its URI."""
+
+    uri: str = "sqlite:///raydp.db"
+    """URI of the MLflow store: a SQLite file (sqlite:///FILE) or an MLflow server (http://...)."""
+    experiment: Annotated[str, Field(min_length=1, max_length=256)] = "raydp"
+    """Name of the MLflow experiment that the runs are logged in."""
+    registered_model: str = "raydp"
+    """Name of the registered model; every finished run is one of its versions."""
+    signing_key: str | None = None
+    """File with the team's private key, made by `raydp models keygen`. Every registered model's privacy card and
+    weights are signed with it. MLflow is not told of it."""
+
+    @field_validator("uri")
+    @classmethod
+    def _uri_holds_no_password(cls, uri: str) -> str:
+        refuse_credentials(uri, "tracking.uri", MLFLOW_CREDENTIALS)
+        return uri
+
+    @field_validator("registered_model")
+    @classmethod
+    def _registry_takes_it(cls, name: str) -> str:
+        """Before anything is trained: a private selection opens MLflow only when all runs have ended."""
+        if not re.fullmatch(REGISTERED_MODEL, name):
+            raise ValueError(f"must be letters, digits, '_', '-', '.' and spaces, got {name!r}. Rename it.")
+        return name

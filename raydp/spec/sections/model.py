@@ -1,0 +1,81 @@
+"""What is trained, and what it is trained on."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+from raydp.spec.sections.base import Positive, Section
+
+VIRTUAL = ("soft_prompt", "prefix")
+"""Adapters that stand before the text."""
+
+
+class AdapterSpec(Section):
+    """What is trained: a LoRA adapter, a soft prompt, a prefix (all peft's) or, with type "none", every weight."""
+
+    type: Literal["lora", "soft_prompt", "prefix", "none"] = "lora"
+    """`lora`, `soft_prompt` (prompt tuning; Lester et al. 2021), `prefix` (prefix tuning without its reparametrisation;
+    Li and Liang 2021) or `none` (full fine-tuning)."""
+    r: Annotated[int, Field(ge=1, le=4096)] = 8
+    """Rank of the LoRA adapter."""
+    alpha: Positive = 16.0
+    """Scale of the LoRA adapter: the update is alpha / r times B A."""
+    target_modules: tuple[str, ...] = ("q_proj", "v_proj")
+    """Names of the linear layers that get a LoRA adapter."""
+    layers_to_transform: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    """Positions of the decoder layers that get a LoRA adapter; all layers by default."""
+    num_virtual_tokens: Annotated[int, Field(ge=1, le=4096)] = 20
+    """Length of the soft prompt or prefix, in tokens. Every virtual token stands before the text: as a trained
+    embedding, or as trained keys and values of every layer."""
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> AdapterSpec:
+        for name, field in type(self).model_fields.items():
+            value, owners = getattr(self, name), VIRTUAL if name == "num_virtual_tokens" else ("lora",)
+            if name != "type" and self.type not in owners and value != field.default:
+                raise ValueError(
+                    f"model.adapter.{name} must be left out with type {self.type!r}, got {value}. "
+                    f"Remove it, or use type {' or '.join(map(repr, owners))}."
+                )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A new type leaves the identity of the runs of before as it is: theirs always had LoRA's fields in it."""
+        values: dict[str, Any] = handler(self)
+        prompt = ("type", "num_virtual_tokens")
+        return {k: v for k, v in values.items() if k == "type" or (k in prompt) == (self.type in VIRTUAL)}
+
+    @property
+    def virtual_tokens(self) -> int:
+        """Positions that are taken before the text."""
+        return self.num_virtual_tokens if self.type in VIRTUAL else 0
+
+
+class ModelSpec(Section):
+    """The base model."""
+
+    name: str
+    """`tiny`, `smollm2-135m-instruct-q4`, a local folder, a Hugging Face hub id, or a network such as mlp:1x8x8:10."""
+    adapter: AdapterSpec = AdapterSpec()
+    """What is trained on the base model."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the base weights under an adapter. In full fine-tuning the weights are float32 and the matrix products of
+    training are computed in this type (autocast)."""
+
+    @property
+    def weight_dtype(self) -> Literal["float32", "bfloat16"]:
+        """The type of the base weights in memory."""
+        return "float32" if self.adapter.type == "none" else self.dtype
+
+    @property
+    def uses_autocast(self) -> bool:
+        """Whether training computes matrix products in another type than the weights'."""
+        return self.dtype != self.weight_dtype

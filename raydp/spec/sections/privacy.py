@@ -1,0 +1,117 @@
+"""The guarantee that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from raydp.plugins import registries
+from raydp.spec.sections.base import Positive, Section
+
+
+class NumRunsSpec(Section):
+    """The distribution of the number K of runs of a private selection."""
+
+    distribution: Literal["truncated_negative_binomial", "poisson"] = "truncated_negative_binomial"
+    """`truncated_negative_binomial` (K >= 1) or `poisson` (with K = 0 nothing is trained or released)."""
+    mean: Annotated[float, Field(gt=1, le=1000)] = 10.0
+    """E[K], the expected number of runs."""
+    eta: Annotated[float, Field(ge=-0.5, le=10)] = 1.0
+    """η of the truncated negative binomial: 1 is geometric, 0 is logarithmic. A smaller value costs less privacy and
+    spreads K more."""
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> NumRunsSpec:
+        if self.distribution == "poisson" and "eta" in self.model_fields_set:
+            raise ValueError(
+                f"privacy.num_runs.eta must be left out with distribution poisson, got {self.eta:g}. Remove it."
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = handler(self)
+        return {k: v for k, v in values.items() if (self.distribution, k) != ("poisson", "eta")}
+
+
+class PrivacySpec(Section):
+    """The guarantee that every configuration is calibrated to."""
+
+    target_epsilon: Annotated[float, Field(gt=0, le=1000)]
+    """ε of the guarantee: the noise of every configuration is calibrated to it."""
+    target_delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """δ of the guarantee as a number; give it or delta_exponent."""
+    delta_exponent: Positive | None = None
+    """δ as n^-delta_exponent, n the number of units. It is 1.1 where target_delta is not given either (Hu et al. 2025,
+    section 3.1)."""
+    accountant: str = "prv"
+    """`prv`, `pld` or `rdp`, or the name of an installed accountant: what computes ε from the noise."""
+    unit: Literal["example", "user"] = "example"
+    """What is protected: one example, or one user with all its examples. batch_size, n and δ count units."""
+    noise_key: Literal["secret", "test"] = "secret"
+    """`secret` draws a key for the sweep. `test` fixes the key, for tests and demonstrations; the guarantee is then not
+    certified."""
+    tuning: Literal["ignored", "private_selection"] = "ignored"
+    """`ignored`: ε covers one model, whatever else was tried. `private_selection`: ε covers the one model that is
+    released, the best of a random number of runs by utility on public data (Papernot and Steinke 2022)."""
+    num_runs: NumRunsSpec | None = None
+    """The distribution of the number of runs; with tuning `private_selection` only."""
+
+    @property
+    def selects(self) -> bool:
+        """Whether the choice of the released model is part of the guarantee."""
+        return self.tuning == "private_selection"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _selection_has_a_distribution(cls, data: object) -> object:
+        """What is used is written out, so that a spec is the same with its defaults and without."""
+        if isinstance(data, Mapping) and data.get("tuning") == "private_selection" and data.get("num_runs") is None:
+            return {**data, "num_runs": {}}
+        return data
+
+    @model_validator(mode="after")
+    def _selection_is_whole(self) -> PrivacySpec:
+        if not self.selects and self.num_runs is not None:
+            raise ValueError(
+                "privacy.num_runs must be left out with tuning ignored, got a distribution. Remove it, or set "
+                "privacy.tuning: private_selection."
+            )
+        if self.selects and self.accountant != "rdp":
+            raise ValueError(
+                f"privacy.accountant must be rdp with tuning private_selection, got {self.accountant!r}. The price of "
+                "choosing is known in Rényi divergences: set it to rdp."
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is not in use is not part of a run's identity."""
+        values: dict[str, Any] = handler(self)
+        return values if self.selects else {k: v for k, v in values.items() if k not in ("tuning", "num_runs")}
+
+    @model_validator(mode="after")
+    def _one_delta(self) -> PrivacySpec:
+        if self.target_delta is not None and self.delta_exponent is not None:
+            raise ValueError("takes target_delta or delta_exponent, got both. Remove one.")
+        return self
+
+    @field_validator("accountant")
+    @classmethod
+    def _known_accountant(cls, name: str) -> str:
+        registries.resolve("accountants", name, field="privacy.accountant")
+        return name
+
+    def delta(self, num_units: int) -> float:
+        """δ for n units: the given one, or n^-delta_exponent (1.1 where neither is given)."""
+        if self.target_delta is not None:
+            return self.target_delta
+        return float(num_units ** -(self.delta_exponent or 1.1))

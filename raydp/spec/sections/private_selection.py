@@ -1,0 +1,61 @@
+"""What `privacy.tuning: private_selection` asks of the rest of a spec: the guarantee covers one way to choose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from raydp.plugins.described import Plugin
+from raydp.spec.sections.privacy import PrivacySpec
+from raydp.spec.sections.space import SelectSpec, SpaceSpec
+from raydp.spec.sections.stopping import StoppingSpec
+
+
+def with_the_only_rule(data: object) -> object:
+    """A spec's content with what `select` leaves out as private selection needs it; any other content as it is."""
+    if not isinstance(data, Mapping):
+        return data
+    privacy, select = data.get("privacy"), data.get("select")
+    if not isinstance(privacy, Mapping) or not isinstance(select, Mapping):
+        return data
+    if privacy.get("tuning") != "private_selection":
+        return data
+    return {**data, "select": {"rule": "best-utility", "min_utility_gain": None, **select}}
+
+
+def conflicts(
+    *,
+    privacy: PrivacySpec,
+    select: SelectSpec,
+    space: SpaceSpec,
+    stopping: StoppingSpec | None,
+    seeds: tuple[int, ...],
+    method: Plugin,
+) -> list[str]:
+    """What in a spec the guarantee of a private selection does not cover, each with what to change."""
+    if not privacy.selects:
+        return []
+    given = "with privacy.tuning private_selection, got"
+    problems = [
+        f"select.{name} must be left out {given} {value}. Remove it: the guarantee covers the best utility alone."
+        for name, value in select.constraints().items()
+    ]
+    if select.rule != "best-utility":
+        problems.append(
+            f"select.rule must be best-utility {given} {select.rule!r}. The other rules use scores or several "
+            "runs, which the guarantee does not cover."
+        )
+    if space.search is not None:
+        problems.append(
+            f"space.search must be left out {given} {space.search.name!r}. Runs are drawn from the whole space."
+        )
+    if stopping is not None:
+        problems.append(f"stopping must be left out {given} checks. Which runs end early is seen in the private data.")
+    if seeds != (0,):
+        problems.append(f"seeds must be left out {given} {list(seeds)}. Every run draws a seed of its own.")
+    if (weight := getattr(method.params, "reference_weight", None)) is not None:
+        problems.append(
+            f"method.reference_weight must be left out {given} {weight:g}. A choice is not accounted for each data set."
+        )
+    if not method.params.private:
+        problems.append(f"method.name must be a private method {given} {method.name!r}. Use dp_adam or dp_sgd.")
+    return problems

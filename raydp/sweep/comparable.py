@@ -1,0 +1,68 @@
+"""What sweeps must share for a comparison of their methods to be one of methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from raydp.sweep.api import folder_of
+
+DATA, BASE = "data or secrets (task_hash)", "base model"
+MUST_SHARE = (DATA, BASE)
+"""Losses and scores on other data, of other secrets or from another base model differ without any method."""
+
+
+def check_comparable(tables: Mapping[str, pd.DataFrame], storage: str, *, any_data: bool = False) -> list[str]:
+    """Compare what each table's runs were trained on and for.
+
+    Args:
+        tables: source -> points table.
+        storage: where sweeps are looked up by name.
+        any_data: warn of other data, secrets and base models instead of refusing them.
+
+    Returns:
+        Warnings. Other targets (ε, δ) are no error: a run without privacy is a common baseline.
+
+    Raises:
+        ValueError: data, secrets or base model differ; names the first two sources that differ.
+    """
+    facts = {source: _facts(source, table, storage) for source, table in tables.items()}
+    warnings = []
+    for name in (*MUST_SHARE, "epsilon", "delta"):
+        told = {source: values[name] for source, values in facts.items()}
+        unknown = [source for source, value in told.items() if value is None]
+        if unknown and name == DATA:
+            warnings.append(f"Whether the {name} are the same is not known: {', '.join(unknown)} does not say.")
+        known = {source: value for source, value in told.items() if value is not None}
+        if len(set(known.values())) < 2:
+            continue
+        a = next(iter(known))
+        b = next(source for source in known if known[source] != known[a])
+        difference = f"{a} has {known[a]}, {b} has {known[b]}"
+        if name in MUST_SHARE and not any_data:
+            raise ValueError(
+                f"methods must be compared on one {name}, got two: {difference}. Run both on the same, or give "
+                "--any-data to compare all the same."
+            )
+        warnings.append(f"Not the same {name}, so that differences are not of the methods alone: {difference}.")
+    return warnings
+
+
+def _facts(source: str, table: pd.DataFrame, storage: str) -> dict[str, str | None]:
+    """What a source says of itself, in words; None where it does not."""
+    folder = folder_of(source, storage)
+    model = None if folder is None else folder.spec().model
+    return {
+        DATA: _values(table, "task_hash", digits=12),
+        BASE: None if model is None else f"{model.name} in {model.weight_dtype}",
+        "epsilon": _values(table, "epsilon"),
+        "delta": _values(table, "delta"),
+    }
+
+
+def _values(table: pd.DataFrame, column: str, *, digits: int | None = None) -> str | None:
+    """The values of a column, the shortened text of each."""
+    if column not in table or table[column].isna().any():
+        return None
+    return ", ".join(sorted({f"{v:g}" if isinstance(v, float) else str(v)[:digits] for v in table[column]}))

@@ -1,0 +1,102 @@
+"""The end of a sweep: points table, selection, aliases in the registry, report."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from analysis import Selection, load_points, select, write_report
+from raydp.io.output import phase, stderr, strict
+from raydp.spec.document import SweepSpec
+from raydp.sweep.ending.notes import about
+from raydp.sweep.engine.recorder import Recorder
+from raydp.sweep.store.alarms import alarm_of, publish_alarms
+from raydp.sweep.store.folder import SweepFolder
+from raydp.sweep.store.points import counts, secrets_table, values_by_secret, write_tables
+from raydp.tracking import NotDeliveredError, delivering, set_alias
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """What the sweep decided; see SweepResult."""
+
+    selected: Selection | None
+    best_utility: Selection | None
+    reason: str | None
+    report: Path | None
+
+
+NOT_FINISHED = Finish(selected=None, best_utility=None, reason="interrupted before the end", report=None)
+"""Of a sweep that was stopped: what is selected from a part could be another configuration than from the whole."""
+
+OF_CANARIES = Finish(
+    selected=None, best_utility=None, reason="models of canaries are for `raydp audit`, not for use", report=None
+)
+"""Of a sweep of the task `audited`."""
+
+
+def finish(spec: SweepSpec, folder: SweepFolder, recorder: Recorder) -> Finish:
+    """Write the tables, select, set the aliases `best-utility` and, if private, `privacy-preferred`, and report. Where
+    MLflow is away nothing is selected: an alias would point at a part of the sweep."""
+    with phase(stderr, "Write the points table"):
+        path = write_tables(folder)
+    if recorder.undelivered():
+        return Finish(selected=None, best_utility=None, reason=recorder.not_delivered(), report=None)
+    try:
+        with delivering():
+            return _finish(spec, folder, recorder, path)
+    except NotDeliveredError as error:
+        return Finish(selected=None, best_utility=None, reason=recorder.not_delivered(str(error)), report=None)
+
+
+def _finish(spec: SweepSpec, folder: SweepFolder, recorder: Recorder, path: Path) -> Finish:
+    """The same where MLflow has all runs."""
+    with phase(stderr, f"Write what all {len(recorder.plan.trials)} runs cost together onto the models' cards"):
+        together = recorder.release()
+    publish_alarms(spec, folder.path)
+    if not counts(folder)["finished"]:
+        reason = "no run has finished"
+        recorder.tracker.finish_sweep({"counts": counts(folder), "reason": reason}, None)
+        return Finish(selected=None, best_utility=None, reason=reason, report=None)
+    points, chosen = load_points(path), spec.select
+    options = {"by_secret": values_by_secret(path, chosen.score), **chosen.constraints()}
+    try:
+        with phase(stderr, "Select a configuration"):
+            selections = {r: select(points, rule=r, **options) for r in dict.fromkeys([chosen.rule, "best-utility"])}
+    except ValueError as error:  # such as no configuration below the threshold: the runs stand all the same
+        recorder.tracker.finish_sweep({"counts": counts(folder), "reason": str(error)}, None)
+        return Finish(selected=None, best_utility=None, reason=str(error), report=None)
+    selected, best = selections[chosen.rule], selections["best-utility"]
+    aliases = {"best-utility": best}
+    if all(record["epsilon"] != "inf" for record in recorder.plan.privacy.values()):
+        aliases["privacy-preferred"] = selected  # never a model without a guarantee
+    alarm = alarm_of(folder.path, selected)
+    if alarm is not None and aliases.pop("privacy-preferred", None) is not None:  # nor one whose guarantee is refuted
+        stderr.print(f"warning: privacy-preferred is not set: {alarm}", style="red", markup=False)
+    set_aliases(spec, aliases if getattr(spec.task.params, "for_use", True) else {})
+    report = folder.path / "report.html"
+    with phase(stderr, "Write the report"):
+        write_report(points, list(selections.values()), report, by_secret=options["by_secret"], **about(folder))
+    summary = {
+        "counts": counts(folder),
+        "selected": selected.to_dict(),
+        "best_utility": best.to_dict(),
+        "released_together": strict(together),
+        **({} if alarm is None else {"audit_alarm": alarm}),
+    }
+    folder.set_summary(summary)
+    with phase(stderr, "Record the end of the sweep in MLflow"), TemporaryDirectory() as published:
+        for name in ("points.csv", "report.html"):
+            shutil.copy(folder.path / name, published)
+        secrets_table(folder).drop(columns="count").to_parquet(Path(published) / "secrets.parquet", index=False)
+        recorder.tracker.finish_sweep(summary, Path(published))
+    return Finish(selected=selected, best_utility=best, reason=None, report=report)
+
+
+def set_aliases(spec: SweepSpec, aliases: dict[str, Selection]) -> None:
+    """Point each alias at the model of its selection."""
+    for alias, selection in aliases.items():
+        name, version = str(selection.model_uri).removeprefix("models:/").rsplit("/", 1)
+        set_alias(name, alias, version, tracking_uri=spec.tracking.uri)

@@ -1,0 +1,105 @@
+"""What a report says at its end: the guarantee, what it does not cover, and what was made of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from raydp.plugins.registries import names, summary
+from raydp.sweep.store.folder import BASE_RUN, SweepFolder
+from raydp.sweep.store.measurements import measured_later, scores_of
+from raydp.sweep.store.points import PRIVATE
+from raydp.sweep.store.state import Plan
+
+
+def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = False) -> dict[str, Any]:
+    """What `analysis.write_report` is told of a sweep beside its points: title, base score, card, warnings and notes.
+
+    Args:
+        score: the score that the report is by; the one that the sweep selects by where it is None.
+        worst_case: it is by the largest value over the secrets.
+    """
+    plan = folder.plan()
+    written, selected_by = folder.names(), folder.select().score  # the whole spec would load what trains
+    measured = scores_of(folder, BASE_RUN, measured_later(folder)).get(score or selected_by)
+    base = None if measured is None else max(measured["per_secret"].values()) if worst_case else measured["value"]
+    named = score or selected_by
+    by = "" if score is None and not worst_case else f", by {'the worst case of ' if worst_case else ''}"
+    return {
+        "title": f"{written['sweep']}{f'{by}{named}' if by else ''}",
+        "base_score": base,
+        "score_name": f"{'worst case of ' if worst_case else ''}{named}",
+        "score_text": _meaning(named),
+        "card_rows": {
+            "Base model": str(written["model"]),
+            "Task": str(written["task"]),
+            "Method": str(written["method"]),
+            **card_of(plan),
+        },
+        "warnings": [
+            *([f"This page shows {PRIVATE}."] if folder.is_private_selection() else []),
+            *_searched(folder, written["search"]),
+        ],
+        "notes": [*notes_of(plan), *together_notes(folder.released())],
+    }
+
+
+def _meaning(score: str) -> str:
+    """What a score measures: the first line of its class, "" for one that was measured under a label of its own."""
+    return summary("scores", score) if score in names("scores") else ""
+
+
+def _searched(folder: SweepFolder, strategy: str | None) -> list[str]:
+    """A caution where a strategy chose what was run."""
+    search = folder.search_end()
+    if search is None or strategy is None:
+        return []
+    return [
+        f"The search {strategy} chose which configurations were run and left out "
+        f"{len(search.skipped)}: accuracies, regressions, spreads and risks are of what it chose."
+    ]
+
+
+def card_of(plan: Plan) -> dict[str, str]:
+    """What the report's card says of the guarantee beside the figures of the table."""
+    record, caveats = plan.record, plan.facts.notes.get("caveats", [])
+    claimed = record.get("claimed_epsilon")
+    return {
+        **({} if claimed is None else {"Claimed ε": f"{claimed:g}, not certified"}),
+        "Unit of privacy": str(record["unit"]),
+        **({"Caveats": f"{len(caveats)}, among the notes at the end"} if caveats else {}),
+        "Adjacency": str(record["adjacency"]).replace("-", " "),
+        "Sampler": str(record["sampler"]),
+        "Accountant": f"{record['accountant']} ({record['accountant_version']})",
+        "Certified": "yes" if record["certified"] else f"no: {'; '.join(record['not_certified_because'])}",
+    }
+
+
+def notes_of(plan: Plan) -> list[str]:
+    """What the guarantee says and what was made of the data, for the report's end."""
+    record = plan.record
+    certified = [f"Not certified: {reason}." for reason in record["not_certified_because"]]
+    covered = [f"Not covered: {item}." for item in record["not_covered"]]
+    return [promise_of(record), *certified, *covered, *plan.facts.sentences()]
+
+
+def promise_of(record: Mapping[str, Any]) -> str:
+    """The guarantee of a sweep's models in a sentence."""
+    model = "The released model" if "private_selection" in record else "Each model"
+    epsilon = f"{float(record['target_epsilon'] or 'inf'):g}"
+    return (
+        f"{model}: ε at most {epsilon} at δ = {record['delta']:.3g} for one "
+        f"{record['unit']} added or removed, by accountant {record['accountant']} ({record['accountant_version']})."
+    )
+
+
+def together_notes(together: dict[str, Any] | None) -> list[str]:
+    """What all models that the sweep registered cost together."""
+    if together is None or together["epsilon"] == "inf" or together["models"] == 1:
+        return []
+    if together["epsilon"] is None:
+        return [f"What all {together['models']} registered models cost together is not known: {together['reason']}"]
+    return [
+        f"All {together['models']} registered models together: ε at most {together['epsilon']:.4g} at "
+        f"δ = {together['delta']:.3g}, by accountant {together['accountant']}. That is the guarantee if all are used."
+    ]

@@ -1,0 +1,206 @@
+"""A sweep that does not run all of its space: a strategy's configurations become runs, one after another."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+from ray.tune.search import Searcher
+
+from analysis.tables.points import KEY, configurations
+from raydp.search.base import Goal, Search, SearchState
+from raydp.spec.document import SweepSpec
+from raydp.sweep.store.folder import BASE_RUN, SweepFolder
+from raydp.sweep.store.points import points_table
+from raydp.sweep.store.state import SearchEnd
+from raydp.training.trial import TrialPlan
+from search_spaces import Configuration
+
+KNOWN_BEFORE = {"batch_size", "num_steps", "learning_rate", "compute", "noise_multiplier", "epsilon", "delta"}
+"""Figures of a configuration that the plan has."""
+
+
+@dataclass(kw_only=True)
+class RunSource:
+    """Gives out runs as the strategy asks for their configurations, with what the folder knows so far.
+
+    It keeps no state that the folder does not have: a resumed sweep begins with the missing seeds of the configurations
+    that were begun, and asks the strategy again. What a bound of the selection rules out before it runs is no
+    candidate.
+
+    Attributes:
+        base_fn: waits for the measurement of the untrained model where it is under way; None where there is none.
+        finished: nothing more will be given out than what waits.
+        handed_out: how many runs were given out.
+    """
+
+    spec: SweepSpec
+    folder: SweepFolder
+    trials: Sequence[TrialPlan]
+    search: Search
+    base_fn: Callable[[], dict[str, Any] | None]
+    _waiting: deque[str] = field(default_factory=deque)
+    _given: list[Configuration] = field(default_factory=list)
+    _seen: tuple[Configuration, ...] | None = None
+    finished: bool = False
+    handed_out: int = 0
+
+    def __post_init__(self) -> None:
+        self._runs: dict[Configuration, list[str]] = {}
+        for trial in self.trials:
+            self._runs.setdefault(trial.configuration, []).append(trial.run_id)
+        for configuration, runs in self._runs.items():
+            if any(self.folder.trial(run_id).exists() for run_id in runs):
+                self._give(configuration)
+        bounds = {k: v for k, v in self.spec.select.at_most.items() if k in KNOWN_BEFORE}
+        self._ruled_out = ruled_out(points_table(self.folder), bounds, keep=self._given) if bounds else {}
+
+    def next_run(self) -> str | None:
+        """The next run; None where there is none now, and none ever if `finished` is set."""
+        if self._waiting or self.finished:
+            return self._pop()
+        base = self.base_fn()
+        if self.folder.result(BASE_RUN) is None and self.spec.select.max_loss is None:
+            return None  # a threshold may be a share of the gain over the untrained model, which is being measured
+        ended = tuple(c for c in self._given if all(self.folder.result(run_id) for run_id in self._runs[c]))
+        if ended == self._seen:
+            return None  # nothing has come in since the strategy said that it waits
+        proposal = self.search.propose(self._state(ended), self._goal(base), 1)
+        if proposal.finished:
+            self._end(proposal.reason, proposal.skipped)
+        elif not proposal.configurations:
+            self._seen = ended
+        for configuration in proposal.configurations:
+            self._give(configuration)
+        return self._pop()
+
+    def upcoming(self, count: int) -> list[str]:
+        """The next runs, as far as they are known now; they are still to be given out."""
+        runs: list[str] = []
+        while len(runs) < count and (run_id := self.next_run()) is not None:
+            runs.append(run_id)
+        self._waiting.extendleft(reversed(runs))
+        self.handed_out -= len(runs)
+        return runs
+
+    def given(self) -> list[str]:
+        """Every run that was given out."""
+        return [run_id for configuration in self._given for run_id in self._runs[configuration]]
+
+    def _pop(self) -> str | None:
+        if not self._waiting:
+            return None
+        self.handed_out += 1
+        return self._waiting.popleft()
+
+    def _give(self, configuration: Configuration) -> None:
+        self._given.append(configuration)
+        unfinished = [r for r in self._runs[configuration] if not self.folder.has_ended(r)]
+        self._waiting.extend(unfinished)
+        self._seen = None
+
+    def _state(self, ended: Sequence[Configuration]) -> SearchState:
+        with_results = [c for c in ended if any(self.folder.is_finished(r) for r in self._runs[c])]
+        return SearchState(
+            candidates=tuple(sorted((c for c in self._runs if c not in self._ruled_out), key=lambda c: c.key)),
+            points=self._points(with_results),
+            running=tuple(c for c in self._given if c not in ended),
+            failed=tuple(c for c in ended if c not in with_results),
+            folder=self.folder.path,
+        )
+
+    def _points(self, some: Sequence[Configuration]) -> pd.DataFrame | None:
+        """The finished rows of some configurations."""
+        if not some:
+            return None
+        runs = {run_id for c in some for run_id in self._runs[c]}
+        table = points_table(self.folder)
+        return table[table["run_id"].isin(runs) & (table["status"] == "finished")]
+
+    def _goal(self, base: dict[str, Any] | None) -> Goal:
+        select = self.spec.select
+        return Goal(
+            rule=select.rule,
+            max_loss=select.max_loss,
+            min_utility_gain=select.min_utility_gain,
+            base_utility_loss=None if base is None else base["utility_loss"],
+            max_score=select.max_score,
+            at_most=select.at_most,
+        )
+
+    def _end(self, reason: str | None, skipped: Mapping[Configuration, str]) -> None:
+        """Every configuration that was not given out is written down, also where the strategy gives no reason."""
+        self.finished = True
+        left = sorted(set(self._runs) - set(self._given), key=lambda c: c.key)
+        why = {**skipped, **self._ruled_out}
+        skipped = {c: why.get(c, "the search gives no reason") for c in left}
+        self.folder.set_search_end(SearchEnd(reason=reason, skipped=skipped))
+
+
+class RunSearcher(Searcher):
+    """Tune's side of a `RunSource`.
+
+    Args:
+        close: called at the end with the number of runs that were given out.
+    """
+
+    def __init__(self, source: RunSource, close: Callable[[int], Any]) -> None:
+        super().__init__()
+        self.source, self._close = source, close
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune pickles its searcher for a restore that a sweep never uses
+
+    def set_search_properties(self, metric: str | None, mode: str | None, config: Any, **spec: Any) -> bool:
+        """There is nothing to set: what is sought is the spec's."""
+        return True
+
+    def suggest(self, trial_id: str) -> Any:
+        """The next run, None to be asked again, or the end."""
+        run_id = self.source.next_run()
+        if run_id is not None:
+            return {"run_id": run_id}
+        if self.source.finished:
+            self._close(self.source.handed_out)
+            return Searcher.FINISHED
+        return None
+
+    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
+        """Results come by the folder."""
+
+    def save(self, checkpoint_path: str) -> None:
+        """The folder has all that is needed to go on."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """See `save`."""
+
+
+def ruled_out(
+    points: pd.DataFrame, at_most: Mapping[str, float], *, keep: Sequence[Configuration]
+) -> dict[Configuration, str]:
+    """The configurations that a bound of the selection rules out before they run, each with the reason.
+
+    Args:
+        points: a row for every planned run.
+        at_most: column, of `KNOWN_BEFORE`, -> highest value.
+        keep: those that have been begun.
+
+    Raises:
+        ValueError: none is left.
+    """
+    points = points.assign(compute=points["batch_size"] * points["num_steps"])
+    found: dict[Configuration, str] = {}
+    for column in at_most:
+        means = points.groupby(KEY, as_index=False)[[column]].mean()
+        for configuration, value in zip(configurations(means), means[column], strict=True):
+            if value > at_most[column] and configuration not in keep:
+                found[configuration] = f"its {column} of {value:g} exceeds select.at_most {at_most[column]:g}"
+    if len(found) == len(points.groupby(KEY)):
+        raise ValueError(
+            f"select.at_most must leave a configuration of the space, got {dict(at_most)} that rules out all "
+            f"{len(found)}. Raise it."
+        )
+    return found

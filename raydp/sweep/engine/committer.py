@@ -1,0 +1,173 @@
+"""Commits results on the driver, once each."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Self
+
+import ray
+from ray import tune
+
+from raydp.io.output import stderr, strict
+from raydp.privacy import composed
+from raydp.spec.document import SweepSpec
+from raydp.sweep.engine.progress import SweepProgress
+from raydp.sweep.store.folder import BASE_RUN, SweepFolder
+from raydp.sweep.store.state import Plan
+from raydp.sweep.store.transfer import Bucket, bucket_of, collect
+from raydp.tasks.base import TaskFacts
+from raydp.training.trial import TrialPlan
+
+WRITE_TRIES, WRITE_SECONDS = 60, 10.0
+"""How often, and how long after one another, it is tried to write a result where there is no space."""
+UNSEEN_TRIES = 7
+"""The same for a model that is not seen yet: a shared folder may show it up to a minute late."""
+
+
+@dataclass(kw_only=True)
+class Committer:
+    """The only writer of results into the sweep's folder; what else is told of a run is up to a subclass."""
+
+    spec: SweepSpec
+    folder: SweepFolder
+    facts: TaskFacts
+    weight_hash: str
+    plan: Plan
+    _queue: Any = None
+    _base: Any = None
+    _progress: SweepProgress | None = None
+    _trials: dict[str, TrialPlan] = field(default_factory=dict)
+    _next: deque[str] = field(default_factory=deque)
+    committed: set[str] = field(default_factory=set)
+
+    @classmethod
+    def open(cls, spec: SweepSpec, folder: SweepFolder, facts: TaskFacts, weight_hash: str) -> Self:
+        """The sweep as its folder has it."""
+        return cls(**from_folder(spec, folder, facts, weight_hash))
+
+    def attach(self, queue: Any, base: Any, progress: SweepProgress) -> None:
+        """Where outcomes come from while the sweep runs."""
+        self._queue, self._base, self._progress = queue, base, progress
+
+    def hand_out(self, run_ids: Sequence[str]) -> None:
+        """Each commit puts the next of these runs into the queue, so that as many are out as before."""
+        self._next = deque(run_ids)
+
+    def base(self) -> dict[str, Any] | None:
+        """The untrained model's utility and scores; waits for them. None where they could not be measured."""
+        if self._base is not None:
+            self.folder.commit(BASE_RUN, ray.get(self._base))
+            self._base = None
+        result = self.folder.result(BASE_RUN)
+        return result if result is not None and result["status"] == "finished" else None
+
+    def commit(self, run_id: str) -> None:
+        """Commit a run's outcome and track it where runs are tracked."""
+        outcome = ray.get(self._queue.submit.remote(run_id))
+        if outcome["status"] == "stopped":
+            outcome = {**outcome, "executed": self._executed(run_id, len(outcome["history"]))}
+        for note in outcome.get("notes", ()):
+            stderr.print(f"warning: {note}", markup=False)
+        outcome = self._write(run_id, outcome)
+        self.committed.add(run_id)
+        self._queue.forget.remote(run_id)  # it is on disk now
+        if self._next:
+            self._queue.enqueue.remote([self._next.popleft()])
+        self.track(self._trials[run_id])
+        if self._progress is not None:
+            self._progress.finished(run_id, outcome)
+
+    @cached_property
+    def _bucket(self) -> Bucket | None:
+        """One for all runs: opening a store takes time."""
+        return bucket_of(self.spec.cluster.exchange, self.plan.sweep_id)
+
+    def _write(self, run_id: str, outcome: dict[str, Any]) -> dict[str, Any]:
+        """Commit an outcome and return it. Where the disk is full or the object store does not answer, wait: the result
+        is nowhere else. A run whose model does not come to be seen has failed."""
+        bucket = self._bucket
+        for left in reversed(range(WRITE_TRIES)):
+            try:
+                if bucket is not None and outcome["status"] == "finished":
+                    collect(bucket, run_id, outcome["attempt"], self.folder.trial(run_id))
+                self.folder.commit(run_id, dict(outcome))
+                break
+            except FileNotFoundError as error:
+                if WRITE_TRIES - left >= UNSEEN_TRIES:
+                    outcome = {"run_id": run_id, "status": "failed", "reason": f"the trained model was lost: {error}"}
+                time.sleep(WRITE_SECONDS)
+            except OSError as error:
+                if not left or (bucket is None and error.errno != errno.ENOSPC):
+                    raise
+                said = f"the result of {run_id} cannot be written to {self.folder.path} yet ({error.strerror or error})"
+                stderr.print(f"warning: {said}: free some space, or see to the store. Trying again", markup=False)
+                time.sleep(WRITE_SECONDS)
+        if bucket is not None and outcome["status"] != "failed":
+            try:
+                bucket.delete_folder(run_id)
+            except OSError as error:
+                stderr.print(f"warning: the files of {run_id} are left in {bucket.uri} ({error})", markup=False)
+        return outcome
+
+    def clear_store(self) -> None:
+        """Nothing is in progress any more: what workers that were thought dead have left of runs that have ended goes
+        out of the object store. A failed run's checkpoints stay for the next try."""
+        if self._bucket is None:
+            return
+        try:
+            for run_id in {name.partition("/")[0] for name in self._bucket.names("")}:
+                if self.folder.has_ended(run_id):
+                    self._bucket.delete_folder(run_id)
+        except OSError as error:
+            stderr.print(f"warning: files are left in {self._bucket.uri} ({error})", markup=False)
+
+    def _executed(self, run_id: str, num_steps: int) -> dict[str, Any]:
+        """What so many steps would have cost, had it been known before that there would be so many. The guarantee stays
+        that of all steps: when to stop was seen in the run's utility."""
+        trial = replace(self._trials[run_id], num_steps=num_steps)
+        event = self.spec.method.params.event(trial, trial.noise_multiplier)
+        return {"num_steps": num_steps, **strict(composed([event], self.plan.delta, self.spec.privacy.accountant))}
+
+    def track_missing(self, trials: list[TrialPlan]) -> None:
+        """Track what was committed but not tracked when the driver was killed."""
+        for trial in trials:
+            self.track(trial)
+
+    def track(self, trial: TrialPlan) -> None:
+        """Tell whoever is to know of a committed run: nobody."""
+
+
+@dataclass(kw_only=True)
+class Discarder(Committer):
+    """Keeps results and deletes the models: they were trained on canaries, for the measurement alone."""
+
+    def track(self, trial: TrialPlan) -> None:
+        shutil.rmtree(self.folder.trial(trial.run_id) / "model", ignore_errors=True)
+
+
+class CommitCallback(tune.Callback):
+    """Tune's hook: a trial that ended has an outcome in the queue."""
+
+    def __init__(self, recorder: Committer) -> None:
+        self._recorder = recorder
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune pickles its callbacks for a restore that a sweep never uses
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._recorder.commit(trial.config["run_id"])
+
+
+def from_folder(spec: SweepSpec, folder: SweepFolder, facts: TaskFacts, weight_hash: str) -> dict[str, Any]:
+    """The fields of a `Committer`."""
+    plan = folder.plan()
+    trials = {trial.run_id: trial for trial in plan.trials}
+    return {
+        "spec": spec, "folder": folder, "facts": facts, "weight_hash": weight_hash, "plan": plan, "_trials": trials,
+    }  # fmt: skip

@@ -1,0 +1,75 @@
+"""Whether a cluster answers, and how many worker groups fit a machine or a cluster."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from raydp.spec.sections import ClusterSpec
+
+CONNECT_SECONDS = 10.0
+RAY_PORT = 6379
+
+
+def check_address(address: str) -> None:
+    """Check that something answers where the cluster is to be: Ray itself would try again for minutes.
+
+    Raises:
+        ValueError: nothing does.
+    """
+    if address == "local":
+        return
+    where = address
+    try:
+        if address == "auto":
+            from ray._private.services import canonicalize_bootstrap_address_or_die
+
+            where = str(canonicalize_bootstrap_address_or_die("auto"))
+        parts = urlsplit(f"//{where.removeprefix('ray://')}")
+        with socket.create_connection((parts.hostname, parts.port or RAY_PORT), timeout=CONNECT_SECONDS):
+            return
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"cluster.address must be of a running Ray cluster, got {address!r} ({where}: {error}). Start one "
+            "(`ray start --head`), or correct it."
+        ) from error
+
+
+def check_machine(cluster: ClusterSpec) -> None:
+    """Check that this machine holds at least one group of workers, by what Ray would find on it.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if not cluster.gpus_per_worker and cluster.min_workers * cluster.cpus_per_worker <= 1:
+        return  # every machine does, and importing Ray takes a second
+    from ray._private.accelerators import get_accelerator_manager_for_resource
+    from ray._private.utils import get_num_cpus
+
+    gpus = 0
+    if (manager := get_accelerator_manager_for_resource("GPU")) is not None:
+        gpus, visible = (
+            manager.get_current_node_num_accelerators(),
+            manager.get_current_process_visible_accelerator_ids(),
+        )
+        gpus = gpus if visible is None else min(gpus, len(visible))
+    fitting_groups(cluster, [(get_num_cpus(), gpus)])
+
+
+def fitting_groups(cluster: ClusterSpec, nodes: Sequence[tuple[float, float]]) -> int:
+    """How many worker groups nodes with so many CPUs and GPUs hold at once, at most what the spec allows.
+
+    Raises:
+        ValueError: not even one.
+    """
+    workers = sum(cluster.workers_on(*node) for node in nodes)
+    fit = workers // cluster.max_workers or int(workers >= cluster.min_workers)
+    if fit < 1:
+        cpus, gpus = (sum(values) for values in zip(*nodes, strict=True)) if nodes else (0, 0)
+        raise ValueError(
+            f"cluster.workers_per_trial {cluster.min_workers} must fit the cluster with "
+            f"{cluster.cpus_per_worker:g} CPUs and {cluster.gpus_per_worker:g} GPUs a worker, got "
+            f"{cpus:g} CPUs and {gpus:g} GPUs in all. Ask for less."
+        )
+    return min(fit, cluster.max_concurrent_trials or fit)

@@ -1,0 +1,41 @@
+"""What a sweep tuned, on what data it chooses, and what it cannot know of: for the records of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from raydp.spec.document import SweepSpec
+from raydp.training.trial import TrialPlan
+
+BLIND = {"procedure", "best-utility", "worst-utility"}
+"""The rules that do not look at the score."""
+SEARCHED = ("batch_size", "num_steps", "learning_rate")
+
+
+def searched(spec: SweepSpec, trials: Sequence[TrialPlan]) -> dict[str, Any]:
+    """What was tuned.
+
+    Returns:
+        "hyperparameters": name -> the values that were tried, of those with more than one; "configurations": how many;
+        "seeds": the labels of their repetitions; "rule": how one is chosen; "chosen_on": the figures that the rule
+        looks at and the data that they are computed on; "elsewhere": what is fixed here and may have been tuned before.
+    """
+    values = {name: sorted({getattr(trial, name) for trial in trials}) for name in SEARCHED}
+    chosen, on = spec.select, []
+    search = spec.space.search
+    measured = search is not None and search.name != "random"
+    if chosen.rule != "oracle" or chosen.min_utility_gain or chosen.max_loss is not None or measured:
+        on.append("utility_loss of the task's held-out records")
+    if chosen.rule not in BLIND or chosen.max_score is not None or measured:
+        on.append(f"{chosen.score} of secrets in the training data")
+    on += [f"at most {bound:g} of {column}" for column, bound in chosen.at_most.items()]
+    return {
+        "hyperparameters": {name: tried for name, tried in values.items() if len(tried) > 1},
+        "configurations": len({tuple(getattr(trial, name) for name in SEARCHED) for trial in trials}),
+        "seeds": list(spec.seeds),
+        "rule": chosen.rule,
+        **({} if search is None else {"search": search.as_dict()}),
+        "chosen_on": on,
+        "elsewhere": ["max_grad_norm and other parameters of the method", "the adapter", "the data's preparation"],
+    }

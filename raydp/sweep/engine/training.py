@@ -1,0 +1,125 @@
+"""Trains what a sweep has no result of yet: slots and workers are started, runs handed out, results committed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import ray
+from rich.console import Console
+
+from raydp.io.output import phase
+from raydp.models import base_models as models
+from raydp.models import sharing
+from raydp.spec.document import SweepSpec
+from raydp.sweep.engine.adaptive import RunSearcher, RunSource
+from raydp.sweep.engine.committer import Committer, Discarder
+from raydp.sweep.engine.progress import SweepProgress
+from raydp.sweep.engine.recorder import Recorder
+from raydp.sweep.engine.slots import Slots, start_ray
+from raydp.sweep.engine.stopping import Hopeless
+from raydp.sweep.engine.tune_rounds import rounds, run_tune
+from raydp.sweep.engine.worker import Shared
+from raydp.sweep.names import run_name
+from raydp.sweep.store.folder import BASE_RUN, SweepFolder
+from raydp.sweep.store.transfer import bucket_of
+from raydp.tasks.base import Task
+from raydp.training.trial import TrialPlan
+
+OUT_PER_SLOT = 2
+"""So many runs a slot are in the queue or running: slots that end together need not wait for the driver to commit one
+result after the other, nor for the last run of a round."""
+
+
+def train(
+    spec: SweepSpec,
+    folder: SweepFolder,
+    task: Task,
+    weight_hash: str,
+    trials: list[TrialPlan],
+    left: list[TrialPlan],
+    console: Console,
+) -> Committer:
+    """Run what is left; the workers start while the base model is loaded and the tracking store opened."""
+    measure_base = not folder.is_finished(BASE_RUN)
+    sweep_id = folder.plan().sweep_id
+    costs = {t.run_id: t.batch_size * t.num_steps for t in left}
+    with phase(console, "starting Ray"):
+        start_ray(spec.cluster)
+    with Slots(
+        spec.cluster,
+        expected=len(left) + measure_base,
+        storage=folder.path.resolve() / "ray",
+        hopeless=_hopeless(spec, folder, trials),
+    ) as slots:
+        queue = slots.queue
+        nodes = "adding nodes, " if spec.cluster.autoscaling else ""
+        with phase(console, f"{nodes}starting the workers, loading the base model, opening the tracking store"):
+            slots.share(
+                Shared(
+                    spec=spec,
+                    task=task,
+                    model=sharing.disassemble(models.load_base(spec.model, new_tokens=task.facts().num_new_tokens)),
+                    trials={t.run_id: t for t in trials},
+                    sweep_id=sweep_id,
+                    folder=folder.path.resolve(),
+                    bucket=bucket_of(spec.cluster.exchange, sweep_id),
+                    key=folder.key(),
+                )
+            )
+            recorder = open_committer(spec, folder, task, weight_hash)
+            base = queue.submit.remote(BASE_RUN) if measure_base else None
+            source = _source(recorder, trials)
+            out = OUT_PER_SLOT * slots.num_slots if source is None else slots.num_slots
+            first = [t.run_id for t in left] if source is None else source.upcoming(out)
+            queue.enqueue.remote(first[:out])  # begun before Tune starts, whose trials then wait for them
+            if first or measure_base:
+                ray.get(queue.first_lease.remote())
+        with SweepProgress(
+            console,
+            costs,
+            len(trials) - len(left),
+            poll=lambda: ray.get(queue.status.remote()),
+            names={BASE_RUN: "the untrained base model", **{t.run_id: run_name(asdict(t)) for t in trials}},
+            searched=source is not None,
+        ) as progress:
+            recorder.attach(queue, base, progress)
+            if source is not None:
+                beside = int(measure_base)
+                searcher = RunSearcher(source, lambda given: ray.get(queue.close.remote(given + beside)))
+                run_tune(searcher, len(left), queue, recorder, folder, slots.num_slots)
+            else:
+                recorder.hand_out(first[out:])
+                for run_ids in rounds(first, slots.num_slots):
+                    run_tune(run_ids, len(run_ids), queue, recorder, folder, slots.num_slots)
+            recorder.base()
+    return recorder
+
+
+def _hopeless(spec: SweepSpec, folder: SweepFolder, trials: list[TrialPlan]) -> Hopeless | None:
+    """Which runs end early, with what is known from before a resume; None where none does."""
+    if spec.stopping is None:
+        return None
+    hopeless = Hopeless(
+        min_finished=spec.stopping.min_finished,
+        slack=spec.stopping.slack,
+        min_utility_gain=spec.select.min_utility_gain,
+        max_loss=spec.select.max_loss,
+    )
+    for run_id in [BASE_RUN, *(t.run_id for t in trials)]:
+        if (result := folder.result(run_id)) is not None:
+            hopeless.learn(run_id, result)
+    return hopeless
+
+
+def _source(recorder: Committer, trials: list[TrialPlan]) -> RunSource | None:
+    """What a search gives out, None where everything is run or the search has ended."""
+    spec, folder = recorder.spec, recorder.folder
+    if spec.space.search is None or folder.search_end() is not None:
+        return None
+    return RunSource(spec=spec, folder=folder, trials=trials, search=spec.space.search.params, base_fn=recorder.base)
+
+
+def open_committer(spec: SweepSpec, folder: SweepFolder, task: Task, weight_hash: str) -> Committer:
+    """Tells MLflow of every run as it ends; of a private selection's runs nothing, nor of models of canaries."""
+    kind = Committer if spec.privacy.selects else Discarder if task.facts().num_new_tokens else Recorder
+    return kind.open(spec, folder, task.facts(), weight_hash)

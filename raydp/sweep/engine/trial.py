@@ -1,0 +1,212 @@
+"""One trial in one worker: reset the adapter, train, measure, save. Knows neither Ray nor MLflow."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import torch
+
+from raydp.io.cache import cache_dir
+from raydp.models import adapters
+from raydp.models import base_models as models
+from raydp.models.networks import untrained_weights
+from raydp.models.pretrained import PretrainedModel
+from raydp.scores.base import measured
+from raydp.spec.document import SweepSpec
+from raydp.sweep.engine.stopping import check_steps
+from raydp.sweep.store.transfer import TrialFiles
+from raydp.tasks.base import Task
+from raydp.tasks.text.language import LanguageModelingTask
+from raydp.training import sharding
+from raydp.training.comm import Comm
+from raydp.training.gradients.memory import TokenBudget, recompute_layers, state_bytes, take_share
+from raydp.training.gradients.prefix import with_frozen_prefix
+from raydp.training.leading import on_rank_0
+from raydp.training.trial import Trainee, TrialPlan
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def prefix_folder() -> Path:
+    """Where hidden states below the first adapter are kept on this machine."""
+    return cache_dir() / "prefix"
+
+
+class Lead(Protocol):
+    """Who is told how a run goes, and says whether it goes on."""
+
+    def beat(self, step: int, num_steps: int) -> None:
+        """Training has done so many steps."""
+
+    def must_pause(self) -> bool:
+        """Whether the run is to save its state and pause."""
+
+    def check(self, name: str, utility_loss: float) -> str | None:
+        """The model's utility at a check. Why the run is to end here; None if it is to go on."""
+
+
+class TrialRunner:
+    """Runs the trials of a sweep one after another on one copy of the base model.
+
+    Args:
+        pretrained: the base model; the adapter is attached to it in place.
+        key: the sweep's secret key.
+    """
+
+    def __init__(self, spec: SweepSpec, task: Task, pretrained: PretrainedModel, comm: Comm, key: bytes) -> None:
+        self.comm = comm
+        self._spec = spec
+        self._key = key
+        adapter = spec.model.adapter
+        self._sharded = spec.cluster.sharding == "full" and comm.world_size > 1
+        model = adapters.attach_adapter(pretrained, adapter, copy=not self._sharded)
+        full = adapter.type == "none"
+        if self._sharded:
+            replicated = set() if full else set(adapters.trainable_parameters(model, adapter).values())
+            sharding.shard(model, comm, replicated=replicated)
+        else:
+            needed = state_bytes(model, adapters.trainable_parameters(model, adapter), copied=full)
+            take_share(comm.device, spec.cluster.gpus_per_worker, needed)
+            model.to(comm.device)
+        self._parameters = adapters.trainable_parameters(model, adapter)
+        base = {name: p.detach().clone() for name, p in self._parameters.items()} if full else {}
+        self._loaded = models.LoadedModel(
+            model=model, tokenizer=cast("PreTrainedTokenizerBase", pretrained.tokenizer), base_weights=base
+        )
+        cluster = spec.cluster
+        if cluster.gradient_checkpointing:
+            recompute_layers(model)
+        self._budget = TokenBudget.remembered(
+            comm.device,
+            cache_dir() / "microbatch",
+            pretrained.weight_hash,
+            spec.model.model_dump(mode="json"),
+            cluster.gradient_checkpointing,
+            cluster.gpus_per_worker,
+            cluster.sharding,
+        )
+        self._autocast = torch.bfloat16 if spec.model.uses_autocast else None
+        self._task = task
+        if isinstance(task, LanguageModelingTask) and not self._sharded:
+            self._task = with_frozen_prefix(
+                task,
+                model,
+                self._parameters,
+                weight_hash=pretrained.weight_hash,
+                folder=prefix_folder(),
+                max_bytes=spec.cluster.prefix_cache_gib * 2**30,
+                say=logging.getLogger(__name__).warning,
+            )
+
+    def run(self, plan: TrialPlan, files: TrialFiles, attempt: str, lead: Lead | None = None) -> dict[str, Any]:
+        """Train and score one run; every rank calls it, rank 0 measures and saves.
+
+        Args:
+            files: where its checkpoints and its ledger are kept, and where the model goes.
+            attempt: names the model until it is committed.
+            lead: asked by rank 0.
+
+        Returns:
+            The result to commit (rank 0), or {} on the other ranks. A run that was ended at a check has no model.
+
+        Raises:
+            Paused: the lead asked for it; the state is saved.
+        """
+        start = self._untrained(plan.seed) or self._loaded.base_weights
+        adapters.initialise(self._parameters, self._spec.model.adapter, start, plan.seed)
+        ledger, notes, why = files.ledger(), list[str](), list[str]()
+        stopping = self._spec.stopping
+        checks = {} if stopping is None or lead is None else check_steps(plan.num_steps, stopping.checks)
+
+        def check(done: int) -> bool:
+            found = self._on_rank_0(lambda loaded: {"utility_loss": self._task.utility(loaded.model)})
+            reason = lead.check(checks[done], found["utility_loss"]) if lead is not None and found else None
+            why.extend([reason] if reason else [])
+            return bool(self.comm.broadcast_object(reason))
+
+        trainee = Trainee(
+            model=self._loaded.model,
+            parameters=self._parameters,
+            microbatch_size=self._spec.cluster.microbatch_size,
+            budget=self._budget,
+            autocast=self._autocast,
+            checkpoint_seconds=self._spec.cluster.checkpoint_seconds,
+            progress=lead.beat if lead is not None else None,
+            pause_fn=lead.must_pause if lead is not None else None,
+            check_steps=frozenset(checks),
+            check_fn=check,
+            ledger=ledger,
+        )
+        store = files.checkpoints(notes.append)
+        trained = self._spec.method.params.train(plan, trainee, self._task, self.comm, self._key, store)
+        known = {
+            "run_id": plan.run_id,
+            "history": trained.history,
+            "ledger": ledger.summary(),
+            "resumed_from": trained.resumed_from,
+            "train_seconds": trained.seconds,
+            **({"details": dict(trained.details)} if trained.details else {}),
+            **({"notes": notes} if notes else {}),
+        }
+        if trained.ended_early:
+            return {"status": "stopped", "reason": why[-1], **known} if self.comm.rank == 0 else {}
+        started = time.perf_counter()
+        measured = self._on_rank_0(lambda loaded: self._measure(loaded, plan.seed))
+        if variants := self._measure_variants(trained.variants, plan.seed):
+            measured["variants"] = variants
+        weights = None
+        if sharding.in_parts(self._parameters):
+            weights = sharding.gathered(self._loaded.model.state_dict(keep_vars=True), self.comm)
+        if self.comm.rank != 0:
+            return {}
+        adapters.save_trained(self._loaded.model, self._loaded.tokenizer, files.model_folder(attempt), weights)
+        files.hand_over(attempt)
+        return {
+            "status": "finished",
+            "attempt": attempt,
+            **measured,
+            **known,
+            "score_seconds": time.perf_counter() - started,
+        }
+
+    def _untrained(self, seed: int) -> dict[str, torch.Tensor] | None:
+        """The start of a network of classification, which differs from seed to seed."""
+        return untrained_weights(self._spec.model.name, seed, new_classes=self._task.facts().num_new_tokens)
+
+    def measure_base(self, seed: int) -> dict[str, Any]:
+        """Utility and scores of the untrained base model (rank 0), or {} on the other ranks."""
+
+        def measure(loaded: models.LoadedModel) -> dict[str, Any]:
+            with loaded.base() as base:
+                return {"status": "finished", **self._measure(base, seed)}
+
+        return self._on_rank_0(measure)
+
+    def _measure_variants(self, variants: Mapping[float, Callable[[], None]], seed: int) -> list[dict[str, Any]]:
+        """Utility and scores at each claimed ε; afterwards the weights are those of before."""
+        kept = {name: p.detach().clone() for name, p in self._parameters.items()} if variants else {}
+        rows = []
+        for epsilon, put in variants.items():
+            put()
+            found = self._on_rank_0(lambda loaded: self._measure(loaded, seed))
+            rows.append({"claimed_epsilon": epsilon, **found})
+        for name, values in kept.items():
+            self._parameters[name].data.copy_(values)
+        return rows
+
+    def _on_rank_0(self, work_fn: Callable[[models.LoadedModel], dict[str, Any]]) -> dict[str, Any]:
+        if self._sharded:
+            return on_rank_0(self._loaded, self.comm, work_fn) or {}
+        return work_fn(self._loaded) if self.comm.rank == 0 else {}
+
+    def _measure(self, loaded: models.LoadedModel, seed: int) -> dict[str, Any]:
+        utility = self._task.utility(loaded.model)
+        if not torch.isfinite(torch.tensor(utility)):
+            raise FloatingPointError(f"utility_loss is {utility} after training; the learning rate is too large")
+        scores = {s.name: measured(s.params, loaded, self._task, seed=seed) for s in self._spec.scores}
+        return {"utility_loss": utility, "scores": {name: m.document() for name, m in scores.items()}}

@@ -1,0 +1,86 @@
+"""What a sweep is given, read and checked: the task with its data, the model, the scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raydp.models import base_models as models
+from raydp.models.networks import ARCHITECTURES, NetworkName
+from raydp.spec.document import SweepSpec
+from raydp.tasks.base import Task, TaskFacts, task_of
+
+
+def build_task(spec: SweepSpec) -> tuple[Task, str]:
+    """Read and tokenise the task's data, after checking that the model exists and the adapter fits it.
+
+    Returns:
+        The task, and the hash of the base weights.
+
+    Raises:
+        ValueError: the model, the data or the secrets are not usable, or a score has nothing to measure.
+    """
+    for score in spec.scores:
+        if getattr(score.params, "of_a_set", False):  # a model's value depends on models that are not trained yet
+            raise ValueError(
+                f"scores must measure one model, got {score.name!r}, which compares the models of a whole sweep. Leave "
+                f"it out, and run `raydp score {spec.name} --score {score.name}` after the sweep."
+            )
+    if _takes_a_network(spec) or NetworkName.parse(spec.model.name) is not None:
+        task = _classification(spec)
+        _, weight_hash = models.check(spec.model, sharded=spec.cluster.sharding == "full")
+    else:
+        tokenizer, weight_hash = models.check(spec.model, sharded=spec.cluster.sharding == "full")
+        task = task_of(spec, tokenizer)
+        models.check_length(spec.model, int(max(task.lengths().max(), task.heldout_lengths().max())))
+    _check_canaries(spec, task.facts())
+    spec.method.params.check(spec, task)
+    for score in spec.scores:
+        score.params.check(task)
+    return task, weight_hash
+
+
+def _takes_a_network(spec: SweepSpec) -> bool:
+    """Whether the task is one of classification, and not of texts, which a language model classifies."""
+    task = spec.task.params
+    return getattr(task, "classifies", False) and not getattr(task, "of_texts", False)
+
+
+def _classification(spec: SweepSpec) -> Task:
+    """A classification task, with a network that takes its inputs."""
+    given = NetworkName.parse(spec.model.name)
+    if not _takes_a_network(spec):
+        raise ValueError(
+            f"model.name must be a language model for the task {spec.task.name!r}, got {spec.model.name!r}. Name one, "
+            "such as tiny, or a classification task, such as digits."
+        )
+    task: Task = task_of(spec, None)
+    inputs: Any = task  # what `labelled` adds to a task
+    architecture = spec.model.name.partition(":")[0]
+    fitting = NetworkName(
+        architecture=architecture if architecture in ARCHITECTURES else "mlp",
+        input_shape=inputs.input_shape,
+        num_classes=inputs.num_classes,
+    )
+    if given != fitting:
+        raise ValueError(
+            f"model.name must be a network for inputs of {'x'.join(map(str, inputs.input_shape))} and "
+            f"{inputs.num_classes} classes, got {spec.model.name!r}. Write {str(fitting)!r}; there are "
+            f"{', '.join(ARCHITECTURES)}."
+        )
+    return task
+
+
+def _check_canaries(spec: SweepSpec, facts: TaskFacts) -> None:
+    """Canaries of new tokens are learnt by the embeddings, and their models are no candidates for a release."""
+    if not facts.num_new_tokens:
+        return
+    if spec.model.adapter.type != "none":
+        raise ValueError(
+            f"model.adapter.type must be none with the task {spec.task.name!r}, got {spec.model.adapter.type!r}: new "
+            "tokens are learnt in the embeddings. Write `adapter: {type: none}`."
+        )
+    if spec.privacy.selects:
+        raise ValueError(
+            f"privacy.tuning must be ignored with the task {spec.task.name!r}, got private_selection. Audit one run at "
+            "its own ε (single_run_epsilon of `raydp plan`)."
+        )

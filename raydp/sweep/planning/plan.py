@@ -1,0 +1,315 @@
+"""From a spec to the runs of a sweep: everything is checked, calibrated and named before anything is trained."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from raydp.io.cache import cache_dir
+from raydp.methods.base import weighted_sets
+from raydp.privacy import (
+    Calibration,
+    CalibrationRequest,
+    PrivacyTarget,
+    calibrate_many,
+    calibrate_selection,
+    data_sets_record,
+    privacy_record,
+    remarks,
+)
+from raydp.privacy.mechanisms.reference import DATA_SETS
+from raydp.spec.document import SweepSpec
+from raydp.spec.sections import SpaceSpec
+from raydp.sweep.private_selection.draws import (
+    check_utility_is_public,
+    draw,
+    num_runs_of,
+    selection_record,
+    selection_sentence,
+)
+from raydp.sweep.store.state import Plan
+from raydp.tasks.base import TaskFacts
+from raydp.training.trial import TrialPlan
+from search_spaces import Configuration, Rejected, exact, grid, load_space
+from search_spaces.loader import without_duplicates
+
+ANY_NOISE = 1e-6
+"""A noise multiplier that no method refuses, to ask it what it samples and how often."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPlan:
+    """What a sweep will run.
+
+    Attributes:
+        facts: of the task.
+        delta: δ of every run.
+        trials: one per (configuration, seed), largest compute first (a shorter makespan).
+        privacy: run_id -> the run's privacy record.
+        rejected: configurations of a named space that the task cannot run, each with its reason.
+        warnings: sentences for the user.
+        selection: with private selection, what will be drawn, in words; the trials are then one per configuration until
+            `drawn` puts the runs into their place.
+        configurations: with private selection, after the draw: what could have been drawn.
+    """
+
+    facts: TaskFacts
+    delta: float
+    trials: tuple[TrialPlan, ...]
+    privacy: dict[str, dict[str, Any]]
+    rejected: tuple[Rejected, ...]
+    warnings: tuple[str, ...]
+    selection: str | None = None
+    configurations: tuple[TrialPlan, ...] = ()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The table of `raydp plan`, one row per configuration: n, q, σ, ε, δ, C, U and the cost in target tokens."""
+        repetitions = Counter(trial.configuration.key for trial in self.trials)
+        one_each = {trial.configuration.key: trial for trial in reversed(self.trials)}
+        return [self._row(one_each[key], seeds=repetitions[key]) for key in sorted(one_each)]
+
+    def remarks(self) -> list[str]:
+        """What the table leaves open, such as that there is no ε; each sentence once."""
+        sentences = (sentence for trial in self.trials for sentence in remarks(self.privacy[trial.run_id]))
+        return list(dict.fromkeys(sentences))
+
+    def _row(self, trial: TrialPlan, *, seeds: int) -> dict[str, Any]:
+        record = self.privacy[trial.run_id]
+        compute = trial.batch_size * trial.num_steps
+        return {
+            "batch_size": trial.batch_size,
+            "num_steps": trial.num_steps,
+            "learning_rate": trial.learning_rate,
+            "num_examples": trial.num_examples,
+            "sample_rate": record["sample_rate"] or trial.batch_size / trial.num_examples,
+            "noise_multiplier": trial.noise_multiplier,
+            "epsilon": record["epsilon"],
+            **({"claimed_epsilon": record["claimed_epsilon"]} if "claimed_epsilon" in record else {}),
+            "delta": self.delta,
+            "compute": compute,
+            "updates": float(compute * exact(trial.learning_rate)),
+            "seeds": seeds,
+            "cost_tokens": round(compute * self.facts.num_tokens / self.facts.num_units) * seeds,
+            **({"single_run_epsilon": record["private_selection"]["single_run_epsilon"]} if self.selection else {}),
+            **_of_data_sets(record.get("data_sets", {})),
+        }
+
+
+def make_plan(
+    spec: SweepSpec, facts: TaskFacts, weight_hash: str, *, progress: Callable[[int, int], None] | None = None
+) -> SweepPlan:
+    """Calibrate every configuration to the target and name every run.
+
+    Args:
+        weight_hash: SHA-256 of the base weights; part of each run's identity.
+        progress: called with (calibrations done, in all).
+
+    Raises:
+        ValueError: a configuration of the user's own list or grid does not fit the data, or none is left; or the
+            utility of a private selection rests on private data.
+    """
+    check_utility_is_public(spec, facts)
+    configurations, rejected = _configurations(spec.space, facts.num_units)
+    delta = spec.privacy.delta(facts.num_units)
+    solved: Sequence[Calibration | None] = [None] * len(configurations)
+    tuned_epsilon = None
+    if spec.method.params.private:
+        solved, tuned_epsilon = _calibrations(spec, configurations, facts, delta, progress)
+    claims = spec.method.params.claims
+    trials, privacy = [], {}
+    for configuration, calibration in zip(configurations, solved, strict=True):
+        for seed in spec.seeds:
+            trial = replace(
+                _trial(facts, configuration),
+                run_id=run_id(spec, facts, weight_hash, configuration, seed),
+                seed=seed,
+                noise_multiplier=calibration.noise_multiplier if calibration else 0.0,
+                claimed_epsilon=spec.privacy.target_epsilon if claims else None,
+                delta=delta if claims else None,
+            )
+            trials.append(trial)
+            record = _record(spec, facts, trial, calibration, delta, tuned_epsilon, len(configurations))
+            privacy[trial.run_id] = record
+    _check_bounds(spec, privacy)
+    order = {seed: position for position, seed in enumerate(spec.seeds)}
+    trials.sort(key=lambda t: (-t.batch_size * t.num_steps, order[t.seed], *t.configuration.key))
+    return SweepPlan(
+        facts=facts,
+        delta=delta,
+        trials=tuple(trials),
+        privacy=privacy,
+        rejected=tuple(rejected),
+        warnings=tuple(_warnings(spec, facts, delta)),
+        selection=selection_sentence(spec, len(configurations)) if spec.privacy.selects else None,
+    )
+
+
+def drawn(plan: SweepPlan, spec: SweepSpec, weight_hash: str, key: bytes) -> SweepPlan:
+    """The plan with the runs that a private selection draws under the sweep's key, in the order of the draw; any other
+    plan as it is."""
+    if plan.selection is None:
+        return plan
+    trials, privacy = [], {}
+    for position, label in draw(num_runs_of(spec), len(plan.trials), key):
+        trial = plan.trials[position]
+        name = run_id(spec, plan.facts, weight_hash, trial.configuration, label)
+        trials.append(replace(trial, run_id=name, seed=label))
+        privacy[name] = plan.privacy[trial.run_id]
+    return replace(plan, trials=tuple(trials), privacy=privacy, configurations=plan.trials)
+
+
+def run_id(spec: SweepSpec, facts: TaskFacts, weight_hash: str, configuration: Configuration, seed: int) -> str:
+    """The run's identity: 16 hex digits of the SHA-256 of what defines its result (never where or how fast it runs)."""
+    target = spec.privacy.model_dump(mode="json")
+    defines = {
+        "method": spec.method.as_dict(),
+        "configuration": [configuration.batch_size, configuration.num_steps, str(exact(configuration.learning_rate))],
+        "privacy": target,
+        "seed": seed,
+        "task": facts.content_hash,
+        "weights": weight_hash,
+        "model": spec.model.model_dump(mode="json", exclude={"name"}),
+    }
+    return hashlib.sha256(json.dumps(defines, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _configurations(space: SpaceSpec, num_examples: int) -> tuple[list[Configuration], list[Rejected]]:
+    if space.name is not None:
+        fitting, rejected = load_space(space.name).points(num_examples)
+        if not fitting:
+            raise ValueError(
+                f"space.name must have a configuration with batch_size <= {num_examples} (num_examples), got "
+                f"{space.name!r} with none. Use more data or a space of your own."
+            )
+        return fitting, rejected
+    if space.points is not None:
+        configurations = without_duplicates(
+            Configuration(batch_size=b, num_steps=t, learning_rate=lr) for b, t, lr in space.points
+        )
+    else:
+        configurations = grid(space.batch_size or (), space.num_steps or (), space.learning_rate or ())
+    too_large = sorted({c.batch_size for c in configurations if c.batch_size > num_examples})
+    if too_large:
+        raise ValueError(
+            f"space.batch_size must be <= num_examples {num_examples} of the task, got {too_large}. "
+            "Remove it, or use more data."
+        )
+    return configurations, []
+
+
+def _trial(facts: TaskFacts, configuration: Configuration) -> TrialPlan:
+    """A run of the configuration, as yet without name, seed and noise."""
+    return TrialPlan(
+        run_id="",
+        batch_size=configuration.batch_size,
+        num_steps=configuration.num_steps,
+        learning_rate=configuration.learning_rate,
+        seed=0,
+        num_examples=facts.num_units,
+        noise_multiplier=0.0,
+    )
+
+
+def _calibrations(
+    spec: SweepSpec,
+    configurations: list[Configuration],
+    facts: TaskFacts,
+    delta: float,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[Sequence[Calibration], float | None]:
+    """One per configuration; and with private selection, the ε of the whole choice."""
+    target = PrivacyTarget(epsilon=spec.privacy.target_epsilon, delta=delta)
+    events = [spec.method.params.event(_trial(facts, c), ANY_NOISE) for c in configurations]
+    requests = [CalibrationRequest.of(event, num_examples=facts.num_units, target=target) for event in events]
+    cache = cache_dir() / "calibration"
+    if spec.privacy.selects:
+        selection = calibrate_selection(requests, num_runs_of(spec), cache_dir=cache, progress=progress)
+        return selection.runs, selection.epsilon
+    return calibrate_many(requests, spec.privacy.accountant, cache_dir=cache, progress=progress), None
+
+
+def _record(
+    spec: SweepSpec,
+    facts: TaskFacts,
+    trial: TrialPlan,
+    calibration: Calibration | None,
+    delta: float,
+    tuned_epsilon: float | None,
+    num_configurations: int,
+) -> dict[str, Any]:
+    sigma = trial.noise_multiplier
+    alone = calibration.epsilon if calibration else math.inf
+    event = spec.method.params.event(trial, sigma)
+    sets = weighted_sets(getattr(spec.method.params, "reference_weight", None), facts)
+    return privacy_record(
+        event=event,
+        epsilon=alone if tuned_epsilon is None else tuned_epsilon,
+        delta=delta,
+        target_epsilon=spec.privacy.target_epsilon if calibration else None,
+        accountant=spec.privacy.accountant,
+        accountant_version=calibration.accountant_version if calibration else "not used",
+        unit=facts.privacy_unit,
+        max_grad_norm=spec.method.params.max_grad_norm,
+        noise_key=spec.privacy.noise_key,
+        clipping=getattr(spec.method.params, "clipping", None),
+        private_selection=None if tuned_epsilon is None else selection_record(spec, num_configurations, alone),
+        **spec.method.params.told(trial),
+        data_sets=None if sets is None else data_sets_record(sets, event, alone, delta, spec.privacy.accountant),
+    )
+
+
+def _check_bounds(spec: SweepSpec, privacy: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse a bound on the guarantee that no run can keep to."""
+    if "claimed_epsilon" in spec.select.at_most:
+        raise ValueError(
+            "select.at_most must not bound claimed_epsilon, got "
+            f"{spec.select.at_most['claimed_epsilon']:g}: nothing proves it. Remove it."
+        )
+    bound = spec.select.at_most.get("epsilon", math.inf)
+    lowest = min(float(record["epsilon"]) for record in privacy.values())
+    if bound < lowest:
+        remedy = f"Raise it to {spec.privacy.target_epsilon:g}, the target."
+        if math.isinf(lowest):
+            remedy = f"Remove it: method {spec.method.name} has no guarantee."
+        raise ValueError(
+            f"select.at_most.epsilon must be at least {lowest:.6g}, the lowest there is, got {bound:g}. {remedy}"
+        )
+
+
+def _of_data_sets(sets: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of the plan's table."""
+    return {f"epsilon_{name}": sets[name]["epsilon"] for name in DATA_SETS if name in sets}
+
+
+def _warnings(spec: SweepSpec, facts: TaskFacts, delta: float) -> list[str]:
+    warnings = []
+    if delta >= 1 / facts.num_units:
+        warnings.append(
+            f"privacy: delta {delta:.3g} is not below 1/n = {1 / facts.num_units:.3g}: a mechanism that publishes one "
+            "whole record could satisfy it. Use delta_exponent 1.1 or a smaller target_delta."
+        )
+    if spec.privacy.noise_key == "test":
+        warnings.append("privacy.noise_key is 'test': the noise is reproducible and the guarantee is not certified.")
+    if not spec.method.params.costs_its_steps:
+        warnings.append(
+            f"method {spec.method.name} costs more than its steps: compute and cost_tokens count the (b, T) of the "
+            "configuration alone."
+        )
+    return warnings
+
+
+def plan_to_keep(plan: SweepPlan, sweep_id: str) -> Plan:
+    """What the sweep's folder keeps of the plan."""
+    return Plan(
+        sweep_id=sweep_id,
+        facts=plan.facts,
+        delta=plan.delta,
+        trials=plan.trials,
+        privacy=plan.privacy,
+        configurations=plan.configurations,
+    )

@@ -1,0 +1,86 @@
+"""Private selection, what is drawn: how many runs and of which configurations, under the sweep's key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from raydp.privacy import NumRuns, PoissonRuns, TruncatedNegativeBinomial
+from raydp.privacy.mechanisms.private_selection import ASSUMED
+from raydp.spec.document import SweepSpec
+from raydp.spec.sections import NumRunsSpec
+from raydp.tasks.base import TaskFacts
+from raydp.training.noise.stream import KeyedStream
+
+STREAM = "private-selection"
+"""Names the draw's stream; no run has this name. The draw depends on nothing but the key: not on the data."""
+
+
+def num_runs_of(spec: SweepSpec) -> NumRuns:
+    """The distribution of the number of runs that a spec asks for."""
+    chosen = _number(spec)
+    if chosen.distribution == "poisson":
+        return PoissonRuns(mean=chosen.mean)
+    return TruncatedNegativeBinomial.with_mean(chosen.mean, eta=chosen.eta)
+
+
+def _number(spec: SweepSpec) -> NumRunsSpec:
+    assert spec.privacy.num_runs is not None, "a private selection has a distribution of the number of runs"
+    return spec.privacy.num_runs
+
+
+def check_utility_is_public(spec: SweepSpec, facts: TaskFacts) -> None:
+    """A private selection is the argmax of a function of the models and of public data.
+
+    Raises:
+        ValueError: the task's utility rests on private data; says what to change.
+    """
+    if spec.privacy.selects and not facts.utility_is_public:
+        raise ValueError(
+            f"task.name must be a task whose utility rests on public data alone with privacy.tuning private_selection, "
+            f"got {spec.task.name!r} with private held-out data. Use the task text with a public file as heldout_path "
+            "and heldout_is_public: true, or set privacy.tuning: ignored."
+        )
+
+
+def selection_record(spec: SweepSpec, num_configurations: int, single_run_epsilon: float) -> dict[str, Any]:
+    """What a run's privacy record says of the choice."""
+    chosen = _number(spec)
+    return {
+        "distribution": chosen.distribution,
+        "mean": chosen.mean,
+        "eta": None if chosen.distribution == "poisson" else chosen.eta,
+        "configurations": num_configurations,
+        "single_run_epsilon": single_run_epsilon,
+        "assumed": list(ASSUMED),
+    }
+
+
+def selection_sentence(spec: SweepSpec, num_configurations: int) -> str:
+    """What will be drawn, in words; nothing of what was drawn."""
+    chosen = _number(spec)
+    kind = (
+        f"Poisson distribution with mean {chosen.mean:g}"
+        if chosen.distribution == "poisson"
+        else f"truncated negative binomial distribution with mean {chosen.mean:g} and η = {chosen.eta:g}"
+    )
+    return (
+        f"private selection: the number of runs is drawn from a {kind}, each run's configuration uniformly from these "
+        f"{num_configurations}; only the run with the best utility is released, and its ε covers the choice"
+    )
+
+
+def draw(num_runs: NumRuns, num_configurations: int, key: bytes) -> list[tuple[int, int]]:
+    """The runs of a private selection, in their order: (position of the configuration, seed label) each.
+
+    A function of the key alone, so that a sweep draws once. A run is named by a random label of 63 bits and not by its
+    place in the order: the label is released with the model, and a place would tell how many runs there were at least.
+    """
+    stream = KeyedStream(key=key, run_id=STREAM)
+    count = num_runs.quantile(float(stream.uniform(1, step=0, purpose="number of runs")[0]))
+    uniform = stream.uniform(count, step=0, purpose="configuration")
+    last = num_configurations - 1  # a uniform just below 1 may round to it
+    positions = np.minimum((uniform * num_configurations).astype(int), last)
+    labels = stream.bits(count, step=0, purpose="label") >> 1
+    return [(int(position), int(label)) for position, label in zip(positions, labels, strict=True)]

@@ -1,0 +1,176 @@
+"""The end of a private selection: the run with the best utility is released, and of the others nothing.
+
+What leaves the sweep's folder is the chosen model, what follows from it and from public data, and its card. MLflow is
+opened only now, so that not even its times tell how long the sweep took.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from analysis import Selection, load_points, write_report
+from analysis.selection.choice import SelectionStep
+from raydp.io.output import strict
+from raydp.privacy import selection_guarantee
+from raydp.spec.document import SweepSpec
+from raydp.sweep.ending.finish import Finish, set_aliases
+from raydp.sweep.ending.notes import about
+from raydp.sweep.engine.committer import Committer
+from raydp.sweep.engine.recorder import Recorder
+from raydp.sweep.private_selection.draws import num_runs_of
+from raydp.sweep.store.folder import SweepFolder
+from raydp.sweep.store.points import counts, points_table, write_tables
+from raydp.tasks.base import TaskFacts
+from raydp.tracking import NotDeliveredError, TrialRecord, delivering
+from raydp.training.trial import TrialPlan
+from search_spaces import Configuration
+
+TOLD_OF_DATA = ("num_units", "privacy_unit", "content_hash", "utility_is_public")
+"""What the card says of the data anyway; counts of texts, copies and secrets stay in the folder."""
+PUBLIC_METRICS = ("utility_loss", "base_utility_loss", "utility_gain")
+"""Functions of the released model, the base model and public data."""
+
+
+def decided(folder: SweepFolder) -> bool:
+    """Whether the sweep is a private selection that has chosen: nothing may change the choice any more."""
+    return folder.decision() is not None
+
+
+def decide(folder: SweepFolder) -> str | None:
+    """The run to release: the lowest utility loss, the first in the order of the draw where several have it. A run
+    that failed counts as the worst, so it is never chosen; None where no other is left. Written down once, before
+    anything is released."""
+    if (before := folder.decision()) is not None:
+        return before
+    results = {trial.run_id: folder.result(trial.run_id) for trial in folder.plan().trials}
+    assert None not in results.values(), "a private selection chooses when every run has ended"
+    losses = {k: r["utility_loss"] for k, r in results.items() if r is not None and r["status"] == "finished"}
+    if not losses:
+        return None
+    run_id = min(losses, key=lambda k: losses[k])
+    folder.set_decision(run_id)
+    return run_id
+
+
+def release_best(spec: SweepSpec, folder: SweepFolder, committed: Committer) -> Finish:
+    """Choose, register the chosen model alone, point the aliases at it, and write the report into the folder."""
+    run_id = decide(folder)
+    if run_id is None:
+        reason = "the number of runs was drawn as 0: nothing was trained or released"
+        if committed.plan.trials:
+            reason = "every run failed: `raydp status` says why"
+        return Finish(selected=None, best_utility=None, reason=reason, report=None)
+    try:
+        with delivering():
+            return _release(spec, folder, committed, run_id)
+    except NotDeliveredError as error:
+        reason = (
+            f"the choice is made, and MLflow was not told of it ({error}). Once the server is there, `raydp sweep SPEC "
+            "--resume` registers the chosen model and trains nothing"
+        )
+        return Finish(selected=None, best_utility=None, reason=reason, report=None)
+
+
+def _release(spec: SweepSpec, folder: SweepFolder, committed: Committer, run_id: str) -> Finish:
+    """The same for the run that was chosen."""
+    releaser = Releaser.open(spec, folder, committed.facts, committed.weight_hash)
+    together = releaser.release_run(run_id)
+    points = load_points(write_tables(folder))
+    selection = released_selection(folder)
+    set_aliases(spec, {"best-utility": selection, "privacy-preferred": selection})
+    report = folder.path / "report.html"
+    write_report(points, selection, report, **about(folder))
+    chosen = selection.to_dict()
+    summary = {"selected": chosen, "released_together": strict(together)}
+    folder.set_summary({"counts": counts(folder), **summary})
+    releaser.tracker.finish_sweep({**summary, "selected": {k: v for k, v in chosen.items() if k != "score"}})
+    return Finish(selected=selection, best_utility=selection, reason=None, report=report)
+
+
+def released_selection(folder: SweepFolder) -> Selection:
+    """The selection of a private selection that has ended.
+
+    Raises:
+        ValueError: it has not ended, or released nothing.
+    """
+    points, decision = points_table(folder), folder.decision()
+    if decision is None:
+        raise ValueError(
+            f"SWEEP must be a private selection that has released a model, got {folder.path.name!r}, which has not. "
+            "Go on with it by --resume; `raydp status` says what is left."
+        )
+    (row,) = points[points["run_id"] == decision].to_dict("records")
+    configuration = Configuration(
+        batch_size=row["batch_size"], num_steps=row["num_steps"], learning_rate=row["learning_rate"]
+    )
+    step = SelectionStep(
+        name="private selection",
+        rule="the run with the lowest utility loss on public data; of the others nothing is told",
+        survivors=(configuration,),
+        dropped=(),
+    )
+    return Selection(
+        configuration=configuration,
+        utility_loss=row["utility_loss"],
+        score=row["score"],
+        rule="best-utility",
+        steps=(step,),
+        model_uri=row["model_uri"],
+    )
+
+
+def select_released(folder: SweepFolder, **options: Any) -> Selection:
+    """`select` on a private selection: what it released.
+
+    Raises:
+        ValueError: another rule or a constraint is asked for, or nothing has been released.
+    """
+    asked = {k: v for k, v in options.items() if v is not None and (k, v) != ("rule", "best-utility")}
+    if asked:
+        name, value = next(iter(asked.items()))
+        raise ValueError(
+            f"{name} must be left out for a sweep with privacy.tuning private_selection, got {value!r}. Its guarantee "
+            "covers the one model that it released; any other choice would have none."
+        )
+    return released_selection(folder)
+
+
+@dataclass(kw_only=True)
+class Releaser(Recorder):
+    """Hands the chosen run to MLflow: no step metrics, no scores, no times, and the guarantee of the whole choice."""
+
+    @classmethod
+    def _told_of(cls, facts: TaskFacts) -> dict[str, Any]:
+        return {name: value for name, value in asdict(facts).items() if name in TOLD_OF_DATA}
+
+    def release_run(self, run_id: str) -> dict[str, Any]:
+        """Register the run's model; what it costs is written to the folder and onto its card."""
+        self.deliver(self._trials[run_id])
+        together = self._together(run_id)
+        self.folder.set_released(strict(together))
+        return together
+
+    def _together(self, run_id: str) -> dict[str, Any]:
+        """What is released: one model, which costs what the whole choice costs."""
+        record = self.plan.privacy[run_id]
+        figures = {name: record[name] for name in ("epsilon", "delta", "accountant")}
+        return {"models": 1, "run_ids": [run_id], **figures}
+
+    def _privacy(self, trial: TrialPlan, result: dict[str, Any]) -> dict[str, Any]:
+        events = [self.spec.method.params.event(t, t.noise_multiplier) for t in self._configurations()]
+        return {
+            **self.plan.privacy[trial.run_id],
+            "guarantee": selection_guarantee(events, num_runs_of(self.spec)),
+            "ledger": result["ledger"],
+            "released_together": strict(self._together(trial.run_id)),
+        }
+
+    def _configurations(self) -> list[TrialPlan]:
+        """One trial for each configuration that could have been drawn, drawn or not."""
+        return list(self.plan.configurations)
+
+    def _record(self, trial: TrialPlan, result: dict[str, Any]) -> TrialRecord:
+        record = super()._record(trial, result)
+        metrics = {name: record.metrics[name] for name in PUBLIC_METRICS if name in record.metrics}
+        return replace(record, step_metrics=(), metrics=metrics, seconds=None)

@@ -1,0 +1,175 @@
+"""The points table of a sweep, from what its folder holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.tables.points import HYPERPARAMETERS
+from raydp.sweep.store.folder import BASE_RUN, SweepFolder
+from raydp.sweep.store.measurements import Measurements, claimed_figures, measured_later, scores_of
+from raydp.sweep.store.state import Plan
+from raydp.training.planned import TrialPlan
+from search_spaces import Configuration
+
+POINTS_FILE = "points.csv"
+SECRETS_FILE = "secrets.parquet"
+PRIVATE = (
+    "a private selection: how many runs there were, and their utilities, scores and models, are as private as the "
+    "data; only the released model and its card are covered by its ε"
+)
+"""Said wherever the folder of such a sweep is shown."""
+
+
+def points_table(folder: SweepFolder) -> pd.DataFrame:
+    """One row per (configuration, seed) of the plan, in its order; runs without a result are `pending`, or `skipped` by
+    a search that has ended."""
+    plan = folder.plan()
+    if not plan.trials:
+        raise ValueError(
+            f"SWEEP must hold a run, got {folder.path.name!r}, whose number of runs was drawn as 0. A new sweep draws "
+            "again, and its release costs its own ε."
+        )
+    base = folder.result(BASE_RUN) or {}
+    later = measured_later(folder)
+    skipped = skipped_configurations(folder)
+    score = folder.select().score
+    rows = [_row(folder, trial, plan, score, base, later, skipped) for trial in plan.trials]
+    method = folder.method()
+    constants = {
+        "method": method.pop("name"),
+        "task_hash": plan.facts.content_hash,
+        "max_grad_norm": method.pop("max_grad_norm", None),
+        **{f"param.{k}": v for k, v in method.items()},
+    }
+    table = pd.DataFrame(rows)
+    for name, value in constants.items():
+        table[name] = [value] * len(table)
+    return table
+
+
+def secrets_table(folder: SweepFolder) -> pd.DataFrame:
+    """Long format, by id: run_id, score, secret_id, value, num_samples; and count, in how many training examples the
+    secret is (null where the folder does not say). Counts are as private as the data: the table stays in the folder."""
+    rows: list[dict[str, Any]] = []
+    counts, later = folder.secret_counts(), measured_later(folder)
+    for run_id in [BASE_RUN, *(trial.run_id for trial in folder.plan().trials)]:
+        for score, measured in scores_of(folder, run_id, later).items():
+            common = {"run_id": run_id, "score": score, "num_samples": measured["num_samples"]}
+            rows += [
+                {**common, "secret_id": k, "value": v, "count": counts.get(k)}
+                for k, v in measured["per_secret"].items()
+            ]
+    table = pd.DataFrame(rows, columns=["run_id", "score", "secret_id", "value", "num_samples", "count"])
+    return table.astype({"count": "Int64"})
+
+
+def write_tables(folder: SweepFolder) -> Path:
+    """Write points.csv and secrets.parquet into the sweep's folder."""
+    points_table(folder).to_csv(folder.path / POINTS_FILE, index=False)
+    secrets_table(folder).to_parquet(folder.path / SECRETS_FILE, index=False)
+    return folder.path / POINTS_FILE
+
+
+def secrets_beside(points: Path) -> pd.DataFrame:
+    """The values by secret that lie beside a points table.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    path = points.parent / SECRETS_FILE
+    if not path.is_file():
+        raise ValueError(
+            f"POINTS must have {SECRETS_FILE} beside it for figures by secret, got {str(points)!r} without. Name a "
+            "sweep instead."
+        )
+    try:
+        return pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"POINTS must have a whole {SECRETS_FILE} beside it, got {str(path)!r} that is no Parquet file. Name a "
+            "sweep: it writes the file anew."
+        ) from error
+
+
+def values_by_secret(points: Path, score: str | None) -> tuple[pd.DataFrame, str] | None:
+    """What lies beside a points table of a score's values by secret, and its name; None where there is nothing."""
+    if score is None or not (points.parent / SECRETS_FILE).is_file():
+        return None
+    secrets = secrets_beside(points)
+    return (secrets, score) if (secrets["score"] == score).any() else None
+
+
+def counts(folder: SweepFolder) -> dict[str, Any]:
+    """What `raydp status` says: runs by status, and the failures with their reasons."""
+    trials = folder.plan().trials
+    by_id = {trial.run_id: {k: getattr(trial, k) for k in (*HYPERPARAMETERS, "seed")} for trial in trials}
+    results = {trial.run_id: folder.result(trial.run_id) for trial in trials}
+    search = folder.search_end()
+    skipped = set() if search is None else set(search.skipped)
+    statuses = [_status(trial, results[trial.run_id], skipped) for trial in trials]
+    return {
+        **({"note": PRIVATE} if folder.is_private_selection() else {}),
+        "runs": len(trials),
+        **{s: statuses.count(s) for s in ("finished", "failed", "stopped", "pending")},
+        **({} if search is None else {"skipped": statuses.count("skipped"), "search": search.to_json()}),
+        "failures": [
+            {**by_id[run_id], "run_id": run_id, "reason": r["reason"]}
+            for run_id, r in results.items()
+            if r and r["status"] == "failed"
+        ],
+    }
+
+
+def skipped_configurations(folder: SweepFolder) -> set[Configuration]:
+    """What a search that has ended has not run; nothing before its end."""
+    search = folder.search_end()
+    return set() if search is None else set(search.skipped)
+
+
+def _status(trial: TrialPlan, result: dict[str, Any] | None, skipped: set[Configuration]) -> str:
+    if result is not None:
+        return str(result["status"])
+    return "skipped" if trial.configuration in skipped else "pending"
+
+
+def _executed(result: dict[str, Any]) -> dict[str, Any]:
+    """How far a stopped run came."""
+    executed = result.get("executed")
+    return {} if executed is None else {f"executed_{k}": executed[k] for k in ("num_steps", "epsilon")}
+
+
+def _row(
+    folder: SweepFolder,
+    trial: TrialPlan,
+    plan: Plan,
+    score: str,
+    base: dict[str, Any],
+    later: list[Measurements],
+    skipped: set[Configuration],
+) -> dict[str, Any]:
+    committed = folder.result(trial.run_id)
+    status, result = _status(trial, committed, skipped), committed or {}
+    privacy = plan.privacy[trial.run_id]
+    utility, base_utility = result.get("utility_loss"), base.get("utility_loss")
+    scores = scores_of(folder, trial.run_id, later)
+    return {
+        **{k: getattr(trial, k) for k in (*HYPERPARAMETERS, "seed")},
+        "utility_loss": utility,
+        "score": scores.get(score, {}).get("value"),
+        "run_id": trial.run_id,
+        "status": status,
+        "epsilon": privacy["epsilon"],
+        **({"claimed_epsilon": privacy["claimed_epsilon"]} if "claimed_epsilon" in privacy else {}),
+        "delta": privacy["delta"],
+        **_executed(result),
+        "noise_multiplier": trial.noise_multiplier,
+        "base_utility_loss": base_utility,
+        "utility_gain": None if utility is None or base_utility is None else base_utility - utility,
+        **{f"score.{name}": measured["value"] for name, measured in scores.items()},
+        **{f"score.{name}.std_error": measured["std_error"] for name, measured in scores.items()},
+        **claimed_figures(result),
+        "model_uri": folder.model_uri(trial.run_id),
+    }

@@ -1,0 +1,237 @@
+"""How files of runs in progress get from worker to driver: by a folder that all see, or an object store."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path, PurePath
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from raydp.io.locations import fetch, opened
+from raydp.training.checkpoint import KEPT, CheckpointStore
+from raydp.training.ledger import Ledger
+
+FIELD = "cluster.exchange"
+
+
+class TrialFiles(Protocol):
+    """The files of one run, as its worker sees them."""
+
+    def checkpoints(self, warn: Callable[[str], None]) -> CheckpointStore:
+        """Where its state is kept."""
+
+    def ledger(self) -> Ledger:
+        """Where its noisy steps are written down."""
+
+    def model_folder(self, attempt: str) -> Path:
+        """Where to save the trained model."""
+
+    def hand_over(self, attempt: str) -> None:
+        """The model is saved: let the driver have it."""
+
+    def close(self) -> None:
+        """The attempt is over: remove what nobody else needs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedFolder:
+    """The run's own folder, which the driver sees too.
+
+    Args:
+        folder: storage/name/trials/<run_id>.
+        run_id: the run.
+    """
+
+    folder: Path
+    run_id: str
+
+    def checkpoints(self, warn: Callable[[str], None]) -> CheckpointStore:
+        return CheckpointStore(folder=self.folder / "checkpoints", run_id=self.run_id, warn=warn)
+
+    def ledger(self) -> Ledger:
+        return Ledger(self.folder / "ledger.txt")
+
+    def model_folder(self, attempt: str) -> Path:
+        return self.folder / attempt / "model"
+
+    def hand_over(self, attempt: str) -> None:
+        """It is where the driver looks for it."""
+
+    def close(self) -> None:
+        """What is there, the driver and the next attempt need."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A folder in an object store, by its URI."""
+
+    uri: str
+
+    @cached_property
+    def _opened(self) -> tuple[Any, str]:
+        return opened(self.uri, FIELD)
+
+    def __getstate__(self) -> dict[str, str]:
+        return {"uri": self.uri}
+
+    def put(self, path: Path, name: str) -> None:
+        """Store a file, whole or not at all: an object is there when its stream is closed."""
+        files, root = self._opened
+        if files.type_name == "local":  # an object store has no folders; a marker of one would be left behind
+            files.create_dir(f"{root}/{name}".rpartition("/")[0], recursive=True)
+        with path.open("rb") as source, files.open_output_stream(f"{root}/{name}") as sink:
+            shutil.copyfileobj(source, sink, 1 << 22)
+
+    def get(self, name: str, path: Path) -> None:
+        """Fetch a file."""
+        files, root = self._opened
+        fetch(files, f"{root}/{name}", path)
+
+    def names(self, folder: str) -> dict[str, int]:
+        """name -> size in bytes of every file in a folder ("" for all), with those below; empty where there is none."""
+        from pyarrow import fs
+
+        files, root = self._opened
+        selected = fs.FileSelector(f"{root}/{folder}".rstrip("/"), recursive=True, allow_not_found=True)
+        found = files.get_file_info(selected)
+        return {f.path[len(root) + 1 :]: f.size for f in found if f.type == fs.FileType.File}
+
+    def delete(self, name: str) -> None:
+        """Delete a file."""
+        files, root = self._opened
+        files.delete_file(f"{root}/{name}")
+
+    def delete_folder(self, folder: str) -> None:
+        """Delete a folder, if there is one."""
+        files, root = self._opened
+        if self.names(folder):
+            files.delete_dir(f"{root}/{folder}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RemoteCheckpoints(CheckpointStore):
+    """Checkpoints of this node's disk that are in an object store too, for a worker on another node."""
+
+    bucket: Bucket
+    remote: str
+
+    def beside(self, name: str) -> CheckpointStore:
+        folder = self.folder.with_name(f"{self.folder.name}-{name}")
+        return replace(self, folder=folder, remote=f"{self.remote}-{name}")
+
+    def save(self, step: int, tensors: dict[str, Any], state: dict[str, Any]) -> None:
+        super().save(step, tensors, state)
+        name = f"step-{step:08d}.safetensors"
+        try:
+            if (self.folder / name).is_file():
+                self.bucket.put(self.folder / name, f"{self.remote}/{name}")
+            for old in sorted(self.bucket.names(self.remote))[:-KEPT]:
+                self.bucket.delete(old)
+        except OSError as error:
+            self.warn(f"checkpoint after step {step} of run {self.run_id} could not be sent to the store ({error})")
+
+    def load(self) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
+        for name, size in self.bucket.names(self.remote).items():
+            path = self.folder / name.rpartition("/")[2]
+            if not path.is_file() or path.stat().st_size != size:
+                self.bucket.get(name, path)
+        return super().load()
+
+
+class _RemoteLedger(Ledger):
+    """A ledger of which every attempt has a file of its own, sent to the store before the step's update is applied."""
+
+    def __init__(self, path: Path, bucket: Bucket, remote: str) -> None:
+        super().__init__(path)
+        self._bucket, self._remote = bucket, remote
+
+    def record(self, step: int) -> None:
+        super().record(step)
+        self._bucket.put(self._path, f"{self._remote}/{self._path.name}")
+
+    def _steps(self) -> list[str]:
+        steps = []
+        for name in self._bucket.names(self._remote):
+            copy = self._path.with_name("read.txt")
+            self._bucket.get(name, copy)
+            steps += copy.read_text(encoding="ascii").split()
+        return steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredFiles:
+    """A folder on this node, and the run's folder in an object store.
+
+    Args:
+        bucket: the sweep's.
+        run_id: the run; names its folder in the bucket.
+    """
+
+    bucket: Bucket
+    run_id: str
+
+    @cached_property
+    def _scratch(self) -> Path:
+        """This attempt's own: a worker that was thought dead may still be at work on the same node."""
+        return Path(tempfile.mkdtemp(prefix=f"raydp-{self.run_id}-"))
+
+    def checkpoints(self, warn: Callable[[str], None]) -> CheckpointStore:
+        return _RemoteCheckpoints(
+            folder=self._scratch / "checkpoints",
+            run_id=self.run_id,
+            warn=warn,
+            bucket=self.bucket,
+            remote=f"{self.run_id}/checkpoints",
+        )
+
+    def ledger(self) -> Ledger:
+        path = self._scratch / f"ledger-{secrets.token_hex(8)}.txt"
+        return _RemoteLedger(path, self.bucket, f"{self.run_id}/ledger")
+
+    def model_folder(self, attempt: str) -> Path:
+        return self._scratch / attempt / "model"
+
+    def hand_over(self, attempt: str) -> None:
+        for path in self.model_folder(attempt).iterdir():
+            self.bucket.put(path, f"{self.run_id}/{attempt}/{path.name}")
+
+    def close(self) -> None:
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def bucket_of(exchange: str | None, sweep_id: str) -> Bucket | None:
+    """The sweep's folder in the object store; None where the nodes share the sweep's own."""
+    if exchange is None:
+        return None
+    parts = urlsplit(exchange)
+    return Bucket(parts._replace(path=f"{parts.path.rstrip('/')}/{sweep_id}").geturl())
+
+
+def check_exchange(exchange: str | None) -> None:
+    """Check that files can be written there, and deleted.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    if exchange is None:
+        return
+    if not PurePath(urlsplit(exchange).netloc + urlsplit(exchange).path).name:
+        raise ValueError(f"{FIELD} must name a bucket or a folder, got {exchange!r}. Write s3://bucket/folder.")
+    bucket, name = Bucket(exchange), f"probe-{secrets.token_hex(8)}/probe"
+    try:
+        with tempfile.NamedTemporaryFile() as probe:
+            bucket.put(Path(probe.name), name)
+        bucket.delete_folder(name.rpartition("/")[0])
+    except OSError as error:
+        raise ValueError(f"{FIELD} must be a place to write to, got {exchange!r} ({error}). Correct it.") from error
+
+
+def collect(bucket: Bucket, run_id: str, attempt: str, folder: Path) -> None:
+    """Fetch a run's model into folder/attempt/model; on the driver."""
+    for name in bucket.names(f"{run_id}/{attempt}"):
+        bucket.get(name, folder / attempt / "model" / name.rpartition("/")[2])

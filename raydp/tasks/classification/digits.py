@@ -1,0 +1,47 @@
+"""Handwritten digits that scikit-learn carries: the default of the classification tasks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from raydp.spec.sections import Section
+from raydp.tasks.classification.labelled import ClassificationTask, LabelledExamples, Utility, classification_task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class DigitsTask(Section):
+    """The 1,797 handwritten digits of 8 x 8 pixels that scikit-learn carries (UCI, Alpaydin and Kaynak 1998)."""
+
+    classifies: ClassVar[bool] = True
+
+    heldout_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Share of the digits that is held out, drawn by data_seed."""
+    data_seed: Annotated[int, Field(ge=0)] = 0
+    """Seed that decides which digits are held out."""
+    utility: Utility = "error_rate"
+    """`error_rate`: 1 - accuracy on the held-out digits; or `cross_entropy`, their mean loss in nats."""
+
+    def build(self, tokenizer: PreTrainedTokenizerBase | None) -> ClassificationTask:
+        """Split them; pixels become 0 to 1."""
+        from sklearn.datasets import load_digits
+
+        found = load_digits()
+        everything = LabelledExamples(
+            inputs=(found.images[:, None] / 16).astype(np.float32), labels=found.target.astype(np.int64)
+        )
+        order = np.random.default_rng(self.data_seed).permutation(len(everything))
+        held = round(self.heldout_fraction * len(everything))
+        return classification_task(
+            everything.select(order[held:]),
+            everything.select(order[:held]),
+            num_classes=10,
+            unit="digit",
+            measured_by=self.utility,
+            notes={"source": "scikit-learn's digits"},
+            utility_is_public=True,
+        )

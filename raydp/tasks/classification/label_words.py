@@ -1,0 +1,178 @@
+"""How a causal language model classifies a text: the class is read off the next token, among a word for each class.
+
+Source: Schick and Schütze 2021 (PET), section 3.1, template and verbaliser; here of a causal language model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raydp.models.key_values import Prefix, can_share
+from raydp.models.virtual_tokens import reading
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+PADDING = -1
+"""Stands after the tokens of an input: no token's id, so that an input says itself how long it is."""
+BETWEEN = "\n\n"
+"""Stands between a demonstration and what follows it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelWords:
+    """A word for each class, of one token each (a verbaliser).
+
+    An input is a text in its template, up to where the word stands: [L] int64 token ids, then PADDING.
+
+    Attributes:
+        token_ids: [K] of each class's word.
+        opening: what the tokenizer puts before any text, and every input begins with; often nothing.
+        between: tokens between a demonstration's word and the next input.
+    """
+
+    token_ids: tuple[int, ...]
+    opening: tuple[int, ...] = ()
+    between: tuple[int, ...] = ()
+
+    def logits(self, model: torch.nn.Module, inputs: torch.Tensor, read: Prefix | None = None) -> torch.Tensor:
+        """[B, K] logits of the words as the next token.
+
+        Only the positions where an input ends go through the output layer.
+
+        Args:
+            model: a transformers causal language model or a PeftModel around one, in eval mode.
+            inputs: [B, L].
+            read: keys and values of what stands before every input, of a model without virtual tokens.
+        """
+        lengths = lengths_of(inputs)
+        # Padding is on the right, where under causal attention no token sees it: no mask is needed.
+        ids = inputs[:, : int(lengths.max())].clamp(min=0)
+        how = reading(model, ids)
+        asked, cached = dict(how.inputs), read is not None
+        if read is not None:
+            assert how.model is model, "virtual tokens would stand between"
+            asked |= {"position_ids": read.length + asked["position_ids"], "past_key_values": read.cache(len(ids))}
+        ends, which = (how.columns + lengths - 1).unique(return_inverse=True)
+        logits: torch.Tensor = how.model(**asked, use_cache=cached, logits_to_keep=ends).logits
+        rows = torch.arange(len(ids), device=ids.device)
+        words = torch.tensor(self.token_ids, device=ids.device)
+        return logits[rows[:, None], which[:, None], words]
+
+    def demonstrations(self, inputs: NDArray[np.int64], labels: NDArray[np.int64]) -> list[int]:
+        """Token ids of examples with their words, one after another, as an input may follow them.
+
+        Args:
+            inputs: [k, L].
+            labels: [k].
+        """
+        found = list(self.opening) if len(labels) else []
+        for row, label in zip(inputs, labels, strict=True):
+            own = row[row != PADDING][len(self.opening) :]
+            found += [*own.tolist(), self.token_ids[label], *self.between]
+        return found
+
+    def following(self, inputs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[n, L'] inputs as they stand behind demonstrations."""
+        return inputs[:, len(self.opening) :]
+
+    def longest(self, num_demonstrations: int, of_them: int, of_inputs: int) -> int:
+        """Tokens of so many demonstrations and an input, at most.
+
+        Args:
+            of_them: tokens of the longest input that may be a demonstration.
+            of_inputs: tokens of the longest input that may follow.
+        """
+        opening = len(self.opening)
+        return opening + num_demonstrations * (of_them - opening + 1 + len(self.between)) + of_inputs - opening
+
+
+def lengths_of(inputs: torch.Tensor) -> torch.Tensor:
+    """[n] tokens of inputs [n, L]."""
+    return (inputs != PADDING).sum(dim=1)
+
+
+def read_once(model: torch.nn.Module, ids: Sequence[int]) -> Prefix | None:
+    """Keys and values of tokens; None where the model's cache cannot be shared between those that follow.
+
+    Args:
+        model: without virtual tokens.
+    """
+    device = cast(torch.nn.Embedding, cast("PreTrainedModel", model).get_input_embeddings()).weight.device
+    output = model(input_ids=torch.tensor([list(ids)], device=device), use_cache=True, logits_to_keep=1)
+    return Prefix.of(output.past_key_values, len(ids)) if can_share(output.past_key_values) else None
+
+
+def label_words_of(tokenizer: PreTrainedTokenizerBase, words: Mapping[str, str]) -> LabelWords:
+    """Token ids of the words. Messages count the classes: without words of the spec, they are values of the data.
+
+    Args:
+        words: class -> its word, with the blank before it if it has one.
+
+    Raises:
+        ValueError: a word is not one token, or the same as another; names it.
+    """
+    owners: dict[int, str] = {}
+    for position, (name, word) in enumerate(words.items(), start=1):
+        ids = _plain(tokenizer, word)
+        if len(ids) != 1:
+            raise ValueError(
+                f"task.label_words must be one token each of the tokenizer, got {len(ids)} for class {position} "
+                "in their order. Name another word, with or without a blank before it."
+            )
+        if ids[0] in owners:
+            raise ValueError(
+                f"task.label_words must differ, got the token of another class for class {position} in their order. "
+                "Name another word."
+            )
+        owners[ids[0]] = name
+    return LabelWords(token_ids=tuple(owners), opening=_opening(tokenizer), between=tuple(_plain(tokenizer, BETWEEN)))
+
+
+def encode_texts(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], template: str, max_length: int
+) -> tuple[NDArray[np.int64], int]:
+    """[n, max_length] inputs, and how many texts were cut.
+
+    The template's parts are tokenised apart from the text, so that a cut leaves what follows it as it is.
+
+    Args:
+        template: holds {text} once.
+        max_length: tokens of an input; a longer text loses its end.
+
+    Raises:
+        ValueError: the template leaves no room for a text.
+    """
+    head, tail = template.split("{text}")
+    before, after = [*_opening(tokenizer), *_plain(tokenizer, head)], _plain(tokenizer, tail)
+    room = max_length - len(before) - len(after)
+    if room < 1:
+        raise ValueError(
+            f"task.max_length must be > {len(before) + len(after)}, the tokens of task.template, got {max_length}. "
+            "Raise it, or shorten the template."
+        )
+    inputs, cut = np.full((len(texts), max_length), PADDING, np.int64), 0
+    for row, text in zip(inputs, texts, strict=True):
+        own = _plain(tokenizer, text)
+        cut += len(own) > room
+        ids = [*before, *own[:room], *after]
+        row[: len(ids)] = ids
+    return inputs, cut
+
+
+def _plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
+    return ids
+
+
+def _opening(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The special tokens that the tokenizer puts before any text."""
+    whole, own = tokenizer("a")["input_ids"], _plain(tokenizer, "a")
+    starts = (i for i in range(len(whole)) if whole[i : i + len(own)] == own)
+    return tuple(whole[: next(starts)])

@@ -1,0 +1,175 @@
+"""Texts with a class, which a causal language model tells by a word: a file of your own, or made-up reviews."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
+
+import numpy as np
+import torch
+from pydantic import Field, field_validator, model_validator
+
+from raydp.io.locations import Location
+from raydp.spec.sections import Section
+from raydp.tasks.classification.label_words import encode_texts, label_words_of
+from raydp.tasks.classification.labelled import ClassificationTask, LabelledExamples, Utility, classification_task
+from raydp.tasks.classification.reviews import CLASSES, write_reviews
+from raydp.tasks.reading import read_rows, string_of
+from raydp.tasks.text.corpus import is_held_out
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+NUM_REVIEWS = 2000
+TEMPLATE = "{text}\nSentiment:"
+
+
+class TextClassificationTask(Section):
+    """Texts with a class. A causal language model reads a text in a template, and its answer is the class whose word
+    has the largest logit as the next token (Schick and Schütze 2021); its loss is the cross-entropy over the words.
+
+    One text is the unit of privacy. Template, words and the set of classes count as public.
+    """
+
+    classifies: ClassVar[bool] = True
+    of_texts: ClassVar[bool] = True
+
+    path: Location | None = None
+    """A CSV or JSON Lines file, gzipped or not. Without it the data are made-up reviews of made-up things, half of them
+    positive."""
+    column: str = "text"
+    """Name of the column with the text."""
+    label: str = "label"
+    """Name of the column with the class, a string or a whole number."""
+    num_reviews: Annotated[int, Field(ge=20, le=1_000_000)] | None = None
+    """How many reviews are made up, where no path is given."""
+    template: str = TEMPLATE
+    """What the model reads, with {text} once and something after it; the word of the class follows."""
+    label_words: dict[str, str] | None = None
+    """Word of each class, {class: word}: one token of the model's tokenizer, where a blank before it counts. By default
+    it is the class's name after a blank, and classes are numbered in the order of their names; else in this order."""
+    max_length: Annotated[int, Field(ge=2, le=1_000_000)] = 64
+    """Tokens of an example with its template; a longer text loses its end."""
+    heldout_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Share of the texts that is held out, by a keyed hash of the text; copies go together."""
+    data_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of the hash, and of the made-up reviews."""
+    utility: Utility = "error_rate"
+    """`error_rate`: 1 - accuracy on the held-out texts; or `cross_entropy`, their mean loss in nats."""
+
+    @field_validator("template")
+    @classmethod
+    def _has_a_place_for_the_text(cls, template: str) -> str:
+        if template.count("{text}") != 1 or not template.partition("{text}")[2].strip():
+            raise ValueError(
+                f"must hold {{text}} once and say after it what is asked, got {template!r}. Write {TEMPLATE!r}, say."
+            )
+        return template
+
+    @field_validator("label_words")
+    @classmethod
+    def _has_two_classes(cls, words: dict[str, str] | None) -> dict[str, str] | None:
+        if words is not None and (len(words) < 2 or not all(words.values())):
+            raise ValueError(f"must name a word for each of two classes or more, got {words}. Add the others.")
+        return words
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        if self.path is not None and self.num_reviews is not None:
+            raise ValueError(
+                f"task.num_reviews must be left out with task.path, got {self.num_reviews}. Remove one of them."
+            )
+        for name in ("column", "label"):
+            value = getattr(self, name)
+            if self.path is None and value != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"task.{name} must go with task.path, got {value!r} without it. Add it, or remove this."
+                )
+        if self.path is None and self.label_words is not None and set(self.label_words) != set(CLASSES):
+            raise ValueError(
+                f"task.label_words must be of the classes {', '.join(CLASSES)} without task.path, got "
+                f"{', '.join(self.label_words)}. Rename them, or name the file."
+            )
+        return self
+
+    def build(self, tokenizer: PreTrainedTokenizerBase) -> ClassificationTask:
+        """Read or write, tokenise and split the texts.
+
+        Raises:
+            ValueError: the file is missing or malformed, has one class or another than label_words, a word is not one
+                token, or nothing is left to train on or to hold out.
+        """
+        rows = self._read() if self.path is not None else write_reviews(self.num_reviews or NUM_REVIEWS, self.data_seed)
+        words = self.label_words or {name: f" {name}" for name in sorted({kind for _, kind in rows})}
+        if len(words) < 2:
+            raise ValueError(f"task.label must tell two classes at least, got {len(words)} in task.path. Give others.")
+        texts, numbers = [text for text, _ in rows], {name: number for number, name in enumerate(words)}
+        inputs, cut = encode_texts(tokenizer, texts, self.template, self.max_length)
+        examples = LabelledExamples(inputs=inputs, labels=np.array([numbers[kind] for _, kind in rows], np.int64))
+        held = np.array([is_held_out(text, self.heldout_fraction, self.data_seed) for text in texts], np.bool_)
+        if held.all() or not held.any():
+            raise ValueError(
+                f"task.heldout_fraction must leave texts to train on and others to hold out, got {held.sum()} of "
+                f"{len(held)} held out. Use more data, or change it."
+            )
+        source = "made-up reviews" if self.path is None else str(self.path).rsplit("/", 1)[-1]
+        return classification_task(
+            examples.select(np.flatnonzero(~held)),
+            examples.select(np.flatnonzero(held)),
+            num_classes=len(words),
+            unit="text",
+            measured_by=self.utility,
+            notes={"source": source, "read": len(rows), "cut": cut, "template": self.template},
+            utility_is_public=self.path is None,
+            label_words=label_words_of(tokenizer, words),
+        )
+
+    def _read(self) -> list[tuple[str, str]]:
+        """(text, class) of each row of the file."""
+        assert self.path is not None
+        name, rows = str(self.path).rsplit("/", 1)[-1], []
+        for line, row in read_rows(self.path, "task.path"):
+            place = f"{name}, line {line}"
+            if type(row.get(self.label)) is int:
+                row[self.label] = str(row[self.label])
+            kind = string_of(row, self.label, "task.path", place)
+            if self.label_words is not None and kind not in self.label_words:
+                raise ValueError(
+                    f"task.label_words must have a word for every class, got none for that of {place}. Add it, or "
+                    "correct the row."
+                )
+            rows.append((string_of(row, self.column, "task.path", place), kind))
+        if not rows:
+            raise ValueError(f"task.path must hold texts, got no row in {name}. Give others.")
+        return rows
+
+
+def classify(
+    model: torch.nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    *,
+    label_words: Mapping[str, str],
+    template: str = TEMPLATE,
+    max_length: int = 64,
+) -> list[dict[str, float]]:
+    """Classify texts by a model that was trained on a task of text classification.
+
+    Args:
+        model: of `raydp.load_model`.
+        label_words, template, max_length: as in the task.
+
+    Returns:
+        Of each text, class -> probability.
+
+    Raises:
+        ValueError: as the task.
+    """
+    inputs, _ = encode_texts(tokenizer, texts, template, max_length)
+    words, device = label_words_of(tokenizer, label_words), next(model.parameters()).device
+    found = []
+    with torch.inference_mode():
+        for row in inputs:
+            logits = words.logits(model, torch.from_numpy(row[None]).to(device))[0]
+            found.append(dict(zip(label_words, torch.softmax(logits.double(), dim=0).tolist(), strict=True)))
+    return found

@@ -1,0 +1,171 @@
+"""Any text as a task: a file of rows, or a Hugging Face data set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, model_validator
+
+from raydp.io.locations import local_copy
+from raydp.tasks.reading import read_column
+from raydp.tasks.text.corpus import Texts, WindowedTask
+from search_spaces.names import columns_in_words, kind_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from raydp.tasks.text.language import LanguageModelingTask
+
+FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".txt", ".gz")
+
+
+class TextTask(WindowedTask):
+    """Causal language modelling on the rows of a file or data set."""
+
+    path: str
+    """A JSON Lines, CSV or text file (a row per line), gzipped or not; or a folder that datasets.save_to_disk wrote; or
+    the name of a data set on the Hugging Face hub."""
+    column: str = "text"
+    """Name of the column with the text; in a text file it is `text`."""
+    split: str | None = None
+    """Part of a data set to train on; `train` by default where there are parts."""
+    heldout_path: str | None = None
+    """A file, folder or data set of its own to evaluate on, instead of a fraction."""
+    heldout_split: str | None = None
+    """Part of the data set to evaluate on, instead of a fraction."""
+    heldout_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of the rows that is held out, by a keyed hash of the text; 0.1 by default. Held-out rows that hold a secret
+    are dropped, however the part was chosen, unless they are declared public."""
+    heldout_is_public: bool = False
+    """Declare that heldout_path is public and holds nobody's private data. Nothing of the private data then shapes it:
+    held-out rows that hold a secret or are also trained on stay."""
+    max_windows_per_row: Annotated[int, Field(ge=1)] | None = None
+    """With window `lines`, windows kept of one row, those that hold a secret first; all by default."""
+    user_column: str | None = None
+    """Column that names the user, for `privacy.unit: user`; without it every row is a user. A user is then held out
+    whole, and only a user's own duplicates are removed. No name may be blank."""
+    max_examples_per_user: Annotated[int, Field(ge=1)] | None = None
+    """With user_column, examples kept of one user, from the first row on."""
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> TextTask:
+        ways = [w for w in ("heldout_path", "heldout_split", "heldout_fraction") if getattr(self, w) is not None]
+        if len(ways) > 1 and set(ways) != {"heldout_path", "heldout_split"}:
+            raise ValueError(f"task.heldout_fraction must stand alone, got {' and '.join(ways)}. Remove one.")
+        own = self.heldout_path is not None and Path(self.heldout_path).resolve() != Path(self.path).resolve()
+        if self.heldout_is_public and not own:
+            raise ValueError(
+                f"task.heldout_is_public must go with a task.heldout_path of its own, got {self.heldout_path!r}. Part "
+                "of the private data is not public: give another file, or remove it."
+            )
+        if self.max_windows_per_row is not None and self.window != "lines":
+            raise ValueError(
+                f"task.max_windows_per_row must go with window lines, got window {self.window}, which has one window "
+                "per row. Remove it."
+            )
+        if self.max_examples_per_user is not None and self.user_column is None:
+            raise ValueError(
+                f"task.max_examples_per_user must go with task.user_column, got {self.max_examples_per_user} without "
+                "it. Add it, or use max_windows_per_row."
+            )
+        if self.controls and not self.secrets:
+            raise ValueError(
+                "task.controls must go with task.secrets, got no secrets. Add them, or remove the controls."
+            )
+        return self
+
+    def build(self, tokenizer: PreTrainedTokenizerBase) -> LanguageModelingTask:
+        """Read, split and cut the rows.
+
+        Raises:
+            ValueError: the data or a file is missing or malformed, nothing is left to train or evaluate on, or no
+                secret occurs in the training examples.
+        """
+        train = _read(self.path, self.column, self.split, "task.path", "task.split")
+        users = None
+        if self.user_column is not None:
+            users = _read(self.path, self.user_column, self.split, "task.path", "task.split", users=True)
+            _require_named(users)
+        heldout = None
+        if self.heldout_path or self.heldout_split:
+            heldout = _read(
+                self.heldout_path or self.path,
+                self.column,
+                self.heldout_split,
+                "task.heldout_path" if self.heldout_path else "task.path",
+                "task.heldout_split",
+            )
+        texts = Texts(
+            train=train,
+            heldout=heldout,
+            users=users,
+            noun="row",
+            user_noun=f"user (column {self.user_column})" if self.user_column else None,
+            notes={"texts_read": len(train)},
+            heldout_is_public=self.heldout_is_public,
+        )
+        return self._assemble(
+            tokenizer, texts, self.heldout_fraction or 0.1, self.max_windows_per_row, self.max_examples_per_user
+        )
+
+
+def _require_named(users: list[str]) -> None:
+    """Rows of nobody would be one user: whose rows are among them would only be a part of a unit, and not protected."""
+    blank = next((row for row, user in enumerate(users, start=1) if not user.strip()), None)
+    if blank is not None:
+        raise ValueError(
+            f"task.user_column must name a user in every row, got a blank name in row {blank}. Give the row's user a "
+            "name, or leave the row out."
+        )
+
+
+def _read(path: str, column: str, split: str | None, field: str, split_field: str, *, users: bool = False) -> list[str]:
+    """A column of a file, a saved data set or one of the hub: texts, or names or numbers of users."""
+    column_field = "task.user_column" if users else "task.column"
+    path = str(local_copy(path, field))
+    if not Path(path).is_dir() and (Path(path).is_file() or path.endswith(FILE_SUFFIXES)):
+        if split is not None:
+            raise ValueError(f"{split_field} must go with a data set, got {split!r} with the file {path!r}. Remove it.")
+        return read_column(path, column, field, column_field=column_field, numbers=users)
+    data = _dataset(path, split, field, split_field)
+    if column not in data.column_names:
+        raise ValueError(
+            f"{column_field} must be a column of the data set, got {column!r}. It has "
+            f"{columns_in_words(data.column_names)}. Choose one."
+        )
+    texts = [str(value) if users and type(value) is int else value for value in data[column]]
+    strange = next((i for i, text in enumerate(texts) if not isinstance(text, str)), None)
+    if strange is not None:
+        raise ValueError(
+            f"{field} must have a string {column!r} in every row, got {kind_of(texts[strange])} in {path}, row "
+            f"{strange}. Choose another column."
+        )
+    return texts
+
+
+def _dataset(path: str, split: str | None, field: str, split_field: str) -> Any:
+    """A datasets.Dataset from a folder or the hub."""
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{field} must be an existing file where the package datasets is not installed, got {path!r}. Check the "
+            "path, or install raydp-tune[datasets] to read data sets."
+        ) from error
+    try:
+        data = datasets.load_from_disk(path) if Path(path).is_dir() else datasets.load_dataset(path)
+    except (FileNotFoundError, ConnectionError, datasets.exceptions.DatasetNotFoundError) as error:
+        raise ValueError(
+            f"{field} must be an existing file, a folder of datasets.save_to_disk or a data set of the Hugging Face "
+            f"hub, got {path!r}: {error} Check the path."
+        ) from error
+    if isinstance(data, datasets.Dataset):
+        if split is not None:
+            raise ValueError(f"{split_field} must go with a data set in parts, got {split!r} with {path!r}. Remove it.")
+        return data
+    if (split or "train") not in data:
+        raise ValueError(
+            f"{split_field} must be a part of the data set, got {split or 'train'!r}. It has {columns_in_words(data)}."
+        )
+    return data[split or "train"]

@@ -1,0 +1,201 @@
+"""What the tasks on free text share: clean, split, cut into windows, count secrets, describe what was done.
+
+Order as in Hu et al. 2025, App. B.1: duplicates, filters, split, secrets out of the held-out part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from raydp.io.locations import Location
+from raydp.spec.sections import Section
+from raydp.tasks.base import Secret, TaskFacts
+from raydp.tasks.secrets import counted, occurs_in, read_secrets, verbatim_texts
+from raydp.tasks.text.controls import generate_controls, read_controls
+from raydp.tasks.text.examples import TokenizedExamples
+from raydp.tasks.text.language import LanguageModelingTask, content_hash
+from raydp.tasks.text.windowed import Cut, OwnedText, describe, describe_secrets, privacy_unit
+from raydp.tasks.text.windows import WindowKind, keep_windows, tokenize, windows_of
+from raydp.tasks.users import Users
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MIN_WINDOW_TOKENS = 2  # the first token is never a target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """What a plug-in read.
+
+    Attributes:
+        train: texts to train on, or to split where there is no held-out part.
+        heldout: the held-out part where it is given apart.
+        users: the user of each training text; every text is a user of its own where they are not given.
+        noun: what a text is, in words: "e-mail", "row".
+        user_noun: what a user is; the same by default.
+        heldout_is_public: the held-out part is declared public: neither training texts nor secrets shape it.
+        notes: counts of what was left out while reading.
+    """
+
+    train: list[str]
+    heldout: list[str] | None = None
+    users: list[str] | None = None
+    noun: str
+    user_noun: str | None = None
+    notes: dict[str, Any]
+    heldout_is_public: bool = False
+
+
+class WindowedTask(Section):
+    """Causal language modelling on windows of texts: the parameters that every such task has."""
+
+    secrets: Location | None = None
+    """JSON Lines file with `prompt` and `continuation`, or `prompt` and `attribute`; no secrets by default."""
+    controls: Location | None = None
+    """File of the same form with control secrets; by default controls are generated from the secrets."""
+    num_controls_per_secret: Annotated[int, Field(ge=0, le=16)] = 4
+    """Number of controls that are generated for each secret."""
+    max_length: Annotated[int, Field(ge=8)] = 64
+    """Length of a window in tokens."""
+    min_tokens: Annotated[int, Field(ge=MIN_WINDOW_TOKENS)] = MIN_WINDOW_TOKENS
+    """Texts of fewer tokens are dropped."""
+    window: WindowKind = "lines"
+    """`head` or `tail`: the first or last max_length tokens. `lines`: whole lines packed into windows, none of which
+    cuts a secret that fits into it."""
+    split_seed: int = 0
+    """Seed of the keyed hash that decides which texts are held out."""
+
+    def _assemble(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        texts: Texts,
+        fraction: float,
+        max_windows: int | None,
+        max_per_user: int | None = None,
+    ) -> LanguageModelingTask:
+        """Everything from the texts to the task; `fraction` of them are held out unless that part is given apart."""
+        secrets = read_secrets(self.secrets, "task.secrets") if self.secrets else []
+        notes = dict(texts.notes)
+        train, heldout = self._split(tokenizer, texts, fraction, notes)
+        leaking = [s for s in secrets if s.kind == "verbatim" and not texts.heldout_is_public]
+        clean = [t for t in heldout if not any(occurs_in(s, t.tokens.text) for s in leaking)]
+        notes["heldout_with_secret_removed"] = len(heldout) - len(clean)
+        _require(train, "train", fraction)
+        _require(clean, "evaluate", fraction)
+
+        examples = self._cut(train, verbatim_texts(secrets), max_windows, max_per_user)
+        heldout_examples = self._cut(clean, (), max_windows)
+        kept = _present(counted(secrets, examples.texts), self.window)
+        training_texts = [t.tokens.text for t in train]
+        if self.controls:
+            controls = read_controls(self.controls, "task.controls", training_texts)
+        else:
+            controls = generate_controls(kept, self.num_controls_per_secret, training_texts)
+        notes |= describe(examples, heldout_examples, texts.noun, self.window, max_windows)
+        notes |= describe_secrets(secrets, kept, controls)
+        packed, packed_heldout = (TokenizedExamples.from_lists(e.token_ids) for e in (examples, heldout_examples))
+        return LanguageModelingTask(
+            train=packed,
+            heldout=packed_heldout,
+            task_facts=TaskFacts(
+                num_examples=len(packed),
+                num_units=len(packed),
+                privacy_unit=privacy_unit(self.window, self.max_length, texts.noun, max_windows),
+                content_hash=content_hash(packed, packed_heldout, [*kept, *controls]),
+                num_tokens=packed.num_targets(),
+                notes=notes,
+                utility_is_public=texts.heldout_is_public,
+            ),
+            task_secrets=tuple(kept),
+            task_controls=tuple(controls),
+            users=Users.named(examples.users, texts.user_noun or texts.noun),
+        )
+
+    def _split(
+        self, tokenizer: PreTrainedTokenizerBase, texts: Texts, fraction: float, notes: dict[str, Any]
+    ) -> tuple[list[OwnedText], list[OwnedText]]:
+        """De-duplicate, drop short texts, split.
+
+        Where users are given, a text that two of them have stays with both, and a user is held out whole: nothing that
+        happens to one user's data depends on another's.
+        """
+        unique = list(dict.fromkeys(zip(texts.train, texts.users or texts.train, strict=True)))
+        notes["duplicates_removed"] = len(texts.train) - len(unique)
+        train = self._long_enough(tokenizer, unique, notes, "too_short_removed")
+        if texts.heldout is None:
+            flags = [is_held_out(t.user, fraction, self.split_seed) for t in train]
+            heldout = [t for t, flag in zip(train, flags, strict=True) if flag]
+            train = [t for t, flag in zip(train, flags, strict=True) if not flag]
+        else:
+            known = set() if texts.heldout_is_public else {text for text, _ in unique}
+            others = [(text, text) for text in dict.fromkeys(texts.heldout) if text not in known]
+            notes["heldout_duplicates_removed"] = len(texts.heldout) - len(others)
+            heldout = self._long_enough(tokenizer, others, notes, "heldout_too_short_removed")
+        return train, heldout
+
+    def _long_enough(
+        self, tokenizer: PreTrainedTokenizerBase, texts: list[tuple[str, str]], notes: dict[str, Any], note: str
+    ) -> list[OwnedText]:
+        """Texts and their users, tokenised, without the short ones."""
+        tokenized = tokenize(tokenizer, [text for text, _ in texts])
+        pairs = zip(tokenized, texts, strict=True)
+        kept = [OwnedText(tokens=t, user=user) for t, (_, user) in pairs if len(t) >= self.min_tokens]
+        notes[note] = len(texts) - len(kept)
+        return kept
+
+    def _cut(
+        self,
+        texts: Sequence[OwnedText],
+        keep_whole: Sequence[str],
+        max_windows: int | None,
+        max_per_user: int | None = None,
+    ) -> Cut:
+        """Windows of all texts, in order."""
+        cut = Cut()
+        taken: Counter[str] = Counter()
+        for text in texts:
+            windows = windows_of(text.tokens, self.window, self.max_length, keep_whole)
+            long = [w for w in windows if w[1] - w[0] >= MIN_WINDOW_TOKENS]
+            cut.too_short += len(windows) - len(long)
+            flags = [any(string in text.tokens.slice(w) for string in keep_whole) for w in long]
+            kept = keep_windows(long, flags, max_windows)
+            if max_per_user is not None:
+                room = max_per_user - taken[text.user]
+                cut.above_limit += max(len(kept) - room, 0)
+                kept = kept[:room]
+            taken[text.user] += len(kept)
+            cut.add(text, kept)
+        return cut
+
+
+def is_held_out(text: str, fraction: float, seed: int) -> bool:
+    """Whether a text (or a user, by name) is held out: a keyed hash decides, so that no side depends on the others."""
+    digest = hashlib.sha256(f"{seed}\0{text}".encode()).digest()
+    return int.from_bytes(digest[:8]) < fraction * 2**64
+
+
+def _require(texts: Sequence[OwnedText], purpose: str, fraction: float) -> None:
+    if not texts:
+        raise ValueError(
+            f"task.path must leave texts to {purpose} on, got none after the filters and the split (heldout_fraction "
+            f"{fraction:g}). Give more data, lower task.min_tokens or change task.heldout_fraction."
+        )
+
+
+def _present(secrets: Sequence[Secret], window: WindowKind) -> list[Secret]:
+    """The secrets that occur in a training example."""
+    kept = [s for s in secrets if s.count]
+    if secrets and not kept:
+        remedy = "Raise" if window == "lines" else "Set task.window to lines, raise"
+        raise ValueError(
+            f"task.secrets must hold a secret that occurs whole in a training example, got none of {len(secrets)} with "
+            f"window {window}. {remedy} task.max_length, or take secrets from this data, with their white space."
+        )
+    return kept

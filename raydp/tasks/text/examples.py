@@ -1,0 +1,124 @@
+"""Examples as token ids: ragged, padded into batches, with hidden states beside them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raydp.tasks.base import Batch
+from raydp.tasks.text.token_loss import IGNORE
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizedExamples:
+    """Ragged token ids.
+
+    Attributes:
+        token_ids: [total] int32, the examples one after another.
+        offsets: [n + 1] int64, example i is token_ids[offsets[i]:offsets[i + 1]].
+        target_starts: [n] int32, position in the example of its first target token. Position 0 is never a target:
+            nothing predicts it.
+    """
+
+    token_ids: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    target_starts: NDArray[np.int32]
+
+    @classmethod
+    def from_lists(
+        cls, examples: Sequence[Sequence[int]], target_starts: Sequence[int] | None = None
+    ) -> TokenizedExamples:
+        """Pack lists of token ids; without target_starts every token but the first is a target."""
+        starts = np.ones(len(examples), np.int32) if target_starts is None else np.asarray(target_starts, np.int32)
+        lengths = np.array([len(e) for e in examples], np.int64)
+        assert (starts >= 1).all(), "position 0 cannot be a target"
+        assert (starts < lengths).all(), "an example without a target token has no loss"
+        flat = np.concatenate([np.asarray(e, np.int32) for e in examples]) if len(examples) else np.zeros(0, np.int32)
+        return cls(token_ids=flat, offsets=np.concatenate([[0], np.cumsum(lengths)]), target_starts=starts)
+
+    @classmethod
+    def concatenated(cls, *parts: TokenizedExamples) -> TokenizedExamples:
+        """The examples of all parts, one part after another."""
+        return cls(
+            token_ids=np.concatenate([p.token_ids for p in parts]),
+            offsets=np.concatenate([[0], np.cumsum(np.concatenate([p.lengths() for p in parts]))]),
+            target_starts=np.concatenate([p.target_starts for p in parts]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.target_starts)
+
+    def lengths(self) -> NDArray[np.int64]:
+        """[n] tokens of each example."""
+        return np.diff(self.offsets)
+
+    def select(self, indices: NDArray[np.int64]) -> TokenizedExamples:
+        """The chosen examples, in the order given."""
+        token_ids = [self.token_ids[self.offsets[i] : self.offsets[i + 1]].tolist() for i in indices]
+        return TokenizedExamples.from_lists(token_ids, self.target_starts[indices].tolist())
+
+    def contents(self) -> list[bytes]:
+        """What each example says: equal for copies."""
+        bounds = zip(self.offsets[:-1], self.offsets[1:], strict=True)
+        return [self.token_ids[begin:end].tobytes() for begin, end in bounds]
+
+    def num_targets(self) -> int:
+        """Target tokens in all examples."""
+        return int((self.lengths() - self.target_starts).sum())
+
+    def batch(self, indices: NDArray[np.int64]) -> Batch:
+        """Pad the chosen examples on the right. The padding is id 0 and never a target; under causal attention no
+        real token sees it, so no attention mask is needed."""
+        lengths = self.lengths()[indices]
+        width = int(lengths.max(initial=2))
+        input_ids = np.zeros((len(indices), width), np.int64)
+        labels = np.full((len(indices), width), IGNORE, np.int64)
+        for row, (i, length) in enumerate(zip(indices, lengths, strict=True)):
+            ids = self.token_ids[self.offsets[i] : self.offsets[i] + length]
+            input_ids[row, :length] = ids
+            labels[row, self.target_starts[i] : length] = ids[self.target_starts[i] :]
+        return Batch(input_ids=torch.from_numpy(input_ids), labels=torch.from_numpy(labels))
+
+    def update_hash(self, digest: hashlib._Hash) -> None:
+        """Add the content to a running hash."""
+        for array in (self.token_ids, self.offsets, self.target_starts):
+            digest.update(np.ascontiguousarray(array).tobytes())
+
+
+@dataclass(frozen=True, kw_only=True)
+class HiddenStates:
+    """Hidden states of every token that enter one decoder layer, computed once.
+
+    Attributes:
+        values: [total, H] in the order of TokenizedExamples.token_ids; bfloat16 as its int16 bits.
+        dtype: of the hidden states.
+        first_layer: the layer that they enter.
+    """
+
+    values: NDArray[np.generic]
+    dtype: torch.dtype
+    first_layer: int
+
+    def rows(self, examples: TokenizedExamples, indices: NDArray[np.int64], width: int) -> torch.Tensor:
+        """[B, width, H], padded with zeros on the right."""
+        out = np.zeros((len(indices), width, self.values.shape[1]), self.values.dtype)
+        for row, i in enumerate(indices):
+            start, end = examples.offsets[i], examples.offsets[i + 1]
+            out[row, : end - start] = self.values[start:end]
+        tensor = torch.from_numpy(out)
+        return tensor.view(self.dtype) if self.dtype == torch.bfloat16 else tensor
+
+
+def batches_by_length(lengths: NDArray[np.int64], max_tokens: int) -> Iterator[NDArray[np.int64]]:
+    """Positions in batches of at most max_tokens padded tokens, longest first; every position exactly once."""
+    order = np.argsort(-lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        size = max(1, max_tokens // max(int(lengths[order[start]]), 1))
+        yield order[start : start + size]
+        start += size

@@ -1,0 +1,187 @@
+"""Causal language modelling: what every text task is once its examples are token ids."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raydp.tasks.base import Batch, Secret, TaskFacts
+from raydp.tasks.text.examples import HiddenStates, TokenizedExamples, batches_by_length
+from raydp.tasks.text.token_loss import IGNORE, token_nll
+from raydp.tasks.users import Users
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModelingTask:
+    """A causal language modelling task (see raydp.tasks.base.Task); the plug-ins build it.
+
+    The loss of an example is the mean over its own target tokens, so that no record changes another's gradient.
+
+    Attributes:
+        users: whose examples are whose, where that is known.
+        sizes: see unit_sizes.
+    """
+
+    train: TokenizedExamples
+    heldout: TokenizedExamples
+    task_facts: TaskFacts
+    task_secrets: tuple[Secret, ...] = ()
+    task_controls: tuple[Secret, ...] = ()
+    users: Users | None = None
+    sizes: NDArray[np.int64] | None = None
+    train_hidden: HiddenStates | None = None
+    heldout_hidden: HiddenStates | None = None
+
+    def with_hidden(self, train: HiddenStates, heldout: HiddenStates) -> LanguageModelingTask:
+        """The same task with batches that carry cached hidden states."""
+        return replace(self, train_hidden=train, heldout_hidden=heldout)
+
+    def extended(self, extra: TokenizedExamples, *, unit: str) -> LanguageModelingTask:
+        """The same task with more training examples after its own, each a unit of privacy like these.
+
+        Args:
+            unit: what an added example is, for the name of the unit: "planted canary".
+
+        Raises:
+            ValueError: the task's units are users.
+        """
+        self._require_example_units()
+        train = TokenizedExamples.concatenated(self.train, extra)
+        return self._with_train(train, f"{self.task_facts.privacy_unit}, or {unit}")
+
+    def subset(self, indices: NDArray[np.int64]) -> LanguageModelingTask:
+        """The same task with some of its training examples, in the order given.
+
+        Raises:
+            ValueError: the task's units are users.
+        """
+        self._require_example_units()
+        return self._with_train(self.train.select(indices), self.task_facts.privacy_unit)
+
+    def _require_example_units(self) -> None:
+        if self.sizes is not None:
+            raise ValueError(
+                "privacy.unit must be example where examples are added or left out, got user. Leave it out of the spec."
+            )
+        if self.task_facts.num_reference:
+            raise ValueError(
+                "task.of must be a task without reference data where examples are added or left out, got one with. "
+                "Make with_reference of the changed task instead."
+            )
+
+    def _with_train(self, train: TokenizedExamples, unit: str) -> LanguageModelingTask:
+        """The task with other training examples, which nothing is known of the users of."""
+        everything = [*self.task_secrets, *self.task_controls]
+        facts = replace(
+            self.task_facts,
+            num_examples=len(train),
+            num_units=len(train),
+            num_tokens=train.num_targets(),
+            privacy_unit=unit,
+            content_hash=content_hash(train, self.heldout, everything),
+        )
+        return replace(self, train=train, task_facts=facts, users=None, train_hidden=None, heldout_hidden=None)
+
+    def facts(self) -> TaskFacts:
+        facts = self.task_facts
+        if self.users is None or self.sizes is not None:
+            return facts
+        most, noun = int(self.users.sizes().max()), self.users.noun
+        if most == 1:
+            return facts
+        caveat = (
+            f"The unit of privacy is one {facts.privacy_unit}. One {noun} has up to {most}, so its own guarantee is "
+            f"that of a group of {most}; privacy.unit user protects the {noun}."
+        )
+        return replace(facts, notes={**facts.notes, "caveats": [*facts.notes.get("caveats", ()), caveat]})
+
+    def unit_sizes(self) -> NDArray[np.int64] | None:
+        return self.sizes
+
+    def by_user(self) -> LanguageModelingTask:
+        """Examples are put in the order of their users. The name of the unit tells the largest number of examples."""
+        if self.task_facts.num_reference:
+            raise ValueError("privacy.unit must be example with reference data, got user. Leave it out of the spec.")
+        if self.users is None:
+            raise ValueError(
+                "privacy.unit must be example where the task does not know its users, got user. With the task text, "
+                "task.user_column names them."
+            )
+        order, sizes = np.argsort(self.users.of_example, kind="stable"), self.users.sizes()
+        facts, noun = self.task_facts, self.users.noun
+        notes = facts.notes
+        if sizes.max() == 1:
+            alone = (
+                f"Every {noun} gave one example, so the user is the example here. Where a person can be behind "
+                "several, their guarantee is that of a group; the task text takes task.user_column."
+            )
+            notes = {**notes, "caveats": [*notes.get("caveats", ()), alone]}
+        digest = hashlib.sha256(facts.content_hash.encode() + self.users.of_example.tobytes())
+        return replace(
+            self,
+            train=self.train.select(order),
+            sizes=sizes,
+            task_facts=replace(
+                facts,
+                num_units=len(sizes),
+                privacy_unit=f"{noun} with all its examples (at most {sizes.max()}; each a {facts.privacy_unit})",
+                content_hash=digest.hexdigest(),
+                notes=notes,
+            ),
+        )
+
+    def lengths(self) -> NDArray[np.int64]:
+        return self.train.lengths()
+
+    def batch(self, indices: NDArray[np.int64]) -> Batch:
+        return _with_states(self.train, indices, self.train_hidden)
+
+    def heldout_lengths(self) -> NDArray[np.int64]:
+        return self.heldout.lengths()
+
+    def heldout_batch(self, indices: NDArray[np.int64]) -> Batch:
+        return _with_states(self.heldout, indices, self.heldout_hidden)
+
+    def per_example_loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """[B] mean negative log-likelihood (nats) over each example's own target tokens."""
+        counts = (batch.labels[:, 1:] != IGNORE).sum(dim=1)
+        return token_nll(model, batch).sum(dim=1) / counts
+
+    def utility(self, model: torch.nn.Module) -> float:
+        """Held-out NLL in nats per target token: total over total."""
+        device = next(model.parameters()).device
+        total = 0.0
+        with torch.inference_mode():
+            for indices in batches_by_length(self.heldout_lengths(), max_tokens=1024):
+                batch = self.heldout_batch(indices).to(device)
+                total += float(token_nll(model, batch).sum(dtype=torch.float64))
+        return total / self.heldout.num_targets()
+
+    def secrets(self) -> tuple[Secret, ...]:
+        return self.task_secrets
+
+    def controls(self) -> tuple[Secret, ...]:
+        return self.task_controls
+
+
+def _with_states(examples: TokenizedExamples, indices: NDArray[np.int64], states: HiddenStates | None) -> Batch:
+    batch = examples.batch(indices)
+    if states is None:
+        return batch
+    hidden = states.rows(examples, indices, batch.input_ids.shape[1])
+    return replace(batch, hidden=hidden, first_layer=states.first_layer)
+
+
+def content_hash(train: TokenizedExamples, heldout: TokenizedExamples, secrets: Sequence[Secret]) -> str:
+    """SHA-256 of what defines a text task: examples, targets, held-out data, secrets and controls."""
+    digest = hashlib.sha256()
+    train.update_hash(digest)
+    heldout.update_hash(digest)
+    for secret in secrets:
+        digest.update(f"{secret.id}:{secret.count};".encode())
+    return digest.hexdigest()

@@ -1,0 +1,123 @@
+"""Negative log-likelihood of every target token: most of the time of a small model with a large vocabulary."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedModel
+
+from raydp.models.adapters import calling, causal_model, skipping_layers
+from raydp.models.virtual_tokens import Reading, reading
+from raydp.tasks.base import Batch
+
+IGNORE = -100
+CHUNK_TOKENS = 128
+"""Tokens whose logits exist at a time: small enough for the caches, large enough for the matrix product."""
+PLAIN_HEADS = {"gpt2", "llama", "mistral", "qwen2", "qwen3"}
+"""Architectures whose logits are the output layer of the last hidden state and nothing else."""
+
+
+def token_nll(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """[B, L - 1] negative log-likelihood (nats, fp32) of each next token, 0 where it is not a target.
+
+    A frozen output layer is fused with the loss; one that is trained, or of an architecture that is not known to be
+    plain, goes through the model's own forward pass. Virtual tokens stand before the text and have no loss themselves.
+    """
+    read, labels, causal = _reading(model, batch), batch.labels[:, 1:], causal_model(model)
+    with _from_hidden(model, batch):
+        if not _has_plain_frozen_head(causal):
+            logits: torch.Tensor = read.model(**read.inputs).logits[:, read.columns : -1]
+            flat = F.cross_entropy(
+                logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1), ignore_index=IGNORE, reduction="none"
+            )
+            return flat.view(labels.shape)
+        with calling(model, lambda: _fused_nll(causal, read, labels)):
+            nll: torch.Tensor = model()
+            return nll
+
+
+def token_logits(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """[B, L - 1, V] logits of each next token, in the model's type; for what needs more of them than the loss."""
+    read = _reading(model, batch)
+    with _from_hidden(model, batch):
+        logits: torch.Tensor = read.model(**read.inputs).logits
+        return logits[:, read.columns : -1]
+
+
+def _reading(model: nn.Module, batch: Batch) -> Reading:
+    """How the model reads a batch, or goes on from its hidden states."""
+    read = reading(model, batch.input_ids)
+    if batch.hidden is not None:
+        del read.inputs["input_ids"]
+        read.inputs["inputs_embeds"] = batch.hidden
+    read.inputs["use_cache"] = False
+    return read
+
+
+def _from_hidden(model: nn.Module, batch: Batch) -> AbstractContextManager[None]:
+    """The model starts from the batch's hidden states, where it carries such."""
+    return nullcontext() if batch.hidden is None else skipping_layers(model, batch.first_layer)
+
+
+def _fused_nll(causal: PreTrainedModel, read: Reading, labels: torch.Tensor) -> torch.Tensor:
+    """[B, L - 1] negative log-likelihood of targets through a frozen output layer."""
+    hidden = getattr(causal, causal.base_model_prefix)(**read.inputs).last_hidden_state[:, read.columns : -1]
+    wanted = labels != IGNORE
+    inputs = hidden[wanted], causal.get_output_embeddings().weight, labels[wanted]
+    nll: torch.Tensor = FrozenHeadLoss.apply(*inputs)  # type: ignore[no-untyped-call]  # torch's own has no types
+    return torch.zeros(labels.shape, device=nll.device).masked_scatter(wanted, nll)
+
+
+def _has_plain_frozen_head(causal: PreTrainedModel) -> bool:
+    """Whether the output layer only multiplies, and nobody needs its gradient (hooks are those of the DP step)."""
+    head = causal.get_output_embeddings()
+    return (
+        causal.config.model_type in PLAIN_HEADS
+        and type(head) is nn.Linear
+        and head.bias is None
+        and not head.weight.requires_grad
+        and not head._forward_hooks
+    )
+
+
+class FrozenHeadLoss(torch.autograd.Function):
+    """Cross-entropy of a frozen output layer, in chunks of tokens.
+
+    The gradient of token i's loss in its hidden state, Σ_v softmax(W h_i)_v W_v - W_{y_i}, needs nothing from the
+    backward pass but a factor, so it is computed while the logits are at hand and the logits are never stored.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Args: hidden [N, H] and weight [V, H] of one type, targets [N]. Returns: [N] fp32, nats."""
+        nll = torch.empty(len(targets), device=hidden.device)
+        gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        logits = torch.empty(CHUNK_TOKENS, len(weight), dtype=weight.dtype, device=hidden.device)
+        scores = torch.empty(CHUNK_TOKENS, len(weight), device=hidden.device)
+        part = torch.zeros(CHUNK_TOKENS, hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
+        # Every chunk has the same shape, the last one with rows that are not used, and every buffer is used again:
+        # a new shape costs a kernel to be generated and kept, new memory its page faults.
+        for start in range(0, len(targets), CHUNK_TOKENS):
+            target = targets[start : start + CHUNK_TOKENS, None]
+            used = len(target)
+            part[:used] = hidden[start : start + used]
+            scores.copy_(torch.mm(part, weight.T, out=logits))
+            largest = scores.amax(dim=1, keepdim=True)
+            target_score = (scores[:used].gather(1, target) - largest[:used])[:, 0]
+            total = scores.sub_(largest).exp_().sum(dim=1, keepdim=True)
+            nll[start : start + used] = total[:used, 0].log() - target_score
+            if gradient is not None:
+                expected = torch.mm(logits.copy_(scores), weight).float() / total
+                gradient[start : start + used] = expected[:used] - weight[target[:, 0]]
+        if gradient is not None:
+            ctx.save_for_backward(gradient)
+        return nll
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * grads[0][:, None].to(gradient.dtype), None, None

@@ -1,0 +1,101 @@
+"""Larger and denser versions of question/answer data: paraphrases of its rows (Hu et al. 2025, App. B.4)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from raydp.tasks.reading import read_json_rows
+from raydp.tasks.text.qa import Row
+
+Copies = int | tuple[int, int]
+
+
+def text_digest(text: str) -> str:
+    """What a file of paraphrases says which text it is of: 16 hex digits of its SHA-256."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_paraphrases(path: str | Path, field: str, rows: Sequence[Row]) -> dict[int, list[str]]:
+    """Paraphrases of answers, by the row's position in the data.
+
+    Args:
+        path: JSON Lines with `row` (from 0), `paraphrases` (a list of answers) and, where it is known, `of`: the
+            `text_digest` of the answer, so that paraphrases of other data are noticed. Other keys are left alone.
+        field: where the path was written, for messages.
+        rows: the data.
+
+    Raises:
+        ValueError: the file is missing or malformed, or has a row twice, one that there is not, or one of other data.
+    """
+    found: dict[int, list[str]] = {}
+    for line, entry in read_json_rows(path, field):
+        row, texts = entry.get("row"), _texts(entry.get("paraphrases"))
+        place = f"{Path(path).name}, line {line}"
+        if type(row) is not int or not 0 <= row < len(rows) or row in found or texts is None:
+            raise ValueError(
+                f"{field} must hold a row from 0 to {len(rows) - 1}, each once, and a list of paraphrases that are not "
+                f"blank in every line, got something else in {place}. Correct the line."
+            )
+        if entry.get("of") not in (None, text_digest(rows[row].answer)):
+            raise ValueError(
+                f"{field} must paraphrase the rows of task.path, got another text in {place}. Paraphrase this data."
+            )
+        found[row] = texts
+    return found
+
+
+def _texts(value: object) -> list[str] | None:
+    """A list of texts that are not blank, without the blanks around them; None of anything else."""
+    if not isinstance(value, list) or not all(isinstance(text, str) and text.strip() for text in value):
+        return None
+    return [text.strip() for text in value]
+
+
+def copies_of_authors(copies: Copies, num_authors: int, seed: int) -> list[int]:
+    """How many versions each author's rows come in.
+
+    Args:
+        copies: one number for all, or two: half of the authors, drawn with the seed, get the second.
+        num_authors: training authors; of an odd number the second group is the smaller.
+        seed: which authors are in which group.
+
+    Source: Hu et al. 2025, App. B.4 (density-adjusted TOFU; 1:7, 2:6 and 3:5).
+    """
+    if isinstance(copies, int):
+        return [copies] * num_authors
+    second = set(np.random.default_rng(seed).permutation(num_authors)[: num_authors // 2].tolist())
+    return [copies[author in second] for author in range(num_authors)]
+
+
+def with_paraphrases(
+    authors: Sequence[Sequence[Row]], copies: Sequence[int], paraphrases: dict[int, list[str]], field: str
+) -> list[list[Row]]:
+    """Each author's rows, followed by the first paraphrases of each.
+
+    Args:
+        authors: the rows of every author that has paraphrases, the first of the file on.
+        copies: versions of each author's rows, the row itself among them.
+        paraphrases: of `read_paraphrases`.
+        field: where they come from, for the message.
+
+    Raises:
+        ValueError: a row has too few paraphrases.
+    """
+    grown, position = [], 0
+    for rows, count in zip(authors, copies, strict=True):
+        versions = list(rows)
+        for row in rows:
+            answers = paraphrases.get(position, [])
+            if len(answers) < count - 1:
+                raise ValueError(
+                    f"{field} must hold {count - 1} paraphrases of row {position} with these task.copies, got "
+                    f"{len(answers)}. Make more with `raydp data paraphrase`, or lower task.copies."
+                )
+            versions += [Row(question=row.question, answer=answer) for answer in answers[: count - 1]]
+            position += 1
+        grown.append(versions)
+    return grown

@@ -1,0 +1,88 @@
+"""The windows of a corpus while they are collected, and what a reader of the guarantee needs to know of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from raydp.tasks.base import Secret
+from raydp.tasks.text.windows import Span, TokenizedText, WindowKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnedText:
+    """A text and what tells its user apart: the text itself where users are not given."""
+
+    tokens: TokenizedText
+    user: str
+
+
+@dataclass(kw_only=True)
+class Cut:
+    """Windows while they are collected: tokens, characters and user of each, windows of each text, windows left out."""
+
+    token_ids: list[Sequence[int]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    users: list[str] = field(default_factory=list)
+    per_text: list[int] = field(default_factory=list)
+    too_short: int = 0
+    above_limit: int = 0
+
+    def add(self, text: OwnedText, windows: Sequence[Span]) -> None:
+        """Append the windows of one text."""
+        self.token_ids += [text.tokens.token_ids[begin:end] for begin, end in windows]
+        self.texts += [text.tokens.slice(w) for w in windows]
+        self.users += [text.user] * len(windows)
+        self.per_text.append(len(windows))
+
+
+def privacy_unit(window: WindowKind, max_length: int, noun: str, max_windows: int | None) -> str:
+    """What one example is, in words."""
+    if window == "lines":
+        limit = "" if max_windows is None else f", at most {max_windows} per {noun}"
+        return f"window of at most {max_length} tokens, packed from whole lines{limit}"
+    return f"{noun} ({'first' if window == 'head' else 'last'} {max_length} tokens)"
+
+
+def describe(
+    examples: Cut, heldout: Cut, noun: str, window: WindowKind, max_windows: int | None
+) -> dict[str, int | str | list[str]]:
+    """What a reader of the guarantee needs to know of the examples."""
+    copies = Counter(map(tuple, examples.token_ids))
+    caveats = [
+        f"Only exact duplicates of a whole {noun} were removed: quoted or forwarded copies of a passage remain in "
+        "others, and epsilon covers one unit at a time.",
+        "n, the split sizes, the counts and the choice of secrets are computed on the private data; epsilon does not "
+        "cover them.",
+    ]
+    if window == "lines":
+        caveats.append(
+            "Curation: a window does not cut a listed secret that fits into it"
+            + ("" if max_windows is None else f", and windows with a secret are kept before others of a {noun}")
+            + "; where windows begin depends on the list of secrets."
+        )
+    return {
+        "num_texts": len(examples.per_text),
+        "num_heldout_texts": len(heldout.per_text),
+        "num_heldout_examples": len(heldout.token_ids),
+        "windows_per_text_max": max(examples.per_text),
+        "windows_below_two_tokens_removed": examples.too_short,
+        **({"windows_above_user_limit_removed": examples.above_limit} if examples.above_limit else {}),
+        "repeated_examples": len(examples.token_ids) - len(copies),
+        "copies_of_one_example_max": max(copies.values()),
+        "caveats": caveats,
+    }
+
+
+def describe_secrets(
+    secrets: Sequence[Secret], kept: Sequence[Secret], controls: Sequence[Secret]
+) -> dict[str, int | list[str]]:
+    """Counts, and the names of what was left out; never the text."""
+    kept_ids = {s.id for s in kept}
+    return {
+        "num_secrets": len(kept),
+        "secrets_absent": [s.name for s in secrets if s.id not in kept_ids],
+        "examples_with_one_secret_max": max((s.count for s in kept), default=0),
+        "num_controls": len(controls),
+    }

@@ -1,0 +1,142 @@
+"""Canaries planted into another task's training data (Carlini et al. 2019)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+from pydantic import Field, field_validator, model_validator
+
+from raydp.tasks.base import Secret
+from raydp.tasks.spaces import Digits
+from raydp.tasks.text.examples import TokenizedExamples
+from raydp.tasks.text.language import LanguageModelingTask
+from raydp.tasks.text.wordlists import CONTROL_NAMES
+from raydp.tasks.wrappers.derived import DerivedTask
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_PLACEHOLDERS = re.compile(r"{(.*?)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Canary:
+    """A text in parts, which are tokenised apart: what comes before the digits, a blank with the digits, the rest."""
+
+    prompt: str
+    continuation: str
+    rest: str
+    copies: int
+
+
+class PlantedTask(DerivedTask):
+    """Another language modelling task with canaries in its training data.
+
+    A canary is one text with fresh random digits, in as many copies as are asked for. Each copy is a training example
+    and a unit of privacy, and all its tokens are targets. The canaries are verbatim secrets after the task's own, whose
+    continuation is the digits with the blanks before them, and they know the space that the digits were drawn from.
+
+    Guarantee:
+        (ε, δ) holds for one copy. A canary of c copies is a group of c.
+
+    Source: Carlini et al. 2019 ("The Secret Sharer"), §4.
+    """
+
+    format: str = "The access code of {name} is {digits}."
+    """Text of a canary, with {digits} once and, before it, {name} at most once: a made-up name, another for each
+    canary."""
+    num_digits: Annotated[int, Field(ge=1, le=15)] = 4
+    """Random digits of each canary; its space has 10^num_digits members."""
+    copies: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (1, 4, 16)
+    """Training examples of each canary; 0 is a control that is scored and not planted."""
+    canary_seed: Annotated[int, Field(ge=0)] = 0
+    """Seed that decides names and digits. It is public, and so are the canaries: they protect nobody."""
+    append_eos: bool = True
+    """End each example with the tokenizer's end-of-text token, if it has one."""
+
+    @field_validator("format")
+    @classmethod
+    def _digits_after_a_text(cls, text: str) -> str:
+        if _PLACEHOLDERS.findall(text) not in (["digits"], ["name", "digits"]) or not text.split("{digits}")[0].strip():
+            raise ValueError(
+                f"must hold {{digits}} once, after some text and at most one {{name}}, got {text!r}. Rewrite it."
+            )
+        return text
+
+    @model_validator(mode="after")
+    def _all_differ(self) -> PlantedTask:
+        most = min(10**self.num_digits, len(CONTROL_NAMES) ** 2 if "{name}" in self.format else 10**self.num_digits)
+        if len(self.copies) > most:
+            raise ValueError(f"task.copies must hold at most {most} canaries, got {len(self.copies)}. Leave some out.")
+        return self
+
+    def build(self, tokenizer: PreTrainedTokenizerBase) -> LanguageModelingTask:
+        """Plant the canaries.
+
+        Raises:
+            ValueError: the task's data are not usable, it is no language modelling task, or its units are users.
+        """
+        task, canaries = self.inner(tokenizer), self._draw()
+        first = 1 + max((secret.number for secret in (*task.task_secrets, *task.task_controls)), default=0)
+        secrets = tuple(
+            Secret(
+                prompt=canary.prompt,
+                continuation=canary.continuation,
+                count=canary.copies,
+                number=first + position,
+                space=Digits(num_digits=self.num_digits, before=_blanks_before(canary.continuation)),
+            )
+            for position, canary in enumerate(canaries)
+        )
+        examples = self._examples(tokenizer, canaries)
+        planted = replace(task, task_secrets=task.task_secrets + secrets).extended(examples, unit="planted canary")
+        facts = planted.task_facts
+        caveat = (
+            f"Of the {facts.num_units} units {len(examples)} are copies of planted canaries: they count in n. A canary "
+            "of c copies is protected as a group of c."
+        )
+        notes = facts.notes | {
+            "planted_canaries": len(canaries),
+            "planted_copies": list(self.copies),
+            "caveats": [*facts.notes.get("caveats", ()), caveat],
+        }
+        return replace(planted, task_facts=replace(facts, notes=notes))
+
+    def _draw(self) -> list[Canary]:
+        """Names and digits, each once."""
+        rng = np.random.default_rng([self.canary_seed, self.num_digits])
+        people = rng.choice(len(CONTROL_NAMES) ** 2, len(self.copies), replace=False) if "{name}" in self.format else ()
+        digits = rng.choice(10**self.num_digits, len(self.copies), replace=False)
+        texts = [self.format] * len(self.copies)
+        for position, person in enumerate(people):
+            name = " ".join(CONTROL_NAMES[i] for i in divmod(int(person), len(CONTROL_NAMES)))
+            texts[position] = self.format.replace("{name}", name)
+        canaries = []
+        for text, number, copies in zip(texts, digits, self.copies, strict=True):
+            before, rest = text.split("{digits}")
+            prompt = before.rstrip(" ")
+            continuation = f"{before[len(prompt) :]}{number:0{self.num_digits}d}"
+            canaries.append(Canary(prompt=prompt, continuation=continuation, rest=rest, copies=copies))
+        return canaries
+
+    def _examples(self, tokenizer: PreTrainedTokenizerBase, canaries: Sequence[Canary]) -> TokenizedExamples:
+        """Every copy of every canary; the parts are tokenised apart, as scores do."""
+        end = [tokenizer.eos_token_id] if self.append_eos and tokenizer.eos_token_id is not None else []
+        examples = []
+        for canary in canaries:
+            prompt = tokenizer(canary.prompt)["input_ids"]
+            parts = [
+                tokenizer(part, add_special_tokens=False)["input_ids"]
+                for part in (canary.continuation, canary.rest)
+                if part
+            ]
+            examples += [[*prompt, *(token for part in parts for token in part), *end]] * canary.copies
+        return TokenizedExamples.from_lists(examples)
+
+
+def _blanks_before(text: str) -> str:
+    return text[: len(text) - len(text.lstrip(" "))]

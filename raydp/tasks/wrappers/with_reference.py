@@ -1,0 +1,148 @@
+"""A task of which some training examples are reference data: of the same kind, and weighted or scored apart."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from raydp.plugins.described import Plugin, PluginField
+from raydp.tasks.classification.labelled import ClassificationTask
+from raydp.tasks.text.corpus import is_held_out
+from raydp.tasks.text.language import LanguageModelingTask
+from raydp.tasks.wrappers.derived import DerivedTask
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+DividedTask = ClassificationTask | LanguageModelingTask
+
+
+class WithReferenceTask(DerivedTask):
+    """Another task whose training examples are D_T and D_R, training and reference data (Kaplan et al. 2024, §2.3).
+
+    Both are training examples and units of privacy: n = N_T + N_R, and a method that knows nothing of reference data
+    trains on both alike. The reference data come last (`TaskFacts.num_reference`). Held-out data, utility and secrets
+    are those of the task that this one is made of; a secret's count is over both sets. No example is moved or left out
+    for being in both sets: it then has a share in the guarantee of each.
+    """
+
+    fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of the training examples that becomes reference data, by a keyed hash of each: one example more or less
+    moves no other, and copies go together."""
+    reference: PluginField | None = None
+    """Instead of a fraction, a second task whose training examples become the reference data, without those that the
+    first task holds out. Nothing else of the second task is used, nor what it tells of its users."""
+    data_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of the hash that decides which examples become reference data; it is public."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.fraction is None) == (self.reference is None):
+            raise ValueError(
+                "task.reference must be given, or else task.fraction, got "
+                f"{'neither' if self.fraction is None else 'both'}. Name a task with reference data, or the share of "
+                "the training examples that is to be it."
+            )
+        if self.fraction is None and self.data_seed:
+            raise ValueError(
+                f"task.data_seed must be left out without task.fraction, got {self.data_seed}. It decides nothing."
+            )
+        return self
+
+    def build(self, tokenizer: PreTrainedTokenizerBase | None) -> DividedTask:
+        """Divide the training examples, or add the reference data to them.
+
+        Raises:
+            ValueError: a task's data are not usable, a set would be empty, or the two tasks do not go together.
+        """
+        task = self._built(self.of, tokenizer, "of")
+        if self.reference is not None:
+            return self._joined(task, self._built(self.reference, tokenizer, "reference"))
+        assert self.fraction is not None
+        contents = (content.hex() for content in task.train.contents())
+        chosen = np.array([is_held_out(content, self.fraction, self.data_seed) for content in contents], np.bool_)
+        count = int(chosen.sum())
+        if not 0 < count < len(chosen):
+            raise ValueError(
+                f"task.fraction must leave examples in both sets, got {self.fraction:g} of {len(chosen)}. Choose "
+                "another."
+            )
+        positions = np.concatenate([np.flatnonzero(~chosen), np.flatnonzero(chosen)])
+        divided = _select(task, positions)
+        return _marked(divided, count, task.task_facts.content_hash.encode() + positions.tobytes())
+
+    def _built(self, plugin: Plugin, tokenizer: PreTrainedTokenizerBase | None, field: str) -> DividedTask:
+        task = plugin.params.build(tokenizer)
+        if not isinstance(task, DividedTask) or task.task_facts.num_reference:
+            raise ValueError(
+                f"task.{field} must be a task of classification or language modelling without reference data, got "
+                f"{plugin.name!r}. Choose digits or text."
+            )
+        return task
+
+    def _joined(self, task: DividedTask, other: DividedTask) -> DividedTask:
+        """The first task's examples and then the second's."""
+        identity = f"{task.task_facts.content_hash} {other.task_facts.content_hash}".encode()
+        held = set(task.heldout.contents())
+        kept = np.array([i for i, content in enumerate(other.train.contents()) if content not in held], np.int64)
+        if not len(kept):
+            raise ValueError(
+                "task.reference must have examples that the task does not hold out, got none. Give other data."
+            )
+        notes = {
+            **task.task_facts.notes,
+            **{f"reference_{k}": v for k, v in other.task_facts.notes.items()},
+            "reference_examples_held_out": len(other.train) - len(kept),
+        }
+        facts = replace(task.task_facts, notes=notes)
+        if isinstance(task, LanguageModelingTask) and isinstance(other, LanguageModelingTask):
+            train = type(task.train).concatenated(task.train, other.train.select(kept))
+            task = replace(task, train=train, users=None, task_facts=facts)
+        elif isinstance(task, ClassificationTask) and isinstance(other, ClassificationTask) and _alike(task, other):
+            joined = type(task.train).concatenated(task.train, other.train.select(kept))
+            task = replace(task, train=joined, task_facts=facts)
+        else:
+            assert self.reference is not None
+            raise ValueError(
+                f"task.reference must have examples of the kind of task.of, got {self.reference.name!r} beside "
+                f"{self.of.name!r}. Give both the same inputs and classes, or text."
+            )
+        return _marked(task, len(kept), identity)
+
+
+def _alike(task: ClassificationTask, other: ClassificationTask) -> bool:
+    shapes = (task.input_shape, task.num_classes) == (other.input_shape, other.num_classes)
+    return shapes and task.label_words == other.label_words
+
+
+def _select(task: DividedTask, positions: NDArray[np.int64]) -> DividedTask:
+    """The training examples in another order."""
+    if isinstance(task, ClassificationTask):
+        return replace(task, train=task.train.select(positions))
+    users = task.users if task.users is None else replace(task.users, of_example=task.users.of_example[positions])
+    return replace(task, train=task.train.select(positions), users=users)
+
+
+def _marked(task: DividedTask, num_reference: int, identity: bytes) -> DividedTask:
+    """With facts that say which of its examples are reference data."""
+    total = len(task.train)
+    tokens = int(task.lengths().sum()) if isinstance(task, ClassificationTask) else task.train.num_targets()
+    facts = replace(
+        task.task_facts,
+        num_examples=total,
+        num_units=total,
+        num_tokens=tokens,
+        num_reference=num_reference,
+        content_hash=hashlib.sha256(b"reference data" + identity).hexdigest(),
+        notes={
+            **task.task_facts.notes,
+            "training_examples": total - num_reference,
+            "reference_examples": num_reference,
+        },
+    )
+    return replace(task, task_facts=facts)

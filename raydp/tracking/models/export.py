@@ -1,0 +1,223 @@
+"""Models out of the registry: as a folder that other programs load, as it is or with the adapter merged into its base;
+and a seal for what was registered without one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raydp.tracking.models.loading import checked_folder, load_folder, recorded_base, tokenizer_in
+from raydp.tracking.models.model_folder import CARD_FILE, write_mlmodel
+from raydp.tracking.models.readme import write_readme
+from raydp.tracking.portable import (
+    ADAPTER_CONFIG,
+    FULL_MODEL,
+    TOKENIZER_CONFIG,
+    TOKENIZER_FILES,
+    portable_config,
+)
+from raydp.tracking.records import CONFIGURATION
+from raydp.tracking.sealing.seal import (
+    BASE_FILE,
+    EXPORTED_BASE,
+    PRIVACY_FILE,
+    SEAL_FILE,
+    SEAL_TAG,
+    Seal,
+    guarantee_of,
+    hash_of,
+    hashes_of,
+    statement,
+)
+from raydp.tracking.sealing.signing import SigningKey
+from raydp.tracking.sealing.trust import Trust
+from raydp.tracking.store import artifact, open_store, resolve_uri
+
+if TYPE_CHECKING:
+    from mlflow.entities import LoggedModel
+
+
+def export_model(
+    uri: str,
+    folder: Path,
+    *,
+    tracking_uri: str,
+    merge: bool = False,
+    with_base: bool = False,
+    base: str | None = None,
+    dtype: str | None = None,
+    trusted_keys: Iterable[str | Path] | None = None,
+    signing_key: str | Path | None = None,
+) -> Path:
+    """Write a registered model to a folder, after a comparison of every file with its seal.
+
+    Args:
+        uri: models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID.
+        folder: new or empty.
+        tracking_uri: the store.
+        merge: add a LoRA adapter to its base's weights: a plain transformers model, as large as the base. Without it
+            the folder is the one that is registered: an adapter in PEFT's layout that names its base, with the
+            tokenizer and a README.md that says how plain transformers and peft load it.
+        with_base: write the base model's files beside an adapter too. The base `tiny`, which no hub has, always is.
+        base: as in `load_model`, for `merge`, `with_base` and the tokenizer.
+        dtype: as in `load_model`, for `merge` only.
+        trusted_keys: public keys or files of such, one of which must have signed the model.
+        signing_key: for `merge`: sign the merged folder with it; its files are others than those that were signed.
+
+    Returns:
+        The folder: for transformers and peft, for vLLM, and for `mlflow models serve -m FOLDER --env-manager local`.
+
+    Raises:
+        ValueError: there is no such model, its files are not those that were sealed, the folder is not empty, the base
+            cannot be loaded or is another, or a soft prompt is to be merged.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"--output must be a new or empty folder, got {str(folder)!r}. Name another one.")
+    if not merge and (dtype, signing_key) != (None, None):
+        raise ValueError("--dtype and --signing-key must go with --merge, got them without. Add it.")
+    if merge and with_base:
+        raise ValueError("--with-base must go without --merge, got both. A merged model holds its base's weights.")
+    key = None if signing_key is None else SigningKey.load(Path(signing_key))
+    with checked_folder(uri, tracking_uri=tracking_uri, trusted_keys=trusted_keys) as held:
+        if merge and (held / ADAPTER_CONFIG).is_file():
+            _merged(held, folder, uri, base, dtype, key)
+            return folder
+        adapted = (held / ADAPTER_CONFIG).is_file()
+        found = _base_files(recorded_base(held), base, needed=with_base or base is not None) if adapted else None
+        shutil.copytree(held, folder, dirs_exist_ok=True)
+    if found is not None:
+        name = recorded_base(folder)["name"]
+        if not (folder / TOKENIZER_CONFIG).is_file():
+            _copy(found, folder, TOKENIZER_FILES, name)
+        if with_base or name == "tiny":
+            (folder / EXPORTED_BASE).mkdir()
+            _copy(found, folder / EXPORTED_BASE, (*FULL_MODEL, *TOKENIZER_FILES), name)
+    write_readme(folder, uri)
+    return folder
+
+
+def _base_files(recorded: dict[str, str], base: str | None, *, needed: bool) -> Path | None:
+    """The folder of the base model that an adapter was trained on; None where it is not here and nobody asked for it:
+    README.md says then what is missing.
+
+    Raises:
+        ValueError: it is needed and is not here, or has other weights.
+    """
+    from raydp.models import base_models as models
+
+    name = base or recorded["name"]
+    try:
+        source, _ = models.model_folder(name)
+    except ValueError as error:
+        if not needed:
+            return None
+        raise ValueError(f"--base must be loadable here, got {name!r}: {error}") from error
+    if models.weight_hash(source) == recorded["weight_hash"]:
+        return source
+    if not needed:
+        return None
+    raise ValueError(
+        f"--base must have the weights that the adapter was trained on (SHA-256 {recorded['weight_hash'][:12]}), got "
+        f"{name!r} with others. Give the folder of the original {recorded['name']!r}."
+    )
+
+
+def _copy(source: Path, folder: Path, patterns: Iterable[str], name: str) -> None:
+    """Copy the files of a base model, its configuration without paths of this machine."""
+    for path in sorted(source.iterdir()):
+        if any(fnmatch(path.name, pattern) for pattern in patterns):
+            if (config := portable_config(path, name)) is None:
+                shutil.copy(path, folder)
+            else:
+                (folder / path.name).write_text(config, encoding="utf-8")
+
+
+def _merged(held: Path, folder: Path, uri: str, base: str | None, dtype: str | None, key: SigningKey | None) -> None:
+    """The adapter in its base's weights, with the cards, and a seal of its own that names the one it comes from."""
+    from raydp.models.progress_bar import without_progress_bar
+
+    kind = json.loads((held / ADAPTER_CONFIG).read_text(encoding="utf-8"))["peft_type"]
+    if kind != "LORA":
+        raise ValueError(f"--merge must be for a LoRA adapter, got one of type {kind}. Export it without --merge.")
+    merged: Any = load_folder(held, base, dtype)
+    merged = merged.merge_and_unload()
+    folder.mkdir(parents=True, exist_ok=True)
+    with without_progress_bar():
+        merged.save_pretrained(folder)
+    tokenizer_in(held, base).save_pretrained(folder)
+    name = recorded_base(held)["name"]
+    for path in folder.glob("*.json"):
+        if (config := portable_config(path, name)) is not None:
+            path.write_text(config, encoding="utf-8")
+    for file in (PRIVACY_FILE, CARD_FILE, BASE_FILE):
+        if (held / file).is_file():
+            shutil.copy(held / file, folder)
+    source = Seal.read((held / SEAL_FILE).read_text(encoding="utf-8"))
+    assert source is not None, "the folder was checked"
+    write_mlmodel(folder / "MLmodel", "full", name, model_id=source.statement["model_id"], run_id=None)
+    write_readme(folder, uri, merged=True)
+    hashes = hashes_of(folder)
+    said = {**source.statement, "files_sha256": hash_of(hashes), "merged_from": source.statement["files_sha256"]}
+    (folder / SEAL_FILE).write_text(Seal.make(said, key).file(hashes), encoding="utf-8")
+
+
+def seal_model(
+    uri: str, *, tracking_uri: str, signing_key: str | Path | None = None, unseen: bool = False
+) -> dict[str, object]:
+    """Seal a registered model anew: sign it after a review, or with another key.
+
+    Args:
+        uri: models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID.
+        tracking_uri: the store.
+        signing_key: file of the private key; without it the seal is not signed.
+        unseen: also seal a model without a seal or with one that does not fit, as its files are now.
+
+    Returns:
+        model_id, signed_by (a public key or None) and files (name -> SHA-256).
+
+    Raises:
+        ValueError: there is no such model, its files are not those that were sealed, or its card and tags differ.
+    """
+    key = None if signing_key is None else SigningKey.load(Path(signing_key))
+    store = open_store(tracking_uri)
+    model = store.client.get_logged_model(resolve_uri(store, uri).model_id)
+    with artifact(store, model.artifact_location) as folder, tempfile.TemporaryDirectory(prefix="raydp-") as scratch:
+        if not unseen:
+            Trust().check_folder(folder, model, uri)
+        hashes = hashes_of(folder)
+        sealed = Seal.make(_statement_of(folder, model, hashes, uri), key)
+        written = Path(scratch) / SEAL_FILE
+        written.write_text(sealed.file(hashes), encoding="utf-8")
+        store.client.log_model_artifact(model.model_id, str(written))
+    store.client.set_logged_model_tags(model.model_id, {SEAL_TAG: sealed.tag()})
+    return {"model_id": model.model_id, "signed_by": sealed.key, "files": hashes}
+
+
+def _statement_of(folder: Path, model: LoggedModel, hashes: dict[str, str], uri: str) -> dict[str, object]:
+    """What a seal says of the files in a folder; what its card says must be what the registry does."""
+    missing = [name for name in (PRIVACY_FILE, BASE_FILE) if name not in hashes]
+    if missing:
+        raise ValueError(
+            f"MODEL must have a privacy card to be sealed, got {uri} without {', '.join(missing)}. Log it."
+        )
+    privacy = json.loads((folder / PRIVACY_FILE).read_text(encoding="utf-8"))
+    figures = guarantee_of(privacy)
+    differing = sorted(name for name, text in figures.items() if model.tags.get(name) != text)
+    if differing:
+        raise ValueError(
+            f"MODEL must say the same in its card and its tags, got {uri} with other {', '.join(differing)}. Find out "
+            "which is right before you seal it."
+        )
+    return statement(
+        model_id=model.model_id,
+        run_id=model.tags["run_id"],
+        configuration={name: model.params[name] for name in (*CONFIGURATION, "seed") if name in model.params},
+        privacy=privacy,
+        base_weight_hash=recorded_base(folder)["weight_hash"],
+        hashes=hashes,
+    )

@@ -1,0 +1,186 @@
+"""The files of a tracked model.
+
+A folder that transformers and peft load by hand: PEFT's own adapter layout (or a full model as save_pretrained writes
+it), with privacy.json and privacy.md (the guarantee, for programs and people), base.json (name, weight hash of the
+base model) and seal.json, which binds them all. The MLmodel file says in MLflow's own format what the folder is. Its
+flavours are ours and a python_function whose loader is ours, not `transformers`: that one records the base model as an
+absolute local path, which no other machine has. Neither reads or writes a pickle.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raydp.tracking.portable import ADAPTER_CONFIG, model_files, portable, portable_config, to_json
+from raydp.tracking.records import TrialRecord
+from raydp.tracking.sealing.seal import (
+    BASE_FILE,
+    PRIVACY_FILE,
+    SEAL_FILE,
+    SEAL_TAG,
+    Seal,
+    hash_of,
+    hash_of_file,
+    hashes_of,
+    statement,
+)
+from raydp.tracking.sealing.signing import SigningKey
+from raydp.tracking.store import Store, artifact_bytes
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel
+    from mlflow.models import ModelSignature
+
+CARD_FILE = "privacy.md"
+MODEL_FILE = "MLmodel"
+LOADER = "raydp.tracking.serving"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """The files of one model, as they are uploaded.
+
+    Attributes:
+        written: a folder with those that are written anew for it.
+        as_they_are: those of the trial that go unchanged.
+        hashes: SHA-256 (hex) by name, of all of them.
+    """
+
+    written: Path
+    as_they_are: tuple[Path, ...]
+    hashes: dict[str, str]
+
+    @classmethod
+    def of(cls, trial: TrialRecord, written: Path, model_id: str, mlflow_run_id: str) -> Folder:
+        """Write into an empty folder what is not in the trial's."""
+        base_name, kept = str(portable(trial.base["name"])), []
+        for path in model_files(trial.model_dir):
+            if (config := portable_config(path, base_name)) is not None:
+                (written / path.name).write_text(config, encoding="utf-8")
+            else:
+                kept.append(path)
+        _write_cards(trial, written)
+        kind = "adapter" if (trial.model_dir / ADAPTER_CONFIG).is_file() else "full"
+        write_mlmodel(written / MODEL_FILE, kind, base_name, model_id=model_id, run_id=mlflow_run_id)
+        hashes = hashes_of(written) | {path.name: hash_of_file(path) for path in kept}
+        return cls(written=written, as_they_are=tuple(kept), hashes=hashes)
+
+    def seal(self, trial: TrialRecord, model_id: str, key: SigningKey | None) -> Seal:
+        """Say what belongs together, in seal.json too."""
+        sealed = _sealed(trial, model_id, self.hashes, key)
+        (self.written / SEAL_FILE).write_text(sealed.file(self.hashes), encoding="utf-8")
+        return sealed
+
+
+def upload(client: MlflowClient, model_id: str, mlflow_run_id: str, trial: TrialRecord, key: SigningKey | None) -> None:
+    """Write a trial's model folder to the artifacts of a logged model; a file that is there is replaced."""
+    with tempfile.TemporaryDirectory(prefix="raydp-") as scratch:
+        folder = Folder.of(trial, Path(scratch), model_id, mlflow_run_id)
+        sealed = folder.seal(trial, model_id, key)
+        for path in folder.as_they_are:
+            client.log_model_artifact(model_id, str(path))
+        client.log_model_artifacts(model_id, str(folder.written))
+    client.set_logged_model_tags(model_id, {SEAL_TAG: sealed.tag()})
+
+
+def replace_cards(store: Store, model: LoggedModel, trial: TrialRecord, key: SigningKey | None) -> None:
+    """Write privacy.json and privacy.md anew, and the seal; nothing where they are the same already.
+
+    The other files' hashes are taken from the trial's own folder. Where that is gone, they are those that were sealed
+    before, and then only under the same key: what lies on the server alone is not signed unseen.
+
+    Raises:
+        ValueError: the folder is gone, and what is on the server was not sealed by this key.
+    """
+    old = Seal.read(model.tags.get(SEAL_TAG, ""))
+    with tempfile.TemporaryDirectory(prefix="raydp-") as scratch:
+        written = Path(scratch)
+        if trial.model_dir.is_dir():
+            folder = Folder.of(trial, written, model.model_id, str(model.source_run_id))
+            same = folder.hashes[PRIVACY_FILE] == (old.statement["privacy_sha256"] if old else None)
+            if old and same and old.key == (key.public if key else None) and old.signature_problem(None) is None:
+                return
+            sealed = folder.seal(trial, model.model_id, key)
+        else:
+            _write_cards(trial, written)
+            if old and hashes_of(written)[PRIVACY_FILE] == old.statement["privacy_sha256"]:
+                return
+            hashes = {**_sealed_hashes(store, model, old, key), **hashes_of(written)}
+            sealed = _sealed(trial, model.model_id, hashes, key)
+            (written / SEAL_FILE).write_text(sealed.file(hashes), encoding="utf-8")
+        store.client.log_model_artifacts(model.model_id, scratch)
+    store.client.set_logged_model_tags(model.model_id, {SEAL_TAG: sealed.tag()})
+
+
+def write_mlmodel(path: Path, kind: str, base_name: str, *, model_id: str | None, run_id: str | None) -> None:
+    """MLflow's description of the folder: what it is, and what `mlflow models serve` loads it by."""
+    from mlflow.models import Model
+
+    flavors = {
+        "raydp": {"kind": kind, "base": base_name, "loader": "raydp.load_model"},
+        "python_function": {"loader_module": LOADER},
+    }
+    Model(model_id=model_id, run_id=run_id, flavors=flavors, signature=_signature(base_name)).save(str(path))
+
+
+def _signature(base_name: str) -> ModelSignature:
+    """Prompts in and texts out; of a network of classification arrays in and probabilities out."""
+    import numpy as np
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema, TensorSpec
+
+    if ":" in base_name:  # no language model has one
+        from raydp.models.networks import NetworkName
+
+        network = NetworkName.parse(base_name)
+        assert network is not None, f"{base_name} is the name of a network"
+        return ModelSignature(
+            inputs=Schema([TensorSpec(np.dtype(np.float32), (-1, *network.input_shape))]),
+            outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, network.num_classes))]),
+        )
+    params = [ParamSpec("max_new_tokens", DataType.long, 32), ParamSpec("temperature", DataType.double, 0.0)]
+    return ModelSignature(
+        inputs=Schema([ColSpec(DataType.string, "prompt")]),
+        outputs=Schema([ColSpec(DataType.string, "text")]),
+        params=ParamSchema(params),
+    )
+
+
+def _write_cards(trial: TrialRecord, folder: Path) -> None:
+    """The guarantee's record and its card, and the base model's name and hash."""
+    (folder / PRIVACY_FILE).write_text(to_json(trial.privacy), encoding="utf-8")
+    if trial.card:
+        (folder / CARD_FILE).write_text(str(portable(trial.card)), encoding="utf-8")
+    (folder / BASE_FILE).write_text(to_json(trial.base), encoding="utf-8")
+
+
+def _sealed(trial: TrialRecord, model_id: str, hashes: dict[str, str], key: SigningKey | None) -> Seal:
+    said: dict[str, Any] = statement(
+        model_id=model_id,
+        run_id=trial.run_id,
+        configuration=trial.configuration(),
+        privacy=trial.privacy,
+        base_weight_hash=str(trial.base["weight_hash"]),
+        hashes=hashes,
+    )
+    return Seal.make(said, key)
+
+
+def _sealed_hashes(store: Store, model: LoggedModel, old: Seal | None, key: SigningKey | None) -> dict[str, str]:
+    """The hashes of a model's files as they were sealed before."""
+    text = (artifact_bytes(store, model.artifact_location, SEAL_FILE) or b"").decode(errors="replace")
+    own = Seal.read(text)
+    hashes: dict[str, str] = json.loads(text)["files"] if own is not None else {}
+    intact = own is not None and own == old and hash_of(hashes) == own.statement["files_sha256"]
+    problem = own.signature_problem(frozenset({key.public}) if key else None) if own and intact else "not sealed as is"
+    if problem is not None:
+        raise ValueError(
+            f"MODEL must be sealed by the same key before its card is replaced, got {model.model_id}: {problem}. "
+            "Restore the trial's model folder, or check the model and seal it by `raydp models seal`."
+        )
+    return hashes

@@ -1,0 +1,163 @@
+"""The team's key: Ed25519, private in a file of its owner's, public as one line of text."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+PREFIX = "ed25519:"
+PUBLIC_SUFFIX = ".pub"
+_PUBLIC_BYTES = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class SigningKey:
+    """A private key; its text never shows it.
+
+    Attributes:
+        public: the public half, as `ed25519:` and base64.
+    """
+
+    public: str
+    _private: Ed25519PrivateKey = field(repr=False, compare=False)
+
+    def sign(self, message: bytes) -> str:
+        """A signature, base64; the same for the same message."""
+        return base64.b64encode(self._private.sign(message)).decode()
+
+    @classmethod
+    def load(cls, path: Path) -> SigningKey:
+        """Read a private key.
+
+        Raises:
+            ValueError: there is none, others can read the file, or it holds something else.
+        """
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        remedy = "Make one by `raydp models keygen -o FILE`."
+        if not path.is_file():
+            raise ValueError(f"tracking.signing_key must be the file of a private key, got {str(path)!r}. {remedy}")
+        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise ValueError(
+                f"tracking.signing_key must be readable by its owner alone, got {str(path)!r} with mode "
+                f"{stat.S_IMODE(path.stat().st_mode):o}. chmod 600 it, and make another if others may have read it."
+            )
+        try:
+            private = load_pem_private_key(path.read_bytes(), password=None)
+        except (ValueError, TypeError, UnsupportedAlgorithm):  # their messages may quote the file
+            private = None
+        if not isinstance(private, Ed25519PrivateKey):
+            raise ValueError(
+                f"tracking.signing_key must hold an Ed25519 key in PEM without a password, got {str(path)!r} with "
+                f"something else. {remedy}"
+            )
+        return cls(public=_text(private.public_key().public_bytes_raw()), _private=private)
+
+
+def check_signing_key(path: str | Path | None) -> None:
+    """Check that a key can be read, where one is given.
+
+    Raises:
+        ValueError: as `SigningKey.load`.
+    """
+    if path is not None:
+        SigningKey.load(Path(path))
+
+
+def new_key(path: Path) -> str:
+    """Make a key: the private half in a file of mode 0600, the public one beside it as FILE.pub.
+
+    Returns:
+        The public key, as `--trusted-key` takes it.
+
+    Raises:
+        FileExistsError: one of the files exists; a key is never replaced.
+    """
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    private = Ed25519PrivateKey.generate()
+    public = _text(private.public_key().public_bytes_raw())
+    beside = path.with_name(path.name + PUBLIC_SUFFIX)
+    for file in (path, beside):
+        if file.exists():
+            raise FileExistsError(17, "a key is never replaced", str(file))
+    pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+        stream.write(pem)
+    with beside.open("x", encoding="utf-8") as text:
+        text.write(public + "\n")
+    return public
+
+
+def trusted_keys(given: Iterable[str | Path]) -> frozenset[str]:
+    """Public keys from `ed25519:...` texts and from files with one a line (`#` starts a comment).
+
+    Raises:
+        ValueError: one is no public key, or a file has none.
+    """
+    found: set[str] = set()
+    for item in map(str, given):
+        found |= {_checked(item, item)} if item.startswith(PREFIX) else _from_file(Path(item))
+    return frozenset(found)
+
+
+def signature_fits(public: str, signature: str, message: bytes) -> bool:
+    """Whether a signature is of this message by this key; False also for anything that is no key or signature."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        key = Ed25519PublicKey.from_public_bytes(_raw(public))
+        key.verify(base64.b64decode(signature, validate=True), message)
+    except (InvalidSignature, ValueError, binascii.Error):
+        return False
+    return True
+
+
+def _from_file(path: Path) -> set[str]:
+    remedy = "Give `ed25519:...` or the .pub file that `raydp models keygen` wrote."
+    try:
+        lines = [line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"--trusted-key must be a public key or a file of them, got {str(path)!r}. {remedy}"
+        ) from error
+    if any("PRIVATE KEY" in line for line in lines):
+        raise ValueError(f"--trusted-key must be a public key, got the private one in {str(path)!r}. {remedy}")
+    keys = {_checked(line, f"line {number} of {path}") for number, line in enumerate(lines, 1) if line}
+    if not keys:
+        raise ValueError(f"--trusted-key must name a file with at least one key, got none in {str(path)!r}. {remedy}")
+    return keys
+
+
+def _checked(text: str, shown: str) -> str:
+    try:
+        return _text(_raw(text))
+    except (ValueError, binascii.Error) as error:
+        raise ValueError(
+            f"--trusted-key must be ed25519: and {_PUBLIC_BYTES} bytes in base64, got {shown!r}. Copy the line from "
+            "the .pub file."
+        ) from error
+
+
+def _raw(text: str) -> bytes:
+    raw = base64.b64decode(text.removeprefix(PREFIX), validate=True)
+    if not text.startswith(PREFIX) or len(raw) != _PUBLIC_BYTES:
+        raise ValueError("no public key")
+    return raw
+
+
+def _text(raw: bytes) -> str:
+    return PREFIX + base64.b64encode(raw).decode()

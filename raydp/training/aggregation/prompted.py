@@ -1,0 +1,73 @@
+"""PromptPATE's teachers: one frozen language model, prompted with each teacher's own examples (Duan et al. 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raydp.models.adapters import without_adapter
+from raydp.tasks.classification.label_words import read_once
+from raydp.tasks.classification.labelled import ClassificationTask, LabelledExamples
+from raydp.training.aggregation.teachers import keyed_words
+from raydp.training.noise.stream import KeyedStream
+from raydp.training.trial import Trainee
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompting:
+    """Teachers that are the base model, without what the trainee trains, behind demonstrations of their own.
+
+    Attributes:
+        num_teachers: m.
+        num_demonstrations: k, of its examples that a teacher shows, the first ones in an order that the run's key and
+            the example's content decide; all where it has fewer, and without any it answers from the template alone.
+
+    Source: Duan et al. 2023, section 4.2.
+    """
+
+    num_teachers: int
+    num_demonstrations: int
+
+    def choices(
+        self,
+        trainee: Trainee,
+        task: ClassificationTask,
+        shard: NDArray[np.int64],
+        queries: LabelledExamples,
+        seed: list[int],
+        stream: KeyedStream,
+    ) -> torch.Tensor:
+        """See raydp.training.aggregation.teachers.Teachers."""
+        shown = self.shown(task.train.select(shard), stream)
+        with torch.inference_mode(), without_adapter(trainee.model):
+            logits = prompted_logits(trainee.model, task, shown, queries)
+        return logits[:, : task.num_classes].argmax(dim=1)
+
+    def shown(self, examples: LabelledExamples, stream: KeyedStream) -> LabelledExamples:
+        """The demonstrations among a teacher's examples."""
+        order = np.argsort(keyed_words(examples, stream, "demonstration"), kind="stable")
+        return examples.select(order[: self.num_demonstrations])
+
+
+def prompted_logits(
+    model: torch.nn.Module, task: ClassificationTask, shown: LabelledExamples, queries: LabelledExamples
+) -> torch.Tensor:
+    """[Q, K] logits of the label words behind demonstrations, whose keys and values are computed once.
+
+    Args:
+        model: without virtual tokens.
+    """
+    words = task.label_words
+    assert words is not None, "checked with the spec"
+    ids = words.demonstrations(shown.token_ids, shown.labels)
+    if not ids:
+        return task.outputs(model, queries)[0]
+    following = words.following(queries.token_ids)
+    read = read_once(model, ids)
+    if read is None:
+        before = np.tile(np.array(ids, np.int64), (len(following), 1))
+        following = np.concatenate([before, following], axis=1)
+    return task.outputs(model, replace(queries, inputs=following), read)[0]

@@ -1,0 +1,175 @@
+"""PATE's teachers, who have no record in common, one after the other on every rank, and their votes."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raydp.tasks.classification.labelled import ClassificationTask, LabelledExamples
+from raydp.tasks.text.examples import batches_by_length
+from raydp.training.checkpoint import CheckpointStore
+from raydp.training.comm import Comm
+from raydp.training.noise.stream import KeyedStream
+from raydp.training.trial import Paused, Trainee, TrialPlan
+
+TOKENS_AT_ONCE = 4096
+"""In one backward pass of a teacher. Fixed: sums round by it, and what a teacher says is its own examples' alone."""
+
+
+class Teachers(Protocol):
+    """How a teacher comes from its examples to its votes.
+
+    Attributes:
+        num_teachers: m.
+    """
+
+    @property
+    def num_teachers(self) -> int: ...
+
+    def choices(
+        self,
+        trainee: Trainee,
+        task: ClassificationTask,
+        shard: NDArray[np.int64],
+        queries: LabelledExamples,
+        seed: list[int],
+        stream: KeyedStream,
+    ) -> torch.Tensor:
+        """[Q] the class that a teacher chooses for each query. The trainee is afterwards as it was.
+
+        Args:
+            shard: positions of the teacher's examples; no other may have a part in what it says.
+            seed: of this teacher; public.
+            stream: of the run.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Teaching:
+    """Teachers that are trained: by Adam, from the trainee's start.
+
+    Attributes:
+        num_teachers: m.
+        num_steps: of each.
+        batch_size: examples of a step, drawn without replacement; None for the whole shard.
+        learning_rate: of Adam.
+    """
+
+    num_teachers: int
+    num_steps: int
+    batch_size: int | None
+    learning_rate: float
+
+    def choices(
+        self,
+        trainee: Trainee,
+        task: ClassificationTask,
+        shard: NDArray[np.int64],
+        queries: LabelledExamples,
+        seed: list[int],
+        stream: KeyedStream,
+    ) -> torch.Tensor:
+        """See Teachers."""
+        start = {name: p.detach().clone() for name, p in trainee.parameters.items()}
+        _teach(self, trainee, task, shard, seed)
+        logits, _ = task.outputs(trainee.model, queries)
+        for name, parameter in trainee.parameters.items():
+            parameter.data.copy_(start[name])
+        return logits[:, : task.num_classes].argmax(dim=1)
+
+
+def teacher_of(examples: LabelledExamples, num_teachers: int, stream: KeyedStream) -> NDArray[np.int64]:
+    """[n] whose each example is: a keyed hash of it decides, so that one more or less moves no other, and copies stay
+    together."""
+    return (keyed_words(examples, stream, "teacher") % np.uint64(num_teachers)).astype(np.int64)
+
+
+def keyed_words(examples: LabelledExamples, stream: KeyedStream, purpose: str) -> NDArray[np.uint64]:
+    """[n] a word of the stream for each example, by its content alone."""
+    digests = (hashlib.sha256(content).hexdigest() for content in examples.contents())
+    words = [stream.bits(1, step=0, purpose=purpose, name=digest)[0] for digest in digests]
+    return np.array(words, np.uint64)
+
+
+def collect_votes(
+    plan: TrialPlan,
+    teaching: Teachers,
+    trainee: Trainee,
+    task: ClassificationTask,
+    queries: LabelledExamples,
+    comm: Comm,
+    key: bytes,
+    store: CheckpointStore | None,
+) -> NDArray[np.int64]:
+    """[Q, K] how many teachers choose each class, the same on every rank. The trainee is afterwards as it was.
+
+    What a teacher says is a function of its own shard: one record more or less moves one vote of each query.
+
+    Raises:
+        Paused: the votes so far are saved.
+    """
+    stream = KeyedStream(key=key, run_id=plan.run_id)
+    of_example = teacher_of(task.train, teaching.num_teachers, stream)
+    done, votes = _resumed(store, len(queries), task.num_classes, comm)
+    saved = time.monotonic()
+    while done < teaching.num_teachers:
+        pause = comm.broadcast_object(trainee.pause_fn is not None and trainee.pause_fn())
+        if pause:
+            _save(store, done, votes, comm)
+            raise Paused(f"paused after {done} of {teaching.num_teachers} teachers")
+        teacher, chosen = done + comm.rank, torch.zeros_like(votes)
+        if teacher < teaching.num_teachers:
+            shard = np.flatnonzero(of_example == teacher)
+            classes = teaching.choices(trainee, task, shard, queries, [plan.seed, teacher], stream)
+            chosen.scatter_(1, classes.to(chosen.device)[:, None], 1)
+        comm.all_reduce_sum(chosen)
+        votes += chosen
+        done = min(done + comm.world_size, teaching.num_teachers)
+        if trainee.progress is not None:
+            trainee.progress(0, plan.num_steps)  # also says that the run is alive
+        if done == teaching.num_teachers or time.monotonic() - saved >= trainee.checkpoint_seconds:
+            _save(store, done, votes, comm)
+            saved = time.monotonic()
+    counts: NDArray[np.int64] = votes.cpu().numpy()
+    return counts
+
+
+def _resumed(store: CheckpointStore | None, num_queries: int, num_classes: int, comm: Comm) -> tuple[int, torch.Tensor]:
+    """How many teachers have voted, and their votes; rank 0 reads."""
+    found = store.load() if store is not None and comm.rank == 0 else None
+    known = (0, None) if found is None else (found[0], found[1]["votes"].tolist())
+    done, counts = comm.broadcast_object(known)
+    if counts is None:
+        return 0, torch.zeros(num_queries, num_classes, dtype=torch.int64, device=comm.device)
+    return done, torch.tensor(counts, dtype=torch.int64, device=comm.device)
+
+
+def _save(store: CheckpointStore | None, done: int, votes: torch.Tensor, comm: Comm) -> None:
+    if store is not None and comm.rank == 0:
+        store.save(done, {"votes": votes.cpu()}, {})
+
+
+def _teach(
+    teaching: Teaching, trainee: Trainee, task: ClassificationTask, shard: NDArray[np.int64], seed: list[int]
+) -> None:
+    """Train one teacher in place; without an example it stays as it starts."""
+    if not len(shard):
+        return
+    optimizer = torch.optim.Adam(list(trainee.parameters.values()), lr=teaching.learning_rate)
+    rng, size = np.random.default_rng(seed), min(teaching.batch_size or len(shard), len(shard))
+    device = next(iter(trainee.parameters.values())).device
+    lengths = task.lengths()
+    for _ in range(teaching.num_steps):
+        drawn = shard if size == len(shard) else rng.choice(shard, size, replace=False)
+        optimizer.zero_grad()
+        for part in batches_by_length(lengths[drawn], TOKENS_AT_ONCE):
+            batch = task.batch(drawn[part]).to(device)
+            (task.per_example_loss(trainee.model, batch).sum() / size).backward()
+        optimizer.step()
+    optimizer.zero_grad()

@@ -1,0 +1,136 @@
+"""How much goes through the model at once: found by trying, and remembered."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from raydp.io.files import write_atomically
+from raydp.models.virtual_tokens import FixedCache
+
+START_TOKENS = {"cpu": 1024, "cuda": 16_384}
+"""Padded tokens of a micro-batch to begin with: on a CPU what the caches hold, on a GPU what fills it."""
+
+
+class TokenBudget:
+    """Padded tokens of a micro-batch: halved whenever memory does not suffice, and remembered.
+
+    Args:
+        device: where the model is.
+        file: what an earlier run found; written when this one finds less. None forgets.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu", file: Path | None = None) -> None:
+        self._file = file
+        self.tokens = START_TOKENS.get(torch.device(device).type, START_TOKENS["cpu"])
+        if file is not None and file.is_file():
+            self.tokens = int(json.loads(file.read_text())["tokens"])
+
+    @classmethod
+    def remembered(cls, device: torch.device, folder: Path, *uses: object) -> TokenBudget:
+        """The budget of this device for what `uses` lists: model, adapter, precision."""
+        hardware: list[object] = [device.type]
+        if device.type == "cuda":
+            hardware = [torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory]
+        name = hashlib.sha256(json.dumps([*hardware, torch.__version__, *uses], default=str).encode()).hexdigest()[:32]
+        return cls(device, folder / f"{name}.json")
+
+    def halve(self) -> None:
+        """Take half as many from now on."""
+        self.tokens //= 2
+        logging.getLogger(__name__).warning(
+            "out of memory: micro-batches of at most %d tokens from now on", self.tokens
+        )
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        if self._file is not None:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._file, json.dumps({"tokens": self.tokens}).encode())
+
+
+def state_bytes(model: nn.Module, parameters: Mapping[str, nn.Parameter], *, copied: bool) -> int:
+    """What stays in memory during training: weights; gradient and two moments of the trained ones in float32; and, if
+    the base weights are kept beside them, a copy."""
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    trained = sum(p.numel() for p in parameters.values())
+    copy = sum(p.numel() * p.element_size() for p in parameters.values()) if copied else 0
+    return weights + 3 * 4 * trained + copy
+
+
+def require_share(device_bytes: int, share: float, needed_bytes: int) -> None:
+    """Check that a worker's share of a device holds at least what stays in memory.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if share * device_bytes >= needed_bytes:
+        return
+    least = needed_bytes / device_bytes
+    remedy = f"Give at least {least:.2f}" if least <= 1 else "Take cluster.sharding full, or a larger device"
+    raise ValueError(
+        f"cluster.gpus_per_worker must leave a worker the {needed_bytes / 2**30:.1f} GiB of weights, gradients and "
+        f"moments, got {share:g} of {device_bytes / 2**30:.1f} GiB. {remedy}."
+    )
+
+
+def take_share(device: torch.device, share: float, needed_bytes: int) -> None:
+    """Hold this process to its share of a GPU, so that those who share it cannot take memory from one another: a worker
+    that needs more takes smaller micro-batches.
+
+    Args:
+        share: cluster.gpus_per_worker; more than 1 is of several whole devices.
+        needed_bytes: see `state_bytes`.
+
+    Raises:
+        ValueError: the share is too small.
+    """
+    if device.type != "cuda":
+        return
+    require_share(torch.cuda.get_device_properties(device).total_memory, min(share, 1.0), needed_bytes)
+    if share < 1:
+        torch.cuda.set_per_process_memory_fraction(share, device)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on a GPU or, where a limit is set, on the CPU."""
+    failed = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return failed or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+
+
+def recompute_layers(model: nn.Module) -> None:
+    """Keep only the inputs of each decoder layer (and of what is trained) for the backward pass, and compute the rest
+    again there (Chen et al. 2016). Changes no result; a step takes about a third longer.
+
+    Raises:
+        ValueError: the model has no layers that can be computed again.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ValueError(
+            f"cluster.gradient_checkpointing must be false for {type(model).__name__}, which has no layers that "
+            "transformers can compute again. Remove it."
+        )
+    for layer in layers:
+        layer.forward = _recomputed(layer.forward)  # transformers' own switch does nothing in eval mode
+
+
+def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(forward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        caches = [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]
+        if not torch.is_grad_enabled() or any(not isinstance(cache, FixedCache) for cache in caches):
+            return forward(*args, **kwargs)  # a second time it would append to the cache again
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+    return call

@@ -1,0 +1,97 @@
+"""What the gradient of an example is scaled by, and where the threshold comes from: fixed, or following a quantile."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from raydp.training.noise.lattice import noisy_count
+from raydp.training.noise.stream import KeyedStream
+
+GAMMA = 0.01
+"""The constant of AUTO-S (Bu et al. 2023, section 4; their default)."""
+
+
+class Clipping:
+    """Flat clipping: an example's gradient is scaled by min(1, c / norm) (Abadi et al. 2016, Algorithm 1).
+
+    Args:
+        max_grad_norm: c > 0; inf where nothing is clipped.
+
+    Guarantee:
+        A scaled gradient has a norm of at most max_grad_norm. So it has in the subclasses.
+    """
+
+    def __init__(self, max_grad_norm: float) -> None:
+        self.max_grad_norm = max_grad_norm
+
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+        """[B] what the gradients of norms [B] are multiplied with."""
+        return self.max_grad_norm / norms.clamp(min=self.max_grad_norm)
+
+    def update(self, unclipped: float, drawn: float, stream: KeyedStream, step: int) -> None:
+        """Called after every step with how many examples were drawn, and how many had a norm of at most c."""
+
+
+class AutomaticClipping(Clipping):
+    """Automatic clipping: every gradient is scaled by c / (norm + 0.01), small ones up (Bu et al. 2023, AUTO-S)."""
+
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+        return self.max_grad_norm / (norms + GAMMA)
+
+
+class AdaptiveClipping(Clipping):
+    """Flat clipping whose threshold follows a quantile of the norms (Andrew et al. 2021, Algorithm 1).
+
+    Args:
+        max_grad_norm: c_0, the threshold of the first step.
+        quantile: share of examples that the threshold should leave unclipped.
+        learning_rate: of the geometric update c ← c · exp(-learning_rate · (share - quantile)).
+        count_noise_std: standard deviation of the noise on the count of unclipped examples, in examples.
+        batch_size: expected batch size b.
+
+    Guarantee:
+        With noise of std σ_g c_t on the sum, where σ_g is `gradient_noise_multiplier(σ, count_noise_std)`, sum and
+        count together are one Gaussian mechanism of noise multiplier σ (Andrew et al. 2021, Theorem 1).
+    """
+
+    RANGE = (1e-12, 1e12)
+    """Where the threshold stays, so that fp32 holds it; both ends are public."""
+
+    def __init__(
+        self, max_grad_norm: float, *, quantile: float, learning_rate: float, count_noise_std: float, batch_size: int
+    ) -> None:
+        super().__init__(max_grad_norm)
+        self.quantile = quantile
+        self.learning_rate = learning_rate
+        self.count_noise_std = count_noise_std
+        self.batch_size = batch_size
+
+    def noisy_count(self, unclipped: float, drawn: float, stream: KeyedStream, step: int) -> float:
+        """Σ_i (1[norm_i <= c] - 1/2) + noise over the drawn examples: one of them changes the sum by 1/2, not 1.
+
+        Every rank draws the same noise, so none has to be told. Count and noise lie on a lattice.
+        """
+        noise = float(stream.normal(1, step=step, purpose="count")[0]) * self.count_noise_std
+        return noisy_count(unclipped - drawn / 2, noise)
+
+    def update(self, unclipped: float, drawn: float, stream: KeyedStream, step: int) -> None:
+        share = self.noisy_count(unclipped, drawn, stream, step) / self.batch_size + 0.5
+        smallest, largest = (math.log(bound) for bound in self.RANGE)
+        moved = math.log(self.max_grad_norm) - self.learning_rate * (share - self.quantile)
+        self.max_grad_norm = math.exp(min(max(moved, smallest), largest))
+
+
+def gradient_noise_multiplier(noise_multiplier: float, count_noise_std: float) -> float:
+    """Noise multiplier of the gradient that leaves room for the count: (σ^-2 - (2 σ_b)^-2)^(-1/2).
+
+    Args:
+        noise_multiplier: σ of the accounted mechanism.
+        count_noise_std: σ_b > σ / 2.
+
+    Source: Andrew et al. 2021, Theorem 1: the count, centred, has sensitivity 1/2.
+    """
+    assert 2 * count_noise_std > noise_multiplier, "the count must not spend everything"
+    of_gradient: float = (noise_multiplier**-2 - (2 * count_noise_std) ** -2) ** -0.5
+    return of_gradient

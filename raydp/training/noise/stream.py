@@ -1,0 +1,137 @@
+"""The randomness that the guarantee rests on: a keyed, counter-based stream.
+
+Every draw is a function of (key, run_id, step, purpose, name): ChaCha20 (RFC 8439) under a key derived with
+HMAC-SHA-256. So no two runs share noise, a replayed step redraws the same noise, and there is no generator state to
+checkpoint.
+
+Each stream is random access: any part of it is drawn without the rest. The Gaussian is sampled in double precision
+(Box-Muller on 53-bit uniforms), and ends at 8.65 standard deviations; that its low-order bits do not leak is the
+business of `raydp.training.noise.lattice`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import math
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from numpy.typing import NDArray
+
+KEY_BYTES = 32
+BLOCK_WORDS = 8
+"""64-bit words in a block of ChaCha20, the unit of its counter."""
+CHUNK_PAIRS = 1 << 15
+"""Pairs of normals that are computed at a time, in the processor's cache."""
+TEST_KEY = bytes(KEY_BYTES)
+"""The fixed, public key of `privacy.noise_key: test`; records of runs that use it are not certified."""
+
+
+def new_key() -> bytes:
+    """A secret 256-bit sweep key from the operating system."""
+    return secrets.token_bytes(KEY_BYTES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyedStream:
+    """The random streams of one run.
+
+    Args:
+        key: 32 secret bytes, the sweep's.
+        run_id: the run's identity; runs never share a stream.
+    """
+
+    key: bytes
+    run_id: str
+
+    def __post_init__(self) -> None:
+        assert len(self.key) == KEY_BYTES, "the sweep key has 32 bytes"
+
+    def __repr__(self) -> str:
+        return f"KeyedStream(run_id={self.run_id!r})"  # the key is never shown
+
+    def bits(self, count: int, *, step: int, purpose: str, name: str = "", start: int = 0) -> NDArray[np.uint64]:
+        """[count] uniform 64-bit integers of the stream, from the one at position start on."""
+        label = json.dumps([self.run_id, step, purpose, name]).encode()  # unambiguous: quoted and separated
+        return _words(hmac.digest(self.key, label, "sha256"), start, count)
+
+    def uniform(self, count: int, *, step: int, purpose: str, name: str = "", start: int = 0) -> NDArray[np.float64]:
+        """[count] uniforms in (0, 1], from the one at position start on: midpoints of 2^53 equal cells, never 0; above
+        1/2 they are rounded to 53 bits, the last to 1."""
+        words = self.bits(count, step=step, purpose=purpose, name=name, start=start)
+        uniform = (words >> np.uint64(11)).view(np.int64).astype(np.float64)
+        uniform += 0.5
+        uniform *= 2.0**-53
+        return uniform
+
+    def normal(
+        self, count: int, *, step: int, purpose: str, name: str = "", part: slice = slice(None)
+    ) -> NDArray[np.float64]:
+        """Independent standard normals (Box and Muller 1958).
+
+        Args:
+            count: how many the whole stream has.
+            part: which of them to draw, with no stride: normal(count)[part], at the cost of that part.
+
+        Returns:
+            [length of part]. Pair i of uniforms, at positions i and half + i, gives the values at the same positions,
+            with half = count / 2, rounded up. Values are the same on every machine up to the last bits of logarithm,
+            sine and cosine.
+        """
+        start, stop, stride = part.indices(count)
+        assert stride == 1, "a part has no stride"
+        half = (count + 1) // 2
+        drawn = torch.empty(max(0, stop - start), dtype=torch.float64)
+        cosines, sines = (start, min(stop, half)), (max(start, half) - half, stop - half)
+        for first, last in _chunks(cosines, sines):
+            radius, angle = (
+                torch.from_numpy(self.uniform(last - first, step=step, purpose=purpose, name=name, start=position))
+                for position in (first, half + first)
+            )
+            radius.log_().mul_(-2).sqrt_()
+            angle.mul_(2 * math.pi)
+            if cosines[0] <= first < cosines[1]:
+                torch.mul(radius, angle.cos(), out=drawn[first - start : last - start])
+            if sines[0] <= first < sines[1]:
+                torch.mul(radius, angle.sin(), out=drawn[half + first - start : half + last - start])
+        return drawn.numpy()
+
+    def poisson_mask(
+        self, num_examples: int, batch_size: int, *, step: int, purpose: str = "mask"
+    ) -> NDArray[np.bool_]:
+        """[n] mask: each example is in, independently, with probability b/n.
+
+        Source: Poisson subsampling as in Hu et al. 2025, Algorithm 2, line 2. The threshold is the integer
+        floor(2^64 b/n), so the probability is never above b/n and at most 2^-64 below it.
+        """
+        assert 1 <= batch_size <= num_examples
+        if batch_size == num_examples:
+            return np.ones(num_examples, np.bool_)
+        threshold = np.uint64((batch_size << 64) // num_examples)
+        return self.bits(num_examples, step=step, purpose=purpose) < threshold
+
+
+def _words(subkey: bytes, start: int, count: int) -> NDArray[np.uint64]:
+    """[count] 64-bit words of a ChaCha20 key stream from position start on (RFC 8439: a 32-bit counter of blocks, then
+    the nonce, 0 as every subkey is used for one stream). The library raises where the counter would overflow."""
+    block, skip = divmod(start, BLOCK_WORDS)
+    encryptor = Cipher(ChaCha20(subkey, block.to_bytes(16, "little")), mode=None).encryptor()
+    stream = np.empty(8 * (skip + count), np.uint8)
+    encryptor.update_into(bytes(len(stream)), stream.data)
+    return stream.view("<u8")[skip:]
+
+
+def _chunks(*ranges: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """(first, last) of pieces that cover the ranges, at most CHUNK_PAIRS long and each inside or outside each range."""
+    edges = sorted({edge for first, last in ranges if first < last for edge in (first, last)})
+    for begin, end in pairwise(edges):
+        if any(first <= begin < last for first, last in ranges):
+            for first in range(begin, end, CHUNK_PAIRS):
+                yield first, min(first + CHUNK_PAIRS, end)

@@ -1,0 +1,145 @@
+"""What a sweep's commands print on a terminal, and the words by which a sweep can be named."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from raydp.io import output
+from raydp.io.table_layout import ELSEWHERE, HEADERS
+from raydp.sweep.api import select
+from raydp.sweep.engine.progress import SweepProgress
+from raydp.sweep.names import run_name
+from raydp.sweep.store.folder import BASE_RUN, SweepFolder
+from raydp.sweep.store.json_files import write_json
+from tests.conftest import Answer
+from tests.sweep.trained import Trained
+
+Command = Callable[..., Answer]
+
+
+class Terminal(StringIO):
+    """A file that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def spec(trained: Trained, tmp_path: Path) -> Path:
+    """The file that the finished sweep was started with."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(trained.content))
+    return path
+
+
+COMMANDS = (
+    ["models", "find", "--uri", "URI"],
+    ["models", "show", "models:/small/1", "--uri", "URI"],
+    ["points", "SPEC"],
+    ["plan", "SPEC"],
+    ["list", "--storage", "STORAGE"],
+    ["analyze", "variance", "SPEC"],
+    ["analyze", "scores", "SPEC", "--resamples", "100"],
+    ["analyze", "correlations", "SPEC", "--resamples", "100"],
+    ["analyze", "subsets", "SPEC"],
+    ["variants", "SPEC", "--vary", "method.max_grad_norm=0.1,1", "--dry-run"],
+    ["spaces", "list"],
+    ["audit", "bound", "--canaries", "1000", "--guesses", "100", "--correct", "75", "--delta", "1e-4"],
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command[:2]))
+def test_no_word_of_a_table_is_broken_at_any_width(
+    raydp: Command, trained: Trained, spec: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = {"SPEC": str(spec), "URI": trained.uri, "STORAGE": trained.content["storage"]}
+    arguments = [words.get(word, word) for word in command]
+    whole = raydp(*arguments).out
+    known = {word.rstrip(",.") for word in [*whole.split(), *ELSEWHERE.split()]}
+    for width in (60, 80, 100, 160):
+        terminal = Terminal()
+        with monkeypatch.context() as patch:
+            patch.setattr(output.stdout, "_file", terminal)
+            patch.setattr(output.stdout, "_width", width)
+            assert raydp(*arguments).code == 0
+        shown = terminal.getvalue()
+        remark = {"-", "in", "every", "row:", "Left", "out", "to", "fit", str(width), "columns:"}
+        new = {word.rstrip(",.") for word in shown.split()} - known
+        assert new <= remark, width
+        if "Left out" not in shown:
+            assert known - {word.rstrip(",.") for word in [*shown.split(), *ELSEWHERE.split()]} == set(), width
+
+
+def test_headers_are_the_papers_symbols(raydp: Command, spec: Path) -> None:
+    header = raydp("points", spec).out.splitlines()[1].split()
+    assert header == ["b", "T", "η", "seed", "status", "loss", "score", "model_uri"]
+    assert not set(HEADERS) & set(raydp("plan", spec).out.split())
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["status", "points", "select", "analyze variance", "analyze subsets", "report", "profile"],
+)
+def test_a_spec_is_its_sweep(raydp: Command, trained: Trained, spec: Path, command: str) -> None:
+    """The same answer as by the sweep's folder, but for the report, which is a page."""
+    name, *rest = command.split()
+    options = ["--deltas", "1e-3"] if name == "profile" else ["-o", "page.html", "--force"] if name == "report" else []
+    by_spec = raydp(name, *rest, spec, *options, "--json")
+    assert by_spec.code == 0, by_spec.err
+    assert by_spec.json() == raydp(name, *rest, trained.folder.path, *options, "--json").json()
+
+
+def test_a_spec_whose_sweep_was_not_started(raydp: Command, trained: Trained, tmp_path: Path) -> None:
+    path = tmp_path / "new.yaml"
+    path.write_text(yaml.safe_dump({**trained.content, "name": "new"}))
+    answer = raydp("status", path)
+    assert (answer.code, f"Start it with `raydp sweep {path}`" in answer.err) == (2, True)
+    path.write_text(yaml.safe_dump({**trained.content, "name": 3}))
+    assert "name must be" in raydp("status", path).err
+
+
+def test_the_sweeps_of_a_storage_are_listed(raydp: Command, trained: Trained, tmp_path: Path) -> None:
+    assert raydp("list", "--json").json() == []
+    assert "`raydp sweep SPEC` starts one" in raydp("list").out
+    runs = tmp_path / "raydp_runs"
+    for name in ("ended", "begun", "broken"):
+        shutil.copytree(trained.folder.path, runs / name, ignore=shutil.ignore_patterns("summary.json"))
+    ended, begun = SweepFolder.open(runs / "ended"), SweepFolder.open(runs / "begun")
+    chosen = select(ended.path).to_dict()
+    write_json(ended.path / "summary.json", {"selected": chosen})
+    (begun.trial(trained.trials[0].run_id) / "result.json").unlink()
+    (runs / "broken" / "plan.json").unlink()
+    rows = {row["sweep"]: row for row in raydp("list", "--json").json()}
+    assert [rows["ended"][k] for k in ("runs", "finished", "failed", "pending")] == [4, 4, 0, 0]
+    assert rows["ended"]["selected"]["model_uri"] == chosen["model_uri"]
+    assert rows["ended"]["began"] <= rows["ended"]["changed"]
+    assert (rows["begun"]["finished"], rows["begun"]["pending"], rows["begun"]["selected"]) == (3, 1, None)
+    assert rows["broken"]["note"].startswith("cannot be read")
+    shown = raydp("list").out
+    assert shown.splitlines()[1].split()[:5] == ["sweep", "runs", "finished", "failed", "pending"]
+    assert all(f"\n{name}" in shown for name in rows)
+
+
+def test_failures_and_progress_name_configurations_and_seeds(trained: Trained, tmp_path: Path, raydp: Command) -> None:
+    folder = SweepFolder.open(Path(shutil.copytree(trained.folder.path, tmp_path / "failed")))
+    trial = trained.trials[0]
+    (folder.trial(trial.run_id) / "result.json").unlink()
+    folder.commit(trial.run_id, {"run_id": trial.run_id, "status": "failed", "reason": "no [memory]"})
+    (failure,) = raydp("status", folder.path, "--json").json()["failures"]
+    assert run_name(failure) == f"(b=32, T={trial.num_steps}, η=0.01) seed {trial.seed}"
+    screen = Terminal()
+    names = {t.run_id: run_name(vars(t)) for t in trained.trials}
+    status = {"running": {trial.run_id: (1, 3), BASE_RUN: (0, 0)}, "waiting": 0}
+    console = Console(file=screen, force_terminal=True, width=100)
+    progress = SweepProgress(console, {trial.run_id: 96}, 0, lambda: status, names=names)
+    progress._status = status
+    console.print(progress._render())
+    assert f"{run_name(failure)}  step 1/3" in screen.getvalue()
+    assert trial.run_id not in screen.getvalue()

@@ -1,0 +1,79 @@
+"""What a user waits for: each phase of a sweep's end is named, and no command loads a library that it does not need."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from raydp.plugins.registries import BUILTIN, resolve, summary
+from tests.sweep.undisturbed import Done
+
+HEAVY = {"torch", "transformers", "mlflow", "ray", "opacus", "sklearn"}
+
+
+def loaded_by(*arguments: object) -> set[str]:
+    """Which of the heavy libraries a command has loaded when it has answered."""
+    code = f"import atexit, sys; atexit.register(lambda: print('loaded', *({HEAVY!r} & set(sys.modules)))); "
+    code += "from raydp.cli.main import main; main()"
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    return set(answer.stdout.splitlines()[-1].split()[1:])
+
+
+def test_a_report_of_a_sweep_loads_nothing_that_trains(done: Done, tmp_path: Path) -> None:
+    assert loaded_by("report", done.result.folder, "-o", tmp_path / "page.html") == set()
+
+
+def test_a_profile_loads_nothing_that_trains(done: Done) -> None:
+    assert loaded_by("profile", done.result.folder, "--deltas", "1e-3") == set()
+    run = ("--n", 3000, "--batch-size", 30, "--num-steps", 5, "--noise-multiplier", 1.8, "--deltas", "1e-3")
+    assert loaded_by("profile", *run) == set()
+
+
+def test_a_summary_is_the_first_line_of_the_class() -> None:
+    for name in BUILTIN["scores"]:
+        assert summary("scores", name) == str(resolve("scores", name).__doc__).partition("\n")[0]
+
+
+def test_each_phase_of_a_sweeps_end_is_on_the_terminal(done: Done, tmp_path: Path) -> None:
+    """A sweep that has all its runs does what every sweep does at its end; a pseudo-terminal shows what it is at."""
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(yaml.safe_dump(done.spec))
+    command = [
+        sys.executable,
+        "-c",
+        "from raydp.cli.main import main; main()",
+        "sweep",
+        str(spec),
+        "--resume",
+        "--json",
+    ]
+    own, others = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "100", "TERM": "xterm"}
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=others, env=environment) as run:
+        os.close(others)
+        shown = b""
+        try:
+            while part := os.read(own, 65536):
+                shown += part
+        except OSError:  # Linux says so of a pseudo-terminal whose other end is closed
+            pass
+    os.close(own)
+    text = shown.decode()
+    assert run.returncode == 0, text
+    phases = [
+        "Read the spec and load the libraries",
+        "Write the points table",
+        "Write what all 4 runs cost together onto the models' cards",
+        "Select a configuration",
+        "Write the report",
+        "Record the end of the sweep in MLflow",
+    ]
+    places = [text.find(phase) for phase in phases]
+    assert -1 not in places, dict(zip(phases, places, strict=True))
+    assert places == sorted(places)

@@ -1,0 +1,82 @@
+"""Folders of the cache are whole or absent, and what a killed process leaves of one is removed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from raydp.io.cache import remove_abandoned, stored_once
+from tests.training.test_prefix import cached_task
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from raydp.io.cache import stored_once
+
+def write(part):
+    part.mkdir()
+    (part / "train.bin").write_bytes(bytes(1 << 20))
+    print("begun", flush=True)
+    time.sleep(600)
+
+stored_once(Path(sys.argv[1]), write)
+"""
+
+
+@contextmanager
+def writer(target: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process in the midst of writing the folder."""
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(target)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_what_a_killed_process_wrote_is_removed_and_what_a_living_one_writes_stays(tmp_path: Path) -> None:
+    with writer(tmp_path / "killed") as killed, writer(tmp_path / "living"):
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.wait()
+        assert {p.name for p in tmp_path.iterdir() if p.is_dir()} == {"killed.part", "living.part"}
+        remove_abandoned(tmp_path)
+        assert {p.name for p in tmp_path.iterdir() if p.is_dir()} == {"living.part"}
+
+
+def test_the_next_use_writes_the_folder_anew(tmp_path: Path) -> None:
+    with writer(tmp_path / "model"):
+        pass
+    stored_once(tmp_path / "model", lambda part: part.mkdir())
+    assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == ["model"]
+    assert not any((tmp_path / "model").iterdir())
+
+
+def test_a_scratch_folder_in_which_something_is_still_written_stays(tmp_path: Path) -> None:
+    scratch = tmp_path / "tmpab12cd34"
+    scratch.mkdir()
+    (scratch / "train.bin").write_bytes(b"1")
+    os.utime(scratch, (time.time() - 2 * 86_400,) * 2)
+    remove_abandoned(tmp_path)
+    assert (scratch / "train.bin").exists()
+
+
+def test_hidden_states_of_a_killed_sweep_do_not_stay(tmp_path: Path) -> None:
+    """Also those of other data and weights, which this sweep does not compute, and scratch folders of before."""
+    old = tmp_path / "tmpab12cd34"
+    old.mkdir()
+    os.utime(old, (time.time() - 2 * 86_400,) * 2)
+    (tmp_path / "tmpyoung01").mkdir()
+    with writer(tmp_path / "other"):
+        pass
+    _, task = cached_task(tmp_path, [])
+    assert task.train_hidden is not None
+    left = {p.name for p in tmp_path.iterdir() if p.is_dir()}
+    assert left - {"tmpyoung01"} == {p for p in left if len(p) == 32}, left

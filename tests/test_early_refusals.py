@@ -1,0 +1,150 @@
+"""A mistake in a spec is told before anything is imported that takes seconds, whatever command it is given to."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from raydp.plugins import parameters, registries
+from raydp.spec.document import _checked, draft_spec, load_spec
+from tests.conftest import small_spec
+
+HEAVY = ("torch", "transformers", "ray", "mlflow", "pandas", "scipy", "peft", "opacus")
+CODE = f"""
+import sys
+from raydp.cli import main as cli
+try:
+    cli.main()
+except SystemExit as stop:
+    print(stop.code, *[name for name in {HEAVY!r} if name in sys.modules])
+"""
+MISTAKES: dict[str, dict[str, Any]] = {
+    "a key": {"seedz": [0]},
+    "a key of a section": {"privacy": {"target_epsilon": 8, "deltaa": 1e-5}},
+    "a value": {"seeds": [2**70]},
+    "a plug-in's name": {"task": {"name": "buildin"}},
+    "a plug-in's key": {"method": {"name": "dp_adam", "max_grad_nrm": 1}},
+    "a plug-in's value": {"method": {"name": "dp_adam", "max_grad_norm": -1}},
+    "a score's value": {"scores": [{"name": "vmr", "num_samples": 0}], "select": {"score": "vmr"}},
+    "a store": {"tracking": {"uri": "mysqlx://foo"}},
+    "a folder": {"storage": "/proc/nope"},
+    "steps": {"space": {"batch_size": [32], "num_steps": [10**11], "learning_rate": [0.01]}},
+}
+
+
+def refusal(folder: Path, *arguments: str) -> tuple[list[str], str]:
+    """The exit code with the heavy modules that were imported, and the message."""
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=120
+    )
+    return done.stdout.split(), done.stderr
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("command", ["plan", "sweep"])
+def test_a_mistake_is_told_before_heavy_imports(command: str, mistake: str, tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(small_spec(tmp_path, **MISTAKES[mistake])))
+    answer, message = refusal(tmp_path, command, "spec.yaml")
+    assert answer == ["2"], message
+    assert len(message.splitlines()) == 1, "one mistake, one line"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["sweep", "spec.yaml", "--dry-run"],
+        ["variants", "spec.yaml", "--vary", "seeds=[0],[1]"],
+        ["selftest", "spec.yaml"],
+        ["mia", "spec.yaml"],
+        ["audit", "spec.yaml"],
+        ["score", ".", "--score", "vmr", "--task", "spec.yaml"],
+        ["secrets", "filter", "secrets.jsonl", "-o", "out.jsonl", "--train", "spec.yaml"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_every_command_that_takes_a_spec_looks_at_it_first(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(small_spec(tmp_path, seedz=[0])))
+    answer, message = refusal(tmp_path, *command)
+    assert answer == ["2"], message
+    assert "'seedz' is unknown" in message
+
+
+def test_a_name_that_is_taken_is_told_before_heavy_imports(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(small_spec(tmp_path)))
+    (tmp_path / "runs" / "small").mkdir(parents=True)
+    (tmp_path / "runs" / "small" / "spec.yaml").write_text("kept")
+    answer, message = refusal(tmp_path, "sweep", "spec.yaml")
+    assert answer == ["2"]
+    assert "name must be new" in message
+
+
+def test_the_file_of_parameters_is_that_of_the_plug_ins() -> None:
+    """Else: `python -m raydp.plugins.parameters` writes it."""
+    assert parameters.FILE.read_text(encoding="utf-8") == parameters.as_text(parameters.described())
+
+
+@pytest.mark.parametrize("kind", parameters.KINDS)
+def test_defaults_pass_the_first_check(kind: registries.Kind) -> None:
+    for name in registries.BUILTIN[kind]:
+        fields = json.loads(parameters.FILE.read_text())[kind][name]["fields"] or {}
+        if all("default" in said for said in fields.values()):
+            plugin = registries.resolve(kind, name)()
+            parameters.light_model(kind, name).model_validate(plugin.model_dump(mode="json"))
+
+
+def test_the_first_check_says_what_the_whole_one_says(tmp_path: Path) -> None:
+    for changes in MISTAKES.values():
+        spec = small_spec(tmp_path, **changes)
+        if {"tracking", "storage"} & set(changes):
+            continue  # right by themselves
+        with pytest.raises(ValueError, match=r"must|unknown") as first:
+            draft_spec(spec)
+        with pytest.raises(ValueError, match=r"must|unknown") as whole:
+            _checked(spec, registries.resolve)
+        assert str(whole.value) == str(first.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seeds": [2**70]}, f"seeds[0] must be less than {2**63}, got {2**70}. Change it."),
+        (
+            {"space": {"batch_size": [0], "num_steps": [3], "learning_rate": [0.1]}},
+            "space.batch_size[0] must be greater than or equal to 1, got 0. Change it.",
+        ),
+        (
+            {"space": {"points": [[0, 1, 0.1]]}},
+            "space.points[0][0] must be greater than or equal to 1, got 0. Change it.",
+        ),
+        (
+            {"cluster": {"workers_per_trial": 0}},
+            "cluster.workers_per_trial must be greater than or equal to 1, got 0. Change it.",
+        ),
+        ({"privacy": None}, "privacy must be a mapping, got null. Change it."),
+    ],
+)
+def test_one_mistake_is_one_line(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must") as error:
+        draft_spec(small_spec(tmp_path, **changes))
+    assert str(error.value) == message
+
+
+def test_an_empty_file_is_not_called_by_pythons_word(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text("")
+    with pytest.raises(ValueError, match="must be a mapping of sections, got nothing"):
+        load_spec(tmp_path / "spec.yaml")
+
+
+def test_a_grid_of_a_million_configurations_is_refused(tmp_path: Path) -> None:
+    axis = list(range(1, 101))
+    space = {"batch_size": axis, "num_steps": axis, "learning_rate": [k / 100 for k in axis]}
+    with pytest.raises(ValueError, match="space must have at most 100,000 configurations, got 1,000,000"):
+        load_spec(small_spec(tmp_path, space=space))
+    ten_million = {"batch_size": [32], "num_steps": [10_000_000], "learning_rate": [0.01]}
+    assert load_spec(small_spec(tmp_path, space=ten_million)).space.num_steps == (10_000_000,)

@@ -1,0 +1,79 @@
+"""Ctrl-C ends a command that keeps nothing at once, also while a library computes; too many steps are refused."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raydp.privacy import PLDAccountant, PoissonGaussian
+from tests.conftest import Answer
+
+SECONDS = 20.0
+"""Far below the minutes that the call would take, and far above a second of grace on a busy machine."""
+IN_C = """
+import hashlib
+from raydp.cli.interrupts import stoppable
+with stoppable("the test"):
+    print("begun", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+"""
+
+
+def test_ctrl_c_ends_a_call_that_python_cannot_interrupt() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", IN_C], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert err.strip() == "interrupted"
+
+
+@pytest.mark.timeout(100)
+def test_ten_million_steps_are_composed_in_seconds() -> None:
+    """The library would decide on its way by a number of as many digits as there are steps."""
+    event = PoissonGaussian(sample_rate=1e-3, noise_multiplier=20.0, num_steps=10_000_000)
+    assert PLDAccountant(interval=1e-3).epsilon(event, 1e-5) < 10
+
+
+@pytest.mark.parametrize("num_steps", [999, 1001, 20_000])
+def test_few_losses_of_many_steps_compose_as_the_library_does_it(num_steps: int) -> None:
+    from dp_accounting.pld import privacy_loss_distribution
+
+    event = PoissonGaussian(sample_rate=0.01, noise_multiplier=5.0, num_steps=num_steps)
+    step = privacy_loss_distribution.from_gaussian_mechanism(
+        5.0, sampling_prob=0.01, value_discretization_interval=1e-3, use_connect_dots=True
+    )
+    theirs = step.self_compose(num_steps).get_epsilon_for_delta(1e-6 - (128 + 4 * num_steps) * 2.0**-53)
+    assert PLDAccountant(interval=1e-3).epsilon(event, 1e-6) == theirs
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["calibrate", "--n", 1000, "--batch-size", 10, "--num-steps", 10**11, "--epsilon", 8, "--delta", 1e-3],
+        ["profile", "--n", 1000, "--batch-size", 10, "--num-steps", 10**11, "--noise-multiplier", 1],
+        ["calibrate", "--from", "rows.csv"],
+        ["profile", "--from", "rows.csv"],
+    ],
+    ids=["calibrate", "profile", "calibrate --from", "profile --from"],
+)
+@pytest.mark.timeout(100)
+def test_too_many_steps_are_refused(command: list[object], raydp: Callable[..., Answer], tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("n,batch_size,num_steps,epsilon,delta\n1000,10,100000000000,8,1e-3\n")
+    answer = raydp(*command, *(["--accountant", "pld"] if "--from" not in command else []))
+    assert answer.code == 2
+    assert "must be at most 10,000,000, got 100,000,000,000" in " ".join(answer.err.split())
