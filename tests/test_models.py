@@ -184,6 +184,12 @@ def test_a_saved_adapter_is_pefts_own_and_names_no_path(
     assert not torch.equal(logits(fresh), logits(models.load_base(ModelSpec(name="tiny")).model))
 
 
+def test_a_network_of_classification_has_no_tokenizer() -> None:
+    with pytest.raises(ValueError, match=r"got the network mlp:1x8x8:10\. Name a language model"):
+        models.load_tokenizer("mlp:1x8x8:10")
+    assert models.tokenizer_if_any("mlp:1x8x8:10") is None
+
+
 def test_a_model_can_be_checked_without_its_weights(tmp_path: Path) -> None:
     tokenizer, weight_hash = models.check(ModelSpec(name="tiny"))
     assert weight_hash == models.load_base(ModelSpec(name="tiny")).weight_hash

@@ -56,7 +56,7 @@ def enron(
     )
     known = read_secrets(secrets, "--secrets") if secrets else []
     with _status("reading") as progress:
-        of_model = cast("PreTrainedTokenizerBase", load_tokenizer(tokenizer))
+        of_model = load_tokenizer(tokenizer)
         notes = prepare_enron(raw, output, of_model, options, known, progress=progress)
     _lines({"output": str(output), **notes}, json)
 

@@ -141,11 +141,20 @@ def weight_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a base model; None for a network of classification."""
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a language model.
+
+    Raises:
+        ValueError: the model cannot be found, or it is a network of classification, which has no tokenizer.
+    """
     if NetworkName.parse(name) is not None:
-        return None
+        raise ValueError(f"the tokenizer must be a language model's, got the network {name}. Name a language model.")
     return AutoTokenizer.from_pretrained(model_folder(name)[0])
+
+
+def tokenizer_if_any(name: str) -> PreTrainedTokenizerBase | None:
+    """Load the tokenizer of a base model. A network of classification has none."""
+    return None if NetworkName.parse(name) is not None else load_tokenizer(name)
 
 
 def check(spec: ModelSpec, *, sharded: bool = False) -> tuple[PreTrainedTokenizerBase | None, str]:

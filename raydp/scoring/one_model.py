@@ -76,7 +76,7 @@ def score_model(
 
 def _task(spec: SweepSpec, requests: list[ScoreRequest]) -> Any:
     """The task, after the scores have agreed to it."""
-    built = task_of(spec, models.load_tokenizer(spec.model.name))
+    built = task_of(spec, models.tokenizer_if_any(spec.model.name))
     for request in requests:
         request.plugin.params.check(built)
     return built

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from raydp.io.output import print_table, stderr
 from raydp.secrets import files
@@ -17,7 +17,7 @@ from raydp.tasks.reading import read_json_rows
 from raydp.tasks.secrets import read_secrets
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    pass
 
 
 def extract_from_mail(
@@ -40,7 +40,7 @@ def extract_from_mail(
         check_region(options.region)
     with stderr.status("reading") as status:
         texts = mail.training_texts(data, column, heldout_fraction=heldout_fraction, split_seed=split_seed)
-        of_model = cast("PreTrainedTokenizerBase", load_tokenizer(tokenizer))
+        of_model = load_tokenizer(tokenizer)
         rows, notes = mail.extract(texts, of_model, options, progress=status.update)
     return _written(output, rows, notes)
 

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from raydp.models import base_models as models
-from raydp.models.networks import NetworkName
 from raydp.selftest.subjects import NUM_EXAMPLES, ROUNDING, Subject, typed_trainee
 from raydp.spec.document import SweepSpec
 from raydp.tasks.base import task_of
@@ -33,8 +32,7 @@ def spec_subject(spec: SweepSpec) -> Subject:
             f"method.name must be a private method, got {spec.method.name!r}. Without a guarantee there is "
             "nothing to check; run `raydp selftest` without SPEC."
         )
-    network = NetworkName.parse(spec.model.name)
-    task = task_of(spec, models.load_tokenizer(spec.model.name) if network is None else None)
+    task = task_of(spec, models.tokenizer_if_any(spec.model.name))
     pretrained = models.load_base(spec.model, new_tokens=task.facts().num_new_tokens)
     trainee = typed_trainee(pretrained, spec.model, spec.cluster.microbatch_size)
     units = Units.of(task)

@@ -68,7 +68,7 @@ def attack(specs: Sequence[SweepSpec], folders: Sequence[SweepFolder], seed: int
         ValueError: the data have changed since the models were trained.
     """
     halves = [spec.task.params for spec in specs]
-    tokenizer = models.load_tokenizer(specs[0].model.name)
+    tokenizer = models.tokenizer_if_any(specs[0].model.name)
     whole = halves[0].whole(tokenizer)
     included = np.stack([_included(h, f, whole) for h, f in zip(halves, folders, strict=True)], axis=1)
     pool = Pool.of(whole, seed)

@@ -15,6 +15,7 @@ from raydp.sweep.engine import committer as committing
 from raydp.sweep.engine.committer import Committer
 from raydp.sweep.store.folder import SweepFolder
 from tests.conftest import small_spec
+from tests.plans import plan_of_runs
 
 pytestmark = pytest.mark.cluster
 
@@ -41,7 +42,7 @@ def committer(folder: Path, tmp_path: Path) -> Committer:
         folder=SweepFolder(path=folder),
         facts=None,  # type: ignore[arg-type]
         weight_hash="",
-        plan={"sweep_id": "a"},
+        plan=plan_of_runs(),
     )
 
 

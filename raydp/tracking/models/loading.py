@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from raydp.tracking.portable import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from raydp.tracking.sealing.seal import BASE_FILE
@@ -104,8 +104,7 @@ def tokenizer_in(folder: Path, base: str | None = None) -> PreTrainedTokenizerBa
 
     if (folder / "tokenizer_config.json").is_file():
         return AutoTokenizer.from_pretrained(folder)
-    # Of a language model: a network of classification has none, and nobody asks for it.
-    return cast("PreTrainedTokenizerBase", models.load_tokenizer(base or recorded_base(folder)["name"]))
+    return models.load_tokenizer(base or recorded_base(folder)["name"])
 
 
 def recorded_base(folder: Path) -> dict[str, str]:
