@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from analysis.report.profiles import write_profiles as write_profiles
     from analysis.report.sweep_page import report_figures as report_figures
     from analysis.report.sweep_page import write_report as write_report
-    from analysis.selection.along import selections_along as selections_along
+    from analysis.selection.by_threshold import selections_by_threshold as selections_by_threshold
     from analysis.selection.choice import Selection as Selection
     from analysis.selection.choice import select as select
     from analysis.selection.risk import privacy_risk as privacy_risk
@@ -76,7 +76,7 @@ _HOMES = {
     "score_variance": "statistics.variance",
     "secret_subsets": "statistics.subsets",
     "select": "selection.choice",
-    "selections_along": "selection.along",
+    "selections_by_threshold": "selection.by_threshold",
     "split_by": "statistics.trends",
     "useful_points": "tables.utility_filter",
     "utility_adjusted": "statistics.confound",

@@ -42,7 +42,7 @@ from raydp.sweep.planning.plan import make_plan
 from raydp.sweep.store.transfer import SharedFolder
 from raydp.training.comm import LocalComm
 from raydp.training.noise.stream import TEST_KEY, KeyedStream
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 
 FORMULAS = ("equation_3", "algorithm_2")
 EPSILONS = (0.1, 1.0, 8.0)
@@ -85,12 +85,12 @@ def trained_shift(setting: dict[str, Any], run: int, others: bool) -> float:
     """How far the record moves the weight, by two trainings of the method on the same batches, noise and all."""
     ends = []
     for canary in (False, True):
-        trainee = linear_trainee(1, 1, 1)
+        context = linear_trainee(1, 1, 1)
         task = PairTask(setting["num_examples"], canary=canary, others=others)
         DPWeights(max_grad_norm=CLIP).train(
-            plan_of(setting, run, 1.0, 1e-6), trainee, task, LocalComm(), TEST_KEY, None
+            plan_of(setting, run, 1.0, 1e-6), context, task, LocalComm(), TEST_KEY, None
         )
-        ends.append(next(iter(trainee.parameters.values())).item())
+        ends.append(next(iter(context.parameters.values())).item())
     return ends[1] - ends[0]
 
 
@@ -140,13 +140,13 @@ def found_epsilon(setting: dict[str, Any], formula: Any, epsilon: float, delta: 
     """A lower bound at 95 % from draws of the method's own noise: ln((TPR - δ) / FPR) at the Clopper-Pearson bounds of
     both rates. Half of the draws choose the threshold, the other half are counted."""
     method = DPWeights(max_grad_norm=CLIP, formula=formula)
-    trainee = linear_trainee(DRAWS, 1, 1)  # a draw for each weight: the method's noise on them is independent
-    weights = next(iter(trainee.parameters.values()))
+    context = linear_trainee(DRAWS, 1, 1)  # a draw for each weight: the method's noise on them is independent
+    weights = next(iter(context.parameters.values()))
     seen = np.zeros((2, DRAWS))
     for canary in (0, 1):
         plan = plan_of(setting, canary, epsilon, delta)
         start = {"0.weight": torch.from_numpy(np.resize(shifts, (1, DRAWS))) * canary}
-        method._put(plan, trainee, start, KeyedStream(key=TEST_KEY, run_id=plan.run_id), epsilon)
+        method._put(plan, context, start, KeyedStream(key=TEST_KEY, run_id=plan.run_id), epsilon)
         seen[canary] = weights.detach().numpy()[0]
     half = DRAWS // 2
 

@@ -8,14 +8,21 @@ from raydp.methods.dp import DPAdam
 from raydp.tasks.base import Task
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
-from raydp.training.trial import Trained, Trainee, TrialPlan
+from raydp.training.trial import Trained, TrainingContext
+from raydp.training.trial_plan import TrialPlan
 
 
 class NoOp(DPAdam):
     """DP-Adam that takes no step: the model stays as it was initialised."""
 
     def train(
-        self, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm, key: bytes, store: CheckpointStore | None
+        self,
+        plan: TrialPlan,
+        context: TrainingContext,
+        task: Task,
+        comm: Comm,
+        key: bytes,
+        store: CheckpointStore | None,
     ) -> Trained:
         row = {"loss": 1.0, "drawn": 1.0, "clipped": 0.0, "gradient_norm": 0.0, "max_grad_norm": self.max_grad_norm}
         history = [{"step": float(step), **row} for step in range(1, plan.num_steps + 1)]

@@ -31,7 +31,7 @@ from raydp.training.aggregation.teachers import teacher_of
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import LocalComm
 from raydp.training.noise.stream import TEST_KEY, KeyedStream
-from raydp.training.trial import Trainee
+from raydp.training.trial import TrainingContext
 
 
 def main() -> None:
@@ -73,9 +73,9 @@ def measure(path: Path) -> dict[str, Any]:
         before = np.tile(np.array(ids, np.int64), (len(queries), 1))
         whole = np.concatenate([before, task.label_words.following(queries.inputs)], axis=1)
         plain_seconds, plain = timed(lambda: task.outputs(model, replace(queries, inputs=whole))[0])
-    trainee = Trainee(model=model, parameters=parameters)
+    context = TrainingContext(model=model, parameters=parameters)
     choices = [
-        prompting.choices(trainee, task, np.flatnonzero(of_example == teacher), queries, [0, teacher], stream)
+        prompting.choices(context, task, np.flatnonzero(of_example == teacher), queries, [0, teacher], stream)
         for teacher in range(method.num_teachers)
     ]
     of_teachers = [float((chosen == labels).double().mean()) for chosen in choices]
@@ -83,7 +83,7 @@ def measure(path: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:  # the run goes on from these votes
         store = CheckpointStore(folder=Path(folder) / "run", run_id=trial.run_id)
         store.beside("teachers").save(method.num_teachers, {"votes": torch.from_numpy(votes)}, {})
-        train_seconds, trained = timed(lambda: method.train(trial, trainee, task, LocalComm(), TEST_KEY, store))
+        train_seconds, trained = timed(lambda: method.train(trial, context, task, LocalComm(), TEST_KEY, store))
     assert trained.details["votes"] == votes.tolist()
     answers, answered = method.released(trial, votes, TEST_KEY)
     return {

@@ -25,7 +25,7 @@ from machine import describe
 
 from analysis.figures.files import save_figures
 from analysis.figures.style import SEQUENCE, blank, quiet_axes
-from analysis.selection.reference import SETTINGS, best_instance
+from analysis.selection.reference import REFERENCE_RULES, best_instance
 from raydp.methods.advreg import AdversarialRegularization, AdversarialRegularizationOnBoth
 from raydp.methods.dp import DPSGD
 from raydp.methods.mmd import MMDRegularization
@@ -37,7 +37,8 @@ from raydp.scores.membership.mia_outputs import OutputMembershipInference, Refer
 from raydp.tasks.classification.labelled import ClassificationTask
 from raydp.tasks.wrappers.with_reference import WithReferenceTask
 from raydp.training.comm import LocalComm
-from raydp.training.trial import Trainee, TrialPlan
+from raydp.training.trial import TrainingContext
+from raydp.training.trial_plan import TrialPlan
 
 NETWORK, BATCH, RATE = "mlp:1x8x8:10", 128, 3e-3
 W = (0.0, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98, 1.0)
@@ -65,12 +66,12 @@ def task_of(seed: int) -> ClassificationTask:
 def run(task: ClassificationTask, method: Any, seed: int, *, num_steps: int, rate: float, sigma: float) -> list[float]:
     """Test accuracy, membership inference accuracies of training and reference data, seconds of training."""
     model = NetworkName.parse(NETWORK).build(seed)
-    trainee = Trainee(model=model, parameters=dict(sorted(model.named_parameters())), microbatch_size=10**6)
+    context = TrainingContext(model=model, parameters=dict(sorted(model.named_parameters())), microbatch_size=10**6)
     plan = TrialPlan(
         run_id=f"{method}-{seed}", batch_size=BATCH, num_steps=num_steps, learning_rate=rate, seed=seed,
         num_examples=task.facts().num_units, noise_multiplier=sigma,
     )  # fmt: skip
-    trained = method.train(plan, trainee, task, LocalComm(), bytes(32), None)
+    trained = method.train(plan, context, task, LocalComm(), bytes(32), None)
     loaded = LoadedModel(model=model, tokenizer=None, base_weights={})
     kinds = (OutputMembershipInference, ReferenceOutputMembershipInference)
     scores = [kind(figure="accuracy").measure(loaded, task, seed=seed).value for kind in kinds]
@@ -179,10 +180,10 @@ def selected(rows: list[dict[str, Any]], setting: str, defense: str) -> dict[str
 
 def tables(found: dict[str, Any]) -> str:
     rows, lines = found["instances"], []
-    lines += ["| defense | " + " | ".join(SETTINGS) + " |", "| --- | --- | --- | --- |"]
+    lines += ["| defense | " + " | ".join(REFERENCE_RULES) + " |", "| --- | --- | --- | --- |"]
     for defense in STEPS:
         cells = []
-        for setting in SETTINGS:
+        for setting in REFERENCE_RULES:
             best = selected(rows, setting, defense)
             cells.append("–" if best is None else " / ".join(
                 [f"{100 * best[k]:.1f}" for k in FIGURES]

@@ -39,7 +39,8 @@ from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training import sharding
 from raydp.training.comm import DistributedComm
-from raydp.training.trial import Trainee, TrialPlan
+from raydp.training.trial import TrainingContext
+from raydp.training.trial_plan import TrialPlan
 
 NUM_EXAMPLES = LENGTH = 32
 PLAN = TrialPlan(
@@ -112,12 +113,12 @@ def rank_memory(rank: int, world_size: int, way: str, kind: str, folder: str) ->
     if way == "full":
         trained = adapters.trainable_parameters(model, adapter)
         sharding.shard(model, comm, replicated=set(trained.values()) if adapter.type == "lora" else set())
-    trainee = Trainee(model=model, parameters=adapters.trainable_parameters(model, adapter), microbatch_size=4)
-    DPAdam(max_grad_norm=0.1).train(PLAN, trainee, task(), comm, bytes(32), None)
+    context = TrainingContext(model=model, parameters=adapters.trainable_parameters(model, adapter), microbatch_size=4)
+    DPAdam(max_grad_norm=0.1).train(PLAN, context, task(), comm, bytes(32), None)
     done.set()
     watching.join()
     weights = sum(sharding.local(p).nbytes for p in model.parameters())
-    trained_bytes = sum(sharding.local(p).nbytes for p in trainee.parameters.values())
+    trained_bytes = sum(sharding.local(p).nbytes for p in context.parameters.values())
     found = {"held": weights + 3 * trained_bytes, "peak": peak[0] - before}
     (Path(folder) / f"{way}-{world_size}-{kind}-{rank}").write_text(json.dumps(found))
     dist.destroy_process_group()

@@ -35,7 +35,8 @@ from raydp.models.networks import NetworkName
 from raydp.tasks.classification.digits import DigitsTask
 from raydp.tasks.classification.labelled import LabelledBatch
 from raydp.training.comm import LocalComm
-from raydp.training.trial import Trainee, TrialPlan
+from raydp.training.trial import TrainingContext
+from raydp.training.trial_plan import TrialPlan
 
 BATCH, TRAIN, TEST = 10, 800, 200
 SETTINGS = {
@@ -91,8 +92,8 @@ def run(weights: list[float], setting: str, decay: str, seed: int, noise_multipl
         num_examples=TRAIN, learning_rate=options["learning_rate"], noise_multiplier=noise_multiplier,
     )  # fmt: skip
     method = DPSGD(max_grad_norm=options["max_grad_norm"], weight_decay=options["weight_decay"], decay=decay)
-    trainee = Trainee(model=model, parameters=dict(sorted(model.named_parameters())), microbatch_size=1000)
-    method.train(plan, trainee, train, LocalComm(), bytes(32), None)
+    context = TrainingContext(model=model, parameters=dict(sorted(model.named_parameters())), microbatch_size=1000)
+    method.train(plan, context, train, LocalComm(), bytes(32), None)
     with torch.no_grad():
         error = float(test.per_example_loss(model, test.batch(np.arange(TEST))).mean())
         size = sum(float(p.square().sum()) for p in model.parameters())
@@ -118,8 +119,8 @@ def digits(decay: str, seed: int, **changes: float) -> float:
         noise_multiplier=1.3, **{k: options[k] for k in ("batch_size", "num_steps", "learning_rate")},
     )  # fmt: skip
     method = DPSGD(max_grad_norm=options["max_grad_norm"], weight_decay=options["weight_decay"], decay=decay)
-    trainee = Trainee(model=model, parameters=dict(sorted(model.named_parameters())), microbatch_size=1000)
-    method.train(plan, trainee, task, LocalComm(), bytes(32), None)
+    context = TrainingContext(model=model, parameters=dict(sorted(model.named_parameters())), microbatch_size=1000)
+    method.train(plan, context, task, LocalComm(), bytes(32), None)
     return 1 - task.utility(model)
 
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
+HYPERPARAMETERS = ["batch_size", "num_steps", "learning_rate"]
+"""What a sweep varies, in the order (b, T, η)."""
+
 
 def exact(value: float | str) -> Fraction:
     """The decimal that was written, as a fraction.

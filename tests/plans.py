@@ -7,7 +7,7 @@ from typing import Any
 
 from raydp.sweep.store.state import Plan
 from raydp.tasks.base import TaskFacts
-from raydp.training.planned import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 
 SWEEP_ID = "a1b2" * 4
 

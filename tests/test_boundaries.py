@@ -29,11 +29,11 @@ FLOW = {
     "raydp.privacy": ["accounting", "mechanisms", "records"],
     "raydp.spec": ["sections", "document"],
     "raydp.tasks": [
-        "users", "base", "spaces", "reading", "secrets", "text", "classification", "wrappers",
+        "users", "base", "spaces", "reading", "secret", "text", "classification", "wrappers",
     ],
     "raydp.training": [
-        "comm", "planned", "ledger", "checkpoint", "logistic", "sharding", "noise", "leading", "gradients", "trial",
-        "joint", "resuming", "aggregation", "loop",
+        "comm", "trial_plan", "ledger", "checkpoint", "logistic", "sharding", "noise", "rank0", "gradients", "trial",
+        "batch_loop", "resuming", "aggregation", "loop",
     ],
     "raydp.scores": ["requests", "base", "language", "membership", "model_distance", "prompt_search", "memorisation"],
     "raydp.tracking": [

@@ -18,7 +18,7 @@ from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import drawn, make_plan, plan_to_keep
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.json_files import write_json
-from raydp.training.planned import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 from tests.conftest import Answer, small_spec
 from tests.plans import plan_of_runs
 

@@ -8,18 +8,18 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from analysis.figures.style import LINE, LOSS, POINT, SCORE, blank, describe, drawn_positions, mark_of, quiet_axes
-from analysis.selection.along import Pool, SelectionsAlong, selections_along
+from analysis.selection.by_threshold import Pool, SelectionsByThreshold, selections_by_threshold
 from analysis.selection.constraints import Constraints
 from analysis.tables.points import configurations
 
 
 def score_against_utility(
-    points: pd.DataFrame | SelectionsAlong, *, constraints: Constraints | None = None
+    points: pd.DataFrame | SelectionsByThreshold, *, constraints: Constraints | None = None
 ) -> go.Figure:
     """Scatter of the mean score (y) against the mean utility loss (x), one point per configuration.
 
     Args:
-        points: a points table, or what `selections_along` has made of one.
+        points: a points table, or what `selections_by_threshold` has made of one.
         constraints: which configurations count; the others are grey, the utility threshold is a dashed line.
 
     Returns:
@@ -27,19 +27,19 @@ def score_against_utility(
         over seeds as bars, and one ring per rule around what it selects.
 
     Raises:
-        ValueError: as `selections_along`.
+        ValueError: as `selections_by_threshold`.
 
     Source: Hu et al. 2025, Fig. 9.
     """
-    along = points if isinstance(points, SelectionsAlong) else selections_along(points, constraints)
+    selections = points if isinstance(points, SelectionsByThreshold) else selections_by_threshold(points, constraints)
     figure = blank(xaxis_title_text=LOSS, yaxis_title_text=SCORE)
-    shown = drawn_rows(along)
-    means, passed = along.means.iloc[shown], along.passed[shown]
+    shown = drawn_rows(selections)
+    means, passed = selections.means.iloc[shown], selections.passed[shown]
     for name, opacity, member in (("Configuration", 1.0, passed), ("Excluded", 0.4, ~passed)):
         figure.add_trace(_points(means, member, name, opacity))
-    for rule, position in along.start.items():
+    for rule, position in selections.start.items():
         symbol, size, colour = mark_of(rule)
-        row = along.means.iloc[position]
+        row = selections.means.iloc[position]
         figure.add_trace(
             go.Scatter(
                 x=[float(row["utility_loss"])],
@@ -50,13 +50,13 @@ def score_against_utility(
                 hoverinfo="skip",
             )
         )
-    if not along.passed.all():
-        figure.add_vline(x=along.threshold, line={"dash": "dash", "width": 1.5, "color": LINE})
+    if not selections.passed.all():
+        figure.add_vline(x=selections.threshold, line={"dash": "dash", "width": 1.5, "color": LINE})
     return quiet_axes(figure)
 
 
 def score_along_thresholds(
-    points: pd.DataFrame | SelectionsAlong, *, constraints: Constraints | None = None
+    points: pd.DataFrame | SelectionsByThreshold, *, constraints: Constraints | None = None
 ) -> go.Figure:
     """The score of what each rule selects (y) at each utility threshold (x), one line per rule.
 
@@ -64,17 +64,17 @@ def score_along_thresholds(
         points, constraints: as for `score_against_utility`; the oracle's line is the Pareto front.
 
     Raises:
-        ValueError: as `selections_along`.
+        ValueError: as `selections_by_threshold`.
 
     Source: Hu et al. 2025, Fig. 20 (b).
     """
-    along = points if isinstance(points, SelectionsAlong) else selections_along(points, constraints)
-    score = along.means["score"].to_numpy()
+    selections = points if isinstance(points, SelectionsByThreshold) else selections_by_threshold(points, constraints)
+    score = selections.means["score"].to_numpy()
     figure = blank(xaxis_title_text="Utility threshold u", yaxis_title_text="Score of what is selected")
-    for rule, positions in sorted(along.selected.items(), key=lambda one: one[0] != "oracle"):
+    for rule, positions in sorted(selections.selected.items(), key=lambda one: one[0] != "oracle"):
         figure.add_trace(
             go.Scatter(
-                x=along.thresholds.tolist(),
+                x=selections.thresholds.tolist(),
                 y=score[positions].tolist(),
                 mode="lines",
                 name=rule,
@@ -87,10 +87,10 @@ def score_along_thresholds(
     return quiet_axes(figure)
 
 
-def drawn_rows(along: SelectionsAlong) -> NDArray[np.intp]:
+def drawn_rows(selections: SelectionsByThreshold) -> NDArray[np.intp]:
     """Positions of the configurations that the scatter draws: of very many some, and all that a rule selects."""
-    selected = [*along.selected.values(), np.array(list(along.start.values()), dtype=np.intp)]
-    return np.unique(np.concatenate([drawn_positions(along.means), *selected]))
+    selected = [*selections.selected.values(), np.array(list(selections.start.values()), dtype=np.intp)]
+    return np.unique(np.concatenate([drawn_positions(selections.means), *selected]))
 
 
 def _wide(rule: str) -> dict[str, int]:

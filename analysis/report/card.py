@@ -10,8 +10,8 @@ import pandas as pd
 from analysis.report.markup import Cell, facts, number, paragraph, percent, table
 from analysis.selection.choice import Selection
 from analysis.tables.per_secret import by_secret as values_by_secret
-from analysis.tables.points import HYPERPARAMETERS, configurations
-from search_spaces.configuration import Configuration
+from analysis.tables.points import configurations
+from search_spaces.configuration import HYPERPARAMETERS, Configuration
 
 MOST_SECRETS = 200
 """Rows of the table of secrets; of more, those that the selected model gives away most."""

@@ -119,7 +119,8 @@ def page(
         title: of the page.
         body: HTML; each figure has its `plot` in it.
         figures: name -> figure.
-        live: what the slider's script works with (see `analysis.report.live`), None for a page without a slider.
+        live: what the slider's script works with (see `analysis.report.threshold_slider`). A page without a slider has
+            None.
     """
     told = {"figures": {name: _described(figure) for name, figure in figures.items()}, "live": live}
     return Template(_file("template.html")).substitute(

@@ -23,7 +23,7 @@ const draw = (plot) => {
 // Every selection was made by the rules themselves when the page was written; here they are only looked up.
 const follow = (live) => {
   const [slider, value, says, reset] = ["threshold", "threshold-value", "threshold-says", "threshold-reset"].map((id) => document.getElementById(id));
-  const layout = document.getElementById("layout"), along = document.getElementById("along");
+  const layout = document.getElementById("layout"), byThreshold = document.getElementById("by_threshold");
   const line = (u) => ({ type: "line", xref: "x", yref: "paper", x0: u, x1: u, y0: 0, y1: 1, line: { dash: "dash", width: 1.5, color: "#8a939c" } });
   const show = (at) => {
     const start = at === null;
@@ -49,7 +49,7 @@ const follow = (live) => {
     const y = (inside) => live.drawn.map((i) => (member[i] === inside ? live.score[i] : null));
     Plotly.restyle(layout, { y: [y(true), y(false)] }, [0, 1]);
     Plotly.restyle(layout, { x: rules.map((rule) => [live.loss[chosen(rule)]]), y: rules.map((rule) => [live.score[chosen(rule)]]) }, rules.map((_, i) => i + 2));
-    for (const plot of [layout, along]) Plotly.relayout(plot, { shapes: [line(u)] });
+    for (const plot of [layout, byThreshold]) Plotly.relayout(plot, { shapes: [line(u)] });
   };
   const above = (score, oracle) => (live.relative && oracle > 0 ? Math.round((100 * (score - oracle)) / oracle) + " %" : "–");
   slider.addEventListener("input", () => show(Number(slider.value)));

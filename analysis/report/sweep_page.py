@@ -20,7 +20,6 @@ from analysis.figures import (
     selection_risks,
 )
 from analysis.report.card import card, contenders_table, secret_means, secrets_table
-from analysis.report.live import configurations_table, live_data, live_section, start_text
 from analysis.report.markup import Cell, bullets, number, page, paragraph, percent, plot, section, table
 from analysis.report.tables import (
     confound_table,
@@ -30,7 +29,8 @@ from analysis.report.tables import (
     risk_table,
     variance_table,
 )
-from analysis.selection.along import SelectionsAlong, selections_along
+from analysis.report.threshold_slider import configurations_table, live_data, start_text, threshold_section
+from analysis.selection.by_threshold import SelectionsByThreshold, selections_by_threshold
 from analysis.selection.choice import Selection, select
 from analysis.selection.constraints import Constraints
 from analysis.tables.per_secret import LOGARITHMIC, own_score
@@ -89,46 +89,48 @@ def write_report(
     headline = given[0]
     constraints = headline.constraints or Constraints(max_loss=headline.max_loss)
     compared = _with_baselines(points, given, constraints, by_secret)
-    along = selections_along(points, constraints, by_secret=by_secret)
+    at_thresholds = selections_by_threshold(points, constraints, by_secret=by_secret)
     score_name = score_name or own_score(points)
     relative = score_name not in LOGARITHMIC and bool((means["score"] >= 0).all())
     body = [
         f"<h1>{escape(title)}</h1>",
         paragraph(headline_sentence(headline, compared[_BEST], relative=relative), css="headline"),
         paragraph(headline.explanation) if headline.explanation else "",
-        paragraph(_context(headline, compared, base_utility_loss, base_score, start_text(along))),
+        paragraph(_context(headline, compared, base_utility_loss, base_score, start_text(at_thresholds))),
         paragraph(_worst_secret(points, headline, by_secret)) if by_secret is not None else "",
         bullets([*warnings, *headline.warnings], css="warnings"),
         paragraph(f"{_of_score(score_name, score_text)} {_counts(points, means)} {_CONFIDENTIAL}", css="soft"),
         section("The selected model", card(points, headline, card_rows or {})),
-        section("Score and utility", *live_section(along, headline.rule, base_utility_loss, relative=relative)),
+        section(
+            "Score and utility", *threshold_section(at_thresholds, headline.rule, base_utility_loss, relative=relative)
+        ),
         section(
             "How sure is the choice", paragraph(_FIXED, css="soft"), contenders_table(headline), _steps_table(headline)
         ),
         *_analyses(points),
-        section("Configurations", configurations_table(along, headline.rule)),
+        section("Configurations", configurations_table(at_thresholds, headline.rule)),
     ]
     if by_secret is not None:
         body.append(section("Secrets", secrets_table(points, compared, by_secret)))
     if notes:
         body.append(section("Notes", bullets(notes)))
-    figures = report_figures(points, along)
-    live = live_data(along, headline.rule, base_utility_loss, relative=relative)
+    figures = report_figures(points, at_thresholds)
+    live = live_data(at_thresholds, headline.rule, base_utility_loss, relative=relative)
     Path(path).write_text(page(title, body, figures, live), encoding="utf-8")
     return figures
 
 
-def report_figures(points: pd.DataFrame, along: SelectionsAlong | None = None) -> dict[str, go.Figure]:
+def report_figures(points: pd.DataFrame, selections: SelectionsByThreshold | None = None) -> dict[str, go.Figure]:
     """The figures of a report by name, also for files and notebooks.
 
     Args:
         points: a points table.
-        along: what the rules select from it, under the report's constraints; under none without it.
+        selections: what the rules select at each threshold under the report's constraints. None means no constraints.
     """
-    along = along or selections_along(points)
+    selections = selections or selections_by_threshold(points)
     return {
-        "layout": score_against_utility(along),
-        "along": score_along_thresholds(along),
+        "layout": score_against_utility(selections),
+        "by_threshold": score_along_thresholds(selections),
         "cube": hyperparameter_cube(points),
         "effects": effect_lines(points),
         "heuristics": heuristic_accuracies({"all": points}),

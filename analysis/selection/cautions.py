@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from analysis.selection.constraints import Constraints
 from analysis.selection.contenders import Contenders
-from analysis.tables.points import HYPERPARAMETERS, configurations, other_rows
-from search_spaces.configuration import Configuration
+from analysis.tables.points import configurations, other_rows
+from search_spaces.configuration import HYPERPARAMETERS, Configuration
 
 _NAMED = 3
 

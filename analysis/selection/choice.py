@@ -15,7 +15,7 @@ from analysis.selection.constraints import Constraints
 from analysis.selection.contenders import Contenders, contenders
 from analysis.selection.default import DEFAULT_RULE
 from analysis.selection.leakage import Leakage, measured_leakage
-from analysis.selection.reference import SETTINGS
+from analysis.selection.reference import REFERENCE_RULES
 from analysis.selection.rules import (
     BEST_UTILITY,
     LEAKAGE_CHECK,
@@ -30,15 +30,14 @@ from analysis.selection.rules import (
 from analysis.selection.shown import html_table
 from analysis.statistics.noise import means_by_secret
 from analysis.tables.points import (
-    HYPERPARAMETERS,
     configuration_means,
     configurations,
     require_hyperparameters,
 )
-from search_spaces.configuration import Configuration
+from search_spaces.configuration import HYPERPARAMETERS, Configuration
 from search_spaces.names import unknown_name
 
-_UNMINDFUL = {"best-utility", "worst-utility", *SETTINGS}
+_UNMINDFUL = {"best-utility", "worst-utility", *REFERENCE_RULES}
 """Rules that nobody takes for the sake of a low score: what the scores leave open is no warning there."""
 
 
@@ -144,8 +143,8 @@ def select(
     Args:
         points: a points table (see `load_points`); the order of its rows never matters for what is selected.
         rule: a name in `RULES`: "checked-procedure" (Algorithm 1 unless the scores contradict it), "procedure"
-            (Algorithm 1: needs no score of its own), "best-utility", ...; or in `SETTINGS`, of training and reference
-            data: "public-reference", ...
+            (Algorithm 1: needs no score of its own), "best-utility", ...; or in `REFERENCE_RULES`, of training and
+            reference data: "public-reference", ...
         max_loss, min_utility_gain, base_utility_loss, max_score, at_most: see `Constraints`.
         by_secret: the sweep's secrets.parquet and the score's name, so that the uncertainty counts the choice of
             secrets in, and "checked-procedure" can tell whether anything leaks measurably; without it, seeds alone.
@@ -173,7 +172,7 @@ def select(
     pool = np.ones(len(means), dtype=np.bool_)
     record: list[SelectionStep] = []
     narrowings = constraints.narrowings(points, means, by_secret)
-    narrowings += [SETTINGS[rule].narrowing(points)] if rule in SETTINGS else []
+    narrowings += [REFERENCE_RULES[rule].narrowing(points)] if rule in REFERENCE_RULES else []
     for name, text, kept in narrowings:
         if not (pool & kept).any():
             raise ValueError(
@@ -245,9 +244,9 @@ def _explanation(
 
 def _steps(rule: str) -> Rule:
     """What a rule does with what keeps to the constraints."""
-    if rule not in SETTINGS and rule not in rule_names():
-        raise ValueError(unknown_name("rule", rule, [*rule_names(), *SETTINGS]))
-    return BEST_UTILITY if rule in SETTINGS else rule_steps(rule)
+    if rule not in REFERENCE_RULES and rule not in rule_names():
+        raise ValueError(unknown_name("rule", rule, [*rule_names(), *REFERENCE_RULES]))
+    return BEST_UTILITY if rule in REFERENCE_RULES else rule_steps(rule)
 
 
 def _step(

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from analysis.statistics.noise import FARTHEST, SeedNoise, combined_degrees, secret_errors
 from analysis.statistics.spread import unit_of
-from analysis.tables.points import HYPERPARAMETERS, configurations
+from analysis.tables.points import configurations
+from search_spaces.configuration import HYPERPARAMETERS
 
 Array = NDArray[np.float64]
 Verdict = Literal["supported", "undecided", "contradicted", "unknown"]

@@ -56,7 +56,7 @@ class ReferenceSetting:
         return "reference setting", self.text, kept
 
 
-SETTINGS: dict[str, ReferenceSetting] = {
+REFERENCE_RULES: dict[str, ReferenceSetting] = {
     "public-reference": ReferenceSetting(
         text=f"keep a score of the training data of at most {HARDLY_FOUND:g}",
         keeps=lambda training, reference: training <= HARDLY_FOUND + SLACK,
@@ -77,10 +77,10 @@ def best_instance(setting: str, utility_loss: Array, training: Array, reference:
     does, the dash of the paper's Table 2. The first of several.
 
     Args:
-        setting: a name in `SETTINGS`.
+        setting: a name in `REFERENCE_RULES`.
         utility_loss, training, reference: [m] of each model: its loss and its two scores, as accuracies.
     """
-    kept = SETTINGS[setting].keeps(training, reference)
+    kept = REFERENCE_RULES[setting].keeps(training, reference)
     return int(np.where(kept, utility_loss, np.inf).argmin()) if kept.any() else None
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.selection.rules import Layout, rule_names
-from analysis.selection.thresholds import along_thresholds
+from analysis.selection.thresholds import select_at_thresholds
 from analysis.surface.surrogate import TooManyError
 from analysis.tables.points import configuration_means
 
@@ -76,7 +76,7 @@ def privacy_risk(
 
 def _scores_along(rule: str, layout: Layout) -> NDArray[np.float64]:
     """[layouts, m] the score of what a rule selects at every threshold."""
-    return np.take_along_axis(layout.score, along_thresholds(rule, layout), axis=1)
+    return np.take_along_axis(layout.score, select_at_thresholds(rule, layout), axis=1)
 
 
 def _resampled(means: pd.DataFrame, num_layouts: int, seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

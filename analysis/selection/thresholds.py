@@ -24,7 +24,7 @@ _CELLS_AT_ONCE = 4_000_000  # pool members evaluated together: 16 MB as float32
 _LAYOUT_CELLS = 100_000  # configurations of all layouts together: their arrays stay in a processor's cache
 
 
-def along_thresholds(rule: str, layout: Layout) -> Positions:
+def select_at_thresholds(rule: str, layout: Layout) -> Positions:
     """What a rule selects from P_u = {utility_loss <= u} at the utility u of every configuration.
 
     Args:

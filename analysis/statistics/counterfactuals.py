@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.tables.points import HYPERPARAMETERS, KEY
+from analysis.tables.points import KEY
+from search_spaces.configuration import HYPERPARAMETERS
 
 
 def counterfactual(

@@ -10,7 +10,8 @@ import pandas as pd
 
 from analysis.statistics.heuristics import Coded
 from analysis.statistics.spread import std
-from analysis.tables.points import HYPERPARAMETERS, configuration_means, configurations
+from analysis.tables.points import configuration_means, configurations
+from search_spaces.configuration import HYPERPARAMETERS
 
 SERIES = (*HYPERPARAMETERS, "compute", "updates")
 

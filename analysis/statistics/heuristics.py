@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.tables.points import HYPERPARAMETERS, configuration_means
-from search_spaces.configuration import exact
+from analysis.tables.points import configuration_means
+from search_spaces.configuration import HYPERPARAMETERS, exact
 
 HEURISTICS = ("individual", "compute", "updates")
 

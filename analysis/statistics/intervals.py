@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from analysis.statistics.spread import std
 from analysis.tables.per_secret import PREFIX, as_array, by_secret, score_names, score_values
-from analysis.tables.points import HYPERPARAMETERS, KEY, require_hyperparameters
+from analysis.tables.points import KEY, require_hyperparameters
+from search_spaces.configuration import HYPERPARAMETERS
 
 RESAMPLES = 2000
 QUANTILES = (0.5, 0.9)

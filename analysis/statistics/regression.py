@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from analysis.statistics.spread import std, unit_of
 from analysis.tables.points import KEY, require_hyperparameters
+from search_spaces.configuration import HYPERPARAMETERS
 from search_spaces.names import unknown_name
 
 Errors = Literal["ols", "hc3", "cluster", "mixed"]
@@ -45,9 +46,7 @@ def regress(points: pd.DataFrame, *, errors: Errors = "ols") -> dict[str, dict[s
     points = require_hyperparameters(points)
     score = points["score"].to_numpy(dtype=np.float64)
     groups = np.asarray(points.groupby(KEY, sort=True).ngroup(), dtype=np.int64)
-    log_b, log_t, log_rate = (
-        np.log(points[name].to_numpy(dtype=np.float64)) for name in ("batch_size", "num_steps", "learning_rate")
-    )
+    log_b, log_t, log_rate = (np.log(points[name].to_numpy(dtype=np.float64)) for name in HYPERPARAMETERS)
     individual = {"log_batch_size": log_b, "log_num_steps": log_t, "log_learning_rate": log_rate}
     composite = {"log_compute": log_b + log_t, "log_learning_rate": log_rate}
     return {

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from analysis.statistics.noise import SeedNoise
 from analysis.surface.surrogate import Figure, Surface
-from analysis.tables.points import HYPERPARAMETERS, configuration_means, configurations
-from search_spaces.configuration import Configuration
+from analysis.tables.points import configuration_means, configurations
+from search_spaces.configuration import HYPERPARAMETERS, Configuration
 
 Array = NDArray[np.float64]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.tables.points import HYPERPARAMETERS
+from search_spaces.configuration import HYPERPARAMETERS
 
 Array = NDArray[np.float64]
 Figure = Literal["score", "utility_loss"]

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from analysis.tables.files import read_table
 from analysis.tables.rounded_means import rounded_means
-from search_spaces.configuration import Configuration
+from search_spaces.configuration import HYPERPARAMETERS, Configuration
 from search_spaces.configuration import exact as exact
 from search_spaces.names import cell_in_words, familiar, unknown_name
 
-HYPERPARAMETERS = ["batch_size", "num_steps", "learning_rate"]
 REQUIRED_COLUMNS = [*HYPERPARAMETERS, "seed", "utility_loss", "score"]
 KEY = ["num_steps", "batch_size", "learning_rate"]  # (T, b, η): the order of rows, and of the first among ties
 _INTEGERS = {"batch_size", "num_steps", "seed"}

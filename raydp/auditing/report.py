@@ -12,6 +12,7 @@ from raydp.privacy import Guesses, one_run_bound
 from raydp.sweep.store.alarms import Configuration
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import counts
+from search_spaces.configuration import HYPERPARAMETERS
 
 SCORE = "one_run_audit"
 
@@ -92,7 +93,7 @@ def report_of(audited: str, folder: SweepFolder, *, interrupted: bool = False) -
         runs=tuple(rows),
         configurations=tuple(
             {
-                **dict(zip(("batch_size", "num_steps", "learning_rate"), key, strict=True)),
+                **dict(zip(HYPERPARAMETERS, key, strict=True)),
                 "runs": len(group),
                 "epsilon_hat": _largest(group, score),
                 "alarm": any(row["alarm"] for row in group),

@@ -45,7 +45,7 @@ def enron(
     """The Enron e-mails in Hu et al.'s four steps, as the task enron reads them."""
     from raydp.models.base_models import load_tokenizer
     from raydp.preparation.enron import EnronOptions, prepare_enron
-    from raydp.tasks.secrets import read_secrets
+    from raydp.tasks.secret import read_secrets
 
     options = EnronOptions(
         top=top,
@@ -125,7 +125,7 @@ def absent(
     from raydp.io.output import print_json, print_table
     from raydp.preparation.absent import Needles, find_in_corpus
     from raydp.tasks.reading import read_column
-    from raydp.tasks.secrets import read_secrets
+    from raydp.tasks.secret import read_secrets
 
     texts = read_column(data, column, "DATA", column_field="--column")
     known = read_secrets(secrets, "--secrets") if secrets else []

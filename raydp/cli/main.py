@@ -26,6 +26,7 @@ from raydp.cli.report import report
 from raydp.cli.score import score
 from raydp.cli.secrets import secrets_app
 from raydp.cli.variants import variants
+from search_spaces.configuration import HYPERPARAMETERS
 
 app = typer.Typer(
     cls=InterruptibleGroup,
@@ -35,7 +36,6 @@ app = typer.Typer(
 )
 RUN, READ, MODELS, PRIVACY, DATA = "Run a sweep", "Read a sweep", "Models", "Privacy", "Data"
 """The parts of `raydp --help`."""
-SETTINGS = ("batch_size", "num_steps", "learning_rate")
 
 
 def _version(asked: bool) -> None:
@@ -136,7 +136,7 @@ def points(
     elif output is not None:
         stdout.print(f"{len(table)} rows written to {output}")
     else:
-        shown = [*SETTINGS, "seed", "status", "utility_loss", "score", "model_uri"]
+        shown = [*HYPERPARAMETERS, "seed", "status", "utility_loss", "score", "model_uri"]
         print_table(folder.path.name, cast("list[dict[str, object]]", table[shown].to_dict("records")))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from raydp.spec.sections import ClusterSpec
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 
 ASSUMED = (
     "the workers' devices are like the one measured, and as loaded",

@@ -17,7 +17,7 @@ from raydp.spec.document import SweepSpec, load_spec
 from raydp.sweep.api import make_table, planned
 from raydp.sweep.planning.start import check_plan
 from raydp.sweep.store.folder import SweepFolder
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 
 NUM_STEPS, MAX_STEPS = 3, 1000
 

@@ -23,7 +23,7 @@ from raydp.sweep.store.transfer import SharedFolder
 from raydp.tasks.base import Task
 from raydp.training.comm import LocalComm
 from raydp.training.noise.stream import TEST_KEY
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 
 
 class _Times:

@@ -16,7 +16,8 @@ from raydp.methods.regularised import RegularisedClassifier, Regulariser, Seen, 
 from raydp.models.networks import initial_weights
 from raydp.tasks.classification.labelled import ClassificationTask
 from raydp.training.noise.stream import KeyedStream
-from raydp.training.trial import Trainee, TrialPlan
+from raydp.training.trial import TrainingContext
+from raydp.training.trial_plan import TrialPlan
 
 ATTACK_SEED = 0x616476
 """Keeps the attack model's initialisation apart from other uses of a seed."""
@@ -42,8 +43,10 @@ class AdversarialRegularization(RegularisedClassifier):
     """Width of the attack model's first hidden layer; the other layers are in proportion. 1024 in Nasr et al."""
     reference_term: ClassVar[bool] = False
 
-    def regulariser(self, plan: TrialPlan, trainee: Trainee, task: ClassificationTask, key: bytes) -> Regulariser:
-        return _Adversary(self, plan, trainee, task, key)
+    def regulariser(
+        self, plan: TrialPlan, context: TrainingContext, task: ClassificationTask, key: bytes
+    ) -> Regulariser:
+        return _Adversary(self, plan, context, task, key)
 
 
 class AdversarialRegularizationOnBoth(AdversarialRegularization):
@@ -57,14 +60,19 @@ class _Adversary(Regulariser):
     """The attack model of one run, and what it adds to the classifier's loss."""
 
     def __init__(
-        self, method: AdversarialRegularization, plan: TrialPlan, trainee: Trainee, task: ClassificationTask, key: bytes
+        self,
+        method: AdversarialRegularization,
+        plan: TrialPlan,
+        context: TrainingContext,
+        task: ClassificationTask,
+        key: bytes,
     ) -> None:
-        self._method, self._plan, self._trainee, self._task = method, plan, trainee, task
+        self._method, self._plan, self._context, self._task = method, plan, context, task
         self._stream = KeyedStream(key=key, run_id=plan.run_id)
         num_outputs = task.num_classes + task.facts().num_new_tokens
         with initial_weights(plan.seed ^ ATTACK_SEED):
             attack = AttackModel(num_outputs, method.attack_width)
-        self.attack = attack.to(next(iter(trainee.parameters.values())).device)
+        self.attack = attack.to(next(iter(context.parameters.values())).device)
         self._optimizer = torch.optim.Adam(self.attack.parameters(), lr=method.attack_learning_rate)
 
     def prepare(self, step: int) -> None:
@@ -73,7 +81,7 @@ class _Adversary(Regulariser):
         for batch in range(self._num_batches(step)):
             mask = self._stream.poisson_mask(n, b, step=step, purpose=f"attack model's batch {batch}")
             with torch.no_grad():
-                training, reference = look_at(self._trainee, self._task, np.flatnonzero(mask))
+                training, reference = look_at(self._context, self._task, np.flatnonzero(mask))
             if len(training) and len(reference):
                 self._optimizer.zero_grad()
                 (-gain(self.attack, training, reference)).backward()

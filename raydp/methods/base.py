@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from raydp.tasks.base import Task, TaskFacts
     from raydp.training.checkpoint import CheckpointStore
     from raydp.training.comm import Comm
-    from raydp.training.trial import Trained, Trainee, TrialPlan
+    from raydp.training.trial import Trained, TrainingContext
+    from raydp.training.trial_plan import TrialPlan
 
 
 def poisson_batch(plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
@@ -83,14 +84,20 @@ class Method(Protocol):
         """The rule that turns the privatised gradient into an update."""
 
     def train(
-        self, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm, key: bytes, store: CheckpointStore | None
+        self,
+        plan: TrialPlan,
+        context: TrainingContext,
+        task: Task,
+        comm: Comm,
+        key: bytes,
+        store: CheckpointStore | None,
     ) -> Trained:
         """Run all steps, from the newest checkpoint if there is one."""
 
     def check(self, spec: SweepSpec, task: Task) -> None:
         """Raise ValueError if it cannot train what the spec asks for."""
 
-    def told(self, plan: TrialPlan) -> dict[str, Any]:
+    def record_fields(self, plan: TrialPlan) -> dict[str, Any]:
         """What a run's privacy record says besides: arguments of `raydp.privacy.privacy_record`."""
 
 
@@ -104,6 +111,6 @@ class MethodSection(Section):
     def check(self, spec: SweepSpec, task: Task) -> None:
         """Everything can be trained."""
 
-    def told(self, plan: TrialPlan) -> dict[str, Any]:
+    def record_fields(self, plan: TrialPlan) -> dict[str, Any]:
         """Nothing."""
         return {}

@@ -18,7 +18,8 @@ from raydp.training.comm import Comm
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.thresholds import AdaptiveClipping, AutomaticClipping, Clipping, gradient_noise_multiplier
 from raydp.training.noise.correlated import CorrelatedNoise
-from raydp.training.trial import Trained, Trainee, TrialPlan
+from raydp.training.trial import Trained, TrainingContext
+from raydp.training.trial_plan import TrialPlan
 
 if TYPE_CHECKING:
     from raydp.spec.document import SweepSpec
@@ -147,25 +148,31 @@ class DPSGD(MethodSection):
             )
 
     def train(
-        self, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm, key: bytes, store: CheckpointStore | None
+        self,
+        plan: TrialPlan,
+        context: TrainingContext,
+        task: Task,
+        comm: Comm,
+        key: bytes,
+        store: CheckpointStore | None,
     ) -> Trained:
         assert plan.noise_multiplier > 0, "a private run has noise"
         clipping = self._clipping(plan)
         rule = loop.StepRule(
             indices_fn=lambda step: self.batch_indices(plan, key, step),
             gradients=ClippedGradients(
-                trainee.model,
-                trainee.parameters,
+                context.model,
+                context.parameters,
                 clipping,
                 weight_decay=self.loss_decay,
             ),
             clipping=clipping,
             noise_multiplier=self._gradient_noise_multiplier(plan, plan.noise_multiplier),
-            optimizer=self.optimizer(plan, list(trainee.parameters.values())),
+            optimizer=self.optimizer(plan, list(context.parameters.values())),
             noise=CorrelatedNoise(self.noise_strategy(plan)),
             weights=unit_weights(self.reference_weight, task),
         )
-        return loop.run(plan, rule, trainee, task, comm, key, store)
+        return loop.run(plan, rule, context, task, comm, key, store)
 
     def _clipping(self, plan: TrialPlan) -> Clipping:
         """A new threshold at its start."""

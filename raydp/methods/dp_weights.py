@@ -22,7 +22,8 @@ from raydp.training.comm import Comm
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.thresholds import Clipping
 from raydp.training.noise.stream import KeyedStream
-from raydp.training.trial import Trained, Trainee, TrialPlan
+from raydp.training.trial import Trained, TrainingContext
+from raydp.training.trial_plan import TrialPlan
 
 if TYPE_CHECKING:
     from raydp.spec.document import SweepSpec
@@ -69,7 +70,7 @@ class DPWeights(MethodSection):
         """What is known: nothing bounds what one record does to the trained weights."""
         return NonPrivate()
 
-    def told(self, plan: TrialPlan) -> dict[str, Any]:
+    def record_fields(self, plan: TrialPlan) -> dict[str, Any]:
         """The claim, and that it is one."""
         assert plan.claimed_epsilon is not None, "the plan says what is claimed"
         return {
@@ -103,29 +104,35 @@ class DPWeights(MethodSection):
         return torch.optim.SGD(parameters, lr=plan.learning_rate)
 
     def train(
-        self, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm, key: bytes, store: CheckpointStore | None
+        self,
+        plan: TrialPlan,
+        context: TrainingContext,
+        task: Task,
+        comm: Comm,
+        key: bytes,
+        store: CheckpointStore | None,
     ) -> Trained:
         assert plan.claimed_epsilon is not None, "the plan says what is claimed"
         clipping = Clipping(self.max_grad_norm)
         rule = loop.StepRule(
             indices_fn=lambda step: self.batch_indices(plan, key, step),
-            gradients=ClippedGradients(trainee.model, trainee.parameters, clipping),
+            gradients=ClippedGradients(context.model, context.parameters, clipping),
             clipping=clipping,
             noise_multiplier=0.0,
-            optimizer=self.optimizer(plan, list(trainee.parameters.values())),
+            optimizer=self.optimizer(plan, list(context.parameters.values())),
         )
-        trained = loop.run(plan, rule, trainee, task, comm, key, store)
+        trained = loop.run(plan, rule, context, task, comm, key, store)
         if trained.ended_early:
             return trained
-        noiseless = {name: p.detach().clone() for name, p in trainee.parameters.items()}
-        put = partial(self._put, plan, trainee, noiseless, KeyedStream(key=key, run_id=plan.run_id))
+        noiseless = {name: p.detach().clone() for name, p in context.parameters.items()}
+        put = partial(self._put, plan, context, noiseless, KeyedStream(key=key, run_id=plan.run_id))
         put(plan.claimed_epsilon)
         return replace(trained, variants={epsilon: partial(put, epsilon) for epsilon in self.epsilons})
 
     def _put(
         self,
         plan: TrialPlan,
-        trainee: Trainee,
+        context: TrainingContext,
         noiseless: dict[str, torch.Tensor],
         stream: KeyedStream,
         epsilon: float,
@@ -133,7 +140,7 @@ class DPWeights(MethodSection):
         """Put the weights of an ε into the model, the same on every rank. Each ε has noise of its own: the difference
         of two models with the same noise, scaled, would give the weights away."""
         std = self.noise_std(plan, epsilon)
-        for name, parameter in trainee.parameters.items():
+        for name, parameter in context.parameters.items():
             noise = stream.normal(parameter.numel(), step=plan.num_steps, purpose=f"weights at {epsilon!r}", name=name)
             weights = noiseless[name].double() + std * torch.from_numpy(noise).view(parameter.shape).to(
                 parameter.device

@@ -12,7 +12,7 @@ from raydp.methods.dp import DPSGD
 from raydp.privacy import PoissonGaussian
 from raydp.privacy.mechanisms.factorisation import banded_square_root
 from raydp.training.noise.stream import KeyedStream
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 
 
 def cyclic_poisson_batch(plan: TrialPlan, key: bytes, step: int, num_groups: int) -> NDArray[np.int64]:
@@ -89,7 +89,7 @@ class DPMF(DPSGD):
         decay = 1 - plan.learning_rate * self._decoupled_decay
         return tuple(banded_square_root(self.num_bands, decay=decay, momentum=self.momentum).tolist())
 
-    def told(self, plan: TrialPlan) -> dict[str, Any]:
+    def record_fields(self, plan: TrialPlan) -> dict[str, Any]:
         """How batches are drawn, and what was run in words."""
         event = self.event(plan, plan.noise_multiplier)
         return {

@@ -9,7 +9,8 @@ from pydantic import Field
 
 from raydp.methods.regularised import RegularisedClassifier, Regulariser, Seen
 from raydp.tasks.classification.labelled import ClassificationTask
-from raydp.training.trial import Trainee, TrialPlan
+from raydp.training.trial import TrainingContext
+from raydp.training.trial_plan import TrialPlan
 
 SMALLEST = 1e-12
 """Added to a squared distance, as its root has no gradient at 0."""
@@ -27,7 +28,9 @@ class MMDRegularization(RegularisedClassifier):
     kernel_variance: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Variance of the Gaussian kernel exp(-‖p - q‖² / (2 variance)); 1 in Kaplan et al. 2024, appendix B.2."""
 
-    def regulariser(self, plan: TrialPlan, trainee: Trainee, task: ClassificationTask, key: bytes) -> Regulariser:
+    def regulariser(
+        self, plan: TrialPlan, context: TrainingContext, task: ClassificationTask, key: bytes
+    ) -> Regulariser:
         return _MeanDiscrepancy(self.kernel_variance)
 
 

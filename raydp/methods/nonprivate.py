@@ -20,7 +20,8 @@ from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.thresholds import Clipping
 from raydp.training.gradients.weights import UnitWeights
 from raydp.training.sharding import is_sharded
-from raydp.training.trial import Trained, Trainee, TrialPlan
+from raydp.training.trial import Trained, TrainingContext
+from raydp.training.trial_plan import TrialPlan
 
 
 class NonPrivate(MethodSection):
@@ -44,11 +45,17 @@ class NonPrivate(MethodSection):
         return kind(parameters, lr=plan.learning_rate)
 
     def train(
-        self, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm, key: bytes, store: CheckpointStore | None
+        self,
+        plan: TrialPlan,
+        context: TrainingContext,
+        task: Task,
+        comm: Comm,
+        key: bytes,
+        store: CheckpointStore | None,
     ) -> Trained:
-        optimizer = self.optimizer(plan, list(trainee.parameters.values()))
-        rule = plain_rule(trainee, lambda step: self.batch_indices(plan, key, step), optimizer, self._weights(task))
-        return loop.run(plan, rule, trainee, task, comm, key, store)
+        optimizer = self.optimizer(plan, list(context.parameters.values()))
+        rule = plain_rule(context, lambda step: self.batch_indices(plan, key, step), optimizer, self._weights(task))
+        return loop.run(plan, rule, context, task, comm, key, store)
 
     def _weights(self, task: Task) -> UnitWeights | None:
         """All examples weigh alike."""
@@ -56,16 +63,16 @@ class NonPrivate(MethodSection):
 
 
 def plain_rule(
-    trainee: Trainee,
+    context: TrainingContext,
     indices_fn: Callable[[int], NDArray[np.int64]],
     optimizer: torch.optim.Optimizer,
     weights: UnitWeights | None = None,
 ) -> loop.StepRule:
     """Training without clipping and noise."""
     clipping = _NoClipping(math.inf)
-    gradients: loop.GradientSum = _PlainSum(trainee.parameters)
-    if is_sharded(trainee.model):  # autograd would sum into weights that are gathered for a moment only
-        gradients = ClippedGradients(trainee.model, trainee.parameters, clipping)
+    gradients: loop.GradientSum = _PlainSum(context.parameters)
+    if is_sharded(context.model):  # autograd would sum into weights that are gathered for a moment only
+        gradients = ClippedGradients(context.model, context.parameters, clipping)
     return loop.StepRule(
         indices_fn=indices_fn,
         gradients=gradients,

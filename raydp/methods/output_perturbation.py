@@ -20,7 +20,8 @@ from raydp.training.comm import Comm
 from raydp.training.logistic import LogisticDescent
 from raydp.training.noise.lattice import LATTICE_SHARE, NOISE_WIDENING, add_lattice_noise, lattice_step
 from raydp.training.noise.stream import KeyedStream
-from raydp.training.trial import Paused, Trained, Trainee, TrialPlan
+from raydp.training.trial import Paused, Trained, TrainingContext
+from raydp.training.trial_plan import TrialPlan
 
 if TYPE_CHECKING:
     from raydp.spec.document import SweepSpec
@@ -74,7 +75,7 @@ class OutputPerturbation(MethodSection):
         self.descent(plan)
         return PoissonGaussian(sample_rate=1.0, noise_multiplier=noise_multiplier, num_steps=1)
 
-    def told(self, plan: TrialPlan) -> dict[str, Any]:
+    def record_fields(self, plan: TrialPlan) -> dict[str, Any]:
         """How batches are drawn, and what is added to the trained weights."""
         sensitivity = self.descent(plan).sensitivity(plan.num_steps)
         return {
@@ -105,26 +106,32 @@ class OutputPerturbation(MethodSection):
         return torch.optim.SGD(parameters, lr=plan.learning_rate, weight_decay=self.weight_decay)
 
     def train(
-        self, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm, key: bytes, store: CheckpointStore | None
+        self,
+        plan: TrialPlan,
+        context: TrainingContext,
+        task: Task,
+        comm: Comm,
+        key: bytes,
+        store: CheckpointStore | None,
     ) -> Trained:
         """Rank 0 trains, the others wait: it is a matter of seconds, and what is interrupted starts again."""
         self.event(plan, plan.noise_multiplier)
         started = time.perf_counter()
-        history = self._fit(plan, trainee, task, comm, key) if comm.rank == 0 else []
+        history = self._fit(plan, context, task, comm, key) if comm.rank == 0 else []
         if comm.broadcast_object(history is None):
             raise Paused("paused; a run of output_perturbation starts again")
-        for parameter in trainee.parameters.values():
+        for parameter in context.parameters.values():
             comm.broadcast(parameter.data)
         seconds = time.perf_counter() - started
         return Trained(history=history or [], ended_early=False, resumed_from=0, seconds=seconds)
 
     def _fit(
-        self, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm, key: bytes
+        self, plan: TrialPlan, context: TrainingContext, task: Task, comm: Comm, key: bytes
     ) -> list[dict[str, float]] | None:
         """Train, add the noise and put the weights into the model; the history, or None where it is to pause."""
         assert plan.noise_multiplier > 0, "a private run has noise"
         descent, order, history = self.descent(plan), _order(plan, key), list[dict[str, float]]()
-        (bias_name, bias), (weight_name, weight) = sorted(trainee.parameters.items(), key=lambda item: item[1].dim())
+        (bias_name, bias), (weight_name, weight) = sorted(context.parameters.items(), key=lambda item: item[1].dim())
         theta = torch.cat([weight.detach(), bias.detach()[:, None]], dim=1).double()
         sensitivity, present = descent.sensitivity(plan.num_steps), len(task.lengths())
         if (rounding := descent.rounding(theta, plan.num_steps)) > ROUNDING * sensitivity:
@@ -134,16 +141,16 @@ class OutputPerturbation(MethodSection):
                 "learning rate or the number of steps."
             )
         for step in range(plan.num_steps):
-            if trainee.pause_fn is not None and trainee.pause_fn():
+            if context.pause_fn is not None and context.pause_fn():
                 return None
             places = np.sort(order[descent.places(step)])
             batch = cast(LabelledBatch, task.batch(places[places < present]).to(comm.device))
             loss, drawn = descent.step(theta, batch), len(batch.labels)
             history.append({"step": step, "drawn": drawn, **({"loss": loss / drawn} if drawn else {})})
-            if trainee.progress is not None:
-                trainee.progress(step + 1, plan.num_steps)
-        if trainee.ledger is not None:
-            trainee.ledger.record(plan.num_steps)
+            if context.progress is not None:
+                context.progress(step + 1, plan.num_steps)
+        if context.ledger is not None:
+            context.ledger.record(plan.num_steps)
         stream = KeyedStream(key=key, run_id=plan.run_id)
         lattice, std = lattice_step(sensitivity, theta.numel()), self._noise_std(plan, sensitivity)
         parts = {weight_name: (weight, theta[:, :-1]), bias_name: (bias, theta[:, -1])}

@@ -23,7 +23,8 @@ from raydp.training.aggregation.teachers import Teachers, Teaching, collect_vote
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
 from raydp.training.noise.stream import KeyedStream
-from raydp.training.trial import Trained, Trainee, TrialPlan
+from raydp.training.trial import Trained, TrainingContext
+from raydp.training.trial_plan import TrialPlan
 
 if TYPE_CHECKING:
     from raydp.spec.document import SweepSpec
@@ -169,7 +170,7 @@ class PATE(MethodSection):
         check = 0.0 if self.threshold_noise is None else self.threshold_noise**-2
         return noise_multiplier * math.sqrt(self.num_queries * (2 + check))
 
-    def told(self, plan: TrialPlan) -> dict[str, Any]:
+    def record_fields(self, plan: TrialPlan) -> dict[str, Any]:
         """What is released."""
         sigma = self.answer_noise(plan.noise_multiplier)
         checked = ""
@@ -201,16 +202,22 @@ class PATE(MethodSection):
         return torch.optim.Adam(parameters, lr=plan.learning_rate)
 
     def train(
-        self, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm, key: bytes, store: CheckpointStore | None
+        self,
+        plan: TrialPlan,
+        context: TrainingContext,
+        task: Task,
+        comm: Comm,
+        key: bytes,
+        store: CheckpointStore | None,
     ) -> Trained:
         assert plan.noise_multiplier > 0, "a private run has noise"
         assert isinstance(task, ClassificationTask), "checked with the spec"
         assert task.public is not None, "checked with the spec"
         queries = task.public.select(np.arange(self.num_queries))
         beside = None if store is None else store.beside("teachers")
-        votes = collect_votes(plan, self._teachers(), trainee, task, queries, comm, key, beside)
-        if trainee.ledger is not None and comm.rank == 0:
-            trainee.ledger.record(0)
+        votes = collect_votes(plan, self._teachers(), context, task, queries, comm, key, beside)
+        if context.ledger is not None and comm.rank == 0:
+            context.ledger.record(0)
         answers, answered = self.released(plan, votes, key)
         if not answered.any():
             raise ValueError(
@@ -221,11 +228,11 @@ class PATE(MethodSection):
         student = replace(task, train=learnt)
         of_student = replace(plan, num_examples=len(learnt), batch_size=min(plan.batch_size, len(learnt)))
         rule = plain_rule(
-            trainee,
+            context,
             lambda step: poisson_batch(of_student, key, step),
-            self.optimizer(plan, list(trainee.parameters.values())),
+            self.optimizer(plan, list(context.parameters.values())),
         )
-        trained = loop.run(of_student, rule, trainee, student, comm, key, store)
+        trained = loop.run(of_student, rule, context, student, comm, key, store)
         sigma = self.answer_noise(plan.noise_multiplier)
         details = {
             "votes": votes.tolist(),

@@ -15,11 +15,12 @@ from torch.nn import functional as F
 from raydp.methods.nonprivate import NonPrivate
 from raydp.tasks.base import Task
 from raydp.tasks.classification.labelled import ClassificationTask
-from raydp.training import joint
+from raydp.training import batch_loop
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
 from raydp.training.sharding import is_sharded
-from raydp.training.trial import Trained, Trainee, TrialPlan
+from raydp.training.trial import Trained, TrainingContext
+from raydp.training.trial_plan import TrialPlan
 
 if TYPE_CHECKING:
     from raydp.spec.document import SweepSpec
@@ -63,24 +64,32 @@ class RegularisedClassifier(NonPrivate):
         classification(task)
 
     @abstractmethod
-    def regulariser(self, plan: TrialPlan, trainee: Trainee, task: ClassificationTask, key: bytes) -> Regulariser:
+    def regulariser(
+        self, plan: TrialPlan, context: TrainingContext, task: ClassificationTask, key: bytes
+    ) -> Regulariser:
         """A new one, for one run."""
 
     def train(
-        self, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm, key: bytes, store: CheckpointStore | None
+        self,
+        plan: TrialPlan,
+        context: TrainingContext,
+        task: Task,
+        comm: Comm,
+        key: bytes,
+        store: CheckpointStore | None,
     ) -> Trained:
         classes = classification(task)
-        if is_sharded(trainee.model):
+        if is_sharded(context.model):
             raise ValueError("cluster.sharding must be none for this method, got full. Leave it out.")
-        optimizer = self.optimizer(plan, list(trainee.parameters.values()))
-        regulariser = self.regulariser(plan, trainee, classes, key)
+        optimizer = self.optimizer(plan, list(context.parameters.values()))
+        regulariser = self.regulariser(plan, context, classes, key)
 
         def step_fn(step: int) -> dict[str, float]:
             regularised = step >= self.warmup_steps and self.strength > 0
             if regularised:
                 regulariser.prepare(step)
             units = self.batch_indices(plan, key, step)
-            training, reference = look_at(trainee, classes, units)
+            training, reference = look_at(context, classes, units)
             if not len(training):
                 return {"drawn": float(len(units))}
             loss = objective = F.cross_entropy(training.logits, training.labels)
@@ -91,7 +100,7 @@ class RegularisedClassifier(NonPrivate):
             optimizer.step()
             return {"drawn": float(len(units)), "loss": float(loss.detach()), "objective": float(objective.detach())}
 
-        return joint.run(plan, trainee, comm, step_fn)
+        return batch_loop.run(plan, context, comm, step_fn)
 
 
 class Regulariser:
@@ -119,16 +128,16 @@ def classification(task: Task) -> ClassificationTask:
     return task
 
 
-def look_at(trainee: Trainee, task: ClassificationTask, units: NDArray[np.int64]) -> tuple[Seen, Seen]:
+def look_at(context: TrainingContext, task: ClassificationTask, units: NDArray[np.int64]) -> tuple[Seen, Seen]:
     """What the classifier says of a batch's training and of its reference examples."""
-    device = next(iter(trainee.parameters.values())).device
+    device = next(iter(context.parameters.values())).device
     first = task.facts().num_training
     parts = []
     for part in (units[units < first], units[units >= first]):
         batch = task.batch(part).to(device)
         logits = torch.zeros(0, task.num_classes, device=device)
         if len(part):
-            with torch.autocast(device.type, dtype=trainee.autocast, enabled=trainee.autocast is not None):
-                logits = task.logits(trainee.model, batch.inputs).float()
+            with torch.autocast(device.type, dtype=context.autocast, enabled=context.autocast is not None):
+                logits = task.logits(context.model, batch.inputs).float()
         parts.append(Seen(logits=logits, labels=batch.labels))
     return parts[0], parts[1]

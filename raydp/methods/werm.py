@@ -19,7 +19,8 @@ from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
 from raydp.training.gradients.weights import UnitWeights
 from raydp.training.loop import losses_of
-from raydp.training.trial import Trained, Trainee, TrialPlan
+from raydp.training.trial import Trained, TrainingContext
+from raydp.training.trial_plan import TrialPlan
 
 EVALUATED_TOKENS = 1024
 
@@ -53,11 +54,17 @@ class WeightedRiskMinimization(NonPrivate):
         return unit_weights(self.reference_weight, task)
 
     def train(
-        self, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm, key: bytes, store: CheckpointStore | None
+        self,
+        plan: TrialPlan,
+        context: TrainingContext,
+        task: Task,
+        comm: Comm,
+        key: bytes,
+        store: CheckpointStore | None,
     ) -> Trained:
         if self.keep_best_of == 1:
-            return super().train(plan, trainee, task, comm, key, store)
-        if sharding.in_parts(trainee.parameters):
+            return super().train(plan, context, task, comm, key, store)
+        if sharding.in_parts(context.parameters):
             raise ValueError(
                 f"method.keep_best_of must be 1 with cluster.sharding full, got {self.keep_best_of}: no worker has all "
                 "weights at hand. Leave it out."
@@ -68,17 +75,17 @@ class WeightedRiskMinimization(NonPrivate):
 
         def look(done: int, total: int) -> None:
             if done in looks:
-                found[done] = comm.broadcast_object(heldout_loss(trainee, task))
+                found[done] = comm.broadcast_object(heldout_loss(context, task))
                 if not best or found[done] <= min(found.values()):
-                    best.update({name: p.detach().clone() for name, p in trainee.parameters.items()})
-            if trainee.progress is not None:
-                trainee.progress(done, total)
+                    best.update({name: p.detach().clone() for name, p in context.parameters.items()})
+            if context.progress is not None:
+                context.progress(done, total)
 
-        trained = super().train(plan, replace(trainee, progress=look), task, comm, key, None)
+        trained = super().train(plan, replace(context, progress=look), task, comm, key, None)
         if trained.ended_early:
             return trained
         with torch.no_grad():
-            for name, parameter in trainee.parameters.items():
+            for name, parameter in context.parameters.items():
                 parameter.copy_(best[name])
         for done, loss in found.items():
             trained.history[done - 1]["heldout_loss"] = loss
@@ -86,10 +93,10 @@ class WeightedRiskMinimization(NonPrivate):
 
 
 @torch.no_grad()
-def heldout_loss(trainee: Trainee, task: Task) -> float:
+def heldout_loss(context: TrainingContext, task: Task) -> float:
     """Mean loss (nats) of the held-out examples."""
-    device = next(iter(trainee.parameters.values())).device
+    device = next(iter(context.parameters.values())).device
     total, lengths = 0.0, task.heldout_lengths()
     for indices in batches_by_length(np.asarray(lengths), EVALUATED_TOKENS):
-        total += float(losses_of(trainee, task, task.heldout_batch(indices).to(device)).sum(dtype=torch.float64))
+        total += float(losses_of(context, task, task.heldout_batch(indices).to(device)).sum(dtype=torch.float64))
     return total / len(lengths)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydp.tasks.reading import existing_file, read_json_rows, read_rows
-from raydp.tasks.secrets import verbatim_texts
+from raydp.tasks.secret import verbatim_texts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

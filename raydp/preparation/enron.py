@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from raydp.preparation.mail_files import read_mails
-from raydp.tasks.secrets import verbatim_texts
+from raydp.tasks.secret import verbatim_texts
 from raydp.tasks.text.enron import unwanted
 
 if TYPE_CHECKING:

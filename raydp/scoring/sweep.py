@@ -17,7 +17,7 @@ from raydp.scores.requests import ScoreRequest
 from raydp.scoring.scored_models import FETCHED, finished_runs, model_folders, require_same
 from raydp.spec.document import SweepSpec
 from raydp.sweep.engine.progress import MeasurementProgress
-from raydp.sweep.engine.scorers import Job, Shared, run_jobs
+from raydp.sweep.engine.scorers import Job, ScorerInputs, run_jobs
 from raydp.sweep.engine.slots import start_ray, stop_ray
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
@@ -197,7 +197,7 @@ def _measure(
         with phase(console, "starting Ray, loading the base model"):
             start_ray(spec.cluster)
             base = sharing.disassemble(models.load_base(spec.model))
-        shared = Shared(task=task, model=base, folders=folders, cpus=spec.cluster.cpus_per_worker)
+        shared = ScorerInputs(task=task, model=base, folders=folders, cpus=spec.cluster.cpus_per_worker)
         with MeasurementProgress(console, total=sum(len(job.left) for job in jobs)) as shown:
 
             def commit(label: str, name: str, result: dict[str, object]) -> None:

@@ -17,7 +17,7 @@ def extract(task: TofuTask, review: Path | None = None) -> tuple[list[dict[str, 
         review: a new file for `task.review`, for a person who completes what the n-grams leave open.
 
     Returns:
-        Rows of a secrets file (see raydp.tasks.secrets.read_secrets) with `type`, `source`, `count` (the author's rows
+        Rows of a secrets file (see raydp.tasks.secret.read_secrets) with `type`, `source`, `count` (the author's rows
         that mention the attribute), `author_index`, `name` and `candidates` with their counts; and counts of the
         authors.
     """

@@ -14,7 +14,7 @@ from raydp.io.output import print_table, stderr
 from raydp.secrets import files
 from raydp.secrets.mail import MailOptions
 from raydp.tasks.reading import read_json_rows
-from raydp.tasks.secrets import read_secrets
+from raydp.tasks.secret import read_secrets
 
 if TYPE_CHECKING:
     pass

@@ -86,7 +86,7 @@ def extract(
         progress: called with what is being done.
 
     Returns:
-        Rows of a secrets file (see raydp.tasks.secrets.read_secrets) with `type`, `source` and `count`, the texts that
+        Rows of a secrets file (see raydp.tasks.secret.read_secrets) with `type`, `source` and `count`, the texts that
         hold the secret, in the order of the options; and counts of every step.
     """
     progress("tokenising")

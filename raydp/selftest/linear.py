@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from raydp.tasks.base import Batch, Secret, TaskFacts
-from raydp.training.trial import Trainee
+from raydp.training.trial import TrainingContext
 
 
 class LinearTask:
@@ -75,9 +75,9 @@ class LinearTask:
         return ()
 
 
-def linear_trainee(in_features: int, out_features: int, num_layers: int) -> Trainee:
+def linear_trainee(in_features: int, out_features: int, num_layers: int) -> TrainingContext:
     """Layers side by side, all weights 0."""
     model = nn.Sequential(*(nn.Linear(in_features, out_features, bias=False) for _ in range(num_layers))).eval()
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
-    return Trainee(model=model, parameters=dict(sorted(model.named_parameters())))
+    return TrainingContext(model=model, parameters=dict(sorted(model.named_parameters())))

@@ -17,7 +17,8 @@ from raydp.tasks.base import Task
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
 from raydp.training.noise.stream import TEST_KEY
-from raydp.training.trial import Trained, Trainee, TrialPlan
+from raydp.training.trial import Trained, TrainingContext
+from raydp.training.trial_plan import TrialPlan
 
 LEARNING_RATE = 2.0**20
 """An update is then so much larger than the weights that their rounding does not show; a power of two adds none."""
@@ -60,7 +61,13 @@ class NoisyMethod(AccountedMethod, Protocol):
     def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer: ...
 
     def train(
-        self, plan: TrialPlan, trainee: Trainee, task: Task, comm: Comm, key: bytes, store: CheckpointStore | None
+        self,
+        plan: TrialPlan,
+        context: TrainingContext,
+        task: Task,
+        comm: Comm,
+        key: bytes,
+        store: CheckpointStore | None,
     ) -> Trained: ...
 
     def model_dump(self) -> dict[str, object]: ...
@@ -118,19 +125,19 @@ def accounted_noise(method: AccountedMethod, plan: TrialPlan) -> float:
 def summed_updates(
     method: NoisyMethod,
     plan: TrialPlan,
-    trainee: Trainee,
+    context: TrainingContext,
     task: Task,
     comm: Comm,
     store: CheckpointStore | None = None,
 ) -> list[torch.Tensor]:
     """The updates of `observed_training`."""
-    return observed_training(method, plan, trainee, task, comm, store)[0]
+    return observed_training(method, plan, context, task, comm, store)[0]
 
 
 def observed_training(
     method: NoisyMethod,
     plan: TrialPlan,
-    trainee: Trainee,
+    context: TrainingContext,
     task: Task,
     comm: Comm,
     store: CheckpointStore | None = None,
@@ -138,7 +145,7 @@ def observed_training(
     """Train, and put the weights back.
 
     Args:
-        store: the run goes on from its newest checkpoint, whose weights must be the trainee's; only the updates after
+        store: the run goes on from its newest checkpoint, whose weights must be the context's; only the updates after
             that are seen.
 
     Returns:
@@ -146,24 +153,24 @@ def observed_training(
         b over the learning rate, and over the scale of weighted units; for SGD that is the clipped sum with its noise.
         And the history of the run.
     """
-    start = _flat(trainee)
+    start = _flat(context)
     states = [start]
-    observed = replace(trainee, progress=lambda done, total: states.append(_flat(trainee)))
+    observed = replace(context, progress=lambda done, total: states.append(_flat(context)))
     try:
         history = method.train(plan, observed, task, comm, TEST_KEY, store).history
     finally:
-        _restore(trainee, start)
+        _restore(context, start)
     weights = unit_weights(getattr(method, "reference_weight", None), task)
     scale = plan.batch_size / plan.learning_rate / (1.0 if weights is None else weights.scale)
     return [(before - after) * scale for before, after in pairwise(states)], history
 
 
-def _flat(trainee: Trainee) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in trainee.parameters.values()])
+def _flat(context: TrainingContext) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in context.parameters.values()])
 
 
-def _restore(trainee: Trainee, values: torch.Tensor) -> None:
-    sizes = [p.numel() for p in trainee.parameters.values()]
+def _restore(context: TrainingContext, values: torch.Tensor) -> None:
+    sizes = [p.numel() for p in context.parameters.values()]
     with torch.no_grad():
-        for parameter, value in zip(trainee.parameters.values(), values.split(sizes), strict=True):
+        for parameter, value in zip(context.parameters.values(), values.split(sizes), strict=True):
             parameter.copy_(value.view_as(parameter))

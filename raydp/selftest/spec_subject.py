@@ -18,7 +18,7 @@ from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training.comm import LocalComm
 from raydp.training.gradients.microbatches import Units
 from raydp.training.gradients.prefix import with_frozen_prefix
-from raydp.training.trial import Trainee
+from raydp.training.trial import TrainingContext
 
 
 def spec_subject(spec: SweepSpec) -> Subject:
@@ -34,17 +34,17 @@ def spec_subject(spec: SweepSpec) -> Subject:
         )
     task = task_of(spec, models.tokenizer_if_any(spec.model.name))
     pretrained = models.load_base(spec.model, new_tokens=task.facts().num_new_tokens)
-    trainee = typed_trainee(pretrained, spec.model, spec.cluster.microbatch_size)
+    context = typed_trainee(pretrained, spec.model, spec.cluster.microbatch_size)
     units = Units.of(task)
     by_length = units.share(np.arange(len(units)), LocalComm())
     indices = by_length[np.unique(np.linspace(0, len(by_length) - 1, NUM_EXAMPLES).round().astype(np.int64))]
     if task.facts().num_reference:
         indices = np.union1d(indices, [0, len(units) - 1])  # both sets, and in order: reference data are the last
     if isinstance(task, LanguageModelingTask) and spec.cluster.prefix_cache_gib:
-        task, indices = _prefixed(task, indices, trainee), np.arange(len(indices))
+        task, indices = _prefixed(task, indices, context), np.arange(len(indices))
     return Subject(
         name=f"{spec.name}: {spec.model.name}",
-        trainee=trainee,
+        context=context,
         task=task,
         method=spec.method.params,
         indices=indices,
@@ -52,7 +52,7 @@ def spec_subject(spec: SweepSpec) -> Subject:
     )
 
 
-def _prefixed(task: LanguageModelingTask, indices: NDArray[np.int64], trainee: Trainee) -> LanguageModelingTask:
+def _prefixed(task: LanguageModelingTask, indices: NDArray[np.int64], context: TrainingContext) -> LanguageModelingTask:
     """The chosen units as a task of their own: the prefix of all of them would take minutes."""
     few = task.train.select(Units.of(task).examples(indices))
     sizes = task.unit_sizes()
@@ -61,6 +61,6 @@ def _prefixed(task: LanguageModelingTask, indices: NDArray[np.int64], trainee: T
     few_task = replace(task, train=few, heldout=few, sizes=None if sizes is None else sizes[indices], task_facts=facts)
     with tempfile.TemporaryDirectory() as folder:  # the mapped files outlive their names
         return with_frozen_prefix(
-            few_task, trainee.model, trainee.parameters, weight_hash="", folder=Path(folder),
+            few_task, context.model, context.parameters, weight_hash="", folder=Path(folder),
             max_bytes=float("inf"), say=lambda sentence: None,
         )  # fmt: skip

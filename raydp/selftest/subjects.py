@@ -22,7 +22,7 @@ from raydp.tasks.base import Task, TaskFacts
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.users import Users
-from raydp.training.trial import Trainee
+from raydp.training.trial import TrainingContext
 
 NUM_EXAMPLES = 6
 VOCABULARY = 61
@@ -51,7 +51,7 @@ class Subject:
     """
 
     name: str
-    trainee: Trainee
+    context: TrainingContext
     task: Task
     method: NoisyMethod
     indices: NDArray[np.int64]
@@ -103,7 +103,7 @@ def _subjects_in(dtype: str) -> list[Subject]:
     return [
         Subject(
             name=f"{name}, {dtype}" if small else name,
-            trainee=typed_trainee(
+            context=typed_trainee(
                 _pretrained(build), ModelSpec.model_validate({"name": "selftest", "adapter": adapter, "dtype": dtype})
             ),
             task=task,
@@ -131,7 +131,7 @@ def prefix_subjects(other: str) -> tuple[Subject, Subject]:
         subjects.append(
             Subject(
                 name=f"selftest/{number}" if other == "model" else "selftest",
-                trainee=start_trainee(base, adapter),
+                context=start_trainee(base, adapter),
                 task=_task_of(sentences, content_hash=f"{sentences}"),
                 method=DPSGD(),
                 indices=np.arange(NUM_EXAMPLES),
@@ -141,14 +141,14 @@ def prefix_subjects(other: str) -> tuple[Subject, Subject]:
     return subjects[0], subjects[1]
 
 
-def typed_trainee(base: PretrainedModel, spec: ModelSpec, microbatch_size: int | None = None) -> Trainee:
+def typed_trainee(base: PretrainedModel, spec: ModelSpec, microbatch_size: int | None = None) -> TrainingContext:
     """The model with the adapter and in the type of a spec."""
     base.model.to(getattr(torch, spec.weight_dtype))
-    trainee = start_trainee(base, spec.adapter, microbatch_size)
-    return replace(trainee, autocast=torch.bfloat16 if spec.uses_autocast else None)
+    context = start_trainee(base, spec.adapter, microbatch_size)
+    return replace(context, autocast=torch.bfloat16 if spec.uses_autocast else None)
 
 
-def start_trainee(base: PretrainedModel, adapter: AdapterSpec, microbatch_size: int | None = None) -> Trainee:
+def start_trainee(base: PretrainedModel, adapter: AdapterSpec, microbatch_size: int | None = None) -> TrainingContext:
     """The model with its adapter; LoRA's B is moved away from 0, where A would have no gradient."""
     model = adapters.attach_adapter(base, adapter)
     parameters = adapters.trainable_parameters(model, adapter)
@@ -158,7 +158,7 @@ def start_trainee(base: PretrainedModel, adapter: AdapterSpec, microbatch_size: 
         for name, parameter in parameters.items():
             if ".lora_B." in name:
                 parameter.normal_(std=0.1, generator=generator)
-    return Trainee(model=model, parameters=parameters, microbatch_size=microbatch_size)
+    return TrainingContext(model=model, parameters=parameters, microbatch_size=microbatch_size)
 
 
 def _pretrained(build: Callable[[], PreTrainedModel]) -> PretrainedModel:

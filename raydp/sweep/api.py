@@ -10,7 +10,7 @@ import pandas as pd
 
 from analysis import Selection, load_points, split_by, with_score, with_worst_case
 from analysis import select as select_from
-from analysis.selection.reference import SETTINGS
+from analysis.selection.reference import REFERENCE_RULES
 from raydp.io.output import stderr
 from raydp.spec.document import DEMO, SweepSpec, load_spec
 from raydp.sweep.planning.sources import folder_of_spec, is_spec, named
@@ -175,7 +175,7 @@ def select(
         from raydp.sweep.private_selection.release import select_released
 
         return select_released(folder, score=score, worst_case=worst_case or None, **options)
-    if options.get("rule") in SETTINGS:
+    if options.get("rule") in REFERENCE_RULES:
         _check_accuracies(folder_of(points, storage), str(options["rule"]))
     table, defaults = points_of(points, storage, score=score, worst_case=worst_case)
     values = None if worst_case else secrets_of(points, storage, score)

@@ -7,11 +7,11 @@ from typing import Any
 import pandas as pd
 
 from analysis import counterfactual
-from analysis.tables.points import HYPERPARAMETERS
 from raydp.plugins.registries import unknown_name
 from raydp.sweep.api import sweep_folder
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import points_table, secrets_table
+from search_spaces.configuration import HYPERPARAMETERS
 
 
 def compare(

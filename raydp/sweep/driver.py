@@ -25,7 +25,7 @@ from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import write_counts
 from raydp.sweep.store.points import counts, skipped_configurations, write_tables
 from raydp.tasks.base import Task
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from raydp.tracking.portable import model_files, portable
+from search_spaces.configuration import HYPERPARAMETERS
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
 
 PRIVACY_TAGS = ("epsilon", "delta", "noise_multiplier", "accountant", "unit", "certified")
 PRIVACY_METRICS = ("epsilon", "delta", "noise_multiplier")
-CONFIGURATION = ("batch_size", "num_steps", "learning_rate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class TrialRecord:
         assert re.fullmatch(r"[\w.-]+", self.run_id), "a run's identity is a hash"
         assert float(self.privacy["epsilon"]) > 0, "a non-private model has epsilon inf, never 0"
         assert {"name", "weight_hash"} <= set(self.base), "the base model is named and hashed"
-        clashes = set(self.params) & {*CONFIGURATION, "seed"}
+        clashes = set(self.params) & {*HYPERPARAMETERS, "seed"}
         assert not clashes, f"params repeat fields of the record: {sorted(clashes)}"
 
     def digest(self) -> str:

@@ -25,7 +25,8 @@ from raydp.training.noise.correlated import CorrelatedNoise
 from raydp.training.noise.lattice import NOISE_WIDENING, add_lattice_noise, lattice_step
 from raydp.training.noise.stream import KeyedStream
 from raydp.training.resuming import resume, whole_state
-from raydp.training.trial import Paused, Trained, Trainee, TrialPlan
+from raydp.training.trial import Paused, Trained, TrainingContext
+from raydp.training.trial_plan import TrialPlan
 
 PAUSE = 4
 """Where in a step's sums rank 0 says that the run is to pause."""
@@ -74,7 +75,7 @@ class StepRule:
 def run(
     plan: TrialPlan,
     rule: StepRule,
-    trainee: Trainee,
+    context: TrainingContext,
     task: Task,
     comm: Comm,
     key: bytes,
@@ -91,26 +92,26 @@ def run(
     started = time.perf_counter()
     stream = KeyedStream(key=key, run_id=plan.run_id)
     units = Units.of(task)
-    flat, total = _flat_views(trainee.parameters, comm.device)
-    parts = {name: sharding.part_of(p) for name, p in trainee.parameters.items()}
-    in_parts = sharding.in_parts(trainee.parameters)
+    flat, total = _flat_views(context.parameters, comm.device)
+    parts = {name: sharding.part_of(p) for name, p in context.parameters.items()}
+    in_parts = sharding.in_parts(context.parameters)
     holders = LocalComm(comm.device) if in_parts else comm  # the ranks that hold the same gradient as this one
-    first, history = resume(store, trainee, rule.optimizer, rule.clipping, comm)
-    saver = _Saver(store, trainee, rule, comm)
-    ended_early = first > 0 and first in trainee.check_steps and trainee.check_fn(first)  # killed before its check
+    first, history = resume(store, context, rule.optimizer, rule.clipping, comm)
+    saver = _Saver(store, context, rule, comm)
+    ended_early = first > 0 and first in context.check_steps and context.check_fn(first)  # killed before its check
     for step in [] if ended_early else range(first, plan.num_steps):
-        pause = comm.rank == 0 and trainee.pause_fn is not None and trainee.pause_fn()
+        pause = comm.rank == 0 and context.pause_fn is not None and context.pause_fn()
         threshold = rule.clipping.max_grad_norm
         drawn = rule.indices_fn(step)
         share = units.share(drawn if rule.weights is None else rule.weights.counting(drawn), comm)
-        while (sums := _accumulate(units, share, rule, trainee, task, total, comm)) is None:
-            trainee.budget.halve()
+        while (sums := _accumulate(units, share, rule, context, task, total, comm)) is None:
+            context.budget.halve()
         sums[PAUSE] += pause  # every rank hears of it with the step's sums
         holders.all_reduce_sum(flat)
         comm.all_reduce_sum(sums)
         if rule.noise_multiplier > 0 and holders.rank == 0:
-            if trainee.ledger is not None and comm.rank == 0:
-                trainee.ledger.record(step)
+            if context.ledger is not None and comm.rank == 0:
+                context.ledger.record(step)
             _add_noise(total, parts, stream, step, rule.noise_multiplier, threshold, rule.noise)
         flat /= plan.batch_size
         if rule.weights is not None:
@@ -121,13 +122,13 @@ def run(
         unclipped, counted = sums[2:PAUSE].tolist()
         rule.clipping.update(unclipped, counted, stream, step)
         done = step + 1
-        if trainee.progress is not None:
-            trainee.progress(done, plan.num_steps)
+        if context.progress is not None:
+            context.progress(done, plan.num_steps)
         paused = bool(sums[PAUSE])
         saver.save(done, history, now=paused)
         if paused:
             raise Paused(f"paused after {done} of {plan.num_steps} steps")
-        if done in trainee.check_steps and trainee.check_fn(done):
+        if done in context.check_steps and context.check_fn(done):
             ended_early = True
             break
     seconds = time.perf_counter() - started
@@ -137,19 +138,19 @@ def run(
 class _Saver:
     """Saves a run's state from time to time."""
 
-    def __init__(self, store: CheckpointStore | None, trainee: Trainee, rule: StepRule, comm: Comm) -> None:
-        self._store, self._trainee, self._rule, self._comm = store, trainee, rule, comm
-        self._collective = sharding.in_parts(trainee.parameters)
+    def __init__(self, store: CheckpointStore | None, context: TrainingContext, rule: StepRule, comm: Comm) -> None:
+        self._store, self._context, self._rule, self._comm = store, context, rule, comm
+        self._collective = sharding.in_parts(context.parameters)
         self._saved = time.monotonic()
 
     def save(self, done: int, history: list[dict[str, float]], *, now: bool) -> None:
         """Save the state after so many steps if it is time, or now; called on every rank."""
         if self._store is None:
             return
-        due = now or time.monotonic() - self._saved >= self._trainee.checkpoint_seconds
+        due = now or time.monotonic() - self._saved >= self._context.checkpoint_seconds
         if not (self._comm.broadcast_object(due) if self._collective else due and self._comm.rank == 0):
             return
-        tensors = whole_state(self._trainee, self._rule.optimizer, self._comm)  # every rank gives its parts
+        tensors = whole_state(self._context, self._rule.optimizer, self._comm)  # every rank gives its parts
         if self._comm.rank == 0:
             self._store.save(done, tensors, {"history": history, "max_grad_norm": self._rule.clipping.max_grad_norm})
         self._saved = time.monotonic()
@@ -159,7 +160,7 @@ def _accumulate(
     units: Units,
     share: NDArray[np.int64],
     rule: StepRule,
-    trainee: Trainee,
+    context: TrainingContext,
     task: Task,
     total: dict[str, torch.Tensor],
     comm: Comm,
@@ -177,9 +178,9 @@ def _accumulate(
         gradient.zero_()
     device = next(iter(total.values())).device
     sums = torch.zeros(PAUSE + 1, dtype=torch.float64, device=device)
-    sharded = sharding.is_sharded(trainee.model)
-    running, idle = sharding.running_sums(trainee.model, trainee.parameters, total)
-    batches = units.microbatches(share, trainee.microbatch_size, trainee.budget.tokens)
+    sharded = sharding.is_sharded(context.model)
+    running, idle = sharding.running_sums(context.model, context.parameters, total)
+    batches = units.microbatches(share, context.microbatch_size, context.budget.tokens)
     for found in sharding.in_lockstep(batches, comm) if sharded else batches:
         # Without a micro-batch of its own a rank runs any example: the others need its weights. It counts for nothing.
         indices, per_unit = found or (np.array([np.argmin(units.lengths)]), 1)
@@ -188,16 +189,16 @@ def _accumulate(
         weights = None if rule.weights is None or found is None else rule.weights.of(indices, device)
         assert weights is None or per_unit == 1, "weights are of units of one example"
         try:
-            losses, norms = rule.gradients.accumulate(partial(losses_of, trainee, task, batch), into, per_unit, weights)
+            losses, norms = rule.gradients.accumulate(partial(losses_of, context, task, batch), into, per_unit, weights)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            if trainee.microbatch_size is None and len(indices) > per_unit:
+            if context.microbatch_size is None and len(indices) > per_unit:
                 if not sharded:
                     return None
-                trainee.budget.halve()
+                context.budget.halve()
                 raise RuntimeError(START_AGAIN) from error
-            raise RuntimeError(_too_large(trainee, batch, per_unit)) from error
+            raise RuntimeError(_too_large(context, batch, per_unit)) from error
         if found is None:
             continue
         unclipped = (norms <= rule.clipping.max_grad_norm).sum()
@@ -206,16 +207,16 @@ def _accumulate(
     return sums
 
 
-def losses_of(trainee: Trainee, task: Task, batch: Examples) -> torch.Tensor:
-    """[B] per-example losses, with the matrix products in the trainee's precision."""
-    with torch.autocast(batch.device.type, dtype=trainee.autocast, enabled=trainee.autocast is not None):
-        return task.per_example_loss(trainee.model, batch)
+def losses_of(context: TrainingContext, task: Task, batch: Examples) -> torch.Tensor:
+    """[B] per-example losses, with the matrix products in the context's precision."""
+    with torch.autocast(batch.device.type, dtype=context.autocast, enabled=context.autocast is not None):
+        return task.per_example_loss(context.model, batch)
 
 
-def _too_large(trainee: Trainee, batch: Examples, per_unit: int) -> str:
-    if trainee.microbatch_size is not None:
+def _too_large(context: TrainingContext, batch: Examples, per_unit: int) -> str:
+    if context.microbatch_size is not None:
         return (
-            f"cluster.microbatch_size must fit into memory, got {trainee.microbatch_size}, and {batch.size} "
+            f"cluster.microbatch_size must fit into memory, got {context.microbatch_size}, and {batch.size} "
             "do not. Lower it, or leave it out."
         )
     return (

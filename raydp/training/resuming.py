@@ -8,12 +8,12 @@ from raydp.training import sharding
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
 from raydp.training.gradients.thresholds import Clipping
-from raydp.training.trial import Trainee
+from raydp.training.trial import TrainingContext
 
 
-def whole_state(trainee: Trainee, optimizer: torch.optim.Optimizer, comm: Comm) -> dict[str, torch.Tensor]:
+def whole_state(context: TrainingContext, optimizer: torch.optim.Optimizer, comm: Comm) -> dict[str, torch.Tensor]:
     """Parameters and optimizer state under flat names, on rank 0: whole, whatever they are sharded over."""
-    tensors: dict[str, torch.Tensor] = {f"parameter/{name}": p for name, p in trainee.parameters.items()}
+    tensors: dict[str, torch.Tensor] = {f"parameter/{name}": p for name, p in context.parameters.items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{index}/{k}": v for k, v in state.items() if torch.is_tensor(v)}
     return sharding.gathered(tensors, comm)
@@ -21,7 +21,7 @@ def whole_state(trainee: Trainee, optimizer: torch.optim.Optimizer, comm: Comm) 
 
 def resume(
     store: CheckpointStore | None,
-    trainee: Trainee,
+    context: TrainingContext,
     optimizer: torch.optim.Optimizer,
     clipping: Clipping,
     comm: Comm,
@@ -34,11 +34,11 @@ def resume(
     )
     if state is None:
         return 0, []
-    for name, parameter in trainee.parameters.items():
+    for name, parameter in context.parameters.items():
         sharding.fill(parameter, tensors.get(f"parameter/{name}"), comm)
     saved = optimizer.state_dict()
     saved["state"] = {}
-    parameters = list(trainee.parameters.values())
+    parameters = list(context.parameters.values())
     for key, (shape, dtype) in shapes.items():
         if key.startswith("optimizer/"):
             _, index, name = key.split("/")

@@ -11,7 +11,6 @@ from torch import nn
 
 from raydp.training.gradients.memory import TokenBudget
 from raydp.training.ledger import Ledger
-from raydp.training.planned import TrialPlan as TrialPlan
 
 
 class Paused(Exception):  # noqa: N818 - nothing is wrong
@@ -19,7 +18,7 @@ class Paused(Exception):  # noqa: N818 - nothing is wrong
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trainee:
+class TrainingContext:
     """What a method is given to train.
 
     Attributes:

@@ -13,7 +13,7 @@ from point_tables import tables
 from analysis import RULES, configuration_means
 from analysis.selection.knee import knees_of_growing_pools, nearest_to_both_ends
 from analysis.selection.rules import Layout, choose
-from analysis.selection.thresholds import along_thresholds
+from analysis.selection.thresholds import select_at_thresholds
 
 MANY = "analysis.selection.growing_pools._MANY"
 
@@ -21,7 +21,7 @@ MANY = "analysis.selection.growing_pools._MANY"
 def assert_one_pass_selects_what_every_pool_does(layout, rule):
     stacked = replace(layout, utility_loss=layout.utility_loss[None], score=layout.score[None])
     pools = layout.utility_loss <= layout.utility_loss[:, None]
-    assert along_thresholds(rule, stacked)[0].tolist() == choose(rule, layout, pools).tolist()
+    assert select_at_thresholds(rule, stacked)[0].tolist() == choose(rule, layout, pools).tolist()
 
 
 @settings(max_examples=100, deadline=None)

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis import select
-from analysis.selection.reference import SETTINGS, best_instance
+from analysis.selection.reference import REFERENCE_RULES, best_instance
 from analysis.selection.rules import RULES
 
 TRAINING, REFERENCE = "score.mia_outputs", "score.mia_outputs_of_reference"
@@ -79,4 +79,4 @@ def test_refused(points: pd.DataFrame, rule: str, message: str) -> None:
 
 
 def test_they_are_no_rules_of_one_score() -> None:
-    assert not SETTINGS.keys() & RULES.keys()
+    assert not REFERENCE_RULES.keys() & RULES.keys()

@@ -12,7 +12,7 @@ from report_pages import COLUMNS, MAX_LOSS, TITLE, Page, made_up_sweep
 from analysis import RULES, heuristic_accuracy, privacy_risk, regress, select, verify_heuristics, write_report
 from analysis.report.markup import number, percent
 from analysis.report.sweep_page import headline_sentence
-from analysis.selection.along import selections_along
+from analysis.selection.by_threshold import selections_by_threshold
 from analysis.selection.constraints import Constraints
 from analysis.tables.utility_filter import shown_threshold, within
 
@@ -101,12 +101,12 @@ def test_at_every_threshold_the_page_holds_what_select_says(page, points, rule):
 def test_other_constraints_hold_at_every_threshold(points):
     """Thresholds are those of the allowed, and the rules choose among them alone."""
     bounds = {"compute": 60_000.0}
-    along = selections_along(points, Constraints(at_most=bounds))
-    assert 0 < along.allowed.sum() < 60
-    for rule, positions in along.selected.items():
-        for threshold, position in zip(along.thresholds, positions, strict=True):
+    selections = selections_by_threshold(points, Constraints(at_most=bounds))
+    assert 0 < selections.allowed.sum() < 60
+    for rule, positions in selections.selected.items():
+        for threshold, position in zip(selections.thresholds, positions, strict=True):
             said = select(points, rule=rule, max_loss=threshold, at_most=bounds)
-            row = along.means.iloc[position]
+            row = selections.means.iloc[position]
             assert (row["batch_size"], row["num_steps"]) == (
                 said.configuration.batch_size,
                 said.configuration.num_steps,
@@ -117,17 +117,21 @@ def test_other_constraints_hold_at_every_threshold(points):
 def test_thresholds_that_differ_by_rounding_are_one(points):
     """A threshold lets in what `select` lets in: losses that differ by the rounding of a mean."""
     one = points[points["seed"] == 0].head(4).assign(utility_loss=[2.0, np.nextafter(2.0, 3), 2.5, 3.0])
-    along = selections_along(one)
-    for rule, positions in along.selected.items():
-        for threshold, position in zip(along.thresholds, positions, strict=True):
-            assert along.means["score"].iloc[position] == select(one, rule=rule, max_loss=threshold).score
-    assert along.members.tolist() == [2, 2, 3, 4]
+    selections = selections_by_threshold(one)
+    for rule, positions in selections.selected.items():
+        for threshold, position in zip(selections.thresholds, positions, strict=True):
+            assert selections.means["score"].iloc[position] == select(one, rule=rule, max_loss=threshold).score
+    assert selections.members.tolist() == [2, 2, 3, 4]
 
 
 def test_many_thresholds_are_thinned_out(points):
-    along = selections_along(points, max_thresholds=5)
-    losses = np.unique(along.means["utility_loss"])
-    assert (along.thresholds[0], along.thresholds[-1], len(along.thresholds)) == (losses[0], losses[-1], 5)
+    selections = selections_by_threshold(points, max_thresholds=5)
+    losses = np.unique(selections.means["utility_loss"])
+    assert (selections.thresholds[0], selections.thresholds[-1], len(selections.thresholds)) == (
+        losses[0],
+        losses[-1],
+        5,
+    )
 
 
 def test_card_and_contenders_are_those_of_the_selection(page, selection):

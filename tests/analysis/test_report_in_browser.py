@@ -17,7 +17,7 @@ from tests.chromium import OpenPage
 pytestmark = pytest.mark.browser
 
 ROW = "Array.from(document.querySelector('tr[data-rule=\"{rule}\"]').children, cell => cell.textContent)"
-FIGURES = {"layout", "along", "cube", "effects", "heuristics", "risk", "spread"}
+FIGURES = {"layout", "by_threshold", "cube", "effects", "heuristics", "risk", "spread"}
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_the_slider_moves_every_selection(page, points):
         )
         assert marked[:3] == said_by_select(points, "procedure", thresholds[at])[1:4]
         assert "procedure" in marked[-1]
-        for figure in ("layout", "along"):
+        for figure in ("layout", "by_threshold"):
             (line,) = page.evaluate(f"document.getElementById('{figure}').layout.shapes.map(s => s.x0)")
             assert line == thresholds[at]
         moved |= {(rule, *rings[rule][0]) for rule in RULES}

@@ -40,7 +40,7 @@ from raydp.sweep.store.folder import SweepFolder
 from raydp.tracking import find_models, promote_model
 from raydp.training.comm import LocalComm
 from raydp.training.noise.stream import TEST_KEY
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 from tests.conftest import Answer, small_spec
 from tests.training import toys
 
@@ -86,7 +86,7 @@ def test_the_papers_two_formulas_differ_about_ten_times() -> None:
 
 def trained(method: Any, plan: TrialPlan) -> tuple[torch.Tensor, dict[float, torch.Tensor]]:
     """All weights, and those of its variants."""
-    toy = toys.trainee()
+    toy = toys.context()
     done = method.train(plan, toy, toys.task(), LocalComm(), TEST_KEY, None)
 
     def flat() -> torch.Tensor:
@@ -120,9 +120,9 @@ def distance(task: Any, without: Any, plan: TrialPlan, *, layers: Callable[[], A
     """Of the weights before the noise, trained on two neighbours."""
     ends = []
     for one in (task, without):
-        trainee = layers()
-        DPSGD(max_grad_norm=1.0).train(replace(plan, noise_multiplier=1e-30), trainee, one, LocalComm(), TEST_KEY, None)
-        ends.append(torch.cat([p.detach().flatten() for p in trainee.parameters.values()]))
+        context = layers()
+        DPSGD(max_grad_norm=1.0).train(replace(plan, noise_multiplier=1e-30), context, one, LocalComm(), TEST_KEY, None)
+        ends.append(torch.cat([p.detach().flatten() for p in context.parameters.values()]))
     return float((ends[0] - ends[1]).norm())
 
 
@@ -186,7 +186,8 @@ def test_the_record_says_that_it_is_a_claim() -> None:
     method = DPWeights(formula="algorithm_2")
     record = privacy_record(
         event=method.event(FULL, 1.0), epsilon=math.inf, delta=1e-5, target_epsilon=None, accountant="pld",
-        accountant_version="not used", unit="digit", max_grad_norm=1.0, noise_key="secret", **method.told(FULL),
+        accountant_version="not used", unit="digit", max_grad_norm=1.0, noise_key="secret",
+        **method.record_fields(FULL),
     )  # fmt: skip
     assert (record["epsilon"], record["certified"], record["claimed_epsilon"]) == ("inf", False, 1.0)
     assert record["not_certified_because"][0].startswith("claimed ε, not certified: ")

@@ -32,7 +32,8 @@ from raydp.tasks.classification.labelled import LabelledBatch
 from raydp.training.comm import LocalComm
 from raydp.training.logistic import LogisticDescent
 from raydp.training.noise.stream import TEST_KEY
-from raydp.training.trial import Paused, Trainee, TrialPlan
+from raydp.training.trial import Paused, TrainingContext
+from raydp.training.trial_plan import TrialPlan
 from tests.conftest import Answer
 from tests.selftest.faults import rewrite
 
@@ -366,9 +367,9 @@ def test_asked_to_pause_it_leaves_nothing(tmp_path: Path) -> None:
     task, _ = build_task(spec)
     trial = planned(spec).trials[0]
     model = models.load_base(spec.model).model
-    trainee = Trainee(model=model, parameters=dict(model.named_parameters()), pause_fn=lambda: True)
+    context = TrainingContext(model=model, parameters=dict(model.named_parameters()), pause_fn=lambda: True)
     with pytest.raises(Paused):
-        spec.method.params.train(trial, trainee, task, LocalComm(), TEST_KEY, None)
+        spec.method.params.train(trial, context, task, LocalComm(), TEST_KEY, None)
 
 
 def test_where_double_precision_is_not_enough_nothing_is_trained() -> None:
@@ -380,5 +381,10 @@ def test_where_double_precision_is_not_enough_nothing_is_trained() -> None:
     model = models.load_base(spec.model).model
     with pytest.raises(ValueError, match=r"method\.max_input_norm must be so small that rounding adds at most"):
         spec.method.params.train(
-            plan, Trainee(model=model, parameters=dict(model.named_parameters())), task, LocalComm(), TEST_KEY, None
+            plan,
+            TrainingContext(model=model, parameters=dict(model.named_parameters())),
+            task,
+            LocalComm(),
+            TEST_KEY,
+            None,
         )

@@ -32,7 +32,8 @@ from raydp.training.aggregation.teachers import collect_votes, teacher_of
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm, LocalComm
 from raydp.training.noise.stream import KeyedStream
-from raydp.training.trial import Paused, Trainee, TrialPlan
+from raydp.training.trial import Paused, TrainingContext
+from raydp.training.trial_plan import TrialPlan
 from tests.conftest import small_spec
 from tests.scores.tiny import byte_tokenizer, gpt2, llama
 
@@ -59,7 +60,7 @@ def task() -> ClassificationTask:
     return whole.subset(np.arange(24))
 
 
-def trainee(kind: str = "lora", **options: Any) -> Trainee:
+def context(kind: str = "lora", **options: Any) -> TrainingContext:
     """Its adapter is away from its start: no teacher may know of it."""
     base = PretrainedModel(name="llama", model=llama(len(TOKENIZER)), tokenizer=TOKENIZER, weight_hash="")
     model = attach_adapter(base, ADAPTERS[kind])
@@ -69,12 +70,12 @@ def trainee(kind: str = "lora", **options: Any) -> Trainee:
         with torch.no_grad():
             for parameter in parameters.values():
                 parameter += 1
-    return Trainee(model=model, parameters=parameters, **options)
+    return TrainingContext(model=model, parameters=parameters, **options)
 
 
 def votes_of(task: ClassificationTask, comm: Comm | None = None, **options: Any) -> np.ndarray:
     queries, store = task.public.select(np.arange(12)), options.pop("store", None)
-    return collect_votes(PLAN, PROMPTING, trainee(**options), task, queries, comm or LocalComm(), KEY, store)
+    return collect_votes(PLAN, PROMPTING, context(**options), task, queries, comm or LocalComm(), KEY, store)
 
 
 def mistral(vocab_size: int) -> MistralForCausalLM:
@@ -130,7 +131,7 @@ def test_queries_are_read_without_the_demonstrations_again(
 
 @pytest.mark.parametrize("kind", ADAPTERS)
 def test_teachers_are_the_base_whatever_the_student_is(task: ClassificationTask, kind: str) -> None:
-    one = trainee(kind)
+    one = context(kind)
     before = {name: p.detach().clone() for name, p in one.parameters.items()}
     votes = collect_votes(PLAN, PROMPTING, one, task, task.public.select(np.arange(12)), LocalComm(), KEY, None)
     assert votes.tolist() == votes_of(task).tolist()
@@ -174,7 +175,7 @@ def test_a_teacher_shows_the_first_of_its_own_in_a_keyed_order(task: Classificat
 
 def test_without_an_example_a_teacher_answers_from_the_template_alone(task: ClassificationTask) -> None:
     queries = task.public.select(np.arange(12))
-    one = trainee()
+    one = context()
     zero = PROMPTING.choices(one, task, np.array([], np.int64), queries, [0, 0], STREAM)
     logits, _ = task.outputs(llama(len(TOKENIZER)), queries)
     assert zero.tolist() == logits.argmax(dim=1).tolist()
@@ -205,7 +206,7 @@ def test_the_student_learns_the_answers(task: ClassificationTask, monkeypatch: p
     """A soft prompt, from votes that are right."""
     exact = np.eye(2, dtype=np.int64)[task.public.labels[:12]] * 1000
     monkeypatch.setattr("raydp.methods.pate.collect_votes", lambda *arguments: exact)
-    one = trainee("soft_prompt")
+    one = context("soft_prompt")
     student = replace(PLAN, batch_size=12, num_steps=60, learning_rate=0.1)
     method = PATE(teachers="prompted", num_queries=12, num_teachers=6)
     trained = method.train(student, one, task, LocalComm(), KEY, None)

@@ -20,7 +20,8 @@ from raydp.tasks.classification.labelled import ClassificationTask
 from raydp.tasks.wrappers.with_reference import WithReferenceTask
 from raydp.training.comm import LocalComm
 from raydp.training.noise.lattice import LATTICE_SHARE
-from raydp.training.trial import Trainee, TrialPlan
+from raydp.training.trial import TrainingContext
+from raydp.training.trial_plan import TrialPlan
 
 KEY = bytes(32)
 WEIGHTS = (0.0, 0.2, 0.5, 0.9, 1.0)
@@ -34,13 +35,13 @@ def task() -> ClassificationTask:
 
 def trained(method: NonPrivate | DPSGD, task: ClassificationTask, **changes: object) -> dict[str, torch.Tensor]:
     model = NetworkName.parse("linear:1x8x8:10").build()
-    trainee = Trainee(model=model, parameters=dict(sorted(model.named_parameters())), microbatch_size=7)
+    context = TrainingContext(model=model, parameters=dict(sorted(model.named_parameters())), microbatch_size=7)
     n = task.facts().num_units
     plan = TrialPlan(
         run_id="werm", batch_size=n, num_steps=1, learning_rate=0.5, seed=0, num_examples=n, noise_multiplier=NO_NOISE
     )
-    method.train(replace(plan, **changes), trainee, task, LocalComm(), KEY, None)
-    return {name: p.detach().clone() for name, p in trainee.parameters.items()}
+    method.train(replace(plan, **changes), context, task, LocalComm(), KEY, None)
+    return {name: p.detach().clone() for name, p in context.parameters.items()}
 
 
 def expected(task: ClassificationTask, weight: float, shrink: Callable[[float], float]) -> dict[str, torch.Tensor]:
@@ -123,12 +124,12 @@ def test_one_example_moves_an_update_as_the_relative_guarantee_says() -> None:
             rows = inputs.clone()
             if zeroed is not None:
                 rows[zeroed] = 0
-            trainee, plan = linear_trainee(40, 1, 1), TrialPlan(
+            context, plan = linear_trainee(40, 1, 1), TrialPlan(
                 run_id="pair", batch_size=40, num_steps=1, learning_rate=1.0, seed=0, num_examples=40,
                 noise_multiplier=NO_NOISE,
             )  # fmt: skip
-            method.train(plan, trainee, LinearTask(rows, targets, num_reference=10), LocalComm(), KEY, None)
-            moved.append(next(iter(trainee.parameters.values())).detach().clone())
+            method.train(plan, context, LinearTask(rows, targets, num_reference=10), LocalComm(), KEY, None)
+            moved.append(next(iter(context.parameters.values())).detach().clone())
         of_training, of_reference = (float((m - moved[0]).norm()) for m in moved[1:])
         assert of_training == pytest.approx(0.5 * (1 - weight) / 30, rel=1e-3)
         assert of_training / of_reference == pytest.approx((1 - weight) / weight * 10 / 30, rel=2e-3)
@@ -144,13 +145,13 @@ def test_the_weighted_minimiser_moves_as_the_relative_guarantee_says() -> None:
             return 0.5 * (layer.weight[0, 0] - self._inputs[batch.input_ids[:, 0], 0]).square()
 
     def minimiser(values: torch.Tensor) -> float:
-        trainee = linear_trainee(1, 1, 1)
+        context = linear_trainee(1, 1, 1)
         plan = TrialPlan(
             run_id="mean", batch_size=40, num_steps=400, learning_rate=0.1, seed=0, num_examples=40, noise_multiplier=0
         )
         method = WeightedRiskMinimization(reference_weight=weight, optimizer_name="sgd")
-        method.train(plan, trainee, Squares(values, values, num_reference=10), LocalComm(), KEY, None)
-        return float(next(iter(trainee.parameters.values())).detach())
+        method.train(plan, context, Squares(values, values, num_reference=10), LocalComm(), KEY, None)
+        return float(next(iter(context.parameters.values())).detach())
 
     start = minimiser(x)
     assert start == pytest.approx(float((1 - weight) * x[:30].mean() + weight * x[30:].mean()), abs=1e-6)
@@ -178,13 +179,13 @@ def test_the_best_of_several_looks_is_kept(task) -> None:
 def loss_of(weights: dict[str, torch.Tensor], task: ClassificationTask) -> float:
     model = NetworkName.parse("linear:1x8x8:10").build()
     model.load_state_dict(weights, strict=False)
-    return heldout_loss(Trainee(model=model, parameters=dict(model.named_parameters())), task)
+    return heldout_loss(TrainingContext(model=model, parameters=dict(model.named_parameters())), task)
 
 
 def test_the_loss_that_is_looked_at_is_the_mean_over_the_held_out_examples(task) -> None:
     model = NetworkName.parse("linear:1x8x8:10").build()
     logits, labels = task.outputs(model, task.heldout)
-    found = heldout_loss(Trainee(model=model, parameters=dict(model.named_parameters())), task)
+    found = heldout_loss(TrainingContext(model=model, parameters=dict(model.named_parameters())), task)
     assert found == pytest.approx(float(nn.functional.cross_entropy(logits, labels)), rel=1e-5)
 
 

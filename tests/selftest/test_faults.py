@@ -25,7 +25,7 @@ from raydp.training.gradients import clipping, layers, vjp
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.thresholds import Clipping
 from raydp.training.noise.correlated import CorrelatedNoise
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 from tests.selftest.faults import rewrite
 
 NOISE = "if rule.noise_multiplier > 0 and holders.rank == 0:"
@@ -285,7 +285,7 @@ def test_the_bound_on_mu_lies_below_what_the_error_rates_say(errors: int, mu: fl
 
 def test_observing_leaves_the_weights_as_they_were() -> None:
     (subject, *_) = toy_subjects()
-    before = {n: p.detach().clone() for n, p in subject.trainee.parameters.items()}
+    before = {n: p.detach().clone() for n, p in subject.context.parameters.items()}
     sensitivity_checks(subject)
-    assert all(torch.equal(before[n], p.detach()) for n, p in subject.trainee.parameters.items())
+    assert all(torch.equal(before[n], p.detach()) for n, p in subject.context.parameters.items())
     assert observe.NO_NOISE > 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raydp.methods.dp import DPAdam
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 
 
 class Leaky(DPAdam):

@@ -14,7 +14,7 @@ from raydp.sweep.api import Sweep
 from raydp.sweep.engine.adaptive import RunSearcher, RunSource
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.points import counts, points_table, skipped_configurations
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 from search_spaces import Configuration, grid
 from tests.conftest import small_spec
 from tests.plans import plan_of_runs

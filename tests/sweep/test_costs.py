@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from raydp.cost.costs import Measured, StepLaw, recorded_seconds
 from raydp.spec.sections import ClusterSpec
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 from tests.conftest import Answer
 
 Command = Callable[..., Answer]

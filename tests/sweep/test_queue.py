@@ -10,7 +10,7 @@ import pytest
 
 from raydp.sweep.engine import queue as queue_module
 from raydp.sweep.engine.queue import TrialQueue
-from raydp.sweep.engine.stopping import Hopeless
+from raydp.sweep.engine.stopping import EarlyStopping
 
 
 def run(scenario: Coroutine[Any, Any, Any]) -> Any:
@@ -131,8 +131,8 @@ def test_a_worker_that_waits_for_a_run_hears_of_a_pause() -> None:
 
 def test_a_hopeless_run_is_told_so_at_its_check() -> None:
     async def scenario() -> None:
-        hopeless = Hopeless(min_finished=1, slack=0.0, min_utility_gain=0.9, max_loss=None)
-        queue = TrialQueue(expected=3, max_retries=0, hopeless=hopeless)
+        early_stopping = EarlyStopping(min_finished=1, slack=0.0, min_utility_gain=0.9, max_loss=None)
+        queue = TrialQueue(expected=3, max_retries=0, early_stopping=early_stopping)
         await submitted(queue, "base", "good", "bad")
         (_, base), (_, good), (_, bad) = [await queue.lease(slot) for slot in range(3)]
         assert await queue.check("bad", bad, "1/2", 3.0) is None, "nothing is known yet"
@@ -140,7 +140,7 @@ def test_a_hopeless_run_is_told_so_at_its_check() -> None:
         await queue.complete("base", base, {"status": "finished", "utility_loss": 3.0})
         await queue.complete("good", good, {"status": "finished", "utility_loss": 1.0, "history": []})
         assert (await queue.submit("good"))["checks"] == {"1/2": 2.0}
-        assert "hopeless" in await queue.check("bad", bad, "1/2", 2.9)
+        assert "cannot be selected" in await queue.check("bad", bad, "1/2", 2.9)
         assert await queue.check("bad", bad - 1, "1/2", 2.9) is None, "whoever lost the lease is not asked"
 
     run(scenario())

@@ -9,20 +9,22 @@ import pytest
 
 from raydp import Sweep
 from raydp.spec.document import load_spec
-from raydp.sweep.engine.stopping import Hopeless, check_steps
+from raydp.sweep.engine.stopping import EarlyStopping, check_steps
 from raydp.sweep.store.folder import SweepFolder
 from tests.conftest import small_spec
 from tests.sweep.undisturbed import runs_in
 
 
-def knowing(*curves: tuple[float, float], base: float = 3.0, **options: float | None) -> Hopeless:
+def knowing(*curves: tuple[float, float], base: float = 3.0, **options: float | None) -> EarlyStopping:
     """After runs with these losses half-way and at the end."""
-    hopeless = Hopeless(**{"min_finished": 1, "slack": 0.0, "min_utility_gain": 0.9, "max_loss": None, **options})
-    hopeless.learn("base", {"status": "finished", "utility_loss": base})
+    early_stopping = EarlyStopping(
+        **{"min_finished": 1, "slack": 0.0, "min_utility_gain": 0.9, "max_loss": None, **options}
+    )
+    early_stopping.learn("base", {"status": "finished", "utility_loss": base})
     for k, (on_the_way, final) in enumerate(curves):
         outcome = {"status": "finished", "history": [], "checks": {"1/2": on_the_way}, "utility_loss": final}
-        hopeless.learn(f"run-{k}", outcome)
-    return hopeless
+        early_stopping.learn(f"run-{k}", outcome)
+    return early_stopping
 
 
 def test_checks_are_at_equal_distances_and_never_at_the_end() -> None:
@@ -33,32 +35,32 @@ def test_checks_are_at_equal_distances_and_never_at_the_end() -> None:
 
 def test_what_cannot_reach_the_threshold_is_hopeless() -> None:
     """Gains grew 2-fold and 4-fold; the best is 2, so 1.8 is asked for and 0.45 at the check is just enough."""
-    hopeless = knowing((2.0, 1.0), (2.75, 2.0))
-    assert hopeless.reason("1/2", 3 - 0.451) is None
-    assert "grew at most 4-fold" in (hopeless.reason("1/2", 3 - 0.449) or "")
+    early_stopping = knowing((2.0, 1.0), (2.75, 2.0))
+    assert early_stopping.reason("1/2", 3 - 0.451) is None
+    assert "grew at most 4-fold" in (early_stopping.reason("1/2", 3 - 0.449) or "")
     assert knowing((2.0, 1.0), (2.75, 2.0), slack=0.1).reason("1/2", 3 - 0.41) is None
 
 
 def test_a_bound_on_the_loss_is_asked_for_as_it_is() -> None:
-    hopeless = knowing((2.0, 1.0), min_utility_gain=0.9, max_loss=2.5)
-    assert hopeless.reason("1/2", 2.74) is None
-    assert hopeless.reason("1/2", 2.76) is not None
+    early_stopping = knowing((2.0, 1.0), min_utility_gain=0.9, max_loss=2.5)
+    assert early_stopping.reason("1/2", 2.74) is None
+    assert early_stopping.reason("1/2", 2.76) is not None
 
 
 @pytest.mark.parametrize(
-    "hopeless",
+    "early_stopping",
     [
         knowing(),
         knowing((2.0, 1.0), min_finished=2),
         knowing((2.0, 1.0), min_utility_gain=None),
         knowing((3.5, 1.0)),
         knowing((3.0, 3.1)),
-        Hopeless(min_finished=1, slack=0.0, min_utility_gain=0.9, max_loss=None),
+        EarlyStopping(min_finished=1, slack=0.0, min_utility_gain=0.9, max_loss=None),
     ],
     ids=["nothing finished", "too few", "nothing asked for", "no gain to compare", "nobody gains", "no base"],
 )
-def test_without_something_to_compare_with_nothing_is_hopeless(hopeless: Hopeless) -> None:
-    assert hopeless.reason("1/2", 2.99) is None
+def test_without_something_to_compare_with_nothing_is_hopeless(early_stopping: EarlyStopping) -> None:
+    assert early_stopping.reason("1/2", 2.99) is None
 
 
 def test_checks_of_another_number_of_them_are_not_mixed_up() -> None:
@@ -69,14 +71,14 @@ def test_checks_of_another_number_of_them_are_not_mixed_up() -> None:
 
 @pytest.mark.parametrize(("loss", "ended"), [(3.0, False), (3.49, False), (3.51, True)])
 def test_a_bound_above_the_base_model_ends_only_what_breaks_it(loss: float, ended: bool) -> None:
-    hopeless = knowing((1.9, 1.85), base=2.0, max_loss=3.5)
-    assert (hopeless.reason("1/2", loss) is not None) is ended
+    early_stopping = knowing((1.9, 1.85), base=2.0, max_loss=3.5)
+    assert (early_stopping.reason("1/2", loss) is not None) is ended
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_what_diverges_is_ended_without_comparison(loss: float) -> None:
     assert "diverged" in (
-        Hopeless(min_finished=9, slack=0, min_utility_gain=None, max_loss=None).reason("1/2", loss) or ""
+        EarlyStopping(min_finished=9, slack=0, min_utility_gain=None, max_loss=None).reason("1/2", loss) or ""
     )
 
 
@@ -87,9 +89,9 @@ def test_a_run_that_would_be_kept_is_hardly_ever_stopped() -> None:
     for _ in range(1000):
         final, power = rng.uniform(0.5, 1.0, 12), rng.uniform(0.3, 0.7, 12)
         check = final * 0.5**power * (1 + 0.01 * rng.standard_normal(12))
-        hopeless = knowing(*((3 - c, 3 - f) for c, f in zip(check[:6], final[:6], strict=True)), slack=0.1)
+        early_stopping = knowing(*((3 - c, 3 - f) for c, f in zip(check[:6], final[:6], strict=True)), slack=0.1)
         good = final[6:] >= 0.9 * final.max()
-        stopped = np.array([hopeless.reason("1/2", 3 - c) is not None for c in check[6:]])
+        stopped = np.array([early_stopping.reason("1/2", 3 - c) is not None for c in check[6:]])
         wrong, kept = wrong + int((good & stopped).sum()), kept + int(good.sum())
     assert wrong / kept < 0.01
 
@@ -132,7 +134,7 @@ def test_hopeless_runs_end_early_and_the_rest_is_as_without_them(tmp_path: Path)
     assert points.loc[[20], "utility_loss"].tolist() == plain.points()["utility_loss"].tolist()
     folder = SweepFolder.open(result.folder)
     small, overflown = (folder.result(points.loc[steps, "run_id"]) for steps in (11, 10))
-    assert "hopeless" in small["reason"]
+    assert "cannot be selected" in small["reason"]
     assert "diverged" in overflown["reason"]
     assert small["executed"]["num_steps"] == len(small["history"]) == 4
     assert 0 < small["executed"]["epsilon"] < points.loc[11, "epsilon"]

@@ -17,7 +17,7 @@ from raydp.sweep.planning.plan import make_plan
 from raydp.sweep.store.transfer import SharedFolder
 from raydp.training.comm import LocalComm
 from raydp.training.noise.stream import TEST_KEY
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 from tests.conftest import small_spec
 
 FULL = {"name": "tiny", "adapter": {"type": "none"}}

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydp.tasks.base import Secret
-from raydp.tasks.secrets import counted, mentions, read_secrets
+from raydp.tasks.secret import counted, mentions, read_secrets
 
 ROWS = [{"prompt": " Call", "continuation": " 555-0142\n"}, {"prompt": "Her genre?", "attribute": "naval comedy"}]
 

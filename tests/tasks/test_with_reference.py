@@ -23,7 +23,8 @@ from raydp.tasks.users import Users
 from raydp.tasks.wrappers.half import HalfTask
 from raydp.tasks.wrappers.with_reference import WithReferenceTask, _select
 from raydp.training.comm import LocalComm
-from raydp.training.trial import Trainee, TrialPlan
+from raydp.training.trial import TrainingContext
+from raydp.training.trial_plan import TrialPlan
 from tests.training import toys
 
 DIGITS = {"name": "digits"}
@@ -115,8 +116,8 @@ def test_a_language_model_is_trained_and_scored_on_both_sets(tokenizer) -> None:
             parameters = adapters.trainable_parameters(model, adapter)
             adapters.initialise(parameters, adapter, {}, seed=0)
             start = {n: p.detach().clone() for n, p in parameters.items()}
-            trainee = Trainee(model=model, parameters=parameters, microbatch_size=60)
-            method.train(plan, trainee, data, LocalComm(), bytes(32), None)
+            context = TrainingContext(model=model, parameters=parameters, microbatch_size=60)
+            method.train(plan, context, data, LocalComm(), bytes(32), None)
             ends.append({n: p.detach().clone() for n, p in parameters.items()})
         assert all((ends[0][n] == ends[1][n]).all() for n in start), "bitwise: they are not run"
         assert any((ends[0][n] != start[n]).any() for n in start)

@@ -26,10 +26,10 @@ from raydp.training import loop, sharding
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm, DistributedComm, LocalComm
 from raydp.training.gradients.memory import TokenBudget, recompute_layers
-from raydp.training.leading import on_rank_0
 from raydp.training.noise.correlated import CorrelatedNoise
 from raydp.training.noise.stream import KeyedStream
-from raydp.training.trial import Trainee
+from raydp.training.rank0 import on_rank_0
+from raydp.training.trial import TrainingContext
 from tests.training import toys
 
 FULL = AdapterSpec(type="none")
@@ -69,14 +69,14 @@ def tied() -> models.PretrainedModel:
     return models.PretrainedModel(name="tied", model=model.eval(), tokenizer=None, weight_hash="tied")
 
 
-def trainee(adapter: AdapterSpec, comm: Comm, **options: Any) -> Trainee:
+def context(adapter: AdapterSpec, comm: Comm, **options: Any) -> TrainingContext:
     """The toy with an adapter or a model of its own for full fine-tuning, sharded where there are several ranks."""
     options = {"microbatch_size": 2, **options}
     if adapter is FULL:
         model = adapters.attach_adapter(tied(), FULL)
-        toy = Trainee(model=model, parameters=adapters.trainable_parameters(model, FULL), **options)
+        toy = TrainingContext(model=model, parameters=adapters.trainable_parameters(model, FULL), **options)
     else:
-        toy = toys.trainee(adapter, **options)
+        toy = toys.context(adapter, **options)
     if comm.world_size > 1:
         replicated = set() if adapter is FULL else set(toy.parameters.values())
         sharding.shard(toy.model, comm, replicated=replicated)
@@ -86,7 +86,7 @@ def trainee(adapter: AdapterSpec, comm: Comm, **options: Any) -> Trainee:
 def train(name: str, comm: Comm, folder: Path | None = None, **options: Any) -> dict[str, Any]:
     """Train one of RUNS: on rank 0 its weights and history."""
     adapter, method, plan = RUNS[name]
-    toy = trainee(adapter, comm, **options)
+    toy = context(adapter, comm, **options)
     if "recomputed" in name:
         recompute_layers(toy.model)
     store = CheckpointStore(folder=folder, run_id=plan.run_id) if folder is not None else None
@@ -102,7 +102,7 @@ def kill(done: int, total: int) -> None:
 
 def noise(comm: Comm) -> dict[str, torch.Tensor]:
     """What one step adds to a sum of zeros."""
-    parameters = trainee(FULL, comm).parameters
+    parameters = context(FULL, comm).parameters
     total = {n: torch.zeros_like(sharding.local(p)) for n, p in parameters.items()}
     parts = {n: sharding.part_of(p) for n, p in parameters.items()}
     loop._add_noise(total, parts, KeyedStream(key=toys.KEY, run_id="noise"), 3, 0.5, 0.1, CorrelatedNoise())
@@ -111,7 +111,7 @@ def noise(comm: Comm) -> dict[str, torch.Tensor]:
 
 def measured(adapter: AdapterSpec, comm: Comm) -> dict[str, float] | None:
     """Utility of a changed model and, in the middle, of its base; on rank 0."""
-    toy, task = trainee(adapter, comm), toys.task()
+    toy, task = context(adapter, comm), toys.task()
     base = {n: p.detach().clone() for n, p in toy.parameters.items()} if adapter is FULL else {}
     with torch.no_grad():
         for parameter in toy.parameters.values():
@@ -140,7 +140,7 @@ def out_of_memory(comm: Comm) -> tuple[str, int, int]:
     """What a group of workers dies of whose micro-batches do not fit, and its budget before and after."""
     task, budget = toys.task(), TokenBudget()
     large = LargeExamples(train=task.train, heldout=task.heldout, task_facts=task.task_facts)
-    toy = trainee(FULL, comm, microbatch_size=None, budget=budget)
+    toy = context(FULL, comm, microbatch_size=None, budget=budget)
     before = budget.tokens
     with pytest.raises(RuntimeError) as error:
         toys.METHOD.train(toys.PLAN, toy, large, comm, toys.KEY, None)
@@ -149,7 +149,7 @@ def out_of_memory(comm: Comm) -> tuple[str, int, int]:
 
 def held_bytes(adapter: AdapterSpec, comm: Comm) -> dict[str, int]:
     """Bytes of weights, gradients and optimizer state that this rank holds, and that there are."""
-    toy = trainee(adapter, comm)
+    toy = context(adapter, comm)
     optimizer = torch.optim.Adam(toy.parameters.values())
     flat, _ = loop._flat_views(toy.parameters, comm.device)
     optimizer.step()

@@ -21,7 +21,7 @@ DEVICE_TOLERANCE = 1e-5
 
 def trained(device: str, adapter: AdapterSpec, method: Any) -> dict[str, torch.Tensor]:
     """The weights after the toy plan on a device."""
-    toy = toys.trainee(adapter)
+    toy = toys.context(adapter)
     toy.model.to(device)
     method.train(toys.PLAN, toy, toys.task(), LocalComm(device), toys.KEY, None)
     return {name: p.detach().cpu() for name, p in toy.parameters.items()}

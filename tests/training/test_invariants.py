@@ -35,7 +35,7 @@ def whole(clipping: str) -> dict[str, torch.Tensor]:
 
 
 def test_training_moves_the_weights(whole: dict[str, torch.Tensor]) -> None:
-    start = {name: p.detach() for name, p in toys.trainee().parameters.items()}
+    start = {name: p.detach() for name, p in toys.context().parameters.items()}
     assert toys.distance(whole, start) > 100 * CUT_TOLERANCE, "the tests below compare something that happens"
 
 
@@ -77,7 +77,7 @@ def _killed_after(steps: int, folder: str, clipping: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     ledger = Ledger(Path(folder) / "ledger.txt")
-    toy = toys.trainee(microbatch_size=toys.NUM_EXAMPLES, checkpoint_seconds=0.0, progress=kill, ledger=ledger)
+    toy = toys.context(microbatch_size=toys.NUM_EXAMPLES, checkpoint_seconds=0.0, progress=kill, ledger=ledger)
     store = CheckpointStore(folder=Path(folder), run_id=toys.PLAN.run_id)
     method = toys.METHODS[clipping]
     method.train(toys.PLAN, toy, toys.task_of(method), toys.LocalComm(), toys.KEY, store)
@@ -91,7 +91,7 @@ def test_killed_and_resumed_equals_uninterrupted(clipping: str, tmp_path: Path, 
     process.join(120)
     assert process.exitcode == -signal.SIGKILL
     ledger = Ledger(tmp_path / "ledger.txt")
-    toy = toys.trainee(microbatch_size=toys.NUM_EXAMPLES, ledger=ledger)
+    toy = toys.context(microbatch_size=toys.NUM_EXAMPLES, ledger=ledger)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

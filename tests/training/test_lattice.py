@@ -21,7 +21,7 @@ from raydp.training.gradients.thresholds import Clipping
 from raydp.training.noise import lattice
 from raydp.training.noise.lattice import LATTICE_SHARE, NOISE_WIDENING, add_lattice_noise, lattice_step, noisy_count
 from raydp.training.noise.stream import KeyedStream
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 from tests.selftest.faults import rewrite
 from tests.training import toys
 
@@ -51,7 +51,7 @@ def released_sum(num_examples: int = toys.NUM_EXAMPLES) -> tuple[list[np.ndarray
         toys.PLAN, run_id="lattice", num_steps=1, noise_multiplier=SIGMA, batch_size=BATCH_SIZE,
         num_examples=num_examples,
     )  # fmt: skip
-    method, task, toy = Seen(max_grad_norm=C), toys.task(num_examples), toys.trainee()
+    method, task, toy = Seen(max_grad_norm=C), toys.task(num_examples), toys.context()
     total = {n: torch.zeros_like(p) for n, p in toy.parameters.items()}
     engine = ClippedGradients(toy.model, toy.parameters, Clipping(C))
     batch = task.batch(method.batch_indices(plan, toys.KEY, 0))
@@ -122,7 +122,7 @@ def test_the_noise_is_the_streams_computed_apart(monkeypatch: pytest.MonkeyPatch
     parts, sums = released_sum()
     step = public_step(C, sum(part.size for part in parts))
     std = Fraction(SIGMA) * Fraction(C) * (1 + Fraction(1, 2**12))
-    stream, names = KeyedStream(key=toys.KEY, run_id="lattice"), sorted(toys.trainee().parameters)
+    stream, names = KeyedStream(key=toys.KEY, run_id="lattice"), sorted(toys.context().parameters)
     for name, part, total in zip(names, parts, sums, strict=True):
         noise = stream.normal(part.size, step=0, purpose="noise", name=name)
         for i in range(0, part.size, 7):

@@ -25,7 +25,7 @@ from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.memory import TokenBudget, recompute_layers, require_share, state_bytes, take_share
 from raydp.training.gradients.thresholds import Clipping
 from raydp.training.loop import losses_of
-from raydp.training.trial import Trainee
+from raydp.training.trial import TrainingContext
 from tests.training import toys
 
 ALLOWANCE_MIB = 20
@@ -35,7 +35,7 @@ ALLOWANCE_MIB = 20
 def _peak(batch_size: int, answer: Connection) -> None:
     torch.set_num_threads(1)
     plan = replace(toys.PLAN, batch_size=batch_size, num_examples=batch_size, num_steps=1)
-    toys.METHOD.train(plan, toys.trainee(), toys.task(batch_size), LocalComm(), toys.KEY, None)
+    toys.METHOD.train(plan, toys.context(), toys.task(batch_size), LocalComm(), toys.KEY, None)
     answer.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
@@ -65,7 +65,7 @@ LORA = AdapterSpec(r=2, target_modules=("q_proj", "v_proj"))
 
 def _large(
     checkpointing: bool = False, adapter: AdapterSpec = LORA, **options: object
-) -> tuple[Trainee, LanguageModelingTask]:
+) -> tuple[TrainingContext, LanguageModelingTask]:
     """A model whose activations are large and weights small, and 32 examples of 128 tokens."""
     torch.manual_seed(0)
     base = LlamaForCausalLM(LARGE).requires_grad_(False).eval()
@@ -79,26 +79,26 @@ def _large(
             parameter.add_(0.02)
     rows = np.random.default_rng(0).integers(1, 60, (32, WIDTH)).tolist()
     examples = TokenizedExamples.from_lists(rows)
-    return Trainee(model=model, parameters=parameters, **options), replace(toys.task(), train=examples)
+    return TrainingContext(model=model, parameters=parameters, **options), replace(toys.task(), train=examples)
 
 
-def _step(trainee: Trainee, task: LanguageModelingTask) -> dict[str, torch.Tensor]:
+def _step(context: TrainingContext, task: LanguageModelingTask) -> dict[str, torch.Tensor]:
     plan = replace(toys.PLAN, batch_size=32, num_examples=32, num_steps=1)
-    toys.METHOD.train(plan, trainee, task, LocalComm(), toys.KEY, None)
-    return {name: p.detach().clone() for name, p in trainee.parameters.items()}
+    toys.METHOD.train(plan, context, task, LocalComm(), toys.KEY, None)
+    return {name: p.detach().clone() for name, p in context.parameters.items()}
 
 
 def _limited(spare_mib: int, tokens: int, size: int | None, file: Path, answer: Connection) -> None:
     """Take a step with an address space of so much more than the model needs."""
     torch.set_num_threads(1)
-    trainee, task = _large(microbatch_size=size, budget=TokenBudget("cpu", file))
-    trainee.budget.tokens = tokens
+    context, task = _large(microbatch_size=size, budget=TokenBudget("cpu", file))
+    context.budget.tokens = tokens
     short = replace(task, train=TokenizedExamples.from_lists([[1, 2, 3, 4]]))
-    short.per_example_loss(trainee.model, short.batch(np.arange(1))).sum().backward()  # kernels are made
+    short.per_example_loss(context.model, short.batch(np.arange(1))).sum().backward()  # kernels are made
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (used + spare_mib * MIB, resource.RLIM_INFINITY))
     try:
-        weights = _step(trainee, task)
+        weights = _step(context, task)
     except RuntimeError as error:
         answer.send(str(error))
     else:
@@ -136,10 +136,10 @@ def test_what_cannot_be_made_smaller_is_an_error_that_says_what_to_change(tmp_pa
 
 
 def test_another_error_is_not_taken_for_a_lack_of_memory() -> None:
-    trainee, task = _large()
+    context, task = _large()
     broken = replace(task, train=TokenizedExamples.from_lists([[999_999, 2, 3]] * 32))
     with pytest.raises(IndexError):
-        _step(trainee, broken)
+        _step(context, broken)
 
 
 @pytest.mark.parametrize("adapter", [LORA, AdapterSpec(type="prefix", num_virtual_tokens=3)], ids=["lora", "prefix"])
@@ -147,7 +147,7 @@ def test_computing_layers_again_changes_nothing_and_keeps_less(adapter: AdapterS
     kept = {}
     sums = {}
     for checkpointing in (False, True):
-        trainee, task = _large(checkpointing, adapter, microbatch_size=32)
+        context, task = _large(checkpointing, adapter, microbatch_size=32)
         sizes: dict[int, int] = {}
 
         def pack(tensor: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:
@@ -155,10 +155,10 @@ def test_computing_layers_again_changes_nothing_and_keeps_less(adapter: AdapterS
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            losses = task.per_example_loss(trainee.model, task.batch(np.arange(32)))
+            losses = task.per_example_loss(context.model, task.batch(np.arange(32)))
         kept[checkpointing] = sum(sizes.values())
         del losses
-        sums[checkpointing] = _step(trainee, task)
+        sums[checkpointing] = _step(context, task)
     assert toys.distance(sums[False], sums[True]) == 0
     assert kept[True] < 0.35 * kept[False]
 
@@ -171,7 +171,7 @@ def test_without_layers_to_compute_again_the_option_is_an_error() -> None:
 def test_autocast_computes_the_same_clipped_sum_within_bf16() -> None:
     sums = []
     for autocast in (None, torch.bfloat16):
-        toy = replace(toys.trainee(AdapterSpec(type="none")), autocast=autocast)
+        toy = replace(toys.context(AdapterSpec(type="none")), autocast=autocast)
         total = {name: torch.zeros_like(p) for name, p in toy.parameters.items()}
         engine, task = ClippedGradients(toy.model, toy.parameters, Clipping(0.1)), toys.task()
         norms = engine.accumulate(partial(losses_of, toy, task, task.batch(np.arange(40))), total)[1]

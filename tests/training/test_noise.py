@@ -58,7 +58,7 @@ def noise_of_a_step(noise_multiplier: float, c: float, *, run_id: str = "noise",
         batch_size=batch_size,
     )
     method, task = DPSGD(max_grad_norm=c), toys.task()
-    toy = toys.trainee()
+    toy = toys.context()
     before = {n: p.detach().clone() for n, p in toy.parameters.items()}
     total = {n: torch.zeros_like(p) for n, p in toy.parameters.items()}
     batch = task.batch(method.batch_indices(plan, toys.KEY, 0))

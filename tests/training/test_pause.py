@@ -12,20 +12,20 @@ from safetensors.torch import load_file, save_file
 
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm, DistributedComm, LocalComm
-from raydp.training.trial import Paused, Trained, Trainee
+from raydp.training.trial import Paused, Trained, TrainingContext
 from tests.training import toys
 
 
-def train(toy: Trainee, comm: Comm, folder: Path | None = None) -> Trained:
+def train(toy: TrainingContext, comm: Comm, folder: Path | None = None) -> Trained:
     store = None if folder is None else CheckpointStore(folder=folder, run_id=toys.PLAN.run_id)
     return toys.METHOD.train(toys.PLAN, toy, toys.task(), comm, toys.KEY, store)
 
 
-def weights_of(toy: Trainee) -> dict[str, torch.Tensor]:
+def weights_of(toy: TrainingContext) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in toy.parameters.items()}
 
 
-def pausing_in(step: int) -> Trainee:
+def pausing_in(step: int) -> TrainingContext:
     """Asked before each step; no checkpoint is due by itself."""
     asked: list[int] = []
 
@@ -33,7 +33,7 @@ def pausing_in(step: int) -> Trainee:
         asked.append(1)
         return len(asked) == step
 
-    return toys.trainee(microbatch_size=toys.NUM_EXAMPLES, checkpoint_seconds=1e9, pause_fn=pause)
+    return toys.context(microbatch_size=toys.NUM_EXAMPLES, checkpoint_seconds=1e9, pause_fn=pause)
 
 
 def _pause_and_go_on(rank: int, world_size: int, rendezvous: str, folder: str) -> None:
@@ -43,7 +43,7 @@ def _pause_and_go_on(rank: int, world_size: int, rendezvous: str, folder: str) -
     toy = pausing_in(3) if rank == 0 else replace(pausing_in(3), pause_fn=None)  # only rank 0 hears the queue
     with pytest.raises(Paused, match="after 3 of"):
         train(toy, comm, here)
-    again = toys.trainee(microbatch_size=toys.NUM_EXAMPLES)
+    again = toys.context(microbatch_size=toys.NUM_EXAMPLES)
     assert train(again, comm, here).resumed_from == 3
     save_file(weights_of(again), here / f"weights-{rank}")
     dist.destroy_process_group()
@@ -65,7 +65,7 @@ def test_a_check_ends_a_run_with_what_it_has_executed() -> None:
         seen.append(done)
         return done == 4
 
-    toy = toys.trainee(check_steps=frozenset({2, 4, 5}), check_fn=check)
+    toy = toys.context(check_steps=frozenset({2, 4, 5}), check_fn=check)
     trained = train(toy, LocalComm())
     assert trained.ended_early
     assert seen == [2, 4]
@@ -73,7 +73,7 @@ def test_a_check_ends_a_run_with_what_it_has_executed() -> None:
 
 
 def test_checks_that_end_nothing_change_nothing() -> None:
-    toy = toys.trainee(microbatch_size=toys.NUM_EXAMPLES, check_steps=frozenset({2, 4}))
+    toy = toys.context(microbatch_size=toys.NUM_EXAMPLES, check_steps=frozenset({2, 4}))
     assert not train(toy, LocalComm()).ended_early
     assert toys.distance(toys.train(microbatch_size=toys.NUM_EXAMPLES), weights_of(toy)) == 0
 
@@ -84,6 +84,6 @@ def test_a_run_that_was_killed_in_its_check_is_checked_again(tmp_path: Path) -> 
 
     options = {"check_steps": frozenset({2}), "checkpoint_seconds": 0.0}
     with pytest.raises(KeyboardInterrupt):
-        train(toys.trainee(check_fn=killed, **options), LocalComm(), tmp_path)
-    trained = train(toys.trainee(check_fn=lambda done: True, **options), LocalComm(), tmp_path)
+        train(toys.context(check_fn=killed, **options), LocalComm(), tmp_path)
+    trained = train(toys.context(check_fn=lambda done: True, **options), LocalComm(), tmp_path)
     assert (trained.resumed_from, trained.ended_early, len(trained.history)) == (2, True, 2)

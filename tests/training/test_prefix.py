@@ -16,7 +16,7 @@ LAST_LAYER = AdapterSpec(r=2, alpha=4, target_modules=("q_proj", "down_proj"), l
 
 
 def cached_task(folder: Path, said: list[str], *, max_bytes: float = 1e9, adapter: AdapterSpec = LAST_LAYER):
-    toy = toys.trainee(adapter)
+    toy = toys.context(adapter)
     task = with_frozen_prefix(
         toys.task(), toy.model, toy.parameters, weight_hash="toy", folder=folder, max_bytes=max_bytes, say=said.append
     )
@@ -26,7 +26,7 @@ def cached_task(folder: Path, said: list[str], *, max_bytes: float = 1e9, adapte
 def test_the_trained_weights_are_the_same(tmp_path: Path) -> None:
     """The hidden states are those of the same kernels on batches of another shape: fp32 rounding."""
     said: list[str] = []
-    plain = toys.trainee(LAST_LAYER)
+    plain = toys.context(LAST_LAYER)
     toys.METHOD.train(toys.PLAN, plain, toys.task(), LocalComm(), toys.KEY, None)
     toy, task = cached_task(tmp_path, said)
     assert task.train_hidden is not None
@@ -56,7 +56,7 @@ def test_it_is_computed_once_and_found_again(tmp_path: Path) -> None:
 
 
 def test_other_data_or_weights_have_a_cache_of_their_own(tmp_path: Path) -> None:
-    toy = toys.trainee(LAST_LAYER)
+    toy = toys.context(LAST_LAYER)
     facts = toys.task().facts()
     for content, weights in (("a", "x"), ("b", "x"), ("a", "y")):
         task = replace(toys.task(), task_facts=replace(facts, content_hash=content))
@@ -76,5 +76,5 @@ def test_too_large_or_nothing_frozen_leaves_the_task_as_it_is(tmp_path: Path) ->
 
 def test_the_first_trained_layer() -> None:
     for adapter, layer in ((LAST_LAYER, 2), (toys.ADAPTER, 0), (AdapterSpec(type="none"), 0)):
-        toy = toys.trainee(adapter)
+        toy = toys.context(adapter)
         assert first_trained_layer(toy.model, toy.parameters) == layer

@@ -9,7 +9,7 @@ from raydp.training import loop
 from raydp.training.comm import LocalComm
 from raydp.training.noise.stream import KeyedStream
 from tests.training import toys
-from tests.training.ranks import FULL, KILLED_AFTER, RUNS, Everything, measured, noise, trainee
+from tests.training.ranks import FULL, KILLED_AFTER, RUNS, Everything, context, measured, noise
 
 CUT_TOLERANCE = 1e-5
 """Source: tests/training/test_invariants.py; fp32 sums in another order, carried to a weight by Adam's division."""
@@ -37,7 +37,7 @@ def test_a_sharded_run_is_that_of_one_rank(everything: Everything, name: str, wo
 def test_the_runs_move_the_weights_and_leave_ranks_idle(everything: Everything) -> None:
     """So the test above compares something that happens."""
     for name, (adapter, _, _) in RUNS.items():
-        start = {n: p.detach() for n, p in trainee(adapter, LocalComm()).parameters.items()}
+        start = {n: p.detach() for n, p in context(adapter, LocalComm()).parameters.items()}
         assert toys.distance(everything.alone[name]["weights"], start) > 100 * CUT_TOLERANCE
     drawn = {step["drawn"] for step in everything.alone["full, adaptive, sparse"]["history"]}
     assert 0 in drawn

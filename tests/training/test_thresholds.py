@@ -76,7 +76,7 @@ def noise_of_two_steps(run_id: str, *, sigma: float, count_noise_std: float) -> 
     """What training added: to the second step's sum over its c_1, and, from the history, to the first step's count."""
     method = DPSGD(max_grad_norm=0.5, clipping="adaptive", count_noise_multiplier=count_noise_std)
     plan = replace(toys.PLAN, run_id=run_id, num_steps=2, learning_rate=1.0, noise_multiplier=sigma)
-    one, two, task = toys.trainee(), toys.trainee(), toys.task()
+    one, two, task = toys.context(), toys.context(), toys.task()
     # DPSGD's noise of a step is a function of the step alone, so a run of one step gives where the second starts.
     method.train(replace(plan, num_steps=1), one, task, LocalComm(), toys.KEY, None)
     history = method.train(plan, two, task, LocalComm(), toys.KEY, None).history

@@ -96,7 +96,7 @@ def test_examples_come_in_the_order_of_their_users(task) -> None:
 
 
 def _train(task, comm=None, microbatch_size=None, method=toys.METHOD) -> dict[str, torch.Tensor]:
-    toy = toys.trainee(microbatch_size=microbatch_size)
+    toy = toys.context(microbatch_size=microbatch_size)
     _train.history = method.train(PLAN, toy, task, comm or LocalComm(), toys.KEY, None).history
     return {name: p.detach().clone() for name, p in toy.parameters.items()}
 
@@ -115,7 +115,7 @@ def test_one_user_moves_the_sum_by_at_most_c(task) -> None:
     """Through the loop, with all other users in and a threshold far below every gradient."""
     c, sums = 1e-3, []
     for users in ([0, 1, 2, 3], [0, 1, 2]):
-        toy = toys.trainee()
+        toy = toys.context()
         total = {name: torch.zeros_like(p) for name, p in toy.parameters.items()}
         engine = ClippedGradients(toy.model, toy.parameters, Clipping(c))
         for examples, per_unit in Units.of(task).microbatches(np.array(users), None, 1024):

@@ -18,7 +18,8 @@ from raydp.tasks.base import TaskFacts
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training.comm import Comm, LocalComm
-from raydp.training.trial import Trainee, TrialPlan
+from raydp.training.trial import TrainingContext
+from raydp.training.trial_plan import TrialPlan
 
 ADAPTER = AdapterSpec(r=2, alpha=4, target_modules=("q_proj", "v_proj", "gate_proj", "down_proj"))
 METHOD = DPAdam(max_grad_norm=0.1)
@@ -74,18 +75,18 @@ def pretrained() -> models.PretrainedModel:
     return models.PretrainedModel(name="toy", model=model, tokenizer=None, weight_hash="toy")
 
 
-def trainee(adapter: AdapterSpec = ADAPTER, **options: object) -> Trainee:
+def context(adapter: AdapterSpec = ADAPTER, **options: object) -> TrainingContext:
     """The model with its adapter at its start."""
     base = pretrained()
     model = adapters.attach_adapter(base, adapter)
     parameters = adapters.trainable_parameters(model, adapter)
     adapters.initialise(parameters, adapter, {n: p.detach().clone() for n, p in parameters.items()}, seed=0)
-    return Trainee(model=model, parameters=parameters, **options)
+    return TrainingContext(model=model, parameters=parameters, **options)
 
 
 def train(comm: Comm | None = None, microbatch_size: int | None = None, **options: object) -> dict[str, torch.Tensor]:
     """Train PLAN and return the trained weights."""
-    toy = trainee(microbatch_size=microbatch_size)
+    toy = context(microbatch_size=microbatch_size)
     method = options.get("method", METHOD)
     method.train(PLAN, toy, task_of(method), comm or LocalComm(), KEY, options.get("store"))
     return {name: p.detach().clone() for name, p in toy.parameters.items()}

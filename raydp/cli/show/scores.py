@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from raydp.io.output import print_table, stdout
+from search_spaces.configuration import HYPERPARAMETERS
 
 NAMED = 3
 """Failures that are told in full; `--json` has them all."""
@@ -38,7 +39,7 @@ def show_intervals(answer: dict[str, Any]) -> None:
     for name, found in answer["scores"].items():
         rows = [
             {
-                **{key: row[key] for key in ("batch_size", "num_steps", "learning_rate")},
+                **{key: row[key] for key in HYPERPARAMETERS},
                 "seeds": row["num_seeds"],
                 "mean": row["mean"],
                 "95 %": row["interval"],

@@ -13,13 +13,13 @@ import pandas as pd
 
 from raydp.io.output import print_table, stdout
 from raydp.sweep.names import configuration_name, run_name
+from search_spaces.configuration import HYPERPARAMETERS
 
 if TYPE_CHECKING:
     from raydp.spec.document import SweepSpec
     from raydp.sweep.api import Sweep
     from raydp.sweep.driver import SweepResult
 
-SETTINGS = ("batch_size", "num_steps", "learning_rate")
 BOUNDS = ("threshold", "bound")
 """Last words of the names of a selection's steps that keep to a bound."""
 NAMED = 3
@@ -207,7 +207,7 @@ def _show_configurations(sweep: Sweep, result: SweepResult) -> None:
     means = configuration_means(points[points["status"] == "finished"])
     rows = [
         {
-            **{k: row[k] for k in SETTINGS},
+            **{k: row[k] for k in HYPERPARAMETERS},
             "seeds": row["num_seeds"],
             "utility_loss": row["utility_loss"],
             "utility_gain": base - row["utility_loss"],
@@ -219,7 +219,7 @@ def _show_configurations(sweep: Sweep, result: SweepResult) -> None:
     marks: dict[int, str] = {}
     for selection, mark in ((result.best_utility, "best utility"), (result.selected, "selected")):
         for position, row in enumerate(rows):
-            if selection and all(row[k] == getattr(selection.configuration, k) for k in SETTINGS):
+            if selection and all(row[k] == getattr(selection.configuration, k) for k in HYPERPARAMETERS):
                 marks[position] = f"{marks[position]}, {mark}" if position in marks else mark
     score = sweep.spec.select.score
     title = f"{sweep.spec.name}: the base model's loss is {base:.4f}; the score is {score}, its std is over seeds"

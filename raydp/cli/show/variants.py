@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from raydp.io.output import print_table, stdout
 from raydp.sweep.variants import Variant, VariantResult, VariantsResult, plans_of
+from search_spaces.configuration import HYPERPARAMETERS
 
 
 def _show_values(variants: Sequence[VariantResult]) -> None:
@@ -34,7 +35,7 @@ def show_variants(result: VariantsResult) -> None:
         rows.append({
             "sweep": variant.name,
             "epsilon": variant.epsilon,
-            **{k: chosen.get(k) for k in ("batch_size", "num_steps", "learning_rate")},
+            **{k: chosen.get(k) for k in HYPERPARAMETERS},
             "utility_loss": chosen.get("utility_loss"),
             "score": chosen.get("score"),
             "lowest loss": best.get("utility_loss"),

@@ -13,7 +13,7 @@ from raydp.plugins.registries import resolve
 from raydp.privacy import PoissonGaussian, PRVAccountant
 from raydp.selftest.base import Check, check
 from raydp.sweep.engine.recorder import cost_together
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 
 DELTA = 1e-5
 NEARLY_ALL = 1 - 1e-9

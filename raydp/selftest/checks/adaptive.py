@@ -11,7 +11,7 @@ from raydp.selftest.base import Check, check
 from raydp.selftest.linear import LinearTask, linear_trainee
 from raydp.selftest.observe import NoisyMethod, accounted_noise, observed_plan, observed_training, with_sgd
 from raydp.training.comm import LocalComm
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 
 SIGMA, COUNT_SIGMA = 2.0, 1.5
 """The count then has 4/9 of the budget: a sum whose noise leaves none for it is easily told."""
@@ -77,8 +77,8 @@ def _run(
     inputs[:, 0] = 1
     targets[::2] = 1e9
     observed = with_sgd(method, lambda step: indices)
-    trainee = linear_trainee(WIDTH, WIDTH, NUM_LAYERS)
-    updates, history = observed_training(observed, _plan(num_steps), trainee, LinearTask(inputs, targets), LocalComm())
+    context = linear_trainee(WIDTH, WIDTH, NUM_LAYERS)
+    updates, history = observed_training(observed, _plan(num_steps), context, LinearTask(inputs, targets), LocalComm())
     thresholds = np.array([record["max_grad_norm"] for record in history])
     sums = torch.stack(updates).double().view(num_steps, NUM_LAYERS, WIDTH, WIDTH)[..., 1:].numpy()
     return thresholds, sums.reshape(num_steps, -1) / thresholds[:, None]

@@ -20,7 +20,7 @@ from raydp.training.comm import Comm, LocalComm
 from raydp.training.gradients.prefix import TOLERANCE, with_frozen_prefix
 from raydp.training.noise.lattice import LATTICE_SHARE
 from raydp.training.noise.stream import TEST_KEY
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 
 NUM_EXAMPLES, BATCH_SIZE, NUM_STEPS, WIDTH, NUM_LAYERS = 40, 8, 8, 8, 2
 KILLED_IN = 5
@@ -89,8 +89,8 @@ def _plan(method: NoisyMethod, noise_multiplier: float) -> TrialPlan:
 
 def _sums(method: NoisyMethod, comm: Comm) -> torch.Tensor:
     """[step, coordinate] the clipped sums without noise, on the batches that the method draws."""
-    trainee = linear_trainee(WIDTH, WIDTH, NUM_LAYERS)
-    return torch.stack(summed_updates(with_sgd(method), _plan(method, NO_NOISE), trainee, _task(), comm))
+    context = linear_trainee(WIDTH, WIDTH, NUM_LAYERS)
+    return torch.stack(summed_updates(with_sgd(method), _plan(method, NO_NOISE), context, _task(), comm))
 
 
 def _resumed(method: NoisyMethod) -> tuple[float, float]:
@@ -98,14 +98,14 @@ def _resumed(method: NoisyMethod) -> tuple[float, float]:
     was done again, and the largest after the steps that follow."""
 
     def train(kill: bool, store: CheckpointStore | None) -> dict[int, torch.Tensor]:
-        trainee, after = linear_trainee(WIDTH, WIDTH, NUM_LAYERS), dict[int, torch.Tensor]()
+        context, after = linear_trainee(WIDTH, WIDTH, NUM_LAYERS), dict[int, torch.Tensor]()
 
         def progress(done: int, total: int) -> None:
-            after[done - 1] = torch.cat([p.detach().flatten() for p in trainee.parameters.values()])
+            after[done - 1] = torch.cat([p.detach().flatten() for p in context.parameters.values()])
             if kill and done - 1 == KILLED_IN:
                 raise _Killed
 
-        observed = replace(trainee, checkpoint_seconds=0.0, progress=progress)
+        observed = replace(context, checkpoint_seconds=0.0, progress=progress)
         with suppress(_Killed):
             with_sgd(method).train(plan, observed, task, LocalComm(), TEST_KEY, store)
         return after
@@ -132,8 +132,8 @@ def _cached(other: str) -> float:
             task = subject.task
             assert isinstance(task, LanguageModelingTask)
             kept = with_frozen_prefix(
-                task, subject.trainee.model, subject.trainee.parameters, weight_hash=subject.name,
+                task, subject.context.model, subject.context.parameters, weight_hash=subject.name,
                 folder=Path(folder), max_bytes=float("inf"), say=lambda sentence: None,
             )  # fmt: skip
-    losses = [t.per_example_loss(second.trainee.model, t.batch(second.indices)).detach() for t in (second.task, kept)]
+    losses = [t.per_example_loss(second.context.model, t.batch(second.indices)).detach() for t in (second.task, kept)]
     return float((losses[0] - losses[1]).abs().max())

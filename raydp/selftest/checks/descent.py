@@ -9,7 +9,7 @@ import torch
 from raydp.methods.output_perturbation import OutputPerturbation
 from raydp.selftest.base import Check, check
 from raydp.tasks.classification.labelled import LabelledBatch
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 
 NUM_EXAMPLES, BATCH_SIZE, WIDTH, CLASSES = 8, 3, 5, 4
 NUM_STEPS = (1, 2, 3, 4, 11, 30)

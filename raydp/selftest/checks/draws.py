@@ -22,7 +22,7 @@ from raydp.training.noise.lattice import add_lattice_noise
 from raydp.training.noise.stream import TEST_KEY, KeyedStream
 from raydp.training.resuming import whole_state
 from raydp.training.sharding import Part
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 
 LEVEL = 1e-6
 """Chance that right noise fails a check; with the fixed test key it passes always or never."""
@@ -150,15 +150,15 @@ def _plan(run_id: str, num_steps: int) -> TrialPlan:
 
 def _updates(method: NoisyMethod, run_id: str, first: int, stop: int) -> NDArray[np.float64]:
     """[step, coordinate] the updates of the steps from the first on; if it is not 0, of a run that goes on."""
-    trainee, empty = linear_trainee(WIDTH, WIDTH, NUM_LAYERS), np.zeros(0, np.int64)
+    context, empty = linear_trainee(WIDTH, WIDTH, NUM_LAYERS), np.zeros(0, np.int64)
     task, plan = LinearTask(torch.zeros(2, WIDTH), torch.zeros(2, WIDTH), num_reference=1), _plan(run_id, stop)
     observed = with_sgd(method, lambda step: empty)
     with tempfile.TemporaryDirectory() as folder:
         store = CheckpointStore(folder=Path(folder), run_id=run_id)
         if first:
-            optimizer = observed.optimizer(plan, list(trainee.parameters.values()))
-            store.save(first, whole_state(trainee, optimizer, LocalComm()), {"history": []})
-        updates = summed_updates(observed, plan, trainee, task, LocalComm(), store)
+            optimizer = observed.optimizer(plan, list(context.parameters.values()))
+            store.save(first, whole_state(context, optimizer, LocalComm()), {"history": []})
+        updates = summed_updates(observed, plan, context, task, LocalComm(), store)
     return torch.stack(updates).double().numpy()
 
 
@@ -192,9 +192,9 @@ def _common_power(method: NoisyMethod, seed: int) -> float:
     generator = torch.Generator().manual_seed(seed)
     inputs, targets = (torch.randn(16, 32, generator=generator) for _ in range(2))
     plain = method.model_copy(update={"reference_weight": None}) if hasattr(method, "reference_weight") else method
-    plan, trainee = _plan(f"selftest/lattice/{seed}", 1), linear_trainee(32, 32, NUM_LAYERS)
+    plan, context = _plan(f"selftest/lattice/{seed}", 1), linear_trainee(32, 32, NUM_LAYERS)
     observed = with_sgd(plain, lambda step: np.arange(16))
-    (update,) = summed_updates(observed, plan, trainee, LinearTask(inputs, targets), LocalComm())
+    (update,) = summed_updates(observed, plan, context, LinearTask(inputs, targets), LocalComm())
     mantissas, exponents = np.frexp(update.double().numpy()[update.numpy() != 0])
     integers = (mantissas * 2.0**53).astype(np.int64)
     lowest = np.log2((integers & -integers).astype(np.float64)) + exponents - 53

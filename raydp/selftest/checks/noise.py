@@ -33,7 +33,7 @@ from raydp.selftest.observe import (
 from raydp.selftest.ranks import on_ranks
 from raydp.training.comm import Comm, LocalComm
 from raydp.training.noise.lattice import LATTICE_SHARE, NOISE_WIDENING
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 
 LEVEL = 1e-4
 """Chance that right noise fails a check; with the fixed test key it passes always or never."""
@@ -106,9 +106,9 @@ def _noise(method: NoisyMethod, run_id: str, comm: Comm) -> NDArray[np.float64]:
     task = LinearTask(inputs, targets, num_reference=plan.num_examples // 3)
 
     def updates(noise_multiplier: float) -> torch.Tensor:
-        trainee = linear_trainee(WIDTH, WIDTH, NUM_LAYERS)
+        context = linear_trainee(WIDTH, WIDTH, NUM_LAYERS)
         observed = replace(plan, noise_multiplier=noise_multiplier)
-        return torch.stack(summed_updates(with_sgd(method), observed, trainee, task, comm)).double()
+        return torch.stack(summed_updates(with_sgd(method), observed, context, task, comm)).double()
 
     std = accounted_noise(method, plan) * method.max_grad_norm * NOISE_WIDENING
     noise = (updates(SIGMA) - updates(NO_NOISE)) / std

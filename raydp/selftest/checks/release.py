@@ -18,7 +18,8 @@ from raydp.tasks.classification.labelled import ClassificationTask, LabelledExam
 from raydp.training.comm import Comm, LocalComm
 from raydp.training.noise.lattice import LATTICE_SHARE, NOISE_WIDENING
 from raydp.training.noise.stream import TEST_KEY
-from raydp.training.trial import Trainee, TrialPlan
+from raydp.training.trial import TrainingContext
+from raydp.training.trial_plan import TrialPlan
 
 NUM_EXAMPLES, BATCH_SIZE, NUM_STEPS, SIGMA = 8, 3, 11, 2.0
 WIDTH = 1500
@@ -86,9 +87,9 @@ def _weights(method: OutputPerturbation, task: ClassificationTask, plan: TrialPl
     nn.init.zeros_(layer.weight)  # whatever layers draw at their start, two workers in one process share a generator
     nn.init.zeros_(layer.bias)
     layer.bias.data[0] = SURE
-    trainee = Trainee(model=layer.eval(), parameters=dict(sorted(layer.named_parameters())))
-    method.train(plan, trainee, task, comm, TEST_KEY, None)
-    return torch.cat([p.detach().flatten() for p in trainee.parameters.values()])
+    context = TrainingContext(model=layer.eval(), parameters=dict(sorted(layer.named_parameters())))
+    method.train(plan, context, task, comm, TEST_KEY, None)
+    return torch.cat([p.detach().flatten() for p in context.parameters.values()])
 
 
 def _moved(method: OutputPerturbation, task: ClassificationTask, last: int) -> float:

@@ -11,7 +11,7 @@ from scipy import stats
 from raydp.selftest.base import Check, check
 from raydp.selftest.observe import NoisyMethod, noise_strategy
 from raydp.training.noise.stream import TEST_KEY
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 
 LEVEL = 1e-4
 """Chance that right sampling fails a check; with the fixed test key it passes always or never."""

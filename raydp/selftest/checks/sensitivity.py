@@ -75,10 +75,10 @@ def _micro_batches(subject: Subject, full: torch.Tensor) -> list[Check]:
     budget = TokenBudget()
     budget.tokens = 1
     pieces = [
-        replace(subject.trainee, microbatch_size=1),
-        replace(subject.trainee, microbatch_size=None, budget=budget),
+        replace(subject.context, microbatch_size=1),
+        replace(subject.context, microbatch_size=None, budget=budget),
     ]
-    apart = max(_norm(full - _update(replace(subject, trainee=cut), subject.indices)) for cut in pieces) / _norm(full)
+    apart = max(_norm(full - _update(replace(subject, context=cut), subject.indices)) for cut in pieces) / _norm(full)
     return [
         check(
             f"micro-batches ({subject.name})", apart, 0,
@@ -107,7 +107,7 @@ def _update(subject: Subject, indices: NDArray[np.int64]) -> torch.Tensor:
         noise_multiplier=NO_NOISE,
     )
     method = with_sgd(subject.method, lambda step: indices)
-    return summed_updates(method, plan, subject.trainee, subject.task, LocalComm())[0]
+    return summed_updates(method, plan, subject.context, subject.task, LocalComm())[0]
 
 
 def _clipped_autograd(subject: Subject) -> tuple[torch.Tensor, int, float]:
@@ -115,7 +115,7 @@ def _clipped_autograd(subject: Subject) -> tuple[torch.Tensor, int, float]:
     between a unit alone and in the batch."""
     c, automatic = subject.method.max_grad_norm, getattr(subject.method, "clipping", "flat") == "automatic"
     together, units = _losses(subject, subject.indices), Units.of(subject.task)
-    weights = torch.cat([p.detach().flatten() for p in subject.trainee.parameters.values()])
+    weights = torch.cat([p.detach().flatten() for p in subject.context.parameters.values()])
     sizes = units.offsets[subject.indices + 1] - units.offsets[subject.indices]
     total, unclipped, apart, shares = torch.zeros(()), 0, 0.0, _shares(subject)
     for row in range(len(subject.indices)):
@@ -133,13 +133,13 @@ def _clipped_autograd(subject: Subject) -> tuple[torch.Tensor, int, float]:
 def _losses(subject: Subject, indices: NDArray[np.int64]) -> list[torch.Tensor]:
     """The summed loss of each unit, all of them in one batch."""
     units = Units.of(subject.task)
-    losses = losses_of(subject.trainee, subject.task, subject.task.batch(units.examples(indices)))
+    losses = losses_of(subject.context, subject.task, subject.task.batch(units.examples(indices)))
     sizes = units.offsets[indices + 1] - units.offsets[indices]
     return [part.sum() for part in losses.split(sizes.tolist())]
 
 
 def _gradient(subject: Subject, loss: torch.Tensor) -> torch.Tensor:
-    parameters = list(subject.trainee.parameters.values())
+    parameters = list(subject.context.parameters.values())
     grads = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
     return torch.cat([g.flatten() for g in grads])
 

@@ -29,7 +29,7 @@ from raydp.sweep.store.transfer import SharedFolder
 from raydp.tasks.base import TaskFacts
 from raydp.training.comm import LocalComm
 from raydp.training.noise.stream import KEY_BYTES, TEST_KEY
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 
 ACCOUNTANT, TARGET_EPSILON, DELTA_EXPONENT = "prv", 4.0, 1.1
 NUM_UNITS, BATCH_SIZE, FULL_STEPS = 2000, 16, 3

@@ -16,7 +16,8 @@ from raydp.tasks.classification.labelled import ClassificationTask, LabelledExam
 from raydp.training.aggregation.teachers import Teaching, collect_votes, teacher_of
 from raydp.training.comm import Comm, LocalComm
 from raydp.training.noise.stream import TEST_KEY, KeyedStream
-from raydp.training.trial import Trainee, TrialPlan
+from raydp.training.trial import TrainingContext
+from raydp.training.trial_plan import TrialPlan
 
 NUM_EXAMPLES, NUM_QUERIES, NUM_CLASSES, WIDTH = 20, 40, 4, 6
 TEACHING = Teaching(num_teachers=4, num_steps=6, batch_size=None, learning_rate=0.3)
@@ -101,5 +102,5 @@ def _task() -> ClassificationTask:
 
 def _votes(task: ClassificationTask, comm: Comm) -> NDArray[np.int64]:
     model = NetworkName(architecture="linear", input_shape=task.input_shape, num_classes=task.num_classes).build()
-    trainee = Trainee(model=model, parameters=dict(sorted(model.named_parameters())))
-    return collect_votes(PLAN, TEACHING, trainee, task, task.heldout, comm, TEST_KEY, None)
+    context = TrainingContext(model=model, parameters=dict(sorted(model.named_parameters())))
+    return collect_votes(PLAN, TEACHING, context, task, task.heldout, comm, TEST_KEY, None)

@@ -4,7 +4,8 @@ from raydp.spec.sections.base import AtLeastOne, Positive, Section
 from raydp.spec.sections.cluster import ClusterSpec, TrackingSpec
 from raydp.spec.sections.model import AdapterSpec, ModelSpec
 from raydp.spec.sections.privacy import NumRunsSpec, PrivacySpec
-from raydp.spec.sections.space import SelectSpec, SpaceSpec
+from raydp.spec.sections.selection import SelectSpec
+from raydp.spec.sections.space import SpaceSpec
 from raydp.spec.sections.stopping import StoppingSpec
 
 __all__ = [

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from raydp.plugins.described import Plugin
 from raydp.spec.sections.privacy import PrivacySpec
-from raydp.spec.sections.space import SelectSpec, SpaceSpec
+from raydp.spec.sections.selection import SelectSpec
+from raydp.spec.sections.space import SpaceSpec
 from raydp.spec.sections.stopping import StoppingSpec
 
 

@@ -16,7 +16,7 @@ from raydp.spec.document import SweepSpec
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.points import points_table
 from raydp.sweep.store.state import SearchEnd
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 from search_spaces import Configuration
 
 KNOWN_BEFORE = {"batch_size", "num_steps", "learning_rate", "compute", "noise_multiplier", "epsilon", "delta"}

@@ -22,7 +22,7 @@ from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.state import Plan
 from raydp.sweep.store.transfer import Bucket, bucket_of, collect
 from raydp.tasks.base import TaskFacts
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 
 WRITE_TRIES, WRITE_SECONDS = 60, 10.0
 """How often, and how long after one another, it is tried to write a result where there is no space."""

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from raydp.sweep.engine.stopping import Hopeless
+from raydp.sweep.engine.stopping import EarlyStopping
 
 Order = Literal["go on", "pause", "lost"]
 
@@ -51,14 +51,14 @@ class TrialQueue:
     Args:
         expected: runs that will be submitted; once the last one is handed out, an idle slot ends and frees its devices.
         max_retries: how often a run is tried again.
-        hopeless: which runs are to be stopped early, None where every run goes to its end.
+        early_stopping: which runs are to be stopped early, None where every run goes to its end.
         max_idle_starts: how often a slot's workers may die in a row before they lease anything.
     """
 
     def __init__(
-        self, *, expected: int, max_retries: int, hopeless: Hopeless | None = None, max_idle_starts: int = 3
+        self, *, expected: int, max_retries: int, early_stopping: EarlyStopping | None = None, max_idle_starts: int = 3
     ) -> None:
-        self._hopeless = hopeless
+        self._early_stopping = early_stopping
         self._paused = False
         self._expected = expected
         self._max_retries = max_retries
@@ -204,11 +204,11 @@ class TrialQueue:
     async def check(self, run_id: str, token: int, check: str, utility_loss: float) -> str | None:
         """The holder has measured its model at one of the checks. Why it is to stop, None to go on."""
         item = self._items[run_id]
-        if self._hopeless is None or not item.is_held_with(token):
+        if self._early_stopping is None or not item.is_held_with(token):
             return None
         item.heartbeat = time.monotonic()
         item.checks[check] = utility_loss
-        return self._hopeless.reason(check, utility_loss)
+        return self._early_stopping.reason(check, utility_loss)
 
     async def pause(self) -> None:
         """Runs in progress are to save their state and be given back; nothing is handed out any more."""
@@ -239,9 +239,9 @@ class TrialQueue:
                 return False
             self._let_go(item)
             item.outcome = {**outcome, "attempts": item.attempts}
-            if self._hopeless is not None:
+            if self._early_stopping is not None:
                 item.outcome["checks"] = item.checks
-                self._hopeless.learn(run_id, item.outcome)
+                self._early_stopping.learn(run_id, item.outcome)
             self._changed.notify_all()
             return True
 

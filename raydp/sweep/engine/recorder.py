@@ -19,7 +19,7 @@ from raydp.sweep.store.measurements import claimed_figures
 from raydp.sweep.store.state import Delivery
 from raydp.tasks.base import TaskFacts
 from raydp.tracking import NotDeliveredError, Pauses, Tracker, TrialRecord
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 
 PATIENCE_SECONDS = 90.0
 """How long the end of a sweep waits for a store that is away: a restart of the server takes less."""

@@ -52,7 +52,7 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shared:
+class ScorerInputs:
     """What every actor needs, in the object store once; all processes of a node map the same arrays."""
 
     task: Task
@@ -79,7 +79,7 @@ class Scorer:
 
     def __init__(self, shared: list[Any], reports: Any) -> None:
         self._reports = reports
-        given: Shared = ray.get(shared[0])
+        given: ScorerInputs = ray.get(shared[0])
         torch.set_num_threads(max(1, int(given.cpus)))
         device = "cuda" if ray.get_gpu_ids() and torch.cuda.is_available() else "cpu"
         self._task = given.task
@@ -118,7 +118,7 @@ class Scorer:
 
 
 def run_jobs(
-    jobs: list[Job], shared: Shared, cluster: ClusterSpec, commit: Commit, report: Report, *, workers: int | None
+    jobs: list[Job], shared: ScorerInputs, cluster: ClusterSpec, commit: Commit, report: Report, *, workers: int | None
 ) -> None:
     """Measure every job's models on as many actors as fit; results are committed here, one by one.
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from raydp.spec.document import SweepSpec
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
+from search_spaces.configuration import HYPERPARAMETERS
 
 BLIND = {"procedure", "best-utility", "worst-utility"}
 """The rules that do not look at the score."""
-SEARCHED = ("batch_size", "num_steps", "learning_rate")
 
 
 def searched(spec: SweepSpec, trials: Sequence[TrialPlan]) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def searched(spec: SweepSpec, trials: Sequence[TrialPlan]) -> dict[str, Any]:
         "seeds": the labels of their repetitions; "rule": how one is chosen; "chosen_on": the figures that the rule
         looks at and the data that they are computed on; "elsewhere": what is fixed here and may have been tuned before.
     """
-    values = {name: sorted({getattr(trial, name) for trial in trials}) for name in SEARCHED}
+    values = {name: sorted({getattr(trial, name) for trial in trials}) for name in HYPERPARAMETERS}
     chosen, on = spec.select, []
     search = spec.space.search
     measured = search is not None and search.name != "random"
@@ -32,7 +32,7 @@ def searched(spec: SweepSpec, trials: Sequence[TrialPlan]) -> dict[str, Any]:
     on += [f"at most {bound:g} of {column}" for column, bound in chosen.at_most.items()]
     return {
         "hyperparameters": {name: tried for name, tried in values.items() if len(tried) > 1},
-        "configurations": len({tuple(getattr(trial, name) for name in SEARCHED) for trial in trials}),
+        "configurations": len({tuple(getattr(trial, name) for name in HYPERPARAMETERS) for trial in trials}),
         "seeds": list(spec.seeds),
         "rule": chosen.rule,
         **({} if search is None else {"search": search.as_dict()}),

@@ -27,10 +27,10 @@ from raydp.spec.sections import ClusterSpec
 from raydp.sweep.engine.group import Announce, train_loop
 from raydp.sweep.engine.machine import check_address, fitting_groups
 from raydp.sweep.engine.queue import TrialQueue
-from raydp.sweep.engine.stopping import Hopeless
+from raydp.sweep.engine.stopping import EarlyStopping
 
 if TYPE_CHECKING:
-    from raydp.sweep.engine.worker import Shared
+    from raydp.sweep.engine.worker import WorkerInputs
 
 MAX_CONTROLLER_DEATHS = 3
 """How often Train's controller of a slot may die before the slot gives up."""
@@ -161,14 +161,18 @@ class Slots:
     Args:
         expected: runs that will be put into the queue, the measurement of the base model among them.
         storage: a folder for Ray Train's own state.
-        hopeless: which runs end early.
+        early_stopping: which runs end early.
     """
 
-    def __init__(self, cluster: ClusterSpec, *, expected: int, storage: Path, hopeless: Hopeless | None = None) -> None:
+    def __init__(
+        self, cluster: ClusterSpec, *, expected: int, storage: Path, early_stopping: EarlyStopping | None = None
+    ) -> None:
         self.num_slots = min(fitting_slots(cluster), expected)
         calls = CALLS_PER_SLOT * self.num_slots + 1000  # those that wait in it must leave room for those that end it
         queue = beside_driver(TrialQueue, max_concurrency=calls)
-        self.queue: Any = queue.remote(expected=expected, max_retries=cluster.max_retries, hopeless=hopeless)
+        self.queue: Any = queue.remote(
+            expected=expected, max_retries=cluster.max_retries, early_stopping=early_stopping
+        )
         self._shared: Any = None
         self._cluster = cluster
         self._storage = storage
@@ -218,7 +222,7 @@ class Slots:
             for thread in self._threads:
                 thread.join(0.2)
 
-    def share(self, shared: Shared) -> None:
+    def share(self, shared: WorkerInputs) -> None:
         """Put what every worker needs into the object store, once; they wait for it."""
         self._shared = ray.put(shared)
         self.queue.share.remote([self._shared])

@@ -1,4 +1,4 @@
-"""When a run is hopeless: it diverges, or cannot keep the utility that the selection asks for. The queue asks."""
+"""When a run is early_stopping: it diverges, or cannot keep the utility that the selection asks for. The queue asks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_steps(num_steps: int, checks: int) -> dict[int, str]:
 
 
 @dataclass(kw_only=True)
-class Hopeless:
+class EarlyStopping:
     """What the runs that have finished say of one that has not.
 
     A run's gain at a check is extrapolated with the largest factor by which a finished run's gain grew from that check
@@ -59,7 +59,7 @@ class Hopeless:
         if hoped >= needed - self.slack * abs(needed):
             return None
         return (
-            f"hopeless: after {check} of its steps its utility_gain is {gain:.4g}, which grew at most "
+            f"cannot be selected: after {check} of its steps its utility_gain is {gain:.4g}, which grew at most "
             f"{max(factors):.3g}-fold in {len(factors)} finished runs; the selection asks for {needed:.4g}"
         )
 

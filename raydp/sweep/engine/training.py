@@ -16,14 +16,14 @@ from raydp.sweep.engine.committer import Committer, Discarder
 from raydp.sweep.engine.progress import SweepProgress
 from raydp.sweep.engine.recorder import Recorder
 from raydp.sweep.engine.slots import Slots, start_ray
-from raydp.sweep.engine.stopping import Hopeless
+from raydp.sweep.engine.stopping import EarlyStopping
 from raydp.sweep.engine.tune_rounds import rounds, run_tune
-from raydp.sweep.engine.worker import Shared
+from raydp.sweep.engine.worker import WorkerInputs
 from raydp.sweep.names import run_name
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.transfer import bucket_of
 from raydp.tasks.base import Task
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 
 OUT_PER_SLOT = 2
 """So many runs a slot are in the queue or running: slots that end together need not wait for the driver to commit one
@@ -49,13 +49,13 @@ def train(
         spec.cluster,
         expected=len(left) + measure_base,
         storage=folder.path.resolve() / "ray",
-        hopeless=_hopeless(spec, folder, trials),
+        early_stopping=_early_stopping(spec, folder, trials),
     ) as slots:
         queue = slots.queue
         nodes = "adding nodes, " if spec.cluster.autoscaling else ""
         with phase(console, f"{nodes}starting the workers, loading the base model, opening the tracking store"):
             slots.share(
-                Shared(
+                WorkerInputs(
                     spec=spec,
                     task=task,
                     model=sharing.disassemble(models.load_base(spec.model, new_tokens=task.facts().num_new_tokens)),
@@ -95,11 +95,11 @@ def train(
     return recorder
 
 
-def _hopeless(spec: SweepSpec, folder: SweepFolder, trials: list[TrialPlan]) -> Hopeless | None:
+def _early_stopping(spec: SweepSpec, folder: SweepFolder, trials: list[TrialPlan]) -> EarlyStopping | None:
     """Which runs end early, with what is known from before a resume; None where none does."""
     if spec.stopping is None:
         return None
-    hopeless = Hopeless(
+    early_stopping = EarlyStopping(
         min_finished=spec.stopping.min_finished,
         slack=spec.stopping.slack,
         min_utility_gain=spec.select.min_utility_gain,
@@ -107,8 +107,8 @@ def _hopeless(spec: SweepSpec, folder: SweepFolder, trials: list[TrialPlan]) -> 
     )
     for run_id in [BASE_RUN, *(t.run_id for t in trials)]:
         if (result := folder.result(run_id)) is not None:
-            hopeless.learn(run_id, result)
-    return hopeless
+            early_stopping.learn(run_id, result)
+    return early_stopping
 
 
 def _source(recorder: Committer, trials: list[TrialPlan]) -> RunSource | None:

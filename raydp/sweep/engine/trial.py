@@ -25,8 +25,9 @@ from raydp.training import sharding
 from raydp.training.comm import Comm
 from raydp.training.gradients.memory import TokenBudget, recompute_layers, state_bytes, take_share
 from raydp.training.gradients.prefix import with_frozen_prefix
-from raydp.training.leading import on_rank_0
-from raydp.training.trial import Trainee, TrialPlan
+from raydp.training.rank0 import on_rank_0
+from raydp.training.trial import TrainingContext
+from raydp.training.trial_plan import TrialPlan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,17 +38,17 @@ def prefix_folder() -> Path:
     return cache_dir() / "prefix"
 
 
-class Lead(Protocol):
-    """Who is told how a run goes, and says whether it goes on."""
+class TrialControl(Protocol):
+    """Follows a run, and decides whether it pauses or ends early."""
 
     def beat(self, step: int, num_steps: int) -> None:
-        """Training has done so many steps."""
+        """Note that training has done `step` of `num_steps` steps."""
 
     def must_pause(self) -> bool:
-        """Whether the run is to save its state and pause."""
+        """Return whether the run must save its state and pause."""
 
     def check(self, name: str, utility_loss: float) -> str | None:
-        """The model's utility at a check. Why the run is to end here; None if it is to go on."""
+        """Take the utility loss at a named check. Return why the run must end here, or None if it goes on."""
 
 
 class TrialRunner:
@@ -103,47 +104,49 @@ class TrialRunner:
                 say=logging.getLogger(__name__).warning,
             )
 
-    def run(self, plan: TrialPlan, files: TrialFiles, attempt: str, lead: Lead | None = None) -> dict[str, Any]:
+    def run(
+        self, plan: TrialPlan, files: TrialFiles, attempt: str, control: TrialControl | None = None
+    ) -> dict[str, Any]:
         """Train and score one run; every rank calls it, rank 0 measures and saves.
 
         Args:
             files: where its checkpoints and its ledger are kept, and where the model goes.
             attempt: names the model until it is committed.
-            lead: asked by rank 0.
+            control: rank 0 asks it.
 
         Returns:
             The result to commit (rank 0), or {} on the other ranks. A run that was ended at a check has no model.
 
         Raises:
-            Paused: the lead asked for it; the state is saved.
+            Paused: the control asked for a pause; the state is saved.
         """
         start = self._untrained(plan.seed) or self._loaded.base_weights
         adapters.initialise(self._parameters, self._spec.model.adapter, start, plan.seed)
         ledger, notes, why = files.ledger(), list[str](), list[str]()
         stopping = self._spec.stopping
-        checks = {} if stopping is None or lead is None else check_steps(plan.num_steps, stopping.checks)
+        checks = {} if stopping is None or control is None else check_steps(plan.num_steps, stopping.checks)
 
         def check(done: int) -> bool:
             found = self._on_rank_0(lambda loaded: {"utility_loss": self._task.utility(loaded.model)})
-            reason = lead.check(checks[done], found["utility_loss"]) if lead is not None and found else None
+            reason = control.check(checks[done], found["utility_loss"]) if control is not None and found else None
             why.extend([reason] if reason else [])
             return bool(self.comm.broadcast_object(reason))
 
-        trainee = Trainee(
+        context = TrainingContext(
             model=self._loaded.model,
             parameters=self._parameters,
             microbatch_size=self._spec.cluster.microbatch_size,
             budget=self._budget,
             autocast=self._autocast,
             checkpoint_seconds=self._spec.cluster.checkpoint_seconds,
-            progress=lead.beat if lead is not None else None,
-            pause_fn=lead.must_pause if lead is not None else None,
+            progress=control.beat if control is not None else None,
+            pause_fn=control.must_pause if control is not None else None,
             check_steps=frozenset(checks),
             check_fn=check,
             ledger=ledger,
         )
         store = files.checkpoints(notes.append)
-        trained = self._spec.method.params.train(plan, trainee, self._task, self.comm, self._key, store)
+        trained = self._spec.method.params.train(plan, context, self._task, self.comm, self._key, store)
         known = {
             "run_id": plan.run_id,
             "history": trained.history,

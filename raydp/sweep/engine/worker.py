@@ -24,11 +24,12 @@ from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.transfer import Bucket, StoredFiles, TrialFiles
 from raydp.tasks.base import Task
 from raydp.training.comm import Comm, DistributedComm, LocalComm
-from raydp.training.trial import Paused, TrialPlan
+from raydp.training.trial import Paused
+from raydp.training.trial_plan import TrialPlan
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shared:
+class WorkerInputs:
     """What every worker needs, put into the object store once; all processes of a node map the same arrays."""
 
     spec: SweepSpec
@@ -61,7 +62,7 @@ class Shared:
             )
 
     def __repr__(self) -> str:
-        return f"Shared({self.spec.name!r})"  # the key is never shown
+        return f"WorkerInputs({self.spec.name!r})"  # the key is never shown
 
 
 def work(config: dict[str, Any]) -> None:
@@ -79,7 +80,7 @@ def work(config: dict[str, Any]) -> None:
     if not comm.broadcast_object(_register(queue, slot, here) if comm.rank == 0 else None):
         return
     (reference,) = ray.get(queue.shared.remote())
-    shared: Shared = ray.get(reference)
+    shared: WorkerInputs = ray.get(reference)
     try:
         shared.require_folder()
     except ValueError as error:
@@ -105,7 +106,7 @@ def _register(queue: Any, slot: int, placement_group: Any) -> bool:
     return goes_on
 
 
-def _run_lease(runner: TrialRunner, shared: Shared, queue: Any, run_id: str, token: int) -> None:
+def _run_lease(runner: TrialRunner, shared: WorkerInputs, queue: Any, run_id: str, token: int) -> None:
     """Run what was leased; a failure is reported with its reason and then restarts the whole worker group."""
     files = shared.files(run_id)
     attempt = f"attempt-{token}-{secrets.token_hex(4)}"  # another driver's tokens begin at 1 again

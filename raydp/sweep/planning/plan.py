@@ -34,7 +34,7 @@ from raydp.sweep.private_selection.draws import (
 )
 from raydp.sweep.store.state import Plan
 from raydp.tasks.base import TaskFacts
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 from search_spaces import Configuration, Rejected, exact, grid, load_space
 from search_spaces.loader import without_duplicates
 
@@ -258,7 +258,7 @@ def _record(
         noise_key=spec.privacy.noise_key,
         clipping=getattr(spec.method.params, "clipping", None),
         private_selection=None if tuned_epsilon is None else selection_record(spec, num_configurations, alone),
-        **spec.method.params.told(trial),
+        **spec.method.params.record_fields(trial),
         data_sets=None if sets is None else data_sets_record(sets, event, alone, delta, spec.privacy.accountant),
     )
 

@@ -23,7 +23,7 @@ from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import counts, points_table, write_tables
 from raydp.tasks.base import TaskFacts
 from raydp.tracking import NotDeliveredError, TrialRecord, delivering
-from raydp.training.trial import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 from search_spaces import Configuration
 
 TOLD_OF_DATA = ("num_units", "privacy_unit", "content_hash", "utility_is_public")

@@ -344,7 +344,7 @@ class SweepFolder:
         return (self.result(run_id) or {}).get("status") == "finished"
 
     def has_ended(self, run_id: str) -> bool:
-        """Whether a run is not to be run again: it has finished, or was stopped for being hopeless."""
+        """Whether a run is not to be run again: it has finished, or was stopped for being early_stopping."""
         return (self.result(run_id) or {}).get("status") in ("finished", "stopped")
 
     def commit(self, run_id: str, result: dict[str, Any]) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.tables.points import HYPERPARAMETERS
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import Measurements, claimed_figures, measured_later, scores_of
 from raydp.sweep.store.state import Plan
-from raydp.training.planned import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 from search_spaces import Configuration
+from search_spaces.configuration import HYPERPARAMETERS
 
 POINTS_FILE = "points.csv"
 SECRETS_FILE = "secrets.parquet"

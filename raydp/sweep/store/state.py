@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from raydp.tasks.base import TaskFacts
-from raydp.training.planned import TrialPlan
+from raydp.training.trial_plan import TrialPlan
 from search_spaces import Configuration
+from search_spaces.configuration import HYPERPARAMETERS
 
 PLAN_FORMAT = 1
 """Plans of before have no format; they are read as this one."""
@@ -128,7 +129,7 @@ class SearchEnd:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> SearchEnd:
         """As it was written."""
-        names = ("batch_size", "num_steps", "learning_rate")
+        names = tuple(HYPERPARAMETERS)
         rows = document["skipped"]
         skipped = {Configuration(**{name: row[name] for name in names}): row["reason"] for row in rows}
         return cls(reason=document["reason"], skipped=skipped)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from raydp.tasks.base import Secret
-from raydp.tasks.secrets import occurs_in, read_secrets
+from raydp.tasks.secret import occurs_in, read_secrets
 from raydp.tasks.text.wordlists import CONTROL_NAMES, FORMAT_WORDS
 
 SHARED_BY = 3  # a word or number of this many secrets is their common format ("Enron", an exchange's 853)

@@ -16,7 +16,7 @@ from pydantic import Field
 from raydp.io.locations import Location
 from raydp.spec.sections import Section
 from raydp.tasks.base import Secret, TaskFacts
-from raydp.tasks.secrets import counted, occurs_in, read_secrets, verbatim_texts
+from raydp.tasks.secret import counted, occurs_in, read_secrets, verbatim_texts
 from raydp.tasks.text.controls import generate_controls, read_controls
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask, content_hash

@@ -14,7 +14,7 @@ from raydp.io.locations import Location
 from raydp.spec.sections import Section
 from raydp.tasks.base import Secret, TaskFacts
 from raydp.tasks.reading import read_rows, string_of
-from raydp.tasks.secrets import counted
+from raydp.tasks.secret import counted
 from raydp.tasks.text.attributes import (
     AuthorAttribute,
     apply_review,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from raydp.tasks.base import Secret
-from raydp.tasks.secrets import mentions
+from raydp.tasks.secret import mentions
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.wrappers.derived import DerivedTask
 

@@ -11,15 +11,16 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from raydp.plugins.registries import unknown_name
-from raydp.tracking.records import CONFIGURATION, as_params
+from raydp.tracking.records import as_params
+from search_spaces.configuration import HYPERPARAMETERS
 
 if TYPE_CHECKING:
     import pandas as pd
 
 GUARANTEE = ("epsilon", "delta")
 METRICS = (*GUARANTEE, "noise_multiplier", "utility_loss", "utility_gain", "base_utility_loss", "seconds")
-PARAMS = (*CONFIGURATION, "seed", "method", "task_hash", "max_grad_norm")
-NUMBERS = (*CONFIGURATION, "seed", "max_grad_norm")
+PARAMS = (*HYPERPARAMETERS, "seed", "method", "task_hash", "max_grad_norm")
+NUMBERS = (*HYPERPARAMETERS, "seed", "max_grad_norm")
 TAGS = ("run_id", "sweep", "status")
 ORDER = {"loss": "utility_loss"}
 """Short names of columns."""

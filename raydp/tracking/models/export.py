@@ -21,7 +21,6 @@ from raydp.tracking.portable import (
     TOKENIZER_FILES,
     portable_config,
 )
-from raydp.tracking.records import CONFIGURATION
 from raydp.tracking.sealing.seal import (
     BASE_FILE,
     EXPORTED_BASE,
@@ -37,6 +36,7 @@ from raydp.tracking.sealing.seal import (
 from raydp.tracking.sealing.signing import SigningKey
 from raydp.tracking.sealing.trust import Trust
 from raydp.tracking.store import artifact, open_store, resolve_uri
+from search_spaces.configuration import HYPERPARAMETERS
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
@@ -216,7 +216,7 @@ def _statement_of(folder: Path, model: LoggedModel, hashes: dict[str, str], uri:
     return statement(
         model_id=model.model_id,
         run_id=model.tags["run_id"],
-        configuration={name: model.params[name] for name in (*CONFIGURATION, "seed") if name in model.params},
+        configuration={name: model.params[name] for name in (*HYPERPARAMETERS, "seed") if name in model.params},
         privacy=privacy,
         base_weight_hash=recorded_base(folder)["weight_hash"],
         hashes=hashes,

@@ -13,12 +13,12 @@ from raydp.tasks.classification.label_words import read_once
 from raydp.tasks.classification.labelled import ClassificationTask, LabelledExamples
 from raydp.training.aggregation.teachers import keyed_words
 from raydp.training.noise.stream import KeyedStream
-from raydp.training.trial import Trainee
+from raydp.training.trial import TrainingContext
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompting:
-    """Teachers that are the base model, without what the trainee trains, behind demonstrations of their own.
+    """Teachers that are the base model, without what the context trains, behind demonstrations of their own.
 
     Attributes:
         num_teachers: m.
@@ -33,7 +33,7 @@ class Prompting:
 
     def choices(
         self,
-        trainee: Trainee,
+        context: TrainingContext,
         task: ClassificationTask,
         shard: NDArray[np.int64],
         queries: LabelledExamples,
@@ -42,8 +42,8 @@ class Prompting:
     ) -> torch.Tensor:
         """See raydp.training.aggregation.teachers.Teachers."""
         shown = self.shown(task.train.select(shard), stream)
-        with torch.inference_mode(), without_adapter(trainee.model):
-            logits = prompted_logits(trainee.model, task, shown, queries)
+        with torch.inference_mode(), without_adapter(context.model):
+            logits = prompted_logits(context.model, task, shown, queries)
         return logits[:, : task.num_classes].argmax(dim=1)
 
     def shown(self, examples: LabelledExamples, stream: KeyedStream) -> LabelledExamples:

@@ -16,7 +16,8 @@ from raydp.tasks.text.examples import batches_by_length
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
 from raydp.training.noise.stream import KeyedStream
-from raydp.training.trial import Paused, Trainee, TrialPlan
+from raydp.training.trial import Paused, TrainingContext
+from raydp.training.trial_plan import TrialPlan
 
 TOKENS_AT_ONCE = 4096
 """In one backward pass of a teacher. Fixed: sums round by it, and what a teacher says is its own examples' alone."""
@@ -34,14 +35,14 @@ class Teachers(Protocol):
 
     def choices(
         self,
-        trainee: Trainee,
+        context: TrainingContext,
         task: ClassificationTask,
         shard: NDArray[np.int64],
         queries: LabelledExamples,
         seed: list[int],
         stream: KeyedStream,
     ) -> torch.Tensor:
-        """[Q] the class that a teacher chooses for each query. The trainee is afterwards as it was.
+        """[Q] the class that a teacher chooses for each query. The context is afterwards as it was.
 
         Args:
             shard: positions of the teacher's examples; no other may have a part in what it says.
@@ -52,7 +53,7 @@ class Teachers(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Teaching:
-    """Teachers that are trained: by Adam, from the trainee's start.
+    """Teachers that are trained: by Adam, from the context's start.
 
     Attributes:
         num_teachers: m.
@@ -68,7 +69,7 @@ class Teaching:
 
     def choices(
         self,
-        trainee: Trainee,
+        context: TrainingContext,
         task: ClassificationTask,
         shard: NDArray[np.int64],
         queries: LabelledExamples,
@@ -76,10 +77,10 @@ class Teaching:
         stream: KeyedStream,
     ) -> torch.Tensor:
         """See Teachers."""
-        start = {name: p.detach().clone() for name, p in trainee.parameters.items()}
-        _teach(self, trainee, task, shard, seed)
-        logits, _ = task.outputs(trainee.model, queries)
-        for name, parameter in trainee.parameters.items():
+        start = {name: p.detach().clone() for name, p in context.parameters.items()}
+        _teach(self, context, task, shard, seed)
+        logits, _ = task.outputs(context.model, queries)
+        for name, parameter in context.parameters.items():
             parameter.data.copy_(start[name])
         return logits[:, : task.num_classes].argmax(dim=1)
 
@@ -100,14 +101,14 @@ def keyed_words(examples: LabelledExamples, stream: KeyedStream, purpose: str) -
 def collect_votes(
     plan: TrialPlan,
     teaching: Teachers,
-    trainee: Trainee,
+    context: TrainingContext,
     task: ClassificationTask,
     queries: LabelledExamples,
     comm: Comm,
     key: bytes,
     store: CheckpointStore | None,
 ) -> NDArray[np.int64]:
-    """[Q, K] how many teachers choose each class, the same on every rank. The trainee is afterwards as it was.
+    """[Q, K] how many teachers choose each class, the same on every rank. The context is afterwards as it was.
 
     What a teacher says is a function of its own shard: one record more or less moves one vote of each query.
 
@@ -119,21 +120,21 @@ def collect_votes(
     done, votes = _resumed(store, len(queries), task.num_classes, comm)
     saved = time.monotonic()
     while done < teaching.num_teachers:
-        pause = comm.broadcast_object(trainee.pause_fn is not None and trainee.pause_fn())
+        pause = comm.broadcast_object(context.pause_fn is not None and context.pause_fn())
         if pause:
             _save(store, done, votes, comm)
             raise Paused(f"paused after {done} of {teaching.num_teachers} teachers")
         teacher, chosen = done + comm.rank, torch.zeros_like(votes)
         if teacher < teaching.num_teachers:
             shard = np.flatnonzero(of_example == teacher)
-            classes = teaching.choices(trainee, task, shard, queries, [plan.seed, teacher], stream)
+            classes = teaching.choices(context, task, shard, queries, [plan.seed, teacher], stream)
             chosen.scatter_(1, classes.to(chosen.device)[:, None], 1)
         comm.all_reduce_sum(chosen)
         votes += chosen
         done = min(done + comm.world_size, teaching.num_teachers)
-        if trainee.progress is not None:
-            trainee.progress(0, plan.num_steps)  # also says that the run is alive
-        if done == teaching.num_teachers or time.monotonic() - saved >= trainee.checkpoint_seconds:
+        if context.progress is not None:
+            context.progress(0, plan.num_steps)  # also says that the run is alive
+        if done == teaching.num_teachers or time.monotonic() - saved >= context.checkpoint_seconds:
             _save(store, done, votes, comm)
             saved = time.monotonic()
     counts: NDArray[np.int64] = votes.cpu().numpy()
@@ -156,20 +157,20 @@ def _save(store: CheckpointStore | None, done: int, votes: torch.Tensor, comm: C
 
 
 def _teach(
-    teaching: Teaching, trainee: Trainee, task: ClassificationTask, shard: NDArray[np.int64], seed: list[int]
+    teaching: Teaching, context: TrainingContext, task: ClassificationTask, shard: NDArray[np.int64], seed: list[int]
 ) -> None:
     """Train one teacher in place; without an example it stays as it starts."""
     if not len(shard):
         return
-    optimizer = torch.optim.Adam(list(trainee.parameters.values()), lr=teaching.learning_rate)
+    optimizer = torch.optim.Adam(list(context.parameters.values()), lr=teaching.learning_rate)
     rng, size = np.random.default_rng(seed), min(teaching.batch_size or len(shard), len(shard))
-    device = next(iter(trainee.parameters.values())).device
+    device = next(iter(context.parameters.values())).device
     lengths = task.lengths()
     for _ in range(teaching.num_steps):
         drawn = shard if size == len(shard) else rng.choice(shard, size, replace=False)
         optimizer.zero_grad()
         for part in batches_by_length(lengths[drawn], TOKENS_AT_ONCE):
             batch = task.batch(drawn[part]).to(device)
-            (task.per_example_loss(trainee.model, batch).sum() / size).backward()
+            (task.per_example_loss(context.model, batch).sum() / size).backward()
         optimizer.step()
     optimizer.zero_grad()

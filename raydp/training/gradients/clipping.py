@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from raydp.training.gradients.layers import Rule, Use, cross_term, joined, rule_of, scales_last_dimension, uses_of
-from raydp.training.gradients.reads import only_by_their_layers
 from raydp.training.gradients.thresholds import Clipping
 from raydp.training.gradients.vjp import check_supported, only_input, per_example_gradients, unsupported
+from raydp.training.gradients.weight_reads import only_by_their_layers
 from raydp.training.sharding import is_sharded
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.figures.scatter import drawn_rows
 from analysis.report.markup import Cell, number, paragraph, percent, plot, table
-from analysis.selection.along import SelectionsAlong
+from analysis.selection.by_threshold import SelectionsByThreshold
 from analysis.tables.points import configurations
 from analysis.tables.utility_filter import shown_threshold, threshold_text, within
 
@@ -19,87 +19,89 @@ _FIGURES = ["batch_size", "num_steps", "learning_rate", "utility_loss", "score",
 _HEADERS = ["Rule", "b", "T", "η", "Utility loss", "Score", "Share of gain", "Above oracle", "Model"]
 
 
-def live_section(along: SelectionsAlong, rule: str, base_utility_loss: float | None, *, relative: bool) -> list[str]:
-    """The slider, the two figures that move with it ("layout" and "along") and the table of rules, as HTML.
+def threshold_section(
+    selections: SelectionsByThreshold, rule: str, base_utility_loss: float | None, *, relative: bool
+) -> list[str]:
+    """The slider, the two figures that move with it ("layout" and "by_threshold") and the table of rules, as HTML.
 
     Args:
-        along: what every rule selects.
+        selections: what every rule selects.
         rule: the one that the page is about.
         base_utility_loss: of the pre-trained model, where it is known.
         relative: whether scores have shares: not so logarithmic ones.
     """
-    last = len(along.thresholds) - 1
+    last = len(selections.thresholds) - 1
     slider = (
         '<div class="live">\n<label for="threshold">Utility threshold u</label>\n'
-        f'<input type="range" id="threshold" min="0" max="{last}" step="1" value="{_start_at(along)}" '
-        f'aria-describedby="threshold-says">\n<output id="threshold-value" for="threshold">{escape(start_text(along))}'
-        '</output>\n<button type="button" id="threshold-reset">As selected</button>\n'
+        f'<input type="range" id="threshold" min="0" max="{last}" step="1" value="{_start_at(selections)}" '
+        f'aria-describedby="threshold-says">\n<output id="threshold-value" for="threshold">'
+        f'{escape(start_text(selections))}</output>\n<button type="button" id="threshold-reset">As selected</button>\n'
         '<p id="threshold-says" class="soft" aria-live="polite"></p>\n</div>'
     )
     scatter = plot(
         "layout",
         "Scatter plot of the mean score against the mean utility loss of configurations, with a mark around what each "
         "rule selects at the threshold. The tables hold the same figures.",
-        f"{_drawn(along)}; bars are one standard deviation over seeds. Lower left is better. Only points to the left "
-        "of the dashed line, the threshold, may be selected.",
+        f"{_drawn(selections)}; bars are one standard deviation over seeds. Lower left is better. Only points to the "
+        "left of the dashed line, the threshold, may be selected.",
     )
     lines = plot(
-        "along",
+        "by_threshold",
         "Lines of the score of what each rule selects, against the utility threshold.",
         "What each rule would select at every threshold. The oracle's line is the best that scores allow: a rule that "
         "stays near it wherever the threshold is set can be relied on.",
         css="low",
     )
-    figures = _figures(along, base_utility_loss)
-    score = along.means["score"].to_numpy()
+    figures = _figures(selections, base_utility_loss)
+    score = selections.means["score"].to_numpy()
     rows: list[list[Cell]] = []
-    for name, at in along.start.items():
+    for name, at in selections.start.items():
         cells = {key: column[at] for key, column in figures.items()}
-        cells["above"] = _above(score[at], score[along.start["oracle"]], relative=relative)
+        cells["above"] = _above(score[at], score[selections.start["oracle"]], relative=relative)
         rows.append([name, *(cells[key] for key in _FIGURES)])
     rules = table(
         "What each rule selects at the threshold",
         _HEADERS,
         rows,
-        marked=[list(along.start).index(rule)] if rule in along.start else [],
-        of_row=[{"data-rule": name} for name in along.start],
+        marked=[list(selections.start).index(rule)] if rule in selections.start else [],
+        of_row=[{"data-rule": name} for name in selections.start],
         of_column={at: {"data-figure": name} for at, name in enumerate(_FIGURES, start=1)},
     )
-    reasons = [paragraph(f"{name}: {reason}.", css="soft") for name, reason in along.reasons.items()]
+    reasons = [paragraph(f"{name}: {reason}.", css="soft") for name, reason in selections.reasons.items()]
     return [slider, scatter, rules, *reasons, lines]
 
 
 def live_data(
-    along: SelectionsAlong, rule: str, base_utility_loss: float | None, *, relative: bool
+    selections: SelectionsByThreshold, rule: str, base_utility_loss: float | None, *, relative: bool
 ) -> dict[str, object]:
     """What the slider's script looks up: selections by rule and threshold, and the figures as texts."""
-    loss = along.means["utility_loss"].to_numpy()
+    loss = selections.means["utility_loss"].to_numpy()
     return {
         "rule": rule,
         "relative": relative,
-        "thresholds": along.thresholds.tolist(),
-        "texts": _labels(along),
-        "limits": [float(loss[within(loss, np.full(len(loss), u))].max()) for u in along.thresholds],
-        "members": along.members.tolist(),
-        "selected": {name: positions.tolist() for name, positions in along.selected.items()},
-        "start": dict(along.start),
-        "start_at": _start_at(along),
-        "start_threshold": along.threshold,
-        "start_text": start_text(along),
-        "start_members": int(along.passed.sum()),
-        "allowed": along.allowed.tolist(),
-        "passed": along.passed.tolist(),
-        "drawn": drawn_rows(along).tolist(),
+        "thresholds": selections.thresholds.tolist(),
+        "texts": _labels(selections),
+        "limits": [float(loss[within(loss, np.full(len(loss), u))].max()) for u in selections.thresholds],
+        "members": selections.members.tolist(),
+        "selected": {name: positions.tolist() for name, positions in selections.selected.items()},
+        "start": dict(selections.start),
+        "start_at": _start_at(selections),
+        "start_threshold": selections.threshold,
+        "start_text": start_text(selections),
+        "start_members": int(selections.passed.sum()),
+        "allowed": selections.allowed.tolist(),
+        "passed": selections.passed.tolist(),
+        "drawn": drawn_rows(selections).tolist(),
         "loss": loss.tolist(),
-        "score": along.means["score"].tolist(),
-        "names": [str(c) for c in configurations(along.means)],
-        "figures": _figures(along, base_utility_loss),
+        "score": selections.means["score"].tolist(),
+        "names": [str(c) for c in configurations(selections.means)],
+        "figures": _figures(selections, base_utility_loss),
     }
 
 
-def configurations_table(along: SelectionsAlong, rule: str) -> str:
+def configurations_table(selections: SelectionsByThreshold, rule: str) -> str:
     """Every configuration with its means; the rows follow the slider."""
-    means = along.means
+    means = selections.means
     listed = means
     caption = "Means over seeds, sorted by T, b, η"
     if len(means) > MOST_LISTED:
@@ -121,23 +123,23 @@ def configurations_table(along: SelectionsAlong, rule: str) -> str:
     rows: list[list[Cell]] = []
     columns = listed[["num_seeds", "utility_loss", "utility_loss_std", "score", "score_std"]].itertuples(index=False)
     for at, c, (seeds, *values) in zip(listed.index, configurations(listed), columns, strict=True):
-        chosen = ", ".join(name for name, position in along.start.items() if position == at)
+        chosen = ", ".join(name for name, position in selections.start.items() if position == at)
         name: list[Cell] = [c.batch_size, c.num_steps, c.learning_rate, c.compute, float(c.updates)]
         rows.append([*name, int(seeds), *map(float, values), chosen])
-    marked = [place for place, at in enumerate(listed.index) if at == along.start.get(rule)]
+    marked = [place for place, at in enumerate(listed.index) if at == selections.start.get(rule)]
     attributes: list[dict[str, str | int]] = [
-        {"data-position": int(at)} if place in marked or along.passed[at]
+        {"data-position": int(at)} if place in marked or selections.passed[at]
         else {"data-position": int(at), "class": "excluded"}
         for place, at in enumerate(listed.index)
     ]  # fmt: skip
     return table(caption, headers, rows, marked=marked, of_row=attributes)
 
 
-def _figures(along: SelectionsAlong, base_utility_loss: float | None) -> dict[str, list[str]]:
+def _figures(selections: SelectionsByThreshold, base_utility_loss: float | None) -> dict[str, list[str]]:
     """Column -> [m] texts of the table of rules."""
-    means = along.means
+    means = selections.means
     columns = {name: [number(value) for value in means[name].tolist()] for name in _FIGURES[:5]}
-    best = float(means.loc[along.allowed, "utility_loss"].min())
+    best = float(means.loc[selections.allowed, "utility_loss"].min())
     if base_utility_loss is None or base_utility_loss <= best:
         gain = ["–"] * len(means)
     else:
@@ -152,26 +154,26 @@ def _above(score: float, oracle: float, *, relative: bool) -> str:
     return f"{np.floor(100 * (score - oracle) / oracle + 0.5):.0f} %" if relative and oracle > 0 else "–"
 
 
-def _drawn(along: SelectionsAlong) -> str:
+def _drawn(selections: SelectionsByThreshold) -> str:
     """What the scatter draws."""
-    drawn, count = len(drawn_rows(along)), len(along.means)
+    drawn, count = len(drawn_rows(selections)), len(selections.means)
     return "One point per configuration" if drawn == count else f"{drawn} of {count} configurations"
 
 
-def start_text(along: SelectionsAlong) -> str:
+def start_text(selections: SelectionsByThreshold) -> str:
     """The threshold as it was given, in digits that select the same."""
-    return shown_threshold(along.means["utility_loss"].to_numpy(), along.threshold)
+    return shown_threshold(selections.means["utility_loss"].to_numpy(), selections.threshold)
 
 
-def _labels(along: SelectionsAlong) -> list[str]:
+def _labels(selections: SelectionsByThreshold) -> list[str]:
     """[k] the thresholds in digits that select the same."""
-    losses = np.unique(along.means["utility_loss"].to_numpy())
-    following = np.searchsorted(losses, along.thresholds, side="right")
+    losses = np.unique(selections.means["utility_loss"].to_numpy())
+    following = np.searchsorted(losses, selections.thresholds, side="right")
     above = [float(losses[at]) if at < len(losses) else np.inf for at in following]
-    return [threshold_text(float(u), next_one) for u, next_one in zip(along.thresholds, above, strict=True)]
+    return [threshold_text(float(u), next_one) for u, next_one in zip(selections.thresholds, above, strict=True)]
 
 
-def _start_at(along: SelectionsAlong) -> int:
+def _start_at(selections: SelectionsByThreshold) -> int:
     """The place of the threshold on the slider."""
-    highest = float(along.means.loc[along.passed, "utility_loss"].max())
-    return int(np.searchsorted(along.thresholds, highest, side="right")) - 1
+    highest = float(selections.means.loc[selections.passed, "utility_loss"].max())
+    return int(np.searchsorted(selections.thresholds, highest, side="right")) - 1

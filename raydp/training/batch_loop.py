@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 
 from raydp.training.comm import Comm
-from raydp.training.trial import Paused, Trained, Trainee, TrialPlan
+from raydp.training.trial import Paused, Trained, TrainingContext
+from raydp.training.trial_plan import TrialPlan
 
 
-def run(plan: TrialPlan, trainee: Trainee, comm: Comm, step_fn: Callable[[int], dict[str, float]]) -> Trained:
+def run(plan: TrialPlan, context: TrainingContext, comm: Comm, step_fn: Callable[[int], dict[str, float]]) -> Trained:
     """Train for plan.num_steps steps. Every rank does all the work; an interrupted run starts again from its start.
 
     Args:
@@ -17,19 +18,19 @@ def run(plan: TrialPlan, trainee: Trainee, comm: Comm, step_fn: Callable[[int], 
             before.
 
     Raises:
-        Paused: the trainee was asked to pause.
+        Paused: the context was asked to pause.
     """
     started = time.perf_counter()
     history: list[dict[str, float]] = []
     ended_early = False
     for step in range(plan.num_steps):
-        if comm.broadcast_object(trainee.pause_fn is not None and trainee.pause_fn()):
+        if comm.broadcast_object(context.pause_fn is not None and context.pause_fn()):
             raise Paused(f"paused after {step} of {plan.num_steps} steps; this method starts again")
         history.append({"step": step, **step_fn(step)})
         done = step + 1
-        if trainee.progress is not None:
-            trainee.progress(done, plan.num_steps)
-        if done in trainee.check_steps and trainee.check_fn(done):
+        if context.progress is not None:
+            context.progress(done, plan.num_steps)
+        if done in context.check_steps and context.check_fn(done):
             ended_early = True
             break
     seconds = time.perf_counter() - started

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from analysis.selection.constraints import Constraints
 from analysis.selection.leakage import measured_leakage
 from analysis.selection.rules import Layout, choose, rule_names
-from analysis.selection.thresholds import along_thresholds
+from analysis.selection.thresholds import select_at_thresholds
 from analysis.surface.surrogate import TooManyError
 from analysis.tables.points import configuration_means, require_hyperparameters
 from analysis.tables.thinning import evenly
@@ -27,7 +27,7 @@ MOST_THRESHOLDS = 400
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelectionsAlong:
+class SelectionsByThreshold:
     """What rules select as the utility threshold rises.
 
     Attributes:
@@ -53,13 +53,13 @@ class SelectionsAlong:
     reasons: Mapping[str, str]
 
 
-def selections_along(
+def selections_by_threshold(
     points: pd.DataFrame,
     constraints: Constraints | None = None,
     *,
     by_secret: tuple[pd.DataFrame, str] | None = None,
     max_thresholds: int = MOST_THRESHOLDS,
-) -> SelectionsAlong:
+) -> SelectionsByThreshold:
     """Let every rule select at the utility loss of every configuration.
 
     Args:
@@ -94,7 +94,7 @@ def selections_along(
         except TooManyError as error:
             reasons[rule] = str(error)
     members = np.array([int((within(loss, np.full(len(loss), u)) & allowed).sum()) for u in thresholds])
-    return SelectionsAlong(
+    return SelectionsByThreshold(
         means=means,
         thresholds=thresholds,
         members=members,
@@ -127,7 +127,7 @@ def _along(rule: str, layout: Layout, allowed: Pool, thresholds: Array) -> Posit
     if not allowed.all():
         return np.concatenate([_from_pools(rule, layout, allowed, part) for part in np.array_split(thresholds, 8)])
     one = replace(layout, utility_loss=loss[None], score=layout.score[None])
-    at_every = along_thresholds(rule, one)[0]
+    at_every = select_at_thresholds(rule, one)[0]
     order = np.argsort(loss, kind="stable")
     # The last configuration that the threshold lets in, rounding forgiven as `within` does it.
     last = np.array([np.flatnonzero(within(loss[order], np.full(len(loss), u)))[-1] for u in thresholds])
