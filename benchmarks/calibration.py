@@ -42,7 +42,9 @@ def timed(call: Callable[[], Any]) -> tuple[Any, float]:
 
 def request(batch_size: int, num_steps: int) -> CalibrationRequest:
     """One configuration of the grid."""
-    return CalibrationRequest(num_examples=NUM_EXAMPLES, batch_size=batch_size, num_steps=num_steps, target=TARGET)
+    return CalibrationRequest.of_batches(
+        num_examples=NUM_EXAMPLES, batch_size=batch_size, num_steps=num_steps, target=TARGET
+    )
 
 
 def compare(batch_size: int, num_steps: int) -> dict[str, Any]:
@@ -70,7 +72,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="where the JSON goes")
     output: Path = parser.parse_args().output
     for name in ("prv", "pld"):  # imports and first calls
-        calibrate(CalibrationRequest(num_examples=1000, batch_size=10, num_steps=2, target=TARGET), name)
+        calibrate(CalibrationRequest.of_batches(num_examples=1000, batch_size=10, num_steps=2, target=TARGET), name)
     rows = [compare(batch_size, num_steps) for batch_size in BATCH_SIZES for num_steps in NUM_STEPS]
     both = [row for row in rows if "library_seconds" in row]
     grid = [request(row["batch_size"], row["num_steps"]) for row in both for _ in LEARNING_RATES]

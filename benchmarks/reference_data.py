@@ -108,13 +108,10 @@ def private(seeds: int) -> list[dict[str, Any]]:
     facts = tasks[0].facts()
     target = PrivacyTarget(epsilon=DP["epsilon"], delta=facts.num_units**-1.1)
     event = PoissonGaussian(sample_rate=BATCH / facts.num_units, noise_multiplier=1.0, num_steps=DP["num_steps"])
-    solved = calibrate(CalibrationRequest.of(event, num_examples=facts.num_units, target=target), "pld")
-    event = PoissonGaussian(
-        sample_rate=event.sample_rate, noise_multiplier=solved.noise_multiplier, num_steps=event.num_steps
-    )
+    solved = calibrate(CalibrationRequest(event=event, target=target), "pld")
     for weight in W:
         method = DPSGD(max_grad_norm=DP["max_grad_norm"], reference_weight=weight)
-        label = {"w": weight, **guarantees(weight, tasks, event, solved.epsilon, target.delta)}
+        label = {"w": weight, **guarantees(weight, tasks, solved.event, solved.epsilon, target.delta)}
         found = [
             run(task, method, s, num_steps=DP["num_steps"], rate=DP["learning_rate"], sigma=solved.noise_multiplier)
             for s, task in enumerate(tasks)

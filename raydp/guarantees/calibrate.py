@@ -250,7 +250,7 @@ def whole_numbers(row: Mapping[str, Any]) -> dict[str, int]:
 def request(row: Mapping[str, Any]) -> CalibrationRequest:
     """What is to be calibrated."""
     whole = whole_numbers(row)
-    return CalibrationRequest(
+    return CalibrationRequest.of_batches(
         num_examples=whole["n"],
         batch_size=whole["batch_size"],
         num_steps=whole["num_steps"],
@@ -263,6 +263,6 @@ def _document(solved: Calibration) -> dict[str, object]:
         "noise_multiplier": solved.noise_multiplier,
         "epsilon": solved.epsilon,
         "delta": solved.delta,
-        "sample_rate": solved.sample_rate,
+        "sample_rate": solved.event.sample_rate,
         "accountant": solved.accountant,
     }

@@ -12,7 +12,7 @@ from raydp.privacy import CalibrationRequest, PLDAccountant, PrivacyTarget, RDPA
 from raydp.privacy.accounting import calibration as module
 from raydp.privacy.accounting.cache import SolutionCache
 
-REQUEST = CalibrationRequest(
+REQUEST = CalibrationRequest.of_batches(
     num_examples=10_000, batch_size=100, num_steps=20, target=PrivacyTarget(epsilon=4.0, delta=1e-5)
 )
 
@@ -93,7 +93,7 @@ def test_many_writers_leave_one_whole_entry_and_no_rubbish(tmp_path: Path) -> No
 
 
 def test_failed_calibrations_are_not_cached(tmp_path: Path) -> None:
-    hard = CalibrationRequest(
+    hard = CalibrationRequest.of_batches(
         num_examples=10_000, batch_size=100, num_steps=20, target=PrivacyTarget(epsilon=4.0, delta=1e-16)
     )
     with pytest.raises(ValueError, match="'pld'"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pytest
@@ -19,6 +18,7 @@ from raydp.privacy import (
     PLDAccountant,
     PoissonGaussian,
     PrivacyTarget,
+    RDPAccountant,
     calibrate,
     calibrate_many,
 )
@@ -30,13 +30,13 @@ from .conformance import gaussian_epsilon
 def request(n: int, b: int, t: int, epsilon: float = 4.0, delta: float = 1e-6) -> CalibrationRequest:
     """A request with Table 10's target unless said otherwise."""
     target = PrivacyTarget(epsilon=epsilon, delta=delta)
-    return CalibrationRequest(num_examples=n, batch_size=b, num_steps=t, target=target)
+    return CalibrationRequest.of_batches(num_examples=n, batch_size=b, num_steps=t, target=target)
 
 
 def event(asked: CalibrationRequest, noise_multiplier: float) -> PoissonGaussian:
     """What the calibrated run releases."""
     return PoissonGaussian(
-        sample_rate=asked.batch_size / asked.num_examples, noise_multiplier=noise_multiplier, num_steps=asked.num_steps
+        sample_rate=asked.event.sample_rate, noise_multiplier=noise_multiplier, num_steps=asked.event.num_steps
     )
 
 
@@ -176,14 +176,13 @@ def test_pld_calibration_satisfies_the_plain_library() -> None:
 
 
 def test_noise_grows_with_batch_and_steps_and_falls_with_epsilon() -> None:
-    base = request(50_000, 500, 200)
     solved = calibrate_many(
         [
-            base,
-            dataclasses.replace(base, batch_size=600),
-            dataclasses.replace(base, num_steps=300),
-            dataclasses.replace(base, target=PrivacyTarget(epsilon=3.0, delta=1e-6)),
-            dataclasses.replace(base, target=PrivacyTarget(epsilon=4.0, delta=1e-7)),
+            request(50_000, 500, 200),
+            request(50_000, 600, 200),
+            request(50_000, 500, 300),
+            request(50_000, 500, 200, epsilon=3.0),
+            request(50_000, 500, 200, delta=1e-7),
         ],
         "rdp",
         max_workers=1,
@@ -246,7 +245,7 @@ def test_the_limit_of_the_accountant_that_was_asked_for_is_the_answer() -> None:
 def test_requests_are_validated(arguments: dict[str, object], message: str) -> None:
     valid = {"num_examples": 1000, "batch_size": 100, "num_steps": 10, "target": PrivacyTarget(epsilon=1, delta=1e-4)}
     with pytest.raises(ValueError, match=message):
-        CalibrationRequest(**(valid | arguments))  # type: ignore[arg-type]
+        CalibrationRequest.of_batches(**(valid | arguments))  # type: ignore[arg-type]
 
 
 def test_unknown_accountant_names_the_nearest() -> None:
@@ -281,8 +280,14 @@ def test_search_says_so_when_no_noise_is_tight(constant: float) -> None:
 
 
 @pytest.mark.parametrize(("batch_size", "num_examples"), [(7, 49), (3, 41), (1, 49), (250, 3_000_017), (4, 4)])
-def test_an_event_asks_for_the_noise_of_its_own_sampling(batch_size: int, num_examples: int) -> None:
-    """Also where b/n · n is not b in floating point."""
-    event = PoissonGaussian(sample_rate=batch_size / num_examples, noise_multiplier=1e-6, num_steps=9)
-    asked = CalibrationRequest.of(event, num_examples=num_examples, target=PrivacyTarget(epsilon=2, delta=1e-9))
-    assert (asked.sample_rate, asked.num_steps, asked.batch_size) == (event.sample_rate, 9, batch_size)
+def test_an_event_is_calibrated_with_its_own_sampling(batch_size: int, num_examples: int) -> None:
+    """Also where b/n · n is not b in floating point; the event's own noise does not count."""
+    asked = PoissonGaussian(sample_rate=batch_size / num_examples, noise_multiplier=1e-6, num_steps=9)
+    target = PrivacyTarget(epsilon=2, delta=1e-9)
+    solved = calibrate(CalibrationRequest(event=asked, target=target), "rdp")
+    assert solved.event == asked.with_noise(solved.noise_multiplier)
+    assert RDPAccountant().epsilon(solved.event, 1e-9) == solved.epsilon <= 2
+    by_batches = CalibrationRequest.of_batches(
+        num_examples=num_examples, batch_size=batch_size, num_steps=9, target=target
+    )
+    assert calibrate(by_batches, "rdp") == solved

@@ -39,14 +39,13 @@ DISTRIBUTIONS: dict[str, NumRuns] = {
 
 def requests(target: PrivacyTarget = TARGET) -> list[CalibrationRequest]:
     pairs = ((32, 50), (32, 400), (2000, 3))
-    return [CalibrationRequest(num_examples=2000, batch_size=b, num_steps=t, target=target) for b, t in pairs]
+    return [
+        CalibrationRequest.of_batches(num_examples=2000, batch_size=b, num_steps=t, target=target) for b, t in pairs
+    ]
 
 
 def events(solved: SelectionCalibration) -> list[PoissonGaussian]:
-    return [
-        PoissonGaussian(sample_rate=r.sample_rate, noise_multiplier=run.noise_multiplier, num_steps=r.num_steps)
-        for r, run in zip(requests(), solved.runs, strict=True)
-    ]
+    return [run.event for run in solved.runs]
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
@@ -71,7 +70,7 @@ def test_a_solution_is_kept_and_belongs_to_its_distribution(tmp_path: Path) -> N
 def test_a_target_that_no_noise_reaches_is_an_error() -> None:
     """The price of the number of runs alone is (1 + η) ln(1/γ) / 1024 at the largest order, 0.013 here."""
     target = PrivacyTarget(epsilon=0.01, delta=1e-5)
-    one = [CalibrationRequest(num_examples=2000, batch_size=2000, num_steps=1, target=target)]
+    one = [CalibrationRequest.of_batches(num_examples=2000, batch_size=2000, num_steps=1, target=target)]
     with pytest.raises(CalibrationError, match=r"privacy\.num_runs\.mean must be smaller for target_epsilon 0\.01"):
         calibrate_selection(one, TruncatedNegativeBinomial.with_mean(1000, eta=1.0))
 

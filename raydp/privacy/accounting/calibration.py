@@ -29,33 +29,20 @@ class CalibrationRequest:
     """One run to calibrate.
 
     Args:
-        num_examples: n, records (of the privacy unit) that Poisson sampling draws from, >= 1.
-        batch_size: expected batch size b, > 0 and <= n.
-        num_steps: T >= 1.
+        event: what the run releases. Its own noise_multiplier does not count.
         target: the (ε, δ) to meet.
 
     Raises:
-        ValueError: an argument is out of its range, or δ is so large that releasing whole records would meet it.
+        ValueError: there are too many steps, or δ is so large that releasing whole records would meet it.
     """
 
-    num_examples: int
-    batch_size: float
-    num_steps: int
+    event: PoissonGaussian
     target: PrivacyTarget
 
     def __post_init__(self) -> None:
-        if self.num_examples < 1:
-            raise ValueError(f"num_examples must be >= 1, got {self.num_examples}. It counts the records sampled from.")
-        if not 0 < self.batch_size <= self.num_examples:
-            raise ValueError(
-                f"batch_size must be > 0 and <= num_examples {self.num_examples}, got {self.batch_size}. "
-                "It is the expected size of a Poisson sample."
-            )
-        if self.num_steps < 1 or self.num_steps != int(self.num_steps):
-            raise ValueError(f"num_steps must be an integer >= 1, got {self.num_steps}. It counts noisy updates.")
-        check_num_steps(self.num_steps)
-        if self.sample_rate < 1:
-            seen = -math.expm1(self.num_steps * math.log1p(-self.sample_rate))
+        check_num_steps(self.event.num_steps)
+        if self.event.sample_rate < 1:
+            seen = -math.expm1(self.event.num_steps * math.log1p(-self.event.sample_rate))
             if self.target.delta >= seen:
                 raise ValueError(
                     f"target_delta must be < {seen:.3g}, the chance that a record is ever sampled, got "
@@ -63,17 +50,29 @@ class CalibrationRequest:
                 )
 
     @classmethod
-    def of(cls, event: PoissonGaussian, *, num_examples: int, target: PrivacyTarget) -> CalibrationRequest:
-        """How much noise a method's event needs; the event's own noise does not count."""
-        batch_size = event.sample_rate * num_examples
-        if round(batch_size) / num_examples == event.sample_rate:  # the product is rounded
-            batch_size = round(batch_size)
-        return cls(num_examples=num_examples, batch_size=batch_size, num_steps=event.num_steps, target=target)
+    def of_batches(
+        cls, *, num_examples: int, batch_size: float, num_steps: int, target: PrivacyTarget
+    ) -> CalibrationRequest:
+        """Calibrate a run that draws its batches from its examples by Poisson sampling.
 
-    @property
-    def sample_rate(self) -> float:
-        """q = b/n."""
-        return self.batch_size / self.num_examples
+        Args:
+            num_examples: n, records (of the privacy unit) that Poisson sampling draws from, >= 1.
+            batch_size: expected batch size b, > 0 and <= n.
+            num_steps: T >= 1.
+            target: the (ε, δ) to meet.
+
+        Raises:
+            ValueError: an argument is out of its range.
+        """
+        if num_examples < 1:
+            raise ValueError(f"num_examples must be >= 1, got {num_examples}. It counts the records sampled from.")
+        if not 0 < batch_size <= num_examples:
+            raise ValueError(
+                f"batch_size must be > 0 and <= num_examples {num_examples}, got {batch_size}. "
+                "It is the expected size of a Poisson sample."
+            )
+        event = PoissonGaussian(sample_rate=batch_size / num_examples, noise_multiplier=1.0, num_steps=num_steps)
+        return cls(event=event, target=target)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,20 +80,23 @@ class Calibration:
     """A solved request.
 
     Attributes:
-        noise_multiplier: σ, noise standard deviation over max_grad_norm.
-        epsilon: the accountant's ε at σ and delta; at most the target's.
+        event: the request's event with the solved noise multiplier σ.
+        epsilon: the accountant's ε of the event at delta; at most the target's.
         delta: the target's δ.
-        sample_rate: q = b/n.
         accountant: its registry name.
         accountant_version: library and version.
     """
 
-    noise_multiplier: float
+    event: PoissonGaussian
     epsilon: float
     delta: float
-    sample_rate: float
     accountant: str
     accountant_version: str
+
+    @property
+    def noise_multiplier(self) -> float:
+        """σ, noise standard deviation over max_grad_norm."""
+        return self.event.noise_multiplier
 
 
 def calibrate(request: CalibrationRequest, accountant_name: str, *, cache_dir: Path | str | None = None) -> Calibration:
@@ -106,8 +108,8 @@ def calibrate(request: CalibrationRequest, accountant_name: str, *, cache_dir: P
         cache_dir: folder of solved calibrations; None to always compute.
 
     Guarantee:
-        `accountant.epsilon(PoissonGaussian(sample_rate, noise_multiplier, num_steps), delta) <= target.epsilon`,
-        evaluated with the accountant that was asked for at exactly the σ that is returned.
+        `accountant.epsilon(calibration.event, delta) <= target.epsilon`, evaluated with the accountant that was asked
+        for at exactly the event that is returned.
 
     Raises:
         CalibrationError: no noise multiplier in the supported range; names the range.
@@ -168,7 +170,7 @@ def calibrate_many(
 
 def _key(request: CalibrationRequest) -> tuple[float, ...]:
     """What two requests must share to have one solution."""
-    return (request.sample_rate, request.num_steps, request.target.epsilon, request.target.delta)
+    return (request.event.sample_rate, request.event.num_steps, request.target.epsilon, request.target.delta)
 
 
 def _problem(request: CalibrationRequest, accountant: Accountant) -> dict[str, Any]:
@@ -177,8 +179,8 @@ def _problem(request: CalibrationRequest, accountant: Accountant) -> dict[str, A
         "algorithm": ALGORITHM_VERSION,
         "accountant": accountant.name,
         "accountant_version": accountant.version,
-        "sample_rate": request.sample_rate,
-        "num_steps": request.num_steps,
+        "sample_rate": request.event.sample_rate,
+        "num_steps": request.event.num_steps,
         "target_epsilon": request.target.epsilon,
         "target_delta": request.target.delta,
     }
@@ -188,10 +190,9 @@ def _calibration(request: CalibrationRequest, accountant: Accountant, solution: 
     """The answer to a request."""
     assert solution["epsilon"] <= request.target.epsilon, "a solution above its target"
     return Calibration(
-        noise_multiplier=solution["noise_multiplier"],
+        event=request.event.with_noise(solution["noise_multiplier"]),
         epsilon=solution["epsilon"],
         delta=request.target.delta,
-        sample_rate=request.sample_rate,
         accountant=accountant.name,
         accountant_version=accountant.version,
     )
@@ -224,7 +225,7 @@ def _solve(request: CalibrationRequest, accountant_name: str) -> dict[str, float
     # Half a tolerance below the target: where the search itself aims, so that one evaluation usually ends it.
     start = guess.towards(exact.epsilon * math.exp(0.5 * TOLERANCE * guess.slope))
     point = smallest_noise(
-        lambda sigma: accountant.epsilon(_event(request, sigma), request.target.delta),
+        lambda sigma: accountant.epsilon(request.event.with_noise(sigma), request.target.delta),
         target=request.target.epsilon,
         start=start,
         slope=guess.slope,
@@ -235,11 +236,11 @@ def _solve(request: CalibrationRequest, accountant_name: str) -> dict[str, float
 
 def _approximate(request: CalibrationRequest, target: PrivacyTarget) -> Point:
     """About where the target is met: on a coarse grid of losses, or by the central limit where that is out of reach."""
-    per_step = gaussian_mu(target) / math.sqrt(request.num_steps)
-    if request.sample_rate == 1:
+    per_step = gaussian_mu(target) / math.sqrt(request.event.num_steps)
+    if request.event.sample_rate == 1:
         log_sigma = -math.log(per_step)
     else:  # μ = q sqrt(T (e^(1/σ²) - 1)) (Bu et al. 2020, Corollary 5.4), solved for σ
-        log_sigma = -0.5 * math.log(math.log1p((per_step / request.sample_rate) ** 2))
+        log_sigma = -0.5 * math.log(math.log1p((per_step / request.event.sample_rate) ** 2))
     # Rounding losses to multiples of h adds h²/6 to the variance of one step's loss, per_step² where the limit holds:
     # 2e-4 in σ at h = 0.05 per_step. The second term keeps the grid below 200,000 cells where σ is small.
     precision = math.exp(-log_sigma)
@@ -247,7 +248,7 @@ def _approximate(request: CalibrationRequest, target: PrivacyTarget) -> Point:
     coarse = PLDAccountant(interval)
     try:
         return smallest_noise(
-            lambda sigma: coarse.epsilon(_event(request, sigma), target.delta),
+            lambda sigma: coarse.epsilon(request.event.with_noise(sigma), target.delta),
             target=target.epsilon,
             start=log_sigma,
             slope=-1.5,
@@ -255,10 +256,3 @@ def _approximate(request: CalibrationRequest, target: PrivacyTarget) -> Point:
         )
     except (AccountantError, CalibrationError):
         return Point(log_sigma=log_sigma, epsilon=target.epsilon, slope=-1.5)
-
-
-def _event(request: CalibrationRequest, noise_multiplier: float) -> PoissonGaussian:
-    """What the run releases at a noise multiplier."""
-    return PoissonGaussian(
-        sample_rate=request.sample_rate, noise_multiplier=noise_multiplier, num_steps=request.num_steps
-    )

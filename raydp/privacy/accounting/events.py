@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MAX_NUM_STEPS = 10_000_000
 """Most steps of one run. Runs that are accounted together may have more."""
@@ -44,6 +44,10 @@ class PoissonGaussian:
             )
         if self.num_steps < 1 or self.num_steps != int(self.num_steps):
             raise ValueError(f"num_steps must be an integer >= 1, got {self.num_steps}. It counts noisy updates.")
+
+    def with_noise(self, noise_multiplier: float) -> PoissonGaussian:
+        """Return the same sampling and steps with another noise multiplier σ > 0."""
+        return replace(self, noise_multiplier=noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,19 +78,16 @@ def calibrate_selection(
     (target,) = {request.target for request in requests}
     alone = calibrate_many(requests, "rdp", cache_dir=cache_dir, progress=progress)
     store = None if cache_dir is None else SolutionCache(cache_dir)
-    problem = _problem(requests, alone, num_runs, target)
+    problem = _problem(alone, num_runs, target)
     found = None if store is None else store.load(problem)
     if found is None:
-        factor, epsilon = _factor(requests, alone, num_runs, target)
+        factor, epsilon = _factor(alone, num_runs, target)
         found = {"factor": factor, "epsilon": epsilon}
         if store is not None:
             store.save(problem, found)
-    events = _events(requests, alone, found["factor"])
+    events = _events(alone, found["factor"])
     own = {event: RDPAccountant().epsilon(event, target.delta) for event in set(events)}
-    runs = [
-        replace(a, noise_multiplier=event.noise_multiplier, epsilon=own[event])
-        for a, event in zip(alone, events, strict=True)
-    ]
+    runs = [replace(a, event=event, epsilon=own[event]) for a, event in zip(alone, events, strict=True)]
     return SelectionCalibration(runs=tuple(runs), epsilon=found["epsilon"], factor=found["factor"])
 
 
@@ -124,24 +121,16 @@ def _power(rate: float, epsilon: float, delta: float) -> float:
     return min(1.0, grow * rate + delta, 1 - (1 - delta - rate) / grow)
 
 
-def _events(
-    requests: Sequence[CalibrationRequest], alone: Sequence[Calibration], factor: float
-) -> list[PoissonGaussian]:
-    return [
-        PoissonGaussian(
-            sample_rate=r.sample_rate, noise_multiplier=a.noise_multiplier * factor, num_steps=int(r.num_steps)
-        )
-        for r, a in zip(requests, alone, strict=True)
-    ]
+def _events(alone: Sequence[Calibration], factor: float) -> list[PoissonGaussian]:
+    """The events of single runs with the factor times their noise."""
+    return [solved.event.with_noise(solved.noise_multiplier * factor) for solved in alone]
 
 
-def _factor(
-    requests: Sequence[CalibrationRequest], alone: Sequence[Calibration], num_runs: NumRuns, target: PrivacyTarget
-) -> tuple[float, float]:
+def _factor(alone: Sequence[Calibration], num_runs: NumRuns, target: PrivacyTarget) -> tuple[float, float]:
     """The factor and the tuned ε there, by bisection of ln factor: the upper end always meets the target."""
 
     def tuned(factor: float) -> float:
-        return tuned_epsilon(_events(requests, alone, factor), num_runs, target.delta)
+        return tuned_epsilon(_events(alone, factor), num_runs, target.delta)
 
     low, high = 1.0, 1.0
     while (epsilon := tuned(high)) > target.epsilon:
@@ -160,11 +149,9 @@ def _factor(
     return high, epsilon
 
 
-def _problem(
-    requests: Sequence[CalibrationRequest], alone: Sequence[Calibration], num_runs: NumRuns, target: PrivacyTarget
-) -> dict[str, Any]:
+def _problem(alone: Sequence[Calibration], num_runs: NumRuns, target: PrivacyTarget) -> dict[str, Any]:
     """The cache's key."""
-    events = {(e.sample_rate, e.noise_multiplier, e.num_steps) for e in _events(requests, alone, 1.0)}
+    events = {(e.sample_rate, e.noise_multiplier, e.num_steps) for e in _events(alone, 1.0)}
     return {
         "private_selection": _ALGORITHM_VERSION,
         "accountant_version": alone[0].accountant_version,

@@ -225,7 +225,7 @@ def _calibrations(
     """One per configuration; and with private selection, the ε of the whole choice."""
     target = PrivacyTarget(epsilon=spec.privacy.target_epsilon, delta=delta)
     events = [spec.method.params.event(_trial(facts, c), ANY_NOISE) for c in configurations]
-    requests = [CalibrationRequest.of(event, num_examples=facts.num_units, target=target) for event in events]
+    requests = [CalibrationRequest(event=event, target=target) for event in events]
     cache = cache_dir() / "calibration"
     if spec.privacy.selects:
         selection = calibrate_selection(requests, num_runs_of(spec), cache_dir=cache, progress=progress)
