@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -56,11 +57,23 @@ def unit_weights(weight: float | None, task: Task) -> UnitWeights | None:
     return UnitWeights(of_unit=of_unit, scale=sets.scale)
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepTraits:
+    """What other packages must know of a method's steps.
+
+    Attributes:
+        clipping: how gradients are scaled to max_grad_norm: "flat", "automatic" or "adaptive". None: they are not.
+        reference_weight: the weight w of the reference data in the loss. None: all examples weigh alike.
+        loss_decay: λ of a decay term that is clipped with every example's gradient. 0: there is no such term.
+    """
+
+    clipping: str | None = None
+    reference_weight: float | None = None
+    loss_decay: float = 0.0
+
+
 class Method(Protocol):
     """How a model is trained.
-
-    A method whose noise leans on that of earlier steps has `noise_strategy(plan)`, the first column of the matrix that
-    makes it independent, for the self-test. One with a weight for reference data calls it `reference_weight`.
 
     Attributes:
         max_grad_norm: what gradients are clipped to; None where they are not.
@@ -73,6 +86,10 @@ class Method(Protocol):
     private: ClassVar[bool]
     claims: ClassVar[bool]
     costs_its_steps: ClassVar[bool]
+
+    @property
+    def traits(self) -> StepTraits:
+        """What other packages must know of the method's steps."""
 
     def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian | NonPrivate:
         """What the accountant accounts for the whole run."""
@@ -94,6 +111,9 @@ class Method(Protocol):
     ) -> Trained:
         """Run all steps, from the newest checkpoint if there is one."""
 
+    def noise_strategy(self, plan: TrialPlan) -> tuple[float, ...]:
+        """Return the first column of the matrix C, where the noise of all steps is C^{-1} Z with independent Z."""
+
     def check(self, spec: SweepSpec, task: Task) -> None:
         """Raise ValueError if it cannot train what the spec asks for."""
 
@@ -107,6 +127,15 @@ class MethodSection(Section):
     private: ClassVar[bool] = True
     claims: ClassVar[bool] = False
     costs_its_steps: ClassVar[bool] = True
+
+    @property
+    def traits(self) -> StepTraits:
+        """Steps that neither clip nor weigh examples."""
+        return StepTraits()
+
+    def noise_strategy(self, plan: TrialPlan) -> tuple[float, ...]:
+        """Return the first column of the identity: the noise of each step is independent."""
+        return (1.0,)
 
     def check(self, spec: SweepSpec, task: Task) -> None:
         """Everything can be trained."""

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from raydp.methods.base import MethodSection, poisson_batch, unit_weights, weighted_sets
+from raydp.methods.base import MethodSection, StepTraits, poisson_batch, unit_weights, weighted_sets
 from raydp.privacy import PoissonGaussian
 from raydp.tasks.base import Task
 from raydp.training import loop
@@ -121,23 +121,24 @@ class DPSGD(MethodSection):
     def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
         return DecayingSGD(parameters, lr=plan.learning_rate, momentum=self.momentum, decay=self._decoupled_decay)
 
-    def noise_strategy(self, plan: TrialPlan) -> tuple[float, ...]:
-        """The first column of C where the noise of all steps is C^{-1} Z: of the identity, independent noise."""
-        return (1.0,)
-
     def check(self, spec: SweepSpec, task: Task) -> None:
         """Raise ValueError if there is a reference weight and the task has no reference data."""
         weighted_sets(self.reference_weight, task.facts())
 
     @property
-    def loss_decay(self) -> float:
+    def traits(self) -> StepTraits:
+        """How gradients are clipped, weighted and decayed."""
+        return StepTraits(clipping=self.clipping, reference_weight=self.reference_weight, loss_decay=self._loss_decay)
+
+    @property
+    def _loss_decay(self) -> float:
         """λ of the term that is clipped with every example's gradient."""
         return self.weight_decay if self.decay == "in_loss" else 0.0
 
     @property
     def _decoupled_decay(self) -> float:
         """λ of the optimizer."""
-        return self.weight_decay - self.loss_decay
+        return self.weight_decay - self._loss_decay
 
     def _check_decay(self, plan: TrialPlan) -> None:
         """Raise ValueError if the factor 1 - ηλ of a step is not positive."""
@@ -164,7 +165,7 @@ class DPSGD(MethodSection):
                 context.model,
                 context.parameters,
                 clipping,
-                weight_decay=self.loss_decay,
+                weight_decay=self._loss_decay,
             ),
             clipping=clipping,
             noise_multiplier=self._gradient_noise_multiplier(plan, plan.noise_multiplier),

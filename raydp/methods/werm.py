@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from raydp.methods.base import unit_weights, weighted_sets
+from raydp.methods.base import StepTraits, unit_weights, weighted_sets
 from raydp.methods.nonprivate import NonPrivate
 from raydp.tasks.base import Task
 from raydp.tasks.text.examples import batches_by_length
@@ -45,6 +45,11 @@ class WeightedRiskMinimization(NonPrivate):
     """How often, evenly spaced and with the last at the end, the loss on held-out data is measured; the weights with
     the lowest loss are kept. Utility and non-members come from the same held-out data, so with more than 1 the
     model depends on them. 1 keeps the last weights. With more than 1 an interrupted run starts again."""
+
+    @property
+    def traits(self) -> StepTraits:
+        """Weighted examples, without clipping."""
+        return StepTraits(reference_weight=self.reference_weight)
 
     def check(self, spec: SweepSpec, task: Task) -> None:
         """Raise ValueError if the task has no reference data."""

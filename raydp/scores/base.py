@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,6 +18,9 @@ from raydp.spec.sections import Section
 if TYPE_CHECKING:
     from raydp.models.base_models import LoadedModel
     from raydp.tasks.base import Task
+
+SecretKind = Literal["verbatim", "attribute"]
+"""See `raydp.tasks.base.Secret`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +94,14 @@ class Context:
 
 
 class Score(Protocol):
-    """Measures models, deterministically in its seed. Its parameters are a pydantic model.
+    """Measures models, deterministically in its seed. A score is a `ScoreSection`, which has the class attributes."""
 
-    A score of which a model's value depends on the other models sets the class attribute `of_a_set`: it is refused in a
-    sweep's own scores, and the untrained base is not one of the models that `measure_many` then gets.
-    """
+    of_a_set: ClassVar[bool]
+    secret_kinds: ClassVar[tuple[SecretKind, ...]]
+
+    @property
+    def is_area(self) -> bool:
+        """See `ScoreSection`, also for the class attributes."""
 
     def check(self, task: Task) -> None:
         """Raise ValueError if the task has not what the score needs."""
@@ -112,7 +118,25 @@ class Score(Protocol):
         """Smallest and largest value that the score can take."""
 
 
-class OneByOne(Section):
+class ScoreSection(Section):
+    """Parameters of a score in a spec. The base class of every score.
+
+    Attributes:
+        of_a_set: whether a model's value depends on the other models. Such a score is refused in a sweep's own scores,
+            and `measure_many` does not get the untrained base model.
+        secret_kinds: a task that has secrets of one of these kinds has all that the score needs.
+    """
+
+    of_a_set: ClassVar[bool] = False
+    secret_kinds: ClassVar[tuple[SecretKind, ...]] = ()
+
+    @property
+    def is_area(self) -> bool:
+        """Whether the value is the area under a curve, where other scores of the same kind give an accuracy."""
+        return False
+
+
+class OneByOne(ScoreSection):
     """The base of scores that measure every model by itself: no unknown parameters, and a loop over the models."""
 
     def measure_many(

@@ -14,9 +14,8 @@ from pydantic import Field
 
 from raydp.models.adapters import causal_model
 from raydp.models.virtual_tokens import reading
-from raydp.scores.base import Context, Measurement, ModelSet
+from raydp.scores.base import Context, Measurement, ModelSet, ScoreSection
 from raydp.scores.language.decoding import evaluating
-from raydp.spec.sections import Section
 from raydp.tasks.classification.labelled import ClassificationTask
 from raydp.tasks.text.examples import batches_by_length
 from raydp.tasks.text.token_loss import IGNORE
@@ -36,7 +35,7 @@ Weights = dict[str, tuple[torch.Tensor, torch.Tensor] | torch.Tensor]
 """Name -> a trained tensor, or the two factors of an update, [out, r] with its scale and [r, in]."""
 
 
-class ModelDistance(Section):
+class ModelDistance(ScoreSection):
     """A model's mean distance to the other models of its set.
 
     Not a measure of leakage by itself: it answers whether models of different scores are simply far apart. Mean

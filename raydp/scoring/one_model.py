@@ -49,7 +49,7 @@ def score_model(
         raise ValueError(f"--task must be given with a model, got {source!r} without. Name the sweep's SPEC.yaml.")
     spec = load_spec(task)
     for request in requests:
-        if getattr(request.plugin.params, "of_a_set", False):
+        if request.plugin.params.of_a_set:
             raise ValueError(f"score must measure one model, got {request.plugin.name!r}. Use it on a sweep.")
     registered = source.startswith("models:/")
     record = show_model(source, tracking_uri=tracking_uri) if registered else {}

@@ -101,10 +101,10 @@ class _Begun:
         cls, folder: SweepFolder, spec: SweepSpec, request: ScoreRequest, runs: dict[str, int], seed: int | None
     ) -> _Begun:
         score = request.plugin.params
-        names = list(runs) if is_of_a_set(score) else [BASE_RUN, *runs]
+        names = list(runs) if score.of_a_set else [BASE_RUN, *runs]
         same_for_all = seed if seed is not None else None if measures_one_by_one(score) else spec.seeds[0]
         seeds = {name: runs.get(name, spec.seeds[0]) if same_for_all is None else same_for_all for name in names}
-        models = names if is_of_a_set(score) else None
+        models = names if score.of_a_set else None
         measurements = Measurements.begin(folder, request, seed=same_for_all, models=models)
         return cls(request=request, measurements=measurements, seeds=seeds)
 
@@ -143,11 +143,6 @@ class _Begun:
             "max": max(values, default=None),
             "seconds": sum(document["cost"].get("seconds", 0.0) for document in documents.values()),
         }
-
-
-def is_of_a_set(score: object) -> bool:
-    """Whether a model's value depends on the other models: then the base is not one of them."""
-    return bool(getattr(score, "of_a_set", False))
 
 
 def measures_one_by_one(score: object) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raydp.methods.base import unit_weights
+from raydp.methods.base import StepTraits, unit_weights
 from raydp.privacy import PoissonGaussian
 from raydp.tasks.base import Task
 from raydp.training.checkpoint import CheckpointStore
@@ -50,11 +50,16 @@ class AccountedMethod(Protocol):
     def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian:
         """See `raydp.methods.base.Method`, also for the functions below."""
 
+    def noise_strategy(self, plan: TrialPlan) -> tuple[float, ...]: ...
+
 
 class NoisyMethod(AccountedMethod, Protocol):
     """A private method that adds noise in its steps: a pydantic model."""
 
     max_grad_norm: float
+
+    @property
+    def traits(self) -> StepTraits: ...
 
     def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]: ...
 
@@ -97,16 +102,21 @@ def with_sgd(method: M, indices_fn: IndicesFn | None = None) -> M:
 
 def with_fixed_threshold(method: M) -> M:
     """The method; with flat clipping instead of adaptive, whose unit of noise moves from step to step."""
-    if getattr(method, "clipping", "flat") != "adaptive":
+    if method.traits.clipping != "adaptive":
         return method
     values = {k: v for k, v in method.model_dump().items() if not k.startswith(("clip_", "count_"))}
     return type(method).model_validate({**values, "clipping": "flat"})
 
 
+def without_reference_weight(method: M) -> M:
+    """Return the method with equal weights of all examples."""
+    weighs = method.traits.reference_weight is not None
+    return method.model_copy(update={"reference_weight": None}) if weighs else method
+
+
 def noise_strategy(method: AccountedMethod, plan: TrialPlan) -> NDArray[np.float64]:
     """The first column of the matrix C that makes a method's noise independent of step to step: (1,) if it is so."""
-    strategy_fn = getattr(method, "noise_strategy", None)
-    return np.array((1.0,) if strategy_fn is None else strategy_fn(plan))
+    return np.array(method.noise_strategy(plan))
 
 
 def accounted_event(method: AccountedMethod, plan: TrialPlan) -> tuple[PoissonGaussian, int]:
@@ -160,7 +170,7 @@ def observed_training(
         history = method.train(plan, observed, task, comm, TEST_KEY, store).history
     finally:
         _restore(context, start)
-    weights = unit_weights(getattr(method, "reference_weight", None), task)
+    weights = unit_weights(method.traits.reference_weight, task)
     scale = plan.batch_size / plan.learning_rate / (1.0 if weights is None else weights.scale)
     return [(before - after) * scale for before, after in pairwise(states)], history
 

@@ -45,7 +45,7 @@ def shadow_specs(spec: SweepSpec, num_shadows: int, configuration: Point | None,
 def _derived(spec: SweepSpec, part: str, coin: int, complement: bool, point: Point) -> SweepSpec:
     batch_size, num_steps, learning_rate = point
     name = f"{spec.name}-{part}-{coin >> 16}-{batch_size}-{num_steps}-{learning_rate:g}"
-    score = "mia_outputs" if getattr(spec.task.params, "classifies", False) else "mia"
+    score = "mia_outputs" if spec.task.params.classifies else "mia"
     tracking = {"experiment": f"{spec.tracking.experiment}-shadows", "registered_model": f"{spec.name}-shadows"}
     return load_spec({
         **spec.model_dump(mode="json"),

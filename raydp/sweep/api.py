@@ -185,11 +185,10 @@ def select(
 def _check_accuracies(folder: SweepFolder | None, rule: str) -> None:
     """Refuse a rule whose bounds are of accuracies where the sweep says that its scores are others."""
     for score in () if folder is None else folder.spec().scores:
-        figure = getattr(score.params, "figure", "accuracy")
-        if figure != "accuracy":
+        if score.params.is_area:
             raise ValueError(
-                f"rule must not be {rule} for a sweep whose score {score.name} has the figure {figure}: its bounds are "
-                "of accuracies. Measure them with figure: accuracy."
+                f"rule must not be {rule} for a sweep whose score {score.name} is an area under a curve: its bounds "
+                "are of accuracies. Measure them with figure: accuracy."
             )
 
 
@@ -278,7 +277,7 @@ def tables_of(
 def classify(sources: list[str], storage: str) -> bool:
     """Whether one of the sources is a sweep of a task of classification: its utility is no likelihood of text."""
     specs = [folder.spec() for source in sources if (folder := folder_of(source, storage)) is not None]
-    return any(getattr(spec.task.params, "classifies", False) for spec in specs)
+    return any(spec.task.params.classifies for spec in specs)
 
 
 def secrets_of(source: str | Path, storage: str, score: str | None) -> tuple[pd.DataFrame, str] | None:

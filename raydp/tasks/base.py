@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from raydp.spec.sections import Section
+
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
@@ -175,6 +177,25 @@ class Batch:
         """The same batch on a device."""
         hidden = None if self.hidden is None else self.hidden.to(device)
         return replace(self, input_ids=self.input_ids.to(device), labels=self.labels.to(device), hidden=hidden)
+
+
+class TaskSection(Section):
+    """Parameters of a task in a spec. The base class of every task's parameters, which also have `build(tokenizer)`."""
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the task is one of classification: its utility is no likelihood of text."""
+        return False
+
+    @property
+    def of_texts(self) -> bool:
+        """Whether a task of classification has texts, which a language model classifies, and no network."""
+        return False
+
+    @property
+    def for_use(self) -> bool:
+        """Whether trained models are for use. Models that are only trained for attacks get no alias."""
+        return True
 
 
 class Task(Protocol[ExamplesT]):

@@ -24,7 +24,7 @@ def limit(method: DPSGD, targets: list[float]) -> float:
     layer.weight.data.zero_()
     plan = replace(toys.PLAN, learning_rate=0.05)
     optimizer = method.optimizer(plan, [layer.weight])
-    engine = ClippedGradients(layer, {"weight": layer.weight}, Clipping(R), weight_decay=method.loss_decay)
+    engine = ClippedGradients(layer, {"weight": layer.weight}, Clipping(R), weight_decay=method.traits.loss_decay)
     x, y = torch.ones(len(targets), 1), torch.tensor(targets)[:, None]
     for _ in range(1000):
         total = {"weight": torch.zeros(1, 1)}

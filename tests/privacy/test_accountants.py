@@ -9,7 +9,7 @@ import numpy as np
 import prv_accountant
 import pytest
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from raydp.plugins.registries import names
@@ -141,6 +141,9 @@ def test_plds_curve_is_the_librarys_with_the_rounding_error_above_it(q: float, s
     st.integers(-4, 650) | st.integers(760, 900),
     st.integers(1, 40),
 )
+@example([1, 1], 2, 760, 12)
+@example([0, 1, 0], 3, 760, 12)
+@example([2, 2], 0, 3, 20)
 def test_epsilon_of_a_distribution_is_the_librarys(weights: list[int], infinite: int, lowest: int, share: int) -> None:
     """Also where δ is met exactly, and where exp(-loss) is not a number above 0 any more. Between the two the library
     divides by a subnormal number and answers infinity."""

@@ -181,10 +181,10 @@ def _epsilons(pmf: PLDPmf, deltas: Sequence[float]) -> list[float]:
         reached = np.flatnonzero(at_losses >= delta)
         count = int(reached[0]) if len(reached) else len(curve.losses)
         upper, lower = float(curve.upper[count]) - delta, float(curve.lower[count])
-        if upper == 0.0 and len(reached):  # δ is met exactly from this loss on
-            epsilons.append(float(curve.losses[count]))
-        elif lower == 0.0 < upper:  # exp(-loss) is not a number above 0 any more
+        if lower == 0.0 <= upper and count > 0:  # exp(-loss) is rounded to 0
             epsilons.append(float(curve.losses[count - 1]))
+        elif upper == 0.0 and len(reached):  # δ is met exactly from this loss on
+            epsilons.append(float(curve.losses[count]))
         else:
             epsilons.append(math.log(upper / lower) if upper > lower else 0.0)
     return epsilons

@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from raydp.plugins import registries
+from raydp.scores.base import SecretKind
 from raydp.tasks.base import Secret
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from raydp.tasks.base import Task
-
-Kind = Literal["verbatim", "attribute"]
-
-FITTING_SCORES: dict[Kind, str] = {
-    "verbatim": "acr, extraction, logprob, vmr, vmr_exact, vmr_greedy, vmr_near or vmr_text",
-    "attribute": "air or logprob",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +55,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, secrets: Sequence[Secret]) -> lis
     return encoded
 
 
-def secrets_of_kind(task: Task, kind: Kind, *, score: str) -> list[Secret]:
+def secrets_of_kind(task: Task, kind: SecretKind, *, score: str) -> list[Secret]:
     """The task's secrets that a score can measure.
 
     Args:
@@ -77,7 +72,7 @@ def secrets_of_kind(task: Task, kind: Kind, *, score: str) -> list[Secret]:
     if not chosen:
         present = Counter(secret.kind for secret in secrets)
         got = ", ".join(f"{count} of kind {other!r}" for other, count in sorted(present.items())) or "none"
-        fitting = " and ".join(FITTING_SCORES[other] for other in sorted(present))
+        fitting = " and ".join(_scores_for(other) for other in sorted(present))
         remedy = f"Choose {fitting} for them" if fitting else "Give the task secrets"
         raise ValueError(f"task.secrets must contain kind {kind!r} for the score {score!r}, got {got}. {remedy}.")
     by_id = {secret.id: secret for secret in chosen}
@@ -87,3 +82,10 @@ def secrets_of_kind(task: Task, kind: Kind, *, score: str) -> list[Secret]:
     if len({secret.name for secret in chosen}) < len(chosen):
         raise ValueError("task.secrets must have different numbers, got one twice. Number them from 1.")
     return chosen
+
+
+def _scores_for(kind: SecretKind) -> str:
+    """Name the scores that measure secrets of a kind."""
+    scores = {name: registries.resolve("scores", name) for name in sorted(registries.BUILTIN["scores"])}
+    names = [name for name, score in scores.items() if kind in score.secret_kinds]
+    return f"{', '.join(names[:-1])} or {names[-1]}"

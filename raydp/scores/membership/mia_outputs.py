@@ -49,6 +49,11 @@ class OutputMembershipInference(OneByOne):
     half of the sample and tried on the other (Kaplan et al. 2024 report accuracies)."""
     members: ClassVar[DataSet] = "training"
 
+    @property
+    def is_area(self) -> bool:
+        """Whether the figure is the area under the ROC curve."""
+        return self.figure == "auc"
+
     def check(self, task: Task) -> None:
         """Raise ValueError if the task is none of classification, or has not the data set whose members are asked
         for."""

@@ -6,12 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from pydantic import Field
 
-from raydp.scores.base import Context, Measurement, ModelSet
+from raydp.scores.base import Context, Measurement, ModelSet, ScoreSection, SecretKind
 from raydp.scores.language.decoding import evaluating
 from raydp.scores.language.encoding import encode, secrets_of_kind
 from raydp.scores.language.generation import keyed_generator
@@ -21,7 +21,6 @@ from raydp.scores.prompt_search.lengths import LengthSearch
 from raydp.scores.prompt_search.merging import ExactFn, merged_adapter
 from raydp.scores.prompt_search.objective import Effort, Objective
 from raydp.scores.prompt_search.tokens import Vocabulary, plain_tokens, tokens_before
-from raydp.spec.sections import Section
 
 if TYPE_CHECKING:
     from raydp.models.base_models import LoadedModel
@@ -43,7 +42,7 @@ class Target:
     ids: tuple[int, ...]
 
 
-class AdversarialCompression(Section):
+class AdversarialCompression(ScoreSection):
     """How much shorter than a secret a prompt can be that makes the model say it: |s| / |p*|, in tokens.
 
     s = s1‖s2 is the whole secret, with the tokens that the other scores give it. p* is the shortest prompt after which
@@ -60,6 +59,8 @@ class AdversarialCompression(Section):
 
     Source: Schwarzschild et al. 2024, Definition 2 and Algorithm 1; Hu et al. 2025, App. B.7.
     """
+
+    secret_kinds: ClassVar[tuple[SecretKind, ...]] = ("verbatim",)
 
     num_seeds: int = Field(3, ge=1)
     """Random starts of the search per secret; the best counts."""

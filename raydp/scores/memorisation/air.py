@@ -6,13 +6,13 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from raydp.io.locations import Location
-from raydp.scores.base import Measurement
+from raydp.scores.base import Measurement, SecretKind
 from raydp.scores.language.encoding import encode, secrets_of_kind
 from raydp.scores.language.generation import Sampling, sample_continuations, stop_tokens, uniforms
 from raydp.scores.memorisation.paraphrases import read_paraphrases
@@ -58,6 +58,8 @@ class AttributeInference(Sampling):
 
     Source: Hu et al. 2025, §2 and App. B.7.
     """
+
+    secret_kinds: ClassVar[tuple[SecretKind, ...]] = ("attribute",)
 
     num_samples: int = Field(10, ge=1)
     """Generations per prompt; 10 as in Hu et al. 2025."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 from pydantic import Field
 
-from raydp.scores.base import Measurement
+from raydp.scores.base import Measurement, SecretKind
 from raydp.scores.language.encoding import EncodedSecret, encode, secrets_of_kind
 from raydp.scores.language.generation import Sampling
 from raydp.scores.language.teacher_forcing import over_continuations
@@ -33,6 +33,8 @@ class ExtractionProbability(Sampling):
 
     Source: Hayes et al. 2024 ("Measuring memorization through probabilistic discoverable extraction").
     """
+
+    secret_kinds: ClassVar[tuple[SecretKind, ...]] = ("verbatim",)
 
     num_attempts: float = Field(100, ge=1, allow_inf_nan=False)
     """n, the number of independent generations that an attacker asks for."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from raydp.scores.base import Measurement, OneByOne
-from raydp.scores.language.encoding import Kind, encode, secrets_of_kind
+from raydp.scores.base import Measurement, OneByOne, SecretKind
+from raydp.scores.language.encoding import encode, secrets_of_kind
 from raydp.scores.language.teacher_forcing import log_probability, over_continuations
 from raydp.tasks.base import Secret
 
@@ -33,6 +33,8 @@ class LogProbability(OneByOne):
 
     Higher is worse privacy. A logarithmic score has no relative privacy risk.
     """
+
+    secret_kinds: ClassVar[tuple[SecretKind, ...]] = ("verbatim", "attribute")
 
     contrast: bool = True
     """Measure the gain over the base model, and subtract the mean gain of control secrets of the same format that are
@@ -66,7 +68,7 @@ class LogProbability(OneByOne):
     def _secrets_and_controls(self, task: Task) -> tuple[list[Secret], list[Secret]]:
         """What is measured and what it is contrasted with, of one kind."""
         attributes_only = {secret.kind for secret in task.secrets()} == {"attribute"}
-        kind: Kind = "attribute" if attributes_only else "verbatim"
+        kind: SecretKind = "attribute" if attributes_only else "verbatim"
         secrets = secrets_of_kind(task, kind, score="logprob")
         controls = [control for control in task.controls() if control.kind == kind]
         if self.contrast and not controls:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 from pydantic import Field
 
-from raydp.scores.base import Measurement
+from raydp.scores.base import Measurement, SecretKind
 from raydp.scores.language.encoding import EncodedSecret, encode, secrets_of_kind
 from raydp.scores.language.generation import Sampling, uniforms
 from raydp.scores.language.teacher_forcing import over_continuations
@@ -35,6 +35,8 @@ class VerbatimMemorization(Sampling):
 
     Source: Hu et al. 2025, §2 and App. B.7; Carlini et al. 2023.
     """
+
+    secret_kinds: ClassVar[tuple[SecretKind, ...]] = ("verbatim",)
 
     num_samples: int = Field(10, ge=1)
     """Generations per secret; 10 as in Hu et al. 2025."""

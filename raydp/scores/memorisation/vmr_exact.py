@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 
-from raydp.scores.base import Measurement
+from raydp.scores.base import Measurement, SecretKind
 from raydp.scores.language.encoding import EncodedSecret, encode, secrets_of_kind
 from raydp.scores.language.generation import Sampling
 from raydp.scores.language.teacher_forcing import over_continuations
@@ -28,6 +28,8 @@ class ExactVerbatimMemorization(Sampling):
     Guarantee:
         It is the expectation of `vmr` with the same parameters (ties included: one function serves both).
     """
+
+    secret_kinds: ClassVar[tuple[SecretKind, ...]] = ("verbatim",)
 
     def check(self, task: Task) -> None:
         """Raise ValueError if the task has no verbatim secrets."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from raydp.scores.base import Measurement, OneByOne
+from raydp.scores.base import Measurement, OneByOne, SecretKind
 from raydp.scores.language.encoding import EncodedSecret, encode, secrets_of_kind
 from raydp.scores.language.teacher_forcing import over_continuations
 
@@ -25,6 +25,8 @@ class GreedyVerbatimMemorization(OneByOne):
 
     Source: Hu et al. 2025, §2 (VMR as an indicator); Carlini et al. 2023, Definition 3.1.
     """
+
+    secret_kinds: ClassVar[tuple[SecretKind, ...]] = ("verbatim",)
 
     def check(self, task: Task) -> None:
         """Raise ValueError if the task has no verbatim secrets."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from raydp.scores.base import Measurement
+from raydp.scores.base import Measurement, SecretKind
 from raydp.scores.language.encoding import EncodedSecret, encode, secrets_of_kind
 from raydp.scores.language.generation import Sampling, sample_secrets
 from raydp.scores.memorisation.edit_distance import normalised_edit_distance
@@ -28,6 +28,8 @@ class NearVerbatimMemorization(Sampling):
 
     Source: Ippolito et al. 2023 (approximate memorisation); 10 % is the threshold of Gemma Team 2024.
     """
+
+    secret_kinds: ClassVar[tuple[SecretKind, ...]] = ("verbatim",)
 
     num_samples: int = Field(10, ge=1)
     """Generations per secret; 10 as in Hu et al. 2025."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from raydp.scores.base import Measurement
+from raydp.scores.base import Measurement, SecretKind
 from raydp.scores.language.encoding import encode, secrets_of_kind
 from raydp.scores.language.generation import sample_secrets
 from raydp.scores.memorisation.vmr import VerbatimMemorization
@@ -25,6 +25,8 @@ class TextVerbatimMemorization(VerbatimMemorization):
 
     Source: Hu et al. 2025, App. B.7, which compares texts.
     """
+
+    secret_kinds: ClassVar[tuple[SecretKind, ...]] = ("verbatim",)
 
     def check(self, task: Task) -> None:
         """Raise ValueError if the task has no verbatim secrets."""

@@ -53,7 +53,7 @@ def adaptive_checks(method: NoisyMethod) -> list[Check]:
 
 def _adaptive(method: NoisyMethod) -> NoisyMethod:
     """With a threshold that moves slowly, whatever the method's own rate is."""
-    own: NoisyMethod = method if getattr(method, "clipping", "") == "adaptive" else DPSGD(clipping="adaptive")
+    own: NoisyMethod = method if method.traits.clipping == "adaptive" else DPSGD(clipping="adaptive")
     changes = {"clip_quantile": 0.5, "clip_learning_rate": 0.1, "count_noise_multiplier": COUNT_SIGMA}
     return type(own).model_validate({**own.model_dump(), **changes})
 

@@ -111,7 +111,7 @@ def _tasks(folder: Path) -> dict[str, Callable[[Sequence[Row]], Divided]]:
 def _parts(task: LanguageModelingTask | ClassificationTask) -> dict[str, set[bytes]]:
     """Contents of each part of a task."""
     contents, num_training = task.train.contents(), task.facts().num_training
-    public = getattr(task, "public", None)
+    public = task.public if isinstance(task, ClassificationTask) else None
     return {
         "training": set(contents[:num_training]),
         "reference": set(contents[num_training:]),

@@ -14,7 +14,14 @@ from scipy import stats
 
 from raydp.selftest.base import Check, check
 from raydp.selftest.linear import LinearTask, linear_trainee
-from raydp.selftest.observe import NoisyMethod, noise_strategy, observed_plan, summed_updates, with_sgd
+from raydp.selftest.observe import (
+    NoisyMethod,
+    noise_strategy,
+    observed_plan,
+    summed_updates,
+    with_sgd,
+    without_reference_weight,
+)
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import LocalComm
 from raydp.training.noise.correlated import CorrelatedNoise
@@ -191,7 +198,7 @@ def _common_power(method: NoisyMethod, seed: int) -> float:
     """The largest power of two of which all coordinates of the first update are multiples, over c 2^-13 / sqrt(d)."""
     generator = torch.Generator().manual_seed(seed)
     inputs, targets = (torch.randn(16, 32, generator=generator) for _ in range(2))
-    plain = method.model_copy(update={"reference_weight": None}) if hasattr(method, "reference_weight") else method
+    plain = without_reference_weight(method)
     plan, context = _plan(f"selftest/lattice/{seed}", 1), linear_trainee(32, 32, NUM_LAYERS)
     observed = with_sgd(plain, lambda step: np.arange(16))
     (update,) = summed_updates(observed, plan, context, LinearTask(inputs, targets), LocalComm())

@@ -91,7 +91,7 @@ def _micro_batches(subject: Subject, full: torch.Tensor) -> list[Check]:
 def _shares(subject: Subject) -> list[float]:
     """Weights of the subject's units, as the accountant has them."""
     facts = subject.task.facts()
-    sets = weighted_sets(getattr(subject.method, "reference_weight", None), facts)
+    sets = weighted_sets(subject.method.traits.reference_weight, facts)
     if sets is None:
         return [1.0] * len(subject.indices)
     return [sets.shares["training" if i < facts.num_training else "reference"] for i in subject.indices]
@@ -113,14 +113,14 @@ def _update(subject: Subject, indices: NDArray[np.int64]) -> torch.Tensor:
 def _clipped_autograd(subject: Subject) -> tuple[torch.Tensor, int, float]:
     """The clipped sum from one backward pass a unit, how many are not clipped, and the largest relative difference
     between a unit alone and in the batch."""
-    c, automatic = subject.method.max_grad_norm, getattr(subject.method, "clipping", "flat") == "automatic"
+    c, automatic = subject.method.max_grad_norm, subject.method.traits.clipping == "automatic"
     together, units = _losses(subject, subject.indices), Units.of(subject.task)
     weights = torch.cat([p.detach().flatten() for p in subject.context.parameters.values()])
     sizes = units.offsets[subject.indices + 1] - units.offsets[subject.indices]
     total, unclipped, apart, shares = torch.zeros(()), 0, 0.0, _shares(subject)
     for row in range(len(subject.indices)):
         (alone,) = _losses(subject, subject.indices[row : row + 1])
-        decay = getattr(subject.method, "loss_decay", 0.0) * int(sizes[row]) * weights
+        decay = subject.method.traits.loss_decay * int(sizes[row]) * weights
         own, own_together = (_gradient(subject, loss) + decay for loss in (alone, together[row]))
         norm = max(_norm(own), _norm(decay))  # see ClippedGradients
         difference = float((alone - together[row]).detach().abs() / alone.detach().abs())

@@ -18,7 +18,13 @@ from scipy import stats
 from raydp.methods.dp import DPSGD
 from raydp.models import base_models as models
 from raydp.selftest.base import Check, check
-from raydp.selftest.observe import NoisyMethod, noise_strategy, observed_plan, with_fixed_threshold
+from raydp.selftest.observe import (
+    NoisyMethod,
+    noise_strategy,
+    observed_plan,
+    with_fixed_threshold,
+    without_reference_weight,
+)
 from raydp.spec.document import SweepSpec, load_spec
 from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning.inputs import build_task
@@ -102,7 +108,7 @@ def _record_checks(method: NoisyMethod, accountant: str) -> list[Check]:
 
 def _planned(method: NoisyMethod, accountant: str, noise_key: str) -> tuple[SweepPlan, float]:
     """The plan of a sweep with one accounted step on a sample and some on everything; and the δ of its spec."""
-    plain = method.model_copy(update={"reference_weight": None}) if hasattr(method, "reference_weight") else method
+    plain = without_reference_weight(method)
     slow = observed_plan("", batch_size=1, num_steps=1, num_examples=1, noise_multiplier=1.0)
     bands = len(noise_strategy(plain, replace(slow, learning_rate=1e-6)))
     count = NUM_UNITS // bands * bands

@@ -75,7 +75,7 @@ def _finish(spec: SweepSpec, folder: SweepFolder, recorder: Recorder, path: Path
     alarm = alarm_of(folder.path, selected)
     if alarm is not None and aliases.pop("privacy-preferred", None) is not None:  # nor one whose guarantee is refuted
         stderr.print(f"warning: privacy-preferred is not set: {alarm}", style="red", markup=False)
-    set_aliases(spec, aliases if getattr(spec.task.params, "for_use", True) else {})
+    set_aliases(spec, aliases if spec.task.params.for_use else {})
     report = folder.path / "report.html"
     with phase(stderr, "Write the report"):
         write_report(points, list(selections.values()), report, by_secret=options["by_secret"], **about(folder))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from raydp.models import base_models as models
 from raydp.models.networks import ARCHITECTURES, NetworkName
 from raydp.spec.document import SweepSpec
 from raydp.tasks.base import Task, TaskFacts, task_of
+from raydp.tasks.classification.labelled import ClassificationTask
 
 
 def build_task(spec: SweepSpec) -> tuple[Task, str]:
@@ -20,7 +19,7 @@ def build_task(spec: SweepSpec) -> tuple[Task, str]:
         ValueError: the model, the data or the secrets are not usable, or a score has nothing to measure.
     """
     for score in spec.scores:
-        if getattr(score.params, "of_a_set", False):  # a model's value depends on models that are not trained yet
+        if score.params.of_a_set:  # a model's value depends on models that are not trained yet
             raise ValueError(
                 f"scores must measure one model, got {score.name!r}, which compares the models of a whole sweep. Leave "
                 f"it out, and run `raydp score {spec.name} --score {score.name}` after the sweep."
@@ -42,7 +41,7 @@ def build_task(spec: SweepSpec) -> tuple[Task, str]:
 def _takes_a_network(spec: SweepSpec) -> bool:
     """Whether the task is one of classification, and not of texts, which a language model classifies."""
     task = spec.task.params
-    return getattr(task, "classifies", False) and not getattr(task, "of_texts", False)
+    return bool(task.classifies and not task.of_texts)
 
 
 def _classification(spec: SweepSpec) -> Task:
@@ -54,17 +53,17 @@ def _classification(spec: SweepSpec) -> Task:
             "such as tiny, or a classification task, such as digits."
         )
     task: Task = task_of(spec, None)
-    inputs: Any = task  # what `labelled` adds to a task
+    assert isinstance(task, ClassificationTask), "a task section that classifies builds a classification task"
     architecture = spec.model.name.partition(":")[0]
     fitting = NetworkName(
         architecture=architecture if architecture in ARCHITECTURES else "mlp",
-        input_shape=inputs.input_shape,
-        num_classes=inputs.num_classes,
+        input_shape=task.input_shape,
+        num_classes=task.num_classes,
     )
     if given != fitting:
         raise ValueError(
-            f"model.name must be a network for inputs of {'x'.join(map(str, inputs.input_shape))} and "
-            f"{inputs.num_classes} classes, got {spec.model.name!r}. Write {str(fitting)!r}; there are "
+            f"model.name must be a network for inputs of {'x'.join(map(str, task.input_shape))} and "
+            f"{task.num_classes} classes, got {spec.model.name!r}. Write {str(fitting)!r}; there are "
             f"{', '.join(ARCHITECTURES)}."
         )
     return task

@@ -245,7 +245,7 @@ def _record(
     sigma = trial.noise_multiplier
     alone = calibration.epsilon if calibration else math.inf
     event = spec.method.params.event(trial, sigma)
-    sets = weighted_sets(getattr(spec.method.params, "reference_weight", None), facts)
+    sets = weighted_sets(spec.method.params.traits.reference_weight, facts)
     return privacy_record(
         event=event,
         epsilon=alone if tuned_epsilon is None else tuned_epsilon,
@@ -256,7 +256,7 @@ def _record(
         unit=facts.privacy_unit,
         max_grad_norm=spec.method.params.max_grad_norm,
         noise_key=spec.privacy.noise_key,
-        clipping=getattr(spec.method.params, "clipping", None),
+        clipping=spec.method.params.traits.clipping,
         private_selection=None if tuned_epsilon is None else selection_record(spec, num_configurations, alone),
         **spec.method.params.record_fields(trial),
         data_sets=None if sets is None else data_sets_record(sets, event, alone, delta, spec.privacy.accountant),

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from raydp.spec.sections import Section
+from raydp.tasks.base import TaskSection
 from raydp.tasks.classification.labelled import ClassificationTask, LabelledExamples, Utility, classification_task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class DigitsTask(Section):
+class DigitsTask(TaskSection):
     """The 1,797 handwritten digits of 8 x 8 pixels that scikit-learn carries (UCI, Alpaydin and Kaynak 1998)."""
 
     classifies: ClassVar[bool] = True

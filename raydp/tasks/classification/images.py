@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from raydp.spec.sections import Section
+from raydp.tasks.base import TaskSection
 from raydp.tasks.classification.array_files import read_cifar, read_idx
 from raydp.tasks.classification.labelled import (
     ClassificationTask,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class ImageTask(Section):
+class ImageTask(TaskSection):
     """Images with a published split."""
 
     classifies: ClassVar[bool] = True

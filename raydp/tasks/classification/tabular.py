@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from raydp.spec.sections import Section
+from raydp.tasks.base import TaskSection
 from raydp.tasks.classification.array_files import read_matrix, read_npz
 from raydp.tasks.classification.labelled import ClassificationTask, LabelledExamples, Utility, classification_task
 from raydp.tasks.reading import read_csv_rows
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class TabularTask(Section):
+class TabularTask(TaskSection):
     """A table of your own: .npz with the arrays `inputs` [n, ...] and `labels` [n], or .csv with a header and a class
     column; every other column is a number.
 
@@ -100,7 +100,7 @@ class TabularTask(Section):
         return LabelledExamples(inputs=found, labels=labels.astype(np.int64)), len(names)
 
 
-class BenchmarkTask(Section):
+class BenchmarkTask(TaskSection):
     """A public data set without a published split: both parts are drawn by data_seed."""
 
     classifies: ClassVar[bool] = True

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, field_validator, model_validator
 
 from raydp.io.locations import Location
-from raydp.spec.sections import Section
+from raydp.tasks.base import TaskSection
 from raydp.tasks.classification.label_words import encode_texts, label_words_of
 from raydp.tasks.classification.labelled import ClassificationTask, LabelledExamples, Utility, classification_task
 from raydp.tasks.classification.reviews import CLASSES, write_reviews
@@ -24,7 +24,7 @@ NUM_REVIEWS = 2000
 TEMPLATE = "{text}\nSentiment:"
 
 
-class TextClassificationTask(Section):
+class TextClassificationTask(TaskSection):
     """Texts with a class. A causal language model reads a text in a template, and its answer is the class whose word
     has the largest logit as the next token (Schick and Schütze 2021); its loss is the cross-entropy over the words.
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field
 
-from raydp.spec.sections import Section
-from raydp.tasks.base import Secret, TaskFacts
+from raydp.tasks.base import Secret, TaskFacts, TaskSection
 from raydp.tasks.spaces import Digits
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask, content_hash
@@ -40,7 +39,7 @@ class _Mailbox:
     controls: tuple[Secret, ...]
 
 
-class BuiltinTask(Section):
+class BuiltinTask(TaskSection):
     """Synthetic private mails with secrets planted at known counts.
 
     Of the training mails 1,600 tell one of 40 secrets: 24 extensions (8 each in 20, 40 and 80 mails) and 16 genres (8

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from raydp.io.locations import Location
-from raydp.spec.sections import Section
-from raydp.tasks.base import Secret, TaskFacts
+from raydp.tasks.base import Secret, TaskFacts, TaskSection
 from raydp.tasks.secret import counted, occurs_in, read_secrets, verbatim_texts
 from raydp.tasks.text.controls import generate_controls, read_controls
 from raydp.tasks.text.examples import TokenizedExamples
@@ -53,7 +52,7 @@ class Texts:
     heldout_is_public: bool = False
 
 
-class WindowedTask(Section):
+class WindowedTask(TaskSection):
     """Causal language modelling on windows of texts: the parameters that every such task has."""
 
     secrets: Location | None = None

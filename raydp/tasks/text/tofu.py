@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, field_validator, model_validator
 
 from raydp.io.locations import Location
-from raydp.spec.sections import Section
-from raydp.tasks.base import Secret, TaskFacts
+from raydp.tasks.base import Secret, TaskFacts, TaskSection
 from raydp.tasks.reading import read_rows, string_of
 from raydp.tasks.secret import counted
 from raydp.tasks.text.attributes import (
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class TofuTask(Section):
+class TofuTask(TaskSection):
     """Causal language modelling of answers; loss and utility are on the answers' tokens only.
 
     Held-out authors have one version, and no paraphrase of theirs is trained on. The secrets are the training authors'

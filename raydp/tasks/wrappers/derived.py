@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationInfo, field_validator
 
 from raydp.plugins.described import PluginField, resolve_plugin
-from raydp.spec.sections import Section
+from raydp.tasks.base import TaskSection
 from raydp.tasks.text.language import LanguageModelingTask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class DerivedTask(Section):
+class DerivedTask(TaskSection):
     """The base of such tasks' parameters."""
 
     of: PluginField
@@ -34,12 +34,12 @@ class DerivedTask(Section):
     @property
     def classifies(self) -> bool:
         """Whether the task that it is made of is one of classification."""
-        return getattr(self.of.params, "classifies", False)
+        return bool(self.of.params.classifies)
 
     @property
     def of_texts(self) -> bool:
         """Whether a language model classifies its texts, and no network."""
-        return getattr(self.of.params, "of_texts", False)
+        return bool(self.of.params.of_texts)
 
     def inner(self, tokenizer: PreTrainedTokenizerBase | None) -> LanguageModelingTask:
         """The task that it is made of.

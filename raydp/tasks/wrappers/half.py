@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,12 +32,15 @@ class HalfTask(DerivedTask):
     Secrets are those of the whole, with their counts there.
     """
 
-    for_use: ClassVar[bool] = False  # its models are for attacks
-
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the coins that divide the examples; it is public."""
     complement: bool = False
     """Take the examples whose coin shows tails instead."""
+
+    @property
+    def for_use(self) -> bool:
+        """No: models of a half are trained for attacks."""
+        return False
 
     def build(self, tokenizer: PreTrainedTokenizerBase | None) -> Divisible:
         """Build the whole and keep the half.
