@@ -181,6 +181,7 @@ def measure(folder: Path, num_trials: int, slots: int, uri: str) -> dict[str, An
     from raydp.spec.document import load_spec
     from raydp.sweep import driver
     from raydp.sweep.engine.recorder import Recorder
+    from raydp.sweep.engine.tune.rounds import TuneRun
     from raydp.sweep.store.folder import SweepFolder
     from raydp.tracking import Tracker
 
@@ -191,7 +192,7 @@ def measure(folder: Path, num_trials: int, slots: int, uri: str) -> dict[str, An
     clock.wrap(Recorder, "commit", "commit")
     clock.wrap(Recorder, "_privacy", "privacy")
     clock.wrap(Recorder, "release", "release")
-    clock.wrap(driver, "run_tune", "round")
+    clock.wrap(TuneRun, "run", "round")
     clock.wrap(driver, "make_plan", "plan")
     clock.wrap(driver, "finish", "finish")
     count_statements(counts)

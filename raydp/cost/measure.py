@@ -8,7 +8,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,7 +32,7 @@ class _Times:
     def __init__(self) -> None:
         self.ends: list[float] = []
 
-    def beat(self, step: int, num_steps: int) -> None:
+    def beat(self, step: int, num_steps: int, row: Mapping[str, float]) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.ends.append(time.perf_counter())

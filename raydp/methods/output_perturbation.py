@@ -148,7 +148,7 @@ class OutputPerturbation(MethodSection):
             loss, drawn = descent.step(theta, batch), len(batch.labels)
             history.append({"step": step, "drawn": drawn, **({"loss": loss / drawn} if drawn else {})})
             if context.progress is not None:
-                context.progress(step + 1, plan.num_steps)
+                context.progress(step + 1, plan.num_steps, history[-1])
         if context.ledger is not None:
             context.ledger.record(plan.num_steps)
         stream = KeyedStream(key=key, run_id=plan.run_id)

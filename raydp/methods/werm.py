@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -78,13 +79,13 @@ class WeightedRiskMinimization(NonPrivate):
         found: dict[int, float] = {}
         best: dict[str, torch.Tensor] = {}
 
-        def look(done: int, total: int) -> None:
+        def look(done: int, total: int, row: Mapping[str, float]) -> None:
             if done in looks:
                 found[done] = comm.broadcast_object(heldout_loss(context, task))
                 if not best or found[done] <= min(found.values()):
                     best.update({name: p.detach().clone() for name, p in context.parameters.items()})
             if context.progress is not None:
-                context.progress(done, total)
+                context.progress(done, total, row)
 
         trained = super().train(plan, replace(context, progress=look), task, comm, key, None)
         if trained.ended_early:

@@ -165,7 +165,7 @@ def observed_training(
     """
     start = _flat(context)
     states = [start]
-    observed = replace(context, progress=lambda done, total: states.append(_flat(context)))
+    observed = replace(context, progress=lambda done, total, row: states.append(_flat(context)))
     try:
         history = method.train(plan, observed, task, comm, TEST_KEY, store).history
     finally:

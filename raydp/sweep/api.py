@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from raydp.sweep.store.points import POINTS_FILE, counts, points_table, secrets_
 
 if TYPE_CHECKING:
     from raydp.sweep.driver import SweepResult
+    from raydp.sweep.engine.tune.callbacks import Callback
     from raydp.sweep.planning.plan import SweepPlan
     from raydp.tasks.base import Task
 
@@ -60,12 +61,22 @@ class Sweep:
     def __repr__(self) -> str:
         return f"Sweep({self.spec.name!r}, folder={str(self._path)!r})"
 
-    def run(self, *, resume: bool = False) -> SweepResult:
-        """Run it to its end, or go on where it stopped."""
+    def run(self, *, resume: bool = False, callbacks: Sequence[Callback] = ()) -> SweepResult:
+        """Run the sweep to its end, or go on where it stopped.
+
+        Args:
+            resume: go on with a sweep that was started before.
+            callbacks: callbacks of Ray Tune, such as the loggers for Weights & Biases, TensorBoard or Comet. Every run
+                is a Tune trial. A callback sees its config (b, T, η, σ, seed), its step metrics while it trains, and
+                its utility and scores at its end. These are computed on private data, and ε does not cover them.
+
+        Raises:
+            ValueError: spec, model, data or folder is wrong. Nothing was trained then.
+        """
         with stderr.status("Load the libraries"):
             from raydp.sweep.driver import run_sweep
 
-        return run_sweep(self.spec, resume=resume, console=stderr)
+        return run_sweep(self.spec, resume=resume, console=stderr, callbacks=callbacks)
 
     @property
     def begun(self) -> bool:

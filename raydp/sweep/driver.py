@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -26,6 +27,10 @@ from raydp.sweep.store.measurements import write_counts
 from raydp.sweep.store.points import counts, skipped_configurations, write_tables
 from raydp.tasks.base import Task
 from raydp.training.trial_plan import TrialPlan
+
+if TYPE_CHECKING:
+    from raydp.sweep.engine.tune.callbacks import Callback
+    from raydp.sweep.engine.tune.result_grid import SweepGrid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +55,13 @@ class SweepResult:
     report: Path | None
     interrupted: bool
 
+    @property
+    def grid(self) -> SweepGrid:
+        """The runs that have ended, as Ray Tune's `ResultGrid`."""
+        from raydp.sweep.engine.tune.result_grid import SweepGrid
+
+        return SweepGrid(SweepFolder.open(self.folder))
+
     def document(self) -> dict[str, Any]:
         """What `raydp sweep --json` prints."""
         chosen = {name: getattr(self, name) for name in ("selected", "best_utility")}
@@ -70,12 +82,21 @@ class SweepResult:
         return {"folder": str(self.folder), "runs": runs, **chosen, **ended}
 
 
-def run_sweep(spec: SweepSpec, *, resume: bool, console: Console) -> SweepResult:
+def run_sweep(spec: SweepSpec, *, resume: bool, console: Console, callbacks: Sequence[Callback] = ()) -> SweepResult:
     """Run a sweep to its end, or go on with one.
 
+    Args:
+        callbacks: the user's callbacks of Ray Tune. They see every run's config, step metrics, utility and scores.
+
     Raises:
-        ValueError: anything wrong with spec, model, data or folder; nothing was trained then.
+        ValueError: spec, model, data or folder is wrong, or callbacks would see a private selection. Nothing was
+            trained then.
     """
+    if callbacks and spec.privacy.selects:
+        raise ValueError(
+            f"callbacks must be left out with privacy.tuning private_selection, got {len(callbacks)}: nothing may be "
+            "told of the runs that are not released. Remove them."
+        )
     check_start(spec, resume=resume)
     if resume:
         SweepFolder.resume(spec)  # refuses a changed spec before data are read
@@ -102,7 +123,7 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console) -> SweepResult
         try:
             write_counts(folder, task.secrets())
             trials = planned_runs(folder, drawn(plan, spec, weight_hash, folder.key()))
-            return _run(spec, folder, task, weight_hash, trials, console)
+            return _run(spec, folder, task, weight_hash, trials, console, callbacks)
         except Exception:
             if not resume and folder.is_untouched():  # refused before anything was trained: the name stays free
                 folder.remove()
@@ -110,11 +131,17 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console) -> SweepResult
 
 
 def _run(
-    spec: SweepSpec, folder: SweepFolder, task: Task, weight_hash: str, trials: list[TrialPlan], console: Console
+    spec: SweepSpec,
+    folder: SweepFolder,
+    task: Task,
+    weight_hash: str,
+    trials: list[TrialPlan],
+    console: Console,
+    callbacks: Sequence[Callback],
 ) -> SweepResult:
     """Run a sweep that has a folder; an interruption, wherever it comes, is an answer as well."""
     try:
-        ending = _ending(spec, folder, task, weight_hash, trials, console)
+        ending = _ending(spec, folder, task, weight_hash, trials, console, callbacks)
     except KeyboardInterrupt:
         return SweepResult(folder=folder.path, counts=counts(folder), interrupted=True, **vars(NOT_FINISHED))
     finally:
@@ -123,7 +150,13 @@ def _run(
 
 
 def _ending(
-    spec: SweepSpec, folder: SweepFolder, task: Task, weight_hash: str, trials: list[TrialPlan], console: Console
+    spec: SweepSpec,
+    folder: SweepFolder,
+    task: Task,
+    weight_hash: str,
+    trials: list[TrialPlan],
+    console: Console,
+    callbacks: Sequence[Callback],
 ) -> Finish:
     """Train what has no result yet, track what is not tracked, and select."""
     left = [t for t in trials if not folder.has_ended(t.run_id)]
@@ -132,7 +165,7 @@ def _ending(
     if not trials or decided(folder):  # a private selection of no run, or one that has released its model
         left = []
     if trials and (left or not folder.is_finished(BASE_RUN)):
-        recorder = train(spec, folder, task, weight_hash, trials, left, console)
+        recorder = train(spec, folder, task, weight_hash, trials, left, console, callbacks)
     else:
         recorder = open_committer(spec, folder, task, weight_hash)
     recorder.clear_store()

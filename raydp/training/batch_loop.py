@@ -29,7 +29,7 @@ def run(plan: TrialPlan, context: TrainingContext, comm: Comm, step_fn: Callable
         history.append({"step": step, **step_fn(step)})
         done = step + 1
         if context.progress is not None:
-            context.progress(done, plan.num_steps)
+            context.progress(done, plan.num_steps, history[-1])
         if done in context.check_steps and context.check_fn(done):
             ended_early = True
             break

@@ -123,7 +123,7 @@ def run(
         rule.clipping.update(unclipped, counted, stream, step)
         done = step + 1
         if context.progress is not None:
-            context.progress(done, plan.num_steps)
+            context.progress(done, plan.num_steps, history[-1])
         paused = bool(sums[PAUSE])
         saver.save(done, history, now=paused)
         if paused:

@@ -17,6 +17,9 @@ class Paused(Exception):  # noqa: N818 - nothing is wrong
     """Training was asked to pause, and its state is saved as far as it had come."""
 
 
+Progress = Callable[[int, int, Mapping[str, float]], None]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingContext:
     """What a method is given to train.
@@ -28,7 +31,7 @@ class TrainingContext:
         budget: padded tokens of a micro-batch where its size is not given.
         autocast: type that the matrix products of training are computed in; None for the weights' own.
         checkpoint_seconds: time between checkpoints.
-        progress: called with (steps done, steps in all) after each step.
+        progress: called after each step with (steps done, steps in all, the step's row of the history).
         pause_fn: asked before each step whether to save the state and raise `Paused`; rank 0's answer counts.
         check_steps: after so many steps check_fn is called.
         check_fn: called on every rank with the steps done, returns on every rank the same: whether to end here.
@@ -41,7 +44,7 @@ class TrainingContext:
     budget: TokenBudget = field(default_factory=TokenBudget)
     autocast: torch.dtype | None = None
     checkpoint_seconds: float = 30.0
-    progress: Callable[[int, int], None] | None = None
+    progress: Progress | None = None
     pause_fn: Callable[[], bool] | None = None
     check_steps: frozenset[int] = frozenset()
     check_fn: Callable[[int], bool] = lambda done: False

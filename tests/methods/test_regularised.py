@@ -177,7 +177,7 @@ def test_without_the_regulariser_the_loss_is_the_mean_over_the_training_data(tas
 def test_a_run_pauses_and_ends_early_when_it_is_asked_to(task) -> None:
     seen: list[int] = []
     asked = context(
-        progress=lambda done, total: seen.append(done), check_steps=frozenset([2]), check_fn=lambda done: True
+        progress=lambda done, total, row: seen.append(done), check_steps=frozenset([2]), check_fn=lambda done: True
     )
     outcome = method_of(MMDRegularization).train(plan(task), asked, task, LocalComm(), KEY, None)
     assert (outcome.ended_early, len(outcome.history), seen) == (True, 2, [1, 2])

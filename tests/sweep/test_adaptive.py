@@ -11,7 +11,9 @@ import pytest
 from raydp.search.base import Goal, Proposal, Search, SearchState
 from raydp.spec.document import load_spec
 from raydp.sweep.api import Sweep
-from raydp.sweep.engine.adaptive import RunSearcher, RunSource
+from raydp.sweep.engine.adaptive import RunSource
+from raydp.sweep.engine.tune.metrics import config_of
+from raydp.sweep.engine.tune.rounds import RunSearcher
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.points import counts, points_table, skipped_configurations
 from raydp.training.trial_plan import TrialPlan
@@ -98,8 +100,13 @@ def test_the_end_is_written_and_what_was_not_run_is_skipped(tmp_path: Path) -> N
     world = World(tmp_path, max_loss=9.0)
     search = Scripted([CANDIDATES[1]])
     closed: list[int] = []
-    searcher = RunSearcher(world.source(search), closed.append)
-    assert [searcher.suggest(str(k)) for k in range(2)] == [{"run_id": "4-0"}, {"run_id": "4-1"}]
+    trials = {trial.run_id: trial for trial in world.folder.plan().trials}
+    searcher = RunSearcher(world.source(search), trials, closed.append)
+    configs = [searcher.suggest(str(k)) for k in range(2)]
+    assert configs == [config_of(trials["4-0"]), config_of(trials["4-1"])]
+    assert configs[0] == {
+        "run_id": "4-0", **vars(CANDIDATES[1]), "noise_multiplier": trials["4-0"].noise_multiplier, "seed": 0,
+    }  # fmt: skip
     world.finish("4-0", "4-1")
     assert searcher.suggest("2") == RunSearcher.FINISHED
     assert closed == [2]

@@ -18,7 +18,8 @@ def run(scenario: Coroutine[Any, Any, Any]) -> Any:
 
 
 async def submitted(queue: TrialQueue, *run_ids: str) -> list[asyncio.Task[dict[str, Any]]]:
-    tasks = [asyncio.create_task(queue.submit(run_id)) for run_id in run_ids]
+    await queue.enqueue(list(run_ids))
+    tasks = [asyncio.create_task(queue.outcome(run_id)) for run_id in run_ids]
     await asyncio.sleep(0)
     return tasks
 
@@ -32,7 +33,7 @@ def test_runs_are_handed_out_in_the_order_of_submission_and_completed_once() -> 
         assert await queue.complete("a", 1, {"status": "finished", "value": 1})
         assert not await queue.complete("a", 1, {"status": "finished", "value": 2}), "a result is final"
         assert (await waiting[0])["value"] == 1
-        assert (await queue.submit("a"))["value"] == 1, "asking again gives the same result"
+        assert (await queue.outcome("a"))["value"] == 1, "asking again gives the same result"
 
     run(scenario())
 
@@ -46,8 +47,8 @@ def test_a_stale_token_commits_nothing_and_is_told_to_stop() -> None:
         run_id, token = await queue.lease(1)
         assert token == stale + 1
         assert not await queue.complete(run_id, stale, {"status": "finished", "value": "late"})
-        assert await queue.heartbeat(run_id, stale, 3, 10) == "lost"
-        assert await queue.heartbeat(run_id, token, 3, 10) == "go on"
+        assert await queue.heartbeat(run_id, stale, 3, 10, {}) == "lost"
+        assert await queue.heartbeat(run_id, token, 3, 10, {}) == "go on"
         assert await queue.complete(run_id, token, {"status": "finished", "value": "right"})
         outcome = await waiting[0]
         assert (outcome["value"], outcome["attempts"]) == ("right", 2)
@@ -78,7 +79,7 @@ def test_a_pause_gives_runs_back_untried_and_hands_out_nothing() -> None:
         run_id, token = await queue.lease(0)
         waiting = asyncio.create_task(queue.idle())
         await queue.pause()
-        assert await queue.heartbeat(run_id, token, 3, 10) == "pause"
+        assert await queue.heartbeat(run_id, token, 3, 10, {}) == "pause"
         assert not waiting.done(), "a run is in progress"
         await queue.release(run_id, token)
         await waiting
@@ -100,8 +101,8 @@ def test_what_runs_on_a_drained_node_is_given_back_untried_and_goes_elsewhere() 
         run_id, token = await queue.lease(0)
         other, other_token = await queue.lease(1)
         await queue.drain(["node-0", "far away"])
-        assert await queue.heartbeat(run_id, token, 3, 10) == "pause"
-        assert await queue.heartbeat(other, other_token, 3, 10) == "go on"
+        assert await queue.heartbeat(run_id, token, 3, 10, {}) == "pause"
+        assert await queue.heartbeat(other, other_token, 3, 10, {}) == "go on"
         await queue.release(run_id, token)
         assert await queue.lease(0) is None, "its group is to end"
         assert await queue.has_work_for(0)
@@ -139,7 +140,7 @@ def test_a_hopeless_run_is_told_so_at_its_check() -> None:
         assert await queue.check("good", good, "1/2", 2.0) is None
         await queue.complete("base", base, {"status": "finished", "utility_loss": 3.0})
         await queue.complete("good", good, {"status": "finished", "utility_loss": 1.0, "history": []})
-        assert (await queue.submit("good"))["checks"] == {"1/2": 2.0}
+        assert (await queue.outcome("good"))["checks"] == {"1/2": 2.0}
         assert "cannot be selected" in await queue.check("bad", bad, "1/2", 2.9)
         assert await queue.check("bad", bad - 1, "1/2", 2.9) is None, "whoever lost the lease is not asked"
 
@@ -202,7 +203,8 @@ def test_workers_that_die_before_they_lease_anything_give_up() -> None:
         await queue.abandon("no slot is left")
         failed = {"status": "failed", "reason": "no slot is left; the folder is not there"}
         assert (await waiting[0]) == {"run_id": "a", **failed}
-        assert (await queue.submit("later")) == {"run_id": "later", **failed}
+        await queue.enqueue(["later"])
+        assert (await queue.outcome("later")) == {"run_id": "later", **failed}
 
     run(scenario())
 
@@ -289,7 +291,8 @@ def test_what_is_abandoned_is_nobodys_any_more() -> None:
         await queue.release(run_id, token)
         await queue.register(0)
         assert not await queue.complete(run_id, token, {"status": "finished"})
-        assert [(await queue.submit(r))["status"] for r in ("a", "b", "c")] == ["failed"] * 3
-        assert (await queue.status()) == {"running": {}, "waiting": 1}, "what came later waits for nobody"
+        await queue.enqueue(["c"])
+        assert [(await queue.outcome(r))["status"] for r in ("a", "b", "c")] == ["failed"] * 3
+        assert (await queue.status()) == {"running": {}, "waiting": 0}
 
     run(scenario())

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydp import Sweep
-from raydp.sweep.engine import slots, tune_rounds
+from raydp.sweep.engine import slots
 from raydp.sweep.engine.queue import TrialQueue
+from raydp.sweep.engine.tune import rounds as tune_rounds
 from tests.conftest import small_spec
 
 
@@ -41,14 +42,15 @@ def test_the_driver_runs_the_largest_first_across_rounds(tmp_path: Path, monkeyp
 def test_the_queue_forgets_what_is_on_disk() -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=1, max_retries=1)
-        waiting = asyncio.create_task(queue.submit("a"))
+        await queue.enqueue(["a"])
+        waiting = asyncio.create_task(queue.outcome("a"))
         await asyncio.sleep(0)
         run_id, token = await queue.lease(0) or ("", 0)
         await queue.forget(run_id)  # nothing to forget yet
         await queue.complete(run_id, token, {"run_id": "a", "status": "finished", "history": [1, 2, 3]})
         assert (await waiting)["history"] == [1, 2, 3]
         await queue.forget(run_id)
-        assert await queue.submit("a") == {"run_id": "a", "status": "finished"}
+        assert await queue.outcome("a") == {"run_id": "a", "status": "finished"}
         assert not await queue.complete(run_id, token, {"status": "finished", "history": []}), "a result is final"
 
     asyncio.run(asyncio.wait_for(scenario(), timeout=20))

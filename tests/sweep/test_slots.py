@@ -70,7 +70,8 @@ def test_the_queue_answers_while_thousands_wait_for_their_results(tmp_path: Path
     start_ray(cluster)
     try:
         queue = Slots(cluster, expected=3000, storage=tmp_path).queue
-        waiting = [queue.submit.remote(str(k)) for k in range(1005)]
+        queue.enqueue.remote([str(k) for k in range(1005)])
+        waiting = [queue.outcome.remote(str(k)) for k in range(1005)]
         ray.wait(waiting, num_returns=1, timeout=1)
         _, token = ray.get(queue.lease.remote(0), timeout=30)
         assert token == 1

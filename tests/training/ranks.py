@@ -95,7 +95,7 @@ def train(name: str, comm: Comm, folder: Path | None = None, **options: Any) -> 
     return {"weights": weights, "history": trained.history, "resumed_from": trained.resumed_from}
 
 
-def kill(done: int, total: int) -> None:
+def kill(done: int, total: int, row: object) -> None:
     if done == KILLED_AFTER:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -212,6 +212,6 @@ class Everything:
         self.alone = {name: train(name, LocalComm()) for name in RUNS}
 
 
-def _break_off(done: int, total: int) -> None:
+def _break_off(done: int, total: int, row: object) -> None:
     if done == KILLED_AFTER:
         raise KeyboardInterrupt

@@ -72,7 +72,7 @@ def test_the_number_of_workers_does_not_matter(
 def _killed_after(steps: int, folder: str, clipping: str) -> None:
     torch.set_num_threads(1)
 
-    def kill(done: int, total: int) -> None:
+    def kill(done: int, total: int, row: object) -> None:
         if done == steps:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -100,7 +100,7 @@ def _resumed(method: NoisyMethod) -> tuple[float, float]:
     def train(kill: bool, store: CheckpointStore | None) -> dict[int, torch.Tensor]:
         context, after = linear_trainee(WIDTH, WIDTH, NUM_LAYERS), dict[int, torch.Tensor]()
 
-        def progress(done: int, total: int) -> None:
+        def progress(done: int, total: int, row: object) -> None:
             after[done - 1] = torch.cat([p.detach().flatten() for p in context.parameters.values()])
             if kill and done - 1 == KILLED_IN:
                 raise _Killed

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
-from ray.tune.search import Searcher
 
 from analysis.tables.points import KEY, configurations
 from raydp.search.base import Goal, Search, SearchState
@@ -138,44 +137,6 @@ class RunSource:
         why = {**skipped, **self._ruled_out}
         skipped = {c: why.get(c, "the search gives no reason") for c in left}
         self.folder.set_search_end(SearchEnd(reason=reason, skipped=skipped))
-
-
-class RunSearcher(Searcher):
-    """Tune's side of a `RunSource`.
-
-    Args:
-        close: called at the end with the number of runs that were given out.
-    """
-
-    def __init__(self, source: RunSource, close: Callable[[int], Any]) -> None:
-        super().__init__()
-        self.source, self._close = source, close
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune pickles its searcher for a restore that a sweep never uses
-
-    def set_search_properties(self, metric: str | None, mode: str | None, config: Any, **spec: Any) -> bool:
-        """There is nothing to set: what is sought is the spec's."""
-        return True
-
-    def suggest(self, trial_id: str) -> Any:
-        """The next run, None to be asked again, or the end."""
-        run_id = self.source.next_run()
-        if run_id is not None:
-            return {"run_id": run_id}
-        if self.source.finished:
-            self._close(self.source.handed_out)
-            return Searcher.FINISHED
-        return None
-
-    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
-        """Results come by the folder."""
-
-    def save(self, checkpoint_path: str) -> None:
-        """The folder has all that is needed to go on."""
-
-    def restore(self, checkpoint_path: str) -> None:
-        """See `save`."""
 
 
 def ruled_out(

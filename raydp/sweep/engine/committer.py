@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Any, Self
 
 import ray
-from ray import tune
 
 from raydp.io.output import stderr, strict
 from raydp.privacy import composed
@@ -69,7 +68,7 @@ class Committer:
 
     def commit(self, run_id: str) -> None:
         """Commit a run's outcome and track it where runs are tracked."""
-        outcome = ray.get(self._queue.submit.remote(run_id))
+        outcome = ray.get(self._queue.outcome.remote(run_id))
         if outcome["status"] == "stopped":
             outcome = {**outcome, "executed": self._executed(run_id, len(outcome["history"]))}
         for note in outcome.get("notes", ()):
@@ -149,19 +148,6 @@ class Discarder(Committer):
 
     def track(self, trial: TrialPlan) -> None:
         shutil.rmtree(self.folder.trial(trial.run_id) / "model", ignore_errors=True)
-
-
-class CommitCallback(tune.Callback):
-    """Tune's hook: a trial that ended has an outcome in the queue."""
-
-    def __init__(self, recorder: Committer) -> None:
-        self._recorder = recorder
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune pickles its callbacks for a restore that a sweep never uses
-
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._recorder.commit(trial.config["run_id"])
 
 
 def from_folder(spec: SweepSpec, folder: SweepFolder, facts: TaskFacts, weight_hash: str) -> dict[str, Any]:

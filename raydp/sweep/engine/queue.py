@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -33,6 +33,7 @@ class _Item:
     heartbeat: float = 0.0
     step: int = 0
     num_steps: int = 0
+    row: Mapping[str, float] = field(default_factory=dict)
     outcome: dict[str, Any] | None = None
     reasons: list[str] = field(default_factory=list)
     checks: dict[str, float] = field(default_factory=dict)
@@ -49,7 +50,8 @@ class TrialQueue:
     the newest token can complete a run, so a worker that was thought dead cannot commit over its successor.
 
     Args:
-        expected: runs that will be submitted; once the last one is handed out, an idle slot ends and frees its devices.
+        expected: how many runs will enter the queue. Once the last run is handed out, an idle slot ends and frees its
+            devices.
         max_retries: how often a run is tried again.
         early_stopping: which runs are to be stopped early, None where every run goes to its end.
         max_idle_starts: how often a slot's workers may die in a row before they lease anything.
@@ -79,23 +81,41 @@ class TrialQueue:
         self._changed = asyncio.Condition()
 
     async def enqueue(self, run_ids: list[str]) -> None:
-        """Put runs into the queue, each once; nobody waits."""
+        """Put runs into the queue, each once. This is the only way into the queue."""
         async with self._changed:
             for run_id in run_ids:
                 self._enter(run_id)
 
-    async def submit(self, run_id: str) -> dict[str, Any]:
-        """Put a run into the queue, once, and wait for its outcome."""
+    async def outcome(self, run_id: str) -> dict[str, Any]:
+        """Wait for a run's outcome and return it. This is the only way out of the queue."""
         async with self._changed:
-            item = self._enter(run_id)
-            if item.outcome is None and self._abandoned is not None:
-                item.outcome = {"run_id": run_id, "status": "failed", "reason": self._abandoned}
-            while item.outcome is None:
-                await self._changed.wait()
-            return item.outcome
+            await self._changed.wait_for(lambda: self._outcome_of(run_id) is not None)
+            outcome = self._outcome_of(run_id)
+            assert outcome is not None, "it was waited for"
+            return outcome
+
+    async def follow(self, run_id: str, step: int, seconds: float) -> dict[str, Any]:
+        """Wait for news of a run.
+
+        Args:
+            step: the last step that the caller knows of.
+            seconds: how often to look for another step.
+
+        Returns:
+            {"outcome": ...} without the history once the run has one, else {"step", "num_steps", "row"}: how far the
+            run is, and the newest row of its history.
+        """
+        async with self._changed:
+            while (outcome := self._outcome_of(run_id)) is None:
+                item = self._items.get(run_id)
+                if item is not None and item.slot is not None and item.step not in (0, step):
+                    return {"step": item.step, "num_steps": item.num_steps, "row": item.row}
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), timeout=seconds)
+            return {"outcome": {k: v for k, v in outcome.items() if k != "history"}}
 
     async def close(self, expected: int) -> None:
-        """No more than so many runs will have been submitted: once the last of them is handed out, idle slots end."""
+        """Expect at most so many runs in all: once the last of them is handed out, idle slots end."""
         async with self._changed:
             self._expected = expected
             self._changed.notify_all()
@@ -193,12 +213,12 @@ class TrialQueue:
             while self._abandoned is None and not any(item.attempts for item in self._items.values()):
                 await self._changed.wait()
 
-    async def heartbeat(self, run_id: str, token: int, step: int, num_steps: int) -> Order:
+    async def heartbeat(self, run_id: str, token: int, step: int, num_steps: int, row: Mapping[str, float]) -> Order:
         """The holder is alive. It is told to go on, to pause, or that the lease is somebody else's now."""
         item = self._items[run_id]
         if not item.is_held_with(token):
             return "lost"
-        item.heartbeat, item.step, item.num_steps = time.monotonic(), step, num_steps
+        item.heartbeat, item.step, item.num_steps, item.row = time.monotonic(), step, num_steps, row
         return "pause" if self._paused or self._leaves(item.slot) else "go on"
 
     async def check(self, run_id: str, token: int, check: str, utility_loss: float) -> str | None:
@@ -295,12 +315,19 @@ class TrialQueue:
     def _leaves(self, slot: int | None) -> bool:
         return slot is not None and not self._draining.isdisjoint(self._nodes.get(slot, ()))
 
-    def _enter(self, run_id: str) -> _Item:
-        if run_id not in self._items:
-            self._items[run_id] = _Item(run_id)
+    def _enter(self, run_id: str) -> None:
+        if run_id in self._items:
+            return
+        item = self._items[run_id] = _Item(run_id)
+        if self._abandoned is None:
             self._waiting.append(run_id)
-            self._changed.notify_all()
-        return self._items[run_id]
+        else:
+            item.outcome = {"run_id": run_id, "status": "failed", "reason": self._abandoned}
+        self._changed.notify_all()
+
+    def _outcome_of(self, run_id: str) -> dict[str, Any] | None:
+        item = self._items.get(run_id)
+        return None if item is None else item.outcome
 
     def _let_go(self, item: _Item) -> None:
         item.slot = None

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import ray
+from ray.tune import Callback
 from rich.console import Console
 
 from raydp.io.output import phase
 from raydp.models import base_models as models
 from raydp.models import sharing
 from raydp.spec.document import SweepSpec
-from raydp.sweep.engine.adaptive import RunSearcher, RunSource
+from raydp.sweep.engine.adaptive import RunSource
 from raydp.sweep.engine.committer import Committer, Discarder
 from raydp.sweep.engine.progress import SweepProgress
 from raydp.sweep.engine.recorder import Recorder
 from raydp.sweep.engine.slots import Slots, start_ray
 from raydp.sweep.engine.stopping import EarlyStopping
-from raydp.sweep.engine.tune_rounds import rounds, run_tune
+from raydp.sweep.engine.tune.callbacks import GuardedCallback
+from raydp.sweep.engine.tune.rounds import ListSource, TuneRun, rounds
 from raydp.sweep.engine.worker import WorkerInputs
 from raydp.sweep.names import run_name
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
@@ -38,8 +41,16 @@ def train(
     trials: list[TrialPlan],
     left: list[TrialPlan],
     console: Console,
+    callbacks: Sequence[Callback] = (),
 ) -> Committer:
-    """Run what is left; the workers start while the base model is loaded and the tracking store opened."""
+    """Run what is left. The workers start while the base model is loaded and the tracking store is opened.
+
+    Args:
+        trials: all planned runs.
+        left: the runs without a result.
+        callbacks: the user's callbacks of Ray Tune.
+    """
+    guarded = [GuardedCallback(callback) for callback in callbacks]
     measure_base = not folder.is_finished(BASE_RUN)
     sweep_id = folder.plan().sweep_id
     costs = {t.run_id: t.batch_size * t.num_steps for t in left}
@@ -67,7 +78,10 @@ def train(
                 )
             )
             recorder = open_committer(spec, folder, task, weight_hash)
-            base = queue.submit.remote(BASE_RUN) if measure_base else None
+            base = None
+            if measure_base:
+                queue.enqueue.remote([BASE_RUN])
+                base = queue.outcome.remote(BASE_RUN)
             source = _source(recorder, trials)
             out = OUT_PER_SLOT * slots.num_slots if source is None else slots.num_slots
             first = [t.run_id for t in left] if source is None else source.upcoming(out)
@@ -83,15 +97,26 @@ def train(
             searched=source is not None,
         ) as progress:
             recorder.attach(queue, base, progress)
+            tuning = TuneRun(
+                queue=queue,
+                committer=recorder,
+                folder=folder,
+                num_slots=slots.num_slots,
+                trials={t.run_id: t for t in trials},
+                score=spec.select.score,
+                shown=not spec.privacy.selects,
+                callbacks=guarded,
+            )
             if source is not None:
                 beside = int(measure_base)
-                searcher = RunSearcher(source, lambda given: ray.get(queue.close.remote(given + beside)))
-                run_tune(searcher, len(left), queue, recorder, folder, slots.num_slots)
+                tuning.run(source, len(left), close=lambda given: ray.get(queue.close.remote(given + beside)))
             else:
                 recorder.hand_out(first[out:])
                 for run_ids in rounds(first, slots.num_slots):
-                    run_tune(run_ids, len(run_ids), queue, recorder, folder, slots.num_slots)
+                    tuning.run(ListSource(run_ids), len(run_ids))
             recorder.base()
+    for callback in guarded:
+        callback.end()
     return recorder
 
 

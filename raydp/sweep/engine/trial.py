@@ -41,8 +41,8 @@ def prefix_folder() -> Path:
 class TrialControl(Protocol):
     """Follows a run, and decides whether it pauses or ends early."""
 
-    def beat(self, step: int, num_steps: int) -> None:
-        """Note that training has done `step` of `num_steps` steps."""
+    def beat(self, step: int, num_steps: int, row: Mapping[str, float]) -> None:
+        """Note that training has done `step` of `num_steps` steps; `row` is the newest row of the history."""
 
     def must_pause(self) -> bool:
         """Return whether the run must save its state and pause."""

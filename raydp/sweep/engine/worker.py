@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,7 +131,7 @@ class Heartbeat:
     run is to go on."""
 
     def __init__(self, queue: Any, run_id: str, token: int, *, active: bool) -> None:
-        self._at = (0, 0)
+        self._at: tuple[int, int, Mapping[str, float]] = (0, 0, {})
         self._send: Callable[[], Any] = lambda: queue.heartbeat.remote(run_id, token, *self._at)
         self._check: Callable[[str, float], Any] = lambda name, loss: ray.get(
             queue.check.remote(run_id, token, name, loss)
@@ -140,9 +140,9 @@ class Heartbeat:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True) if active else None
 
-    def beat(self, step: int, num_steps: int) -> None:
-        """Note how far training is; sent with the next heartbeat."""
-        self._at = (step, num_steps)
+    def beat(self, step: int, num_steps: int, row: Mapping[str, float]) -> None:
+        """Note how far training is. The next heartbeat sends it."""
+        self._at = (step, num_steps, row)
 
     def must_pause(self) -> bool:
         """Whether the sweep is being stopped, or the lease is somebody else's: this worker was thought dead."""

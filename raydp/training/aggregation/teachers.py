@@ -133,7 +133,7 @@ def collect_votes(
         votes += chosen
         done = min(done + comm.world_size, teaching.num_teachers)
         if context.progress is not None:
-            context.progress(0, plan.num_steps)  # also says that the run is alive
+            context.progress(0, plan.num_steps, {})  # also says that the run is alive
         if done == teaching.num_teachers or time.monotonic() - saved >= context.checkpoint_seconds:
             _save(store, done, votes, comm)
             saved = time.monotonic()

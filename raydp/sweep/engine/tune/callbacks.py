@@ -1,0 +1,80 @@
+"""Callbacks of Ray Tune: the sweep's own, which commits results, and the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ray import tune
+from ray.tune import Callback as Callback
+
+from raydp.io.output import stderr
+from raydp.sweep.engine.committer import Committer
+
+
+class CommitCallback(tune.Callback):
+    """Commit a run when its trial has ended: the queue then has its outcome."""
+
+    def __init__(self, committer: Committer) -> None:
+        self._committer = committer
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune pickles its callbacks for a restore that a sweep never uses
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._committer.commit(trial.config["run_id"])
+
+
+class GuardedCallback(tune.Callback):
+    """A user's callback that cannot stop a sweep: after its first error it is left alone, with a warning.
+
+    Args:
+        callback: any callback of Tune, such as a logger for Weights & Biases, TensorBoard or Comet.
+    """
+
+    def __init__(self, callback: tune.Callback) -> None:
+        self._callback: tune.Callback | None = callback
+        self._is_set_up = False
+        self._trials: list[Any] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # see CommitCallback
+
+    def setup(self, *args: Any, **info: Any) -> None:
+        """Set the callback up before the first round of Tune. Later rounds are the same experiment."""
+        if not self._is_set_up:
+            self._is_set_up = True
+            self._call("setup", *args, **info)
+
+    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
+        """Keep the trials of this round for `end`: there may be another round."""
+        self._trials += trials
+
+    def end(self) -> None:
+        """Tell the callback that the sweep has no more runs."""
+        self._call("on_experiment_end", trials=self._trials)
+
+    def _call(self, hook: str, *args: Any, **info: Any) -> None:
+        if self._callback is None:
+            return
+        try:
+            getattr(self._callback, hook)(*args, **info)
+        except Exception as error:  # noqa: BLE001 - a logger's fault must not cost a result
+            name = type(self._callback).__name__
+            said = f"{type(error).__name__}: {error}"
+            stderr.print(f"warning: the callback {name} failed and is not called again ({said})", markup=False)
+            self._callback = None
+
+
+def _forwarded(hook: str) -> Callable[..., None]:
+    def forward(self: GuardedCallback, *args: Any, **info: Any) -> None:
+        self._call(hook, *args, **info)
+
+    return forward
+
+
+for _hook in (
+    "on_step_begin", "on_step_end", "on_trial_start", "on_trial_restore", "on_trial_save", "on_trial_result",
+    "on_trial_complete", "on_trial_recover", "on_trial_error", "on_checkpoint",
+):  # fmt: skip
+    setattr(GuardedCallback, _hook, _forwarded(_hook))

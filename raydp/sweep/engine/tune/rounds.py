@@ -1,0 +1,188 @@
+"""Give the runs of a sweep to Ray Tune: every run is a Tune trial, in rounds."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import ray
+from ray import tune
+from ray.tune.search import Searcher
+
+from raydp.sweep.engine.committer import Committer
+from raydp.sweep.engine.tune.callbacks import CommitCallback, GuardedCallback
+from raydp.sweep.engine.tune.metrics import config_of, final_metrics
+from raydp.sweep.store.folder import SweepFolder
+from raydp.training.trial_plan import TrialPlan
+
+TRIALS_PER_ROUND = 400
+"""Tune keeps every trial of a round in the driver's memory. A sweep of thousands of runs has several rounds."""
+ROUND_PER_SLOT = 4
+"""A round has at least this many runs a slot, so that the start of a round does not take longer than its runs."""
+REPORT_SECONDS = 2.0
+"""Least time between two reports of a running trial, while there are few slots."""
+REPORTS_A_SECOND = 10
+"""Reports that Tune's loop on the driver takes in a second, of all trials together."""
+
+
+class Source(Protocol):
+    """Gives out runs one after another.
+
+    Attributes:
+        finished: whether no more runs will be given out.
+        handed_out: how many runs were given out.
+    """
+
+    finished: bool
+    handed_out: int
+
+    def next_run(self) -> str | None:
+        """Return the next run. None: there is none now, and never again if `finished` is set."""
+
+    def given(self) -> list[str]:
+        """Return every run that was given out."""
+
+
+class ListSource:
+    """Gives out a list of runs in its order."""
+
+    def __init__(self, run_ids: Sequence[str]) -> None:
+        self._run_ids, self._left = list(run_ids), deque(run_ids)
+        self.finished, self.handed_out = not run_ids, 0
+
+    def next_run(self) -> str | None:
+        if not self._left:
+            return None
+        run_id = self._left.popleft()
+        self.handed_out += 1
+        self.finished = not self._left
+        return run_id
+
+    def given(self) -> list[str]:
+        return self._run_ids[: self.handed_out]
+
+
+class RunSearcher(Searcher):
+    """Hands the runs of a source to Tune as trials.
+
+    Args:
+        trials: run_id -> the planned run, whose parameters become the trial's config.
+        close: called with the number of runs that were given out, after the last one.
+    """
+
+    def __init__(self, source: Source, trials: Mapping[str, TrialPlan], close: Callable[[int], object]) -> None:
+        super().__init__()
+        self.source, self._trials, self._close = source, trials, close
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune pickles its searcher for a restore that a sweep never uses
+
+    def set_search_properties(self, metric: str | None, mode: str | None, config: Any, **spec: Any) -> bool:
+        """Nothing is set here: the spec says what the search is for."""
+        return True
+
+    def suggest(self, trial_id: str) -> Any:
+        """Return the config of the next run, None to be asked again, or the end."""
+        run_id = self.source.next_run()
+        if run_id is not None:
+            return config_of(self._trials[run_id])
+        if self.source.finished:
+            self._close(self.source.handed_out)
+            return Searcher.FINISHED
+        return None
+
+    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
+        """Nothing is done here: the source reads results from the sweep's folder."""
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing is saved: the folder has all that a resumed sweep needs."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """See `save`."""
+
+
+def rounds(run_ids: list[str], num_slots: int) -> Iterator[list[str]]:
+    """Split the runs into the rounds of Tune, in order."""
+    size = max(TRIALS_PER_ROUND, ROUND_PER_SLOT * num_slots)
+    for start in range(0, len(run_ids), size):
+        yield run_ids[start : start + size]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneRun:
+    """What all rounds of one sweep have in common.
+
+    Attributes:
+        queue: the actor of the sweep's TrialQueue.
+        committer: commits the results.
+        trials: run_id -> the planned run.
+        score: the score that the sweep selects by.
+        shown: whether step metrics, utility and scores go through Tune. Those of a private selection do not.
+        callbacks: the user's own callbacks of Tune.
+    """
+
+    queue: Any
+    committer: Committer
+    folder: SweepFolder
+    num_slots: int
+    trials: Mapping[str, TrialPlan]
+    score: str
+    shown: bool
+    callbacks: Sequence[GuardedCallback]
+
+    def run(self, source: Source, count: int, close: Callable[[int], object] = lambda given: None) -> None:
+        """Run at most `count` runs of a source as one round of Tune.
+
+        A trial only follows its run in the queue, so a trial holds no CPU. If it did, the trials of a small machine
+        would keep the workers from starting. There is one more trial than slots, so that the next run is at hand. A
+        run whose trial Tune gave up on is committed after the round.
+        """
+        num_actors, score, shown, queue = min(self.num_slots + 1, count), self.score, self.shown, self.queue
+        seconds, name = max(REPORT_SECONDS, self.num_slots / REPORTS_A_SECOND), secrets.token_hex(4)
+
+        def trial(config: dict[str, Any]) -> None:
+            run_id, step = config["run_id"], 0
+            ray.get(queue.gather.remote(ray.get_runtime_context().get_actor_id(), num_actors, name))
+            ray.get(queue.enqueue.remote([run_id]))
+            while "outcome" not in (news := ray.get(queue.follow.remote(run_id, step, seconds))):
+                step = news["step"]
+                if shown:
+                    tune.report({"status": "running", **news["row"], "step": step, "num_steps": news["num_steps"]})
+            outcome = news["outcome"]
+            tune.report(final_metrics(outcome, score) if shown else {"status": outcome["status"]})
+
+        tune.Tuner(
+            tune.with_resources(trial, tune.PlacementGroupFactory([{"memory": 1e6}])),
+            tune_config=tune.TuneConfig(
+                max_concurrent_trials=num_actors,
+                reuse_actors=True,
+                search_alg=RunSearcher(source, self.trials, close),
+                num_samples=count,
+                trial_name_creator=_trial_name,
+                trial_dirname_creator=_trial_folder,
+            ),
+            run_config=tune.RunConfig(
+                name="tune",
+                storage_path=str(self.folder.path.resolve() / "ray"),
+                verbose=0,
+                callbacks=[CommitCallback(self.committer), *self.callbacks],
+                failure_config=tune.FailureConfig(max_failures=3),
+            ),
+        ).fit()
+        for run_id in source.given():
+            if run_id not in self.committer.committed and not self.folder.has_ended(run_id):
+                self.committer.commit(run_id)
+
+
+def _trial_name(trial: Any) -> str:
+    """Name a trial for loggers by its configuration and seed."""
+    config = trial.config
+    return f"b{config['batch_size']}_T{config['num_steps']}_lr{config['learning_rate']:g}_seed{config['seed']}"
+
+
+def _trial_folder(trial: Any) -> str:
+    """Name a trial's folder by its run."""
+    return str(trial.config["run_id"])
