@@ -180,16 +180,17 @@ def measure(folder: Path, num_trials: int, slots: int, uri: str) -> dict[str, An
     """One sweep in this process."""
     from raydp.spec.document import load_spec
     from raydp.sweep import driver
+    from raydp.sweep.engine.committer import Committer
     from raydp.sweep.engine.recorder import Recorder
     from raydp.sweep.engine.tune.rounds import TuneRun
     from raydp.sweep.store.folder import SweepFolder
-    from raydp.tracking import Tracker
+    from raydp.tracking import MLflowTracker
 
     meter, clock, counts = Meter(), Clock(), Counter[str]()
     clock.wrap(SweepFolder, "commit", "folder", lambda: meter.commits.append(time.perf_counter()))
-    clock.wrap(Tracker, "log_trial", "mlflow")
-    clock.wrap(Tracker, "update_privacy", "mlflow_release")
-    clock.wrap(Recorder, "commit", "commit")
+    clock.wrap(MLflowTracker, "log_trial", "mlflow")
+    clock.wrap(MLflowTracker, "update_privacy", "mlflow_release")
+    clock.wrap(Committer, "commit", "commit")
     clock.wrap(Recorder, "_privacy", "privacy")
     clock.wrap(Recorder, "release", "release")
     clock.wrap(TuneRun, "run", "round")
@@ -197,13 +198,13 @@ def measure(folder: Path, num_trials: int, slots: int, uri: str) -> dict[str, An
     clock.wrap(driver, "finish", "finish")
     count_statements(counts)
     at_last: dict[str, Any] = {}
-    wrapped = Recorder.track
+    wrapped = Recorder.committed
 
     def track(self: Any, trial: Any) -> None:
         wrapped(self, trial)
         at_last.update(counts)
 
-    Recorder.track = track  # type: ignore[method-assign]
+    Recorder.committed = track  # type: ignore[method-assign]
     spec, started = load_spec(spec_of(folder, num_trials, slots, uri)), time.perf_counter()
     with meter:
         result = driver.run_sweep(spec, resume=False, console=Console(stderr=True, quiet=True))

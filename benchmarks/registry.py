@@ -27,7 +27,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from raydp.models.base_models import TINY, weight_hash
-from raydp.tracking import Tracker, TrialRecord, find_models, set_alias
+from raydp.tracking import MLflowTracker, TrialRecord, find_models, set_alias
 from raydp.tracking.sealing.seal import SEAL_TAG, Seal
 from raydp.tracking.sealing.signing import SigningKey, new_key
 
@@ -72,7 +72,7 @@ def trial(number: int) -> TrialRecord:
 
 def populate(database: str, uri: str, key_file: Path, count: int) -> None:
     """Track two trials, and copy the rows of the first until there are `count` models; check one copy by the other."""
-    tracker = Tracker(uri, "benchmark", NAME, signing_key=key_file)
+    tracker = MLflowTracker(uri, "benchmark", NAME, signing_key=key_file)
     tracker.sweep_run("sweep-0", "benchmark", {}, {})
     tracker.log_trial(trial(0))
     written = tracker.log_trial(trial(1))
@@ -163,7 +163,7 @@ def _sealed(tag: str, to: TrialRecord, model: str, key: SigningKey) -> str:
     return Seal.make({**old.statement, **figures, "model_id": model, "run_id": to.run_id}, key).tag()
 
 
-def _compare(tracker: Tracker, written: str, copied: str) -> None:
+def _compare(tracker: MLflowTracker, written: str, copied: str) -> None:
     """A copied model says what one that the API wrote says, but for identities and times."""
     shown = []
     for uri in (written, copied):

@@ -37,8 +37,8 @@ FLOW = {
     ],
     "raydp.scores": ["requests", "base", "language", "membership", "model_distance", "prompt_search", "memorisation"],
     "raydp.tracking": [
-        "portable", "store", "records", "delivery", "sealing", "models", "serving", "promotions", "alarms",
-        "lookup", "trials", "runs", "registry", "later",
+        "portable", "store", "records", "base", "delivery", "sealing", "models", "serving", "promotions", "alarms",
+        "lookup", "trials", "registry", "runs", "later",
     ],
     "raydp.sweep": [
         "names", "store", "listing", "engine", "ending", "private_selection", "planning", "driver", "api",

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from rich.console import Console
 
@@ -14,23 +14,37 @@ from analysis import Selection
 from analysis.selection.shown import html_table
 from raydp.io.cache import remove_abandoned
 from raydp.spec.document import SweepSpec
-from raydp.sweep.ending.finish import NOT_FINISHED, OF_CANARIES, Finish, finish
-from raydp.sweep.engine.recorder import Recorder
-from raydp.sweep.engine.training import open_committer, train
+from raydp.sweep.ending.finish import NOT_FINISHED, CanaryEnding, Finish, SelectionEnding
+from raydp.sweep.engine.committer import Committer
+from raydp.sweep.engine.context import SweepContext
+from raydp.sweep.engine.listeners import RunListener
+from raydp.sweep.engine.training import train
 from raydp.sweep.engine.trial import prefix_folder
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import SweepPlan, drawn, make_plan, plan_to_keep
 from raydp.sweep.planning.start import check_start
-from raydp.sweep.private_selection.release import decided, release_best
+from raydp.sweep.private_selection.release import PrivateSelectionEnding
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import write_counts
-from raydp.sweep.store.points import counts, skipped_configurations, write_tables
+from raydp.sweep.store.points import counts, skipped_configurations
 from raydp.tasks.base import Task
-from raydp.training.trial_plan import TrialPlan
 
 if TYPE_CHECKING:
     from raydp.sweep.engine.tune.callbacks import Callback
     from raydp.sweep.engine.tune.result_grid import SweepGrid
+
+
+class Ending(Protocol):
+    """What becomes of a sweep's runs; see `SelectionEnding`."""
+
+    shows_runs: ClassVar[bool]
+
+    @property
+    def listener(self) -> RunListener: ...
+
+    def is_over(self) -> bool: ...
+
+    def finish(self) -> Finish: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,74 +136,68 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console, callbacks: Seq
             folder = SweepFolder.create(spec, lambda key: plan_to_keep(drawn(plan, spec, weight_hash, key), sweep_id))
         try:
             write_counts(folder, task.secrets())
-            trials = planned_runs(folder, drawn(plan, spec, weight_hash, folder.key()))
-            return _run(spec, folder, task, weight_hash, trials, console, callbacks)
+            check_runs(folder, drawn(plan, spec, weight_hash, folder.key()))
+            context = SweepContext(spec=spec, folder=folder, facts=task.facts(), weight_hash=weight_hash)
+            return _run(context, task, console, callbacks)
         except Exception:
             if not resume and folder.is_untouched():  # refused before anything was trained: the name stays free
                 folder.remove()
             raise
 
 
-def _run(
-    spec: SweepSpec,
-    folder: SweepFolder,
-    task: Task,
-    weight_hash: str,
-    trials: list[TrialPlan],
-    console: Console,
-    callbacks: Sequence[Callback],
-) -> SweepResult:
-    """Run a sweep that has a folder; an interruption, wherever it comes, is an answer as well."""
+def ending_of(context: SweepContext) -> Ending:
+    """Return what becomes of a sweep's runs: the one place where this is decided."""
+    if context.spec.privacy.selects:
+        return PrivateSelectionEnding(context)
+    return CanaryEnding(context) if context.facts.num_new_tokens else SelectionEnding(context)
+
+
+def _run(context: SweepContext, task: Task, console: Console, callbacks: Sequence[Callback]) -> SweepResult:
+    """Run a sweep that has a folder. An interruption, wherever it comes, is an answer as well."""
+    folder = context.folder
     try:
-        ending = _ending(spec, folder, task, weight_hash, trials, console, callbacks)
+        finished = _train_and_finish(context, task, console, callbacks)
     except KeyboardInterrupt:
         return SweepResult(folder=folder.path, counts=counts(folder), interrupted=True, **vars(NOT_FINISHED))
     finally:
         remove_abandoned(prefix_folder())  # of workers that were stopped while they computed hidden states
-    return SweepResult(folder=folder.path, counts=counts(folder), interrupted=False, **vars(ending))
+    return SweepResult(folder=folder.path, counts=counts(folder), interrupted=False, **vars(finished))
 
 
-def _ending(
-    spec: SweepSpec,
-    folder: SweepFolder,
-    task: Task,
-    weight_hash: str,
-    trials: list[TrialPlan],
-    console: Console,
-    callbacks: Sequence[Callback],
-) -> Finish:
-    """Train what has no result yet, track what is not tracked, and select."""
-    left = [t for t in trials if not folder.has_ended(t.run_id)]
-    skipped = skipped_configurations(folder)  # what a search that has ended did not run is not left
-    left = [t for t in left if t.configuration not in skipped]
-    if not trials or decided(folder):  # a private selection of no run, or one that has released its model
+def _train_and_finish(context: SweepContext, task: Task, console: Console, callbacks: Sequence[Callback]) -> Finish:
+    """Train what has no result yet, deliver what the listener has missed, and end the sweep."""
+    folder, ending, trials = context.folder, ending_of(context), list(context.trials.values())
+    skipped = skipped_configurations(folder)  # a search that has ended did not run these, and will not
+    left = [t for t in trials if not folder.has_ended(t.run_id) and t.configuration not in skipped]
+    if ending.is_over():
         left = []
     if trials and (left or not folder.is_finished(BASE_RUN)):
-        recorder = train(spec, folder, task, weight_hash, trials, left, console, callbacks)
+        committer = train(
+            context,
+            task,
+            left,
+            console,
+            open_listener=lambda: ending.listener,
+            shown=ending.shows_runs,
+            callbacks=callbacks,
+        )
     else:
-        recorder = open_committer(spec, folder, task, weight_hash)
-    recorder.clear_store()
-    if isinstance(recorder, Recorder) and (waiting := len(recorder.undelivered())):
-        console.print(f"Register the runs that MLflow has not got: {waiting}", markup=False)
-    recorder.track_missing(trials)
-    if isinstance(recorder, Recorder):
-        return finish(spec, folder, recorder)
-    if spec.privacy.selects:
-        return release_best(spec, folder, recorder)
-    write_tables(folder)
-    return OF_CANARIES
+        committer = Committer(context=context, listener=ending.listener)
+    committer.clear_store()
+    committer.listener.deliver_missing(trials)
+    return ending.finish()
 
 
-def planned_runs(folder: SweepFolder, plan: SweepPlan) -> list[TrialPlan]:
-    """The runs with the noise they were started with, which a new library version must not change in mid-sweep.
+def check_runs(folder: SweepFolder, plan: SweepPlan) -> None:
+    """Check that a spec still gives the runs that its sweep was started with.
+
+    The runs keep the noise that they were started with, which a new version of a library must not change in mid-sweep.
 
     Raises:
         ValueError: data, secrets or base weights are not those that the sweep was started with.
     """
-    trials = list(folder.plan().trials)
-    if {t.run_id for t in trials} != {t.run_id for t in plan.trials}:
+    if {t.run_id for t in folder.plan().trials} != {t.run_id for t in plan.trials}:
         raise ValueError(
             "SPEC must give the runs that the sweep was started with, got others: data, secrets or base weights have "
             "changed. Restore them, or give the sweep a new name."
         )
-    return trials

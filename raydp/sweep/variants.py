@@ -141,7 +141,7 @@ def plans_of(variants: Sequence[Variant]) -> list[SweepPlan]:
     Raises:
         ValueError: data, model or noise of one of them are refused, or it was begun with another spec or other data.
     """
-    from raydp.sweep.driver import planned_runs
+    from raydp.sweep.driver import check_runs
 
     found = []
     for variant in variants:
@@ -150,7 +150,7 @@ def plans_of(variants: Sequence[Variant]) -> list[SweepPlan]:
             begun = SweepFolder.resume(variant.spec) if SweepFolder.exists(variant.spec) else None
             found.append(planned(variant.spec)[0])
             if begun is not None:
-                planned_runs(begun, found[-1])
+                check_runs(begun, found[-1])
         except ValueError as error:
             raise ValueError(f"{variant.spec.name}: {error}") from error
     return found

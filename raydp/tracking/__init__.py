@@ -6,7 +6,8 @@ from typing import Any
 _LAZY = {
     "NotDeliveredError": "raydp.tracking.delivery",
     "Pauses": "raydp.tracking.delivery",
-    "Tracker": "raydp.tracking.runs",
+    "MLflowTracker": "raydp.tracking.runs",
+    "Tracker": "raydp.tracking.base",
     "TrialRecord": "raydp.tracking.records",
     "UnreachableError": "raydp.tracking.store",
     "check_signing_key": "raydp.tracking.sealing.signing",
@@ -18,6 +19,7 @@ _LAZY = {
     "load_model": "raydp.tracking.models.loading",
     "load_tokenizer": "raydp.tracking.models.loading",
     "log_scores": "raydp.tracking.later",
+    "open_tracker": "raydp.tracking.runs",
     "new_key": "raydp.tracking.sealing.signing",
     "promote_model": "raydp.tracking.registry",
     "seal_model": "raydp.tracking.models.export",
@@ -26,6 +28,7 @@ _LAZY = {
     "show_model": "raydp.tracking.registry",
 }
 __all__ = [
+    "MLflowTracker",
     "NotDeliveredError",
     "Pauses",
     "Tracker",
@@ -41,6 +44,7 @@ __all__ = [
     "load_tokenizer",
     "log_scores",
     "new_key",
+    "open_tracker",
     "promote_model",
     "seal_model",
     "set_alarms",

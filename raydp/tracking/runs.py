@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raydp.spec.sections.cluster import REGISTERED_MODEL
+from raydp.spec.sections.cluster import REGISTERED_MODEL, TrackingSpec
+from raydp.tracking.base import Tracker
 from raydp.tracking.delivery import delivering
 from raydp.tracking.models.model_folder import replace_cards
 from raydp.tracking.portable import portable, to_json
 from raydp.tracking.records import TrialRecord, as_params, clean_key, flatten
+from raydp.tracking.registry import set_alias
 from raydp.tracking.sealing.signing import SigningKey
 from raydp.tracking.store import MODEL_ID_TAG, Store, open_experiment, open_store
 from raydp.tracking.trials import TrialWriter
@@ -24,8 +26,8 @@ SWEEP_ID_TAG = "raydp.sweep_id"
 MAX_PARAM_CHARS = 500
 
 
-class Tracker:
-    """Writes a sweep into an MLflow store; used by one process, the sweep's driver.
+class MLflowTracker:
+    """Writes a sweep into an MLflow store; used by one process, the sweep's driver. See `raydp.tracking.base.Tracker`.
 
     Every method may be called again after the driver was killed at any point: what is complete stays as it is, what is
     half written is completed if the record is the same, else deleted and written anew (`mlflow gc` frees its files).
@@ -137,6 +139,17 @@ class Tracker:
         replace_cards(self.store, self._client.get_logged_model(model_id), trial, self.key)
 
     @delivering()
+    def set_alias(self, alias: str, model_uri: str) -> None:
+        """Point an alias of the registered model at a version.
+
+        Args:
+            alias: such as "best-utility".
+            model_uri: what log_trial returned.
+        """
+        name, version = model_uri.removeprefix("models:/").rsplit("/", 1)
+        set_alias(name, alias, version, tracking_uri=self.store.uri)
+
+    @delivering()
     def finish_sweep(self, summary: Mapping[str, Any], artifacts: Path | None = None) -> None:
         """End the parent run.
 
@@ -163,3 +176,12 @@ class Tracker:
         condition = f"tags.`{SWEEP_ID_TAG}` = '{sweep_id}'"
         found = self._client.search_runs([self._experiment_id], condition, max_results=1)
         return found[0] if found else None
+
+
+def open_tracker(tracking: TrackingSpec) -> Tracker:
+    """Open the tracker that a spec asks for.
+
+    Raises:
+        ValueError: the store cannot be opened, a name is not allowed or the key cannot be used.
+    """
+    return MLflowTracker(tracking.uri, tracking.experiment, tracking.registered_model, tracking.signing_key)

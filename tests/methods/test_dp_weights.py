@@ -32,6 +32,7 @@ from raydp.spec.document import SweepSpec, load_spec
 from raydp.sweep.api import select
 from raydp.sweep.ending.finish import finish
 from raydp.sweep.ending.notes import about
+from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.recorder import Recorder
 from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning.inputs import build_task
@@ -222,9 +223,10 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepSpec, SweepFol
     folder.commit("base", runner.measure_base(0))
     for trial in plan.trials:
         folder.commit(trial.run_id, runner.run(trial, folder.files(trial.run_id), "attempt-1"))
-    recorder = Recorder.open(spec, folder, task.facts(), weight_hash)
-    recorder.track_missing(list(plan.trials))
-    finish(spec, folder, recorder)
+    context = SweepContext(spec=spec, folder=folder, facts=task.facts(), weight_hash=weight_hash)
+    recorder = Recorder.open(context)
+    recorder.deliver_missing(list(plan.trials))
+    finish(recorder)
     return spec, folder
 
 

@@ -13,7 +13,7 @@ import pytest
 from raydp.privacy import PoissonGaussian, PoissonRuns, TruncatedNegativeBinomial, tuned_epsilon
 from raydp.spec.document import SweepSpec, load_spec
 from raydp.sweep.api import select
-from raydp.sweep.engine.committer import Committer
+from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.planning.plan import SweepPlan, drawn, make_plan, plan_to_keep
 from raydp.sweep.private_selection.draws import draw, num_runs_of
 from raydp.sweep.private_selection.release import decide, decided, release_best
@@ -162,7 +162,7 @@ def test_if_every_run_failed_nothing_is_released(tmp_path: Path) -> None:
     spec, folder, runs = started(tmp_path)
     for run_id in runs:
         folder.commit(run_id, {"status": "failed", "reason": "diverged"})
-    ending = release_best(spec, folder, Committer.open(spec, folder, FACTS, "weights"))
+    ending = release_best(SweepContext(spec=spec, folder=folder, facts=FACTS, weight_hash="weights"))
     assert (ending.selected, ending.report) == (None, None)
     assert "every run failed" in str(ending.reason)
     assert not (tmp_path / "mlflow.db").exists()
@@ -175,7 +175,7 @@ def test_no_run_at_all_is_an_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("raydp.training.noise.stream.TEST_KEY", empty)
     spec, folder, runs = started(tmp_path, distribution="poisson", mean=1.5)
     assert runs == []
-    ending = release_best(spec, folder, Committer.open(spec, folder, FACTS, "weights"))
+    ending = release_best(SweepContext(spec=spec, folder=folder, facts=FACTS, weight_hash="weights"))
     assert "drawn as 0" in str(ending.reason)
     assert counts(folder)["runs"] == 0
     assert not (tmp_path / "mlflow.db").exists()

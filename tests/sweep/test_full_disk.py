@@ -13,6 +13,8 @@ import pytest
 from raydp.spec.document import load_spec
 from raydp.sweep.engine import committer as committing
 from raydp.sweep.engine.committer import Committer
+from raydp.sweep.engine.context import SweepContext
+from raydp.sweep.engine.listeners import SilentListener
 from raydp.sweep.store.folder import SweepFolder
 from tests.conftest import small_spec
 from tests.plans import plan_of_runs
@@ -37,13 +39,14 @@ def full(tmp_path: Path) -> Iterator[Path]:
 
 
 def committer(folder: Path, tmp_path: Path) -> Committer:
-    return Committer(
+    context = SweepContext(
         spec=load_spec(small_spec(tmp_path)),
         folder=SweepFolder(path=folder),
         facts=None,  # type: ignore[arg-type]
         weight_hash="",
-        plan=plan_of_runs(),
     )
+    context.__dict__["plan"] = plan_of_runs()
+    return Committer(context=context, listener=SilentListener())
 
 
 OUTCOME = {"status": "finished", "attempt": "attempt-1", "history": ["x" * 100_000]}

@@ -20,9 +20,7 @@ from raydp.io.output import stderr
 from raydp.scores.requests import requests_from
 from raydp.scoring.sweep import score_sweep
 from raydp.spec.document import load_spec
-from raydp.sweep.ending.finish import finish
 from raydp.sweep.planning.inputs import build_task
-from raydp.sweep.private_selection.release import release_best
 from raydp.sweep.reports import report
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.json_files import read_json, write_json
@@ -183,7 +181,7 @@ def test_a_sweep_refuses_a_score_of_a_set_before_training(tmp_path: Path) -> Non
 
 
 def test_the_counts_stay_out_of_mlflow(trained: Trained) -> None:
-    finish(trained.spec, trained.folder, trained.recorder)
+    trained.ending.finish()
     (published,) = (trained.folder.path.parent.parent / "mlruns").rglob("secrets.parquet")
     assert "count" not in pd.read_parquet(published)
 
@@ -197,7 +195,7 @@ def test_of_a_private_selection_only_the_released_model_is_measured(tmp_path: Pa
     private = Trained(tmp_path, privacy=privacy, select={"score": "vmr_exact"})
     with pytest.raises(ValueError, match="must be a private selection that has released a model"):
         private.score(names="air")
-    release_best(private.spec, private.folder, private.recorder)
+    private.ending.finish()
     released = private.folder.decision()
     answer = private.score(names="air", params=["num_samples=2"])
     measured = {p.stem for p in (private.folder.path / "scores" / "air").glob("*.json")}

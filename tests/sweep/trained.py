@@ -13,7 +13,8 @@ from raydp.models import base_models as models
 from raydp.scores.requests import requests_from
 from raydp.scoring.sweep import score_sweep
 from raydp.spec.document import load_spec
-from raydp.sweep.engine.recorder import Recorder
+from raydp.sweep.driver import ending_of
+from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import drawn, make_plan, plan_to_keep
@@ -46,9 +47,9 @@ class Trained:
                 trial.run_id,
                 runner.run(trial, self.folder.files(trial.run_id), "attempt-1"),
             )
-        kind = Recorder.__base__ if spec.privacy.selects else Recorder
-        self.recorder = kind.open(spec, self.folder, task.facts(), weight_hash)
-        self.recorder.track_missing(list(self.trials))
+        self.context = SweepContext(spec=spec, folder=self.folder, facts=task.facts(), weight_hash=weight_hash)
+        self.ending = ending_of(self.context)
+        self.ending.listener.deliver_missing(list(self.trials))
 
     def score(self, **options: Any) -> dict[str, Any]:
         return score_sweep(self.folder, requests_from(**options), console=stderr)

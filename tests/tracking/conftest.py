@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from raydp.models.base_models import weight_hash
-from raydp.tracking import Tracker, TrialRecord, new_key
+from raydp.tracking import MLflowTracker, TrialRecord, new_key
 from raydp.tracking.store import open_store
 
 from .real_server import new_server, remove
@@ -67,9 +67,9 @@ def tracker(uri):
     return open_tracker(uri)
 
 
-def open_tracker(uri, name="demo", experiment="experiment", sweep="sweep-0", **options) -> Tracker:
+def open_tracker(uri, name="demo", experiment="experiment", sweep="sweep-0", **options) -> MLflowTracker:
     """A tracker with its sweep open, as after a driver's start."""
-    tracker = Tracker(uri, experiment, name, **options)
+    tracker = MLflowTracker(uri, experiment, name, **options)
     tracker.sweep_run(sweep, name, SPEC, FACTS)
     return tracker
 

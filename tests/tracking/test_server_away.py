@@ -14,6 +14,7 @@ import yaml
 
 from raydp.sweep.api import Sweep
 from raydp.sweep.engine import recorder
+from raydp.sweep.engine.committer import Committer
 from raydp.sweep.private_selection import release as selection
 from raydp.tracking import NotDeliveredError, delivery, find_models
 from tests.conftest import small_spec
@@ -129,7 +130,7 @@ def sweep(real_server, tmp_path):
 
 def kill_after_the_first(monkeypatch, server, then=lambda: None) -> None:
     """MLflow dies as soon as it has one run."""
-    commit, calls = recorder.Recorder.commit, []
+    commit, calls = Committer.commit, []
 
     def killing(self, run_id):
         commit(self, run_id)
@@ -138,7 +139,7 @@ def kill_after_the_first(monkeypatch, server, then=lambda: None) -> None:
             server.kill_mlflow()
             then()
 
-    monkeypatch.setattr(recorder.Recorder, "commit", killing)
+    monkeypatch.setattr(Committer, "commit", killing)
 
 
 def has_four(real_server, name: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from raydp.tracking import Tracker, find_models, promote_model, show_model
+from raydp.tracking import MLflowTracker, find_models, promote_model, show_model
 
 from .conftest import inventory, open_tracker
 
@@ -56,23 +56,23 @@ def test_a_relative_address_is_fixed_when_the_store_is_opened(uri, record, tmp_p
 )
 def test_an_address_that_cannot_work_is_refused(address, message):
     with pytest.raises(ValueError, match=message):
-        Tracker(address, "experiment", "demo")
+        MLflowTracker(address, "experiment", "demo")
 
 
 def test_names_that_mlflow_would_choke_on_are_refused(uri):
     with pytest.raises(ValueError, match=r"tracking\.registered_model must be letters"):
-        Tracker(uri, "experiment", "de/mo")
+        MLflowTracker(uri, "experiment", "de/mo")
 
 
 def test_a_deleted_experiment_is_refused(tracker):
     client = tracker.store.client
     client.delete_experiment(client.get_experiment_by_name("experiment").experiment_id)
     with pytest.raises(ValueError, match=r"tracking\.experiment must not be deleted"):
-        Tracker(tracker.store.uri, "experiment", "demo")
+        MLflowTracker(tracker.store.uri, "experiment", "demo")
 
 
 def _open(uri: str) -> None:
-    Tracker(uri, "experiment", "model")
+    MLflowTracker(uri, "experiment", "model")
 
 
 def test_processes_that_make_one_store_at_the_same_time_both_get_it(tmp_path: Path) -> None:

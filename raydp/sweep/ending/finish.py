@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import ClassVar
 
 from analysis import Selection, load_points, select, write_report
 from raydp.io.output import phase, stderr, strict
-from raydp.spec.document import SweepSpec
 from raydp.sweep.ending.notes import about
+from raydp.sweep.engine.context import SweepContext
+from raydp.sweep.engine.listeners import ModelRemover
 from raydp.sweep.engine.recorder import Recorder
 from raydp.sweep.store.alarms import alarm_of, publish_alarms
-from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import counts, secrets_table, values_by_secret, write_tables
-from raydp.tracking import NotDeliveredError, delivering, set_alias
+from raydp.tracking import NotDeliveredError, Tracker, delivering
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,23 +40,24 @@ OF_CANARIES = Finish(
 """Of a sweep of the task `audited`."""
 
 
-def finish(spec: SweepSpec, folder: SweepFolder, recorder: Recorder) -> Finish:
+def finish(recorder: Recorder) -> Finish:
     """Write the tables, select, set the aliases `best-utility` and, if private, `privacy-preferred`, and report. Where
     MLflow is away nothing is selected: an alias would point at a part of the sweep."""
     with phase(stderr, "Write the points table"):
-        path = write_tables(folder)
+        path = write_tables(recorder.context.folder)
     if recorder.undelivered():
         return Finish(selected=None, best_utility=None, reason=recorder.not_delivered(), report=None)
     try:
         with delivering():
-            return _finish(spec, folder, recorder, path)
+            return _finish(recorder, path)
     except NotDeliveredError as error:
         return Finish(selected=None, best_utility=None, reason=recorder.not_delivered(str(error)), report=None)
 
 
-def _finish(spec: SweepSpec, folder: SweepFolder, recorder: Recorder, path: Path) -> Finish:
+def _finish(recorder: Recorder, path: Path) -> Finish:
     """The same where MLflow has all runs."""
-    with phase(stderr, f"Write what all {len(recorder.plan.trials)} runs cost together onto the models' cards"):
+    spec, folder, plan = recorder.context.spec, recorder.context.folder, recorder.context.plan
+    with phase(stderr, f"Write what all {len(plan.trials)} runs cost together onto the models' cards"):
         together = recorder.release()
     publish_alarms(spec, folder.path)
     if not counts(folder)["finished"]:
@@ -70,12 +74,12 @@ def _finish(spec: SweepSpec, folder: SweepFolder, recorder: Recorder, path: Path
         return Finish(selected=None, best_utility=None, reason=str(error), report=None)
     selected, best = selections[chosen.rule], selections["best-utility"]
     aliases = {"best-utility": best}
-    if all(record["epsilon"] != "inf" for record in recorder.plan.privacy.values()):
+    if all(record["epsilon"] != "inf" for record in plan.privacy.values()):
         aliases["privacy-preferred"] = selected  # never a model without a guarantee
     alarm = alarm_of(folder.path, selected)
     if alarm is not None and aliases.pop("privacy-preferred", None) is not None:  # nor one whose guarantee is refuted
         stderr.print(f"warning: privacy-preferred is not set: {alarm}", style="red", markup=False)
-    set_aliases(spec, aliases if spec.task.params.for_use else {})
+    set_aliases(recorder.tracker, aliases if spec.task.params.for_use else {})
     report = folder.path / "report.html"
     with phase(stderr, "Write the report"):
         write_report(points, list(selections.values()), report, by_secret=options["by_secret"], **about(folder))
@@ -95,8 +99,52 @@ def _finish(spec: SweepSpec, folder: SweepFolder, recorder: Recorder, path: Path
     return Finish(selected=selected, best_utility=best, reason=None, report=report)
 
 
-def set_aliases(spec: SweepSpec, aliases: dict[str, Selection]) -> None:
+def set_aliases(tracker: Tracker, aliases: Mapping[str, Selection]) -> None:
     """Point each alias at the model of its selection."""
     for alias, selection in aliases.items():
-        name, version = str(selection.model_uri).removeprefix("models:/").rsplit("/", 1)
-        set_alias(name, alias, version, tracking_uri=spec.tracking.uri)
+        tracker.set_alias(alias, str(selection.model_uri))
+
+
+class SelectionEnding:
+    """The end of an ordinary sweep: all runs are recorded, and one configuration is selected.
+
+    Attributes:
+        shows_runs: whether step metrics, utility and scores of a run may leave the folder.
+    """
+
+    shows_runs: ClassVar[bool] = True
+
+    def __init__(self, context: SweepContext) -> None:
+        self._context = context
+
+    def is_over(self) -> bool:
+        """Return whether nothing may be trained any more."""
+        return False
+
+    @cached_property
+    def listener(self) -> Recorder:
+        """Hears of committed runs. The first use opens the tracking store."""
+        return Recorder.open(self._context)
+
+    def finish(self) -> Finish:
+        """Select, set the aliases and report."""
+        return finish(self.listener)
+
+
+class CanaryEnding:
+    """The end of a sweep whose models are trained on canaries for a measurement alone. See `SelectionEnding`."""
+
+    shows_runs: ClassVar[bool] = True
+
+    def __init__(self, context: SweepContext) -> None:
+        self._folder = context.folder
+        self.listener = ModelRemover(context.folder)
+
+    def is_over(self) -> bool:
+        """Return False: what has no result is trained."""
+        return False
+
+    def finish(self) -> Finish:
+        """Write the tables. There is no model to select."""
+        write_tables(self._folder)
+        return OF_CANARIES

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import errno
-import shutil
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 import ray
 
 from raydp.io.output import stderr, strict
 from raydp.privacy import composed
-from raydp.spec.document import SweepSpec
+from raydp.sweep.engine.context import SweepContext
+from raydp.sweep.engine.listeners import RunListener
 from raydp.sweep.engine.progress import SweepProgress
-from raydp.sweep.store.folder import BASE_RUN, SweepFolder
-from raydp.sweep.store.state import Plan
+from raydp.sweep.store.folder import BASE_RUN
 from raydp.sweep.store.transfer import Bucket, bucket_of, collect
-from raydp.tasks.base import TaskFacts
-from raydp.training.trial_plan import TrialPlan
 
 WRITE_TRIES, WRITE_SECONDS = 60, 10.0
 """How often, and how long after one another, it is tried to write a result where there is no space."""
@@ -31,24 +28,20 @@ UNSEEN_TRIES = 7
 
 @dataclass(kw_only=True)
 class Committer:
-    """The only writer of results into the sweep's folder; what else is told of a run is up to a subclass."""
+    """The only writer of results into the sweep's folder.
 
-    spec: SweepSpec
-    folder: SweepFolder
-    facts: TaskFacts
-    weight_hash: str
-    plan: Plan
+    Attributes:
+        listener: hears of every committed run.
+        committed: the runs that this committer has committed.
+    """
+
+    context: SweepContext
+    listener: RunListener
     _queue: Any = None
     _base: Any = None
     _progress: SweepProgress | None = None
-    _trials: dict[str, TrialPlan] = field(default_factory=dict)
     _next: deque[str] = field(default_factory=deque)
     committed: set[str] = field(default_factory=set)
-
-    @classmethod
-    def open(cls, spec: SweepSpec, folder: SweepFolder, facts: TaskFacts, weight_hash: str) -> Self:
-        """The sweep as its folder has it."""
-        return cls(**from_folder(spec, folder, facts, weight_hash))
 
     def attach(self, queue: Any, base: Any, progress: SweepProgress) -> None:
         """Where outcomes come from while the sweep runs."""
@@ -61,13 +54,13 @@ class Committer:
     def base(self) -> dict[str, Any] | None:
         """The untrained model's utility and scores; waits for them. None where they could not be measured."""
         if self._base is not None:
-            self.folder.commit(BASE_RUN, ray.get(self._base))
+            self.context.folder.commit(BASE_RUN, ray.get(self._base))
             self._base = None
-        result = self.folder.result(BASE_RUN)
+        result = self.context.folder.result(BASE_RUN)
         return result if result is not None and result["status"] == "finished" else None
 
     def commit(self, run_id: str) -> None:
-        """Commit a run's outcome and track it where runs are tracked."""
+        """Commit a run's outcome, after the untrained base model's, and tell the listener."""
         outcome = ray.get(self._queue.outcome.remote(run_id))
         if outcome["status"] == "stopped":
             outcome = {**outcome, "executed": self._executed(run_id, len(outcome["history"]))}
@@ -78,14 +71,15 @@ class Committer:
         self._queue.forget.remote(run_id)  # it is on disk now
         if self._next:
             self._queue.enqueue.remote([self._next.popleft()])
-        self.track(self._trials[run_id])
+        self.base()
+        self.listener.committed(self.context.trials[run_id])
         if self._progress is not None:
             self._progress.finished(run_id, outcome)
 
     @cached_property
     def _bucket(self) -> Bucket | None:
         """One for all runs: opening a store takes time."""
-        return bucket_of(self.spec.cluster.exchange, self.plan.sweep_id)
+        return bucket_of(self.context.spec.cluster.exchange, self.context.plan.sweep_id)
 
     def _write(self, run_id: str, outcome: dict[str, Any]) -> dict[str, Any]:
         """Commit an outcome and return it. Where the disk is full or the object store does not answer, wait: the result
@@ -94,8 +88,8 @@ class Committer:
         for left in reversed(range(WRITE_TRIES)):
             try:
                 if bucket is not None and outcome["status"] == "finished":
-                    collect(bucket, run_id, outcome["attempt"], self.folder.trial(run_id))
-                self.folder.commit(run_id, dict(outcome))
+                    collect(bucket, run_id, outcome["attempt"], self.context.folder.trial(run_id))
+                self.context.folder.commit(run_id, dict(outcome))
                 break
             except FileNotFoundError as error:
                 if WRITE_TRIES - left >= UNSEEN_TRIES:
@@ -104,7 +98,8 @@ class Committer:
             except OSError as error:
                 if not left or (bucket is None and error.errno != errno.ENOSPC):
                     raise
-                said = f"the result of {run_id} cannot be written to {self.folder.path} yet ({error.strerror or error})"
+                why = error.strerror or error
+                said = f"the result of {run_id} cannot be written to {self.context.folder.path} yet ({why})"
                 stderr.print(f"warning: {said}: free some space, or see to the store. Trying again", markup=False)
                 time.sleep(WRITE_SECONDS)
         if bucket is not None and outcome["status"] != "failed":
@@ -121,7 +116,7 @@ class Committer:
             return
         try:
             for run_id in {name.partition("/")[0] for name in self._bucket.names("")}:
-                if self.folder.has_ended(run_id):
+                if self.context.folder.has_ended(run_id):
                     self._bucket.delete_folder(run_id)
         except OSError as error:
             stderr.print(f"warning: files are left in {self._bucket.uri} ({error})", markup=False)
@@ -129,31 +124,7 @@ class Committer:
     def _executed(self, run_id: str, num_steps: int) -> dict[str, Any]:
         """What so many steps would have cost, had it been known before that there would be so many. The guarantee stays
         that of all steps: when to stop was seen in the run's utility."""
-        trial = replace(self._trials[run_id], num_steps=num_steps)
-        event = self.spec.method.params.event(trial, trial.noise_multiplier)
-        return {"num_steps": num_steps, **strict(composed([event], self.plan.delta, self.spec.privacy.accountant))}
-
-    def track_missing(self, trials: list[TrialPlan]) -> None:
-        """Track what was committed but not tracked when the driver was killed."""
-        for trial in trials:
-            self.track(trial)
-
-    def track(self, trial: TrialPlan) -> None:
-        """Tell whoever is to know of a committed run: nobody."""
-
-
-@dataclass(kw_only=True)
-class Discarder(Committer):
-    """Keeps results and deletes the models: they were trained on canaries, for the measurement alone."""
-
-    def track(self, trial: TrialPlan) -> None:
-        shutil.rmtree(self.folder.trial(trial.run_id) / "model", ignore_errors=True)
-
-
-def from_folder(spec: SweepSpec, folder: SweepFolder, facts: TaskFacts, weight_hash: str) -> dict[str, Any]:
-    """The fields of a `Committer`."""
-    plan = folder.plan()
-    trials = {trial.run_id: trial for trial in plan.trials}
-    return {
-        "spec": spec, "folder": folder, "facts": facts, "weight_hash": weight_hash, "plan": plan, "_trials": trials,
-    }  # fmt: skip
+        trial = replace(self.context.trials[run_id], num_steps=num_steps)
+        spec, delta = self.context.spec, self.context.plan.delta
+        event = spec.method.params.event(trial, trial.noise_multiplier)
+        return {"num_steps": num_steps, **strict(composed([event], delta, spec.privacy.accountant))}

@@ -11,14 +11,13 @@ from typing import Any, Self
 from raydp.io.cache import cache_dir
 from raydp.io.output import stderr, strict
 from raydp.privacy import card_markdown, composed, guarantee
-from raydp.spec.document import SweepSpec
-from raydp.sweep.engine.committer import Committer, from_folder
+from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.searched import searched
-from raydp.sweep.store.folder import SweepFolder
+from raydp.sweep.store.folder import BASE_RUN
 from raydp.sweep.store.measurements import claimed_figures
 from raydp.sweep.store.state import Delivery
 from raydp.tasks.base import TaskFacts
-from raydp.tracking import NotDeliveredError, Pauses, Tracker, TrialRecord
+from raydp.tracking import NotDeliveredError, Pauses, Tracker, TrialRecord, open_tracker
 from raydp.training.trial_plan import TrialPlan
 
 PATIENCE_SECONDS = 90.0
@@ -27,9 +26,10 @@ RETRY_SECONDS = 5.0
 
 
 @dataclass(kw_only=True)
-class Recorder(Committer):
-    """Writes the folder first, then MLflow, then a mark in the folder that MLflow has it."""
+class Recorder:
+    """Hands committed runs to the tracker, then marks in the folder that the tracker has them. A `RunListener`."""
 
+    context: SweepContext
     tracker: Tracker
     parent_run: str
     _searched: dict[str, Any] = field(default_factory=dict)  # the same for every run
@@ -37,25 +37,23 @@ class Recorder(Committer):
     _why: str = ""  # the store was away when it was last tried; empty where it was there
 
     @classmethod
-    def open(cls, spec: SweepSpec, folder: SweepFolder, facts: TaskFacts, weight_hash: str) -> Self:
-        """Open the sweep's run in MLflow, a new one or the one of before."""
-        known = from_folder(spec, folder, facts, weight_hash)
-        tracking = spec.tracking
-        tracker = Tracker(tracking.uri, tracking.experiment, tracking.registered_model, tracking.signing_key)
-        sweep_id = known["plan"].sweep_id
-        told = spec.model_dump(mode="json", exclude={"tracking": {"signing_key"}})
-        parent = tracker.sweep_run(sweep_id, spec.name, told, cls._told_of(facts))
+    def open(cls, context: SweepContext) -> Self:
+        """Open the sweep's record in the tracker: a new one, or the one that an earlier driver opened."""
+        spec, folder = context.spec, context.folder
+        tracker = open_tracker(spec.tracking)
+        written = spec.model_dump(mode="json", exclude={"tracking": {"signing_key"}})
+        parent = tracker.sweep_run(context.plan.sweep_id, spec.name, written, cls._public_facts(context.facts))
         if folder.tracking_run() != parent:  # a store that knows nothing of the sweep
             folder.set_tracking_run(parent)
-        tuned = searched(spec, list(known["_trials"].values()))
-        return cls(tracker=tracker, parent_run=parent, _searched=tuned, **known)
+        tuned = searched(spec, list(context.trials.values()))
+        return cls(context=context, tracker=tracker, parent_run=parent, _searched=tuned)
 
     @classmethod
-    def _told_of(cls, facts: TaskFacts) -> dict[str, Any]:
-        """What MLflow is told of the data."""
+    def _public_facts(cls, facts: TaskFacts) -> dict[str, Any]:
+        """What the tracker is told of the data."""
         return asdict(facts)
 
-    def track(self, trial: TrialPlan) -> None:
+    def committed(self, trial: TrialPlan) -> None:
         """Hand a committed run to MLflow. Where it is away the run waits in the folder, and training goes on; when it
         is back, the next run takes those along that wait."""
         if not self._pauses.over():
@@ -67,7 +65,7 @@ class Recorder(Committer):
         except NotDeliveredError as error:
             self._pauses.failed()
             if not self._why:
-                stderr.print(f"warning: MLflow is away, runs wait in {self.folder.path}: {error}", markup=False)
+                stderr.print(f"warning: MLflow is away, runs wait in {self.context.folder.path}: {error}", markup=False)
             self._why = str(error)
             return
         if self._why:
@@ -75,8 +73,10 @@ class Recorder(Committer):
         self._why = ""
         self._pauses.succeeded()
 
-    def track_missing(self, trials: list[TrialPlan]) -> None:
+    def deliver_missing(self, trials: Sequence[TrialPlan]) -> None:
         """Deliver what waits; a store that is away is waited for, as long as a restart of it takes."""
+        if count := len(self.undelivered()):
+            stderr.print(f"Register the runs that MLflow has not got: {count}", markup=False)
         deadline = time.monotonic() + PATIENCE_SECONDS
         while waiting := [trial for trial in trials if self._waits(trial)]:
             try:
@@ -90,20 +90,20 @@ class Recorder(Committer):
 
     def undelivered(self) -> list[TrialPlan]:
         """The committed runs that MLflow has not got."""
-        return [trial for trial in self._trials.values() if self._waits(trial)]
+        return [trial for trial in self.context.trials.values() if self._waits(trial)]
 
     def not_delivered(self, reason: str = "") -> str:
         """What MLflow was not told, and what delivers it."""
-        waiting, all_runs = len(self.undelivered()), len(self._trials)
+        waiting, all_runs = len(self.undelivered()), len(self.context.trials)
         what = f"{waiting} of {all_runs} runs" if waiting else "all runs, but not their end and the aliases"
         had = "has not got" if waiting else "has got"
         return (
-            f"MLflow {had} {what} ({reason or self._why}). Everything is in {self.folder.path}; once it is there, "
-            "`raydp sweep SPEC --resume` delivers what is missing, once each, and trains nothing again"
+            f"MLflow {had} {what} ({reason or self._why}). Everything is in {self.context.folder.path}; once it is "
+            "there, `raydp sweep SPEC --resume` delivers what is missing, once each, and trains nothing again"
         )
 
     def _waits(self, trial: TrialPlan) -> bool:
-        result, delivery = self.folder.result(trial.run_id), self.folder.delivery(trial.run_id)
+        result, delivery = self.context.folder.result(trial.run_id), self.context.folder.delivery(trial.run_id)
         return result is not None and (delivery is None or delivery.status != result["status"])
 
     def deliver(self, trial: TrialPlan) -> None:
@@ -114,50 +114,50 @@ class Recorder(Committer):
         """
         if not self._waits(trial):
             return
-        result = self.folder.result(trial.run_id)
+        result = self.context.folder.result(trial.run_id)
         assert result is not None, "a run that waits has a result"
         if result["status"] == "finished":
             uri = self.tracker.log_trial(self._record(trial, result))
         else:
             self.tracker.fail_trial(trial.run_id, result["reason"], self._params(trial), status=result["status"])
             uri = None
-        self.folder.set_delivery(trial.run_id, Delivery(status=result["status"], model_uri=uri))
+        self.context.folder.set_delivery(trial.run_id, Delivery(status=result["status"], model_uri=uri))
 
     def release(self) -> dict[str, Any] | None:
         """What all registered models cost together; written to the folder and onto every card. None without models."""
-        released = [t for t in self._trials.values() if self.folder.model_uri(t.run_id) is not None]
+        released = [t for t in self.context.trials.values() if self.context.folder.model_uri(t.run_id) is not None]
         if not released:
             return None
-        method, accountant = self.spec.method.params, self.spec.privacy.accountant
+        method, accountant = self.context.spec.method.params, self.context.spec.privacy.accountant
         together = {
             "models": len(released),
             "run_ids": [t.run_id for t in released],
-            **cost_together(method, released, self.plan.delta, accountant),
+            **cost_together(method, released, self.context.plan.delta, accountant),
             **self._steered(),
         }
-        self.folder.set_released(strict(together))
+        self.context.folder.set_released(strict(together))
         told = {k: v for k, v in strict(together).items() if k != "run_ids"}  # every card would grow with the sweep
         for trial in released:
-            result = self.folder.result(trial.run_id)
+            result = self.context.folder.result(trial.run_id)
             assert result is not None
             privacy = {**self._privacy(trial, result), "released_together": told}
             record = replace(self._record(trial, result), privacy=privacy, card=card_markdown(privacy))
-            self.tracker.update_privacy(str(self.folder.model_uri(trial.run_id)), record)
+            self.tracker.update_privacy(str(self.context.folder.model_uri(trial.run_id)), record)
         return together
 
     def _steered(self) -> dict[str, str]:
         """What the ε of all together does not cover where results chose what ran next (see `composed_epsilon`)."""
-        search = self.spec.space.search
+        search = self.context.spec.space.search
         if search is None or search.name == "random":
             return {}
         return {"note": "which configurations ran was chosen by utility and scores, which are not covered"}
 
     def _privacy(self, trial: TrialPlan, result: dict[str, Any]) -> dict[str, Any]:
         """The run's privacy record, with what was tuned, what its guarantee says and the steps that were executed."""
-        event = self.spec.method.params.event(trial, trial.noise_multiplier)
-        said = guarantee(event, self.spec.privacy.accountant, cache_dir=cache_dir() / "guarantee")
+        event = self.context.spec.method.params.event(trial, trial.noise_multiplier)
+        said = guarantee(event, self.context.spec.privacy.accountant, cache_dir=cache_dir() / "guarantee")
         return {
-            **self.plan.privacy[trial.run_id],
+            **self.context.plan.privacy[trial.run_id],
             "searched": self._searched,
             "guarantee": strict(said),
             "ledger": result["ledger"],
@@ -168,22 +168,22 @@ class Recorder(Committer):
                 "seed": trial.seed}  # fmt: skip
 
     def _record(self, trial: TrialPlan, result: dict[str, Any]) -> TrialRecord:
-        base, privacy = self.base(), self._privacy(trial, result)
+        base, privacy = self.context.folder.result(BASE_RUN), self._privacy(trial, result)
         scores = result["scores"]
-        method = self.spec.method.params.model_dump(mode="json")
+        method = self.context.spec.method.params.model_dump(mode="json")
         return TrialRecord(
             run_id=trial.run_id,
             **self._params(trial),
             params={
-                "method": self.spec.method.name,
-                "task_hash": self.facts.content_hash,
+                "method": self.context.spec.method.name,
+                "task_hash": self.context.facts.content_hash,
                 **method,
                 **({"claimed_epsilon": privacy["claimed_epsilon"]} if "claimed_epsilon" in privacy else {}),
             },
             step_metrics=result["history"],
             metrics={
                 "utility_loss": result["utility_loss"],
-                "score": scores[self.spec.select.score]["value"],
+                "score": scores[self.context.spec.select.score]["value"],
                 **_against(base, result["utility_loss"]),
                 **{f"score.{name}": m["value"] for name, m in scores.items()},
                 **{f"score.{name}.std_error": m["std_error"] for name, m in scores.items()},
@@ -192,11 +192,11 @@ class Recorder(Committer):
             privacy=privacy,
             card=card_markdown(privacy),
             base={
-                "name": _public_name(self.spec.model.name),
-                "weight_hash": self.weight_hash,
-                "dtype": self.spec.model.weight_dtype,
+                "name": _public_name(self.context.spec.model.name),
+                "weight_hash": self.context.weight_hash,
+                "dtype": self.context.spec.model.weight_dtype,
             },
-            model_dir=self.folder.trial(trial.run_id) / "model",
+            model_dir=self.context.folder.trial(trial.run_id) / "model",
             seconds=result["train_seconds"] + result["score_seconds"],
         )
 
@@ -208,7 +208,7 @@ def cost_together(method: Any, trials: Sequence[TrialPlan], delta: float, accoun
 
 def _against(base: dict[str, Any] | None, utility_loss: float) -> dict[str, float]:
     """The untrained model's utility and the gain over it, where it could be measured."""
-    if base is None:
+    if base is None or base["status"] != "finished":
         return {}
     return {"base_utility_loss": base["utility_loss"], "utility_gain": base["utility_loss"] - utility_loss}
 

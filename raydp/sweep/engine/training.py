@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 import ray
@@ -14,9 +14,10 @@ from raydp.models import base_models as models
 from raydp.models import sharing
 from raydp.spec.document import SweepSpec
 from raydp.sweep.engine.adaptive import RunSource
-from raydp.sweep.engine.committer import Committer, Discarder
+from raydp.sweep.engine.committer import Committer
+from raydp.sweep.engine.context import SweepContext
+from raydp.sweep.engine.listeners import RunListener
 from raydp.sweep.engine.progress import SweepProgress
-from raydp.sweep.engine.recorder import Recorder
 from raydp.sweep.engine.slots import Slots, start_ray
 from raydp.sweep.engine.stopping import EarlyStopping
 from raydp.sweep.engine.tune.callbacks import GuardedCallback
@@ -34,25 +35,27 @@ result after the other, nor for the last run of a round."""
 
 
 def train(
-    spec: SweepSpec,
-    folder: SweepFolder,
+    context: SweepContext,
     task: Task,
-    weight_hash: str,
-    trials: list[TrialPlan],
     left: list[TrialPlan],
     console: Console,
+    *,
+    open_listener: Callable[[], RunListener],
+    shown: bool = True,
     callbacks: Sequence[Callback] = (),
 ) -> Committer:
     """Run what is left. The workers start while the base model is loaded and the tracking store is opened.
 
     Args:
-        trials: all planned runs.
         left: the runs without a result.
+        open_listener: opens who hears of committed runs.
+        shown: whether step metrics, utility and scores go through Tune.
         callbacks: the user's callbacks of Ray Tune.
     """
+    spec, folder, trials = context.spec, context.folder, list(context.trials.values())
     guarded = [GuardedCallback(callback) for callback in callbacks]
     measure_base = not folder.is_finished(BASE_RUN)
-    sweep_id = folder.plan().sweep_id
+    sweep_id = context.plan.sweep_id
     costs = {t.run_id: t.batch_size * t.num_steps for t in left}
     with phase(console, "starting Ray"):
         start_ray(spec.cluster)
@@ -70,19 +73,19 @@ def train(
                     spec=spec,
                     task=task,
                     model=sharing.disassemble(models.load_base(spec.model, new_tokens=task.facts().num_new_tokens)),
-                    trials={t.run_id: t for t in trials},
+                    trials=context.trials,
                     sweep_id=sweep_id,
                     folder=folder.path.resolve(),
                     bucket=bucket_of(spec.cluster.exchange, sweep_id),
                     key=folder.key(),
                 )
             )
-            recorder = open_committer(spec, folder, task, weight_hash)
+            committer = Committer(context=context, listener=open_listener())
             base = None
             if measure_base:
                 queue.enqueue.remote([BASE_RUN])
                 base = queue.outcome.remote(BASE_RUN)
-            source = _source(recorder, trials)
+            source = _source(committer)
             out = OUT_PER_SLOT * slots.num_slots if source is None else slots.num_slots
             first = [t.run_id for t in left] if source is None else source.upcoming(out)
             queue.enqueue.remote(first[:out])  # begun before Tune starts, whose trials then wait for them
@@ -96,28 +99,28 @@ def train(
             names={BASE_RUN: "the untrained base model", **{t.run_id: run_name(asdict(t)) for t in trials}},
             searched=source is not None,
         ) as progress:
-            recorder.attach(queue, base, progress)
+            committer.attach(queue, base, progress)
             tuning = TuneRun(
                 queue=queue,
-                committer=recorder,
+                committer=committer,
                 folder=folder,
                 num_slots=slots.num_slots,
-                trials={t.run_id: t for t in trials},
+                trials=context.trials,
                 score=spec.select.score,
-                shown=not spec.privacy.selects,
+                shown=shown,
                 callbacks=guarded,
             )
             if source is not None:
                 beside = int(measure_base)
                 tuning.run(source, len(left), close=lambda given: ray.get(queue.close.remote(given + beside)))
             else:
-                recorder.hand_out(first[out:])
+                committer.hand_out(first[out:])
                 for run_ids in rounds(first, slots.num_slots):
                     tuning.run(ListSource(run_ids), len(run_ids))
-            recorder.base()
+            committer.base()
     for callback in guarded:
         callback.end()
-    return recorder
+    return committer
 
 
 def _early_stopping(spec: SweepSpec, folder: SweepFolder, trials: list[TrialPlan]) -> EarlyStopping | None:
@@ -136,15 +139,10 @@ def _early_stopping(spec: SweepSpec, folder: SweepFolder, trials: list[TrialPlan
     return early_stopping
 
 
-def _source(recorder: Committer, trials: list[TrialPlan]) -> RunSource | None:
+def _source(committer: Committer) -> RunSource | None:
     """What a search gives out, None where everything is run or the search has ended."""
-    spec, folder = recorder.spec, recorder.folder
+    context = committer.context
+    spec, folder, trials = context.spec, context.folder, list(context.trials.values())
     if spec.space.search is None or folder.search_end() is not None:
         return None
-    return RunSource(spec=spec, folder=folder, trials=trials, search=spec.space.search.params, base_fn=recorder.base)
-
-
-def open_committer(spec: SweepSpec, folder: SweepFolder, task: Task, weight_hash: str) -> Committer:
-    """Tells MLflow of every run as it ends; of a private selection's runs nothing, nor of models of canaries."""
-    kind = Committer if spec.privacy.selects else Discarder if task.facts().num_new_tokens else Recorder
-    return kind.open(spec, folder, task.facts(), weight_hash)
+    return RunSource(spec=spec, folder=folder, trials=trials, search=spec.space.search.params, base_fn=committer.base)

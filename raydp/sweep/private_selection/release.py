@@ -7,16 +7,16 @@ opened only now, so that not even its times tell how long the sweep took.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from analysis import Selection, load_points, write_report
 from analysis.selection.choice import SelectionStep
 from raydp.io.output import strict
 from raydp.privacy import selection_guarantee
-from raydp.spec.document import SweepSpec
 from raydp.sweep.ending.finish import Finish, set_aliases
 from raydp.sweep.ending.notes import about
-from raydp.sweep.engine.committer import Committer
+from raydp.sweep.engine.context import SweepContext
+from raydp.sweep.engine.listeners import SilentListener
 from raydp.sweep.engine.recorder import Recorder
 from raydp.sweep.private_selection.draws import num_runs_of
 from raydp.sweep.store.folder import SweepFolder
@@ -53,17 +53,17 @@ def decide(folder: SweepFolder) -> str | None:
     return run_id
 
 
-def release_best(spec: SweepSpec, folder: SweepFolder, committed: Committer) -> Finish:
+def release_best(context: SweepContext) -> Finish:
     """Choose, register the chosen model alone, point the aliases at it, and write the report into the folder."""
-    run_id = decide(folder)
+    run_id = decide(context.folder)
     if run_id is None:
         reason = "the number of runs was drawn as 0: nothing was trained or released"
-        if committed.plan.trials:
+        if context.trials:
             reason = "every run failed: `raydp status` says why"
         return Finish(selected=None, best_utility=None, reason=reason, report=None)
     try:
         with delivering():
-            return _release(spec, folder, committed, run_id)
+            return _release(context, run_id)
     except NotDeliveredError as error:
         reason = (
             f"the choice is made, and MLflow was not told of it ({error}). Once the server is there, `raydp sweep SPEC "
@@ -72,13 +72,14 @@ def release_best(spec: SweepSpec, folder: SweepFolder, committed: Committer) -> 
         return Finish(selected=None, best_utility=None, reason=reason, report=None)
 
 
-def _release(spec: SweepSpec, folder: SweepFolder, committed: Committer, run_id: str) -> Finish:
+def _release(context: SweepContext, run_id: str) -> Finish:
     """The same for the run that was chosen."""
-    releaser = Releaser.open(spec, folder, committed.facts, committed.weight_hash)
+    folder = context.folder
+    releaser = Releaser.open(context)
     together = releaser.release_run(run_id)
     points = load_points(write_tables(folder))
     selection = released_selection(folder)
-    set_aliases(spec, {"best-utility": selection, "privacy-preferred": selection})
+    set_aliases(releaser.tracker, {"best-utility": selection, "privacy-preferred": selection})
     report = folder.path / "report.html"
     write_report(points, selection, report, **about(folder))
     chosen = selection.to_dict()
@@ -136,39 +137,57 @@ def select_released(folder: SweepFolder, **options: Any) -> Selection:
     return released_selection(folder)
 
 
+class PrivateSelectionEnding:
+    """The end of a private selection: one run is released. See `SelectionEnding`."""
+
+    shows_runs: ClassVar[bool] = False
+
+    def __init__(self, context: SweepContext) -> None:
+        self._context = context
+        self.listener = SilentListener()
+
+    def is_over(self) -> bool:
+        """Return whether no run was drawn, or the choice is made: nothing may change the choice any more."""
+        return not self._context.trials or decided(self._context.folder)
+
+    def finish(self) -> Finish:
+        """Choose a run and release it."""
+        return release_best(self._context)
+
+
 @dataclass(kw_only=True)
 class Releaser(Recorder):
     """Hands the chosen run to MLflow: no step metrics, no scores, no times, and the guarantee of the whole choice."""
 
     @classmethod
-    def _told_of(cls, facts: TaskFacts) -> dict[str, Any]:
+    def _public_facts(cls, facts: TaskFacts) -> dict[str, Any]:
         return {name: value for name, value in asdict(facts).items() if name in TOLD_OF_DATA}
 
     def release_run(self, run_id: str) -> dict[str, Any]:
         """Register the run's model; what it costs is written to the folder and onto its card."""
-        self.deliver(self._trials[run_id])
+        self.deliver(self.context.trials[run_id])
         together = self._together(run_id)
-        self.folder.set_released(strict(together))
+        self.context.folder.set_released(strict(together))
         return together
 
     def _together(self, run_id: str) -> dict[str, Any]:
         """What is released: one model, which costs what the whole choice costs."""
-        record = self.plan.privacy[run_id]
+        record = self.context.plan.privacy[run_id]
         figures = {name: record[name] for name in ("epsilon", "delta", "accountant")}
         return {"models": 1, "run_ids": [run_id], **figures}
 
     def _privacy(self, trial: TrialPlan, result: dict[str, Any]) -> dict[str, Any]:
-        events = [self.spec.method.params.event(t, t.noise_multiplier) for t in self._configurations()]
+        events = [self.context.spec.method.params.event(t, t.noise_multiplier) for t in self._configurations()]
         return {
-            **self.plan.privacy[trial.run_id],
-            "guarantee": selection_guarantee(events, num_runs_of(self.spec)),
+            **self.context.plan.privacy[trial.run_id],
+            "guarantee": selection_guarantee(events, num_runs_of(self.context.spec)),
             "ledger": result["ledger"],
             "released_together": strict(self._together(trial.run_id)),
         }
 
     def _configurations(self) -> list[TrialPlan]:
         """One trial for each configuration that could have been drawn, drawn or not."""
-        return list(self.plan.configurations)
+        return list(self.context.plan.configurations)
 
     def _record(self, trial: TrialPlan, result: dict[str, Any]) -> TrialRecord:
         record = super()._record(trial, result)

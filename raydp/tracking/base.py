@@ -1,0 +1,62 @@
+"""The Tracker seam: where a sweep's runs and models are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from raydp.tracking.records import TrialRecord
+
+
+class Tracker(Protocol):
+    """Records one sweep. The sweep's driver is the only process that uses it.
+
+    Every method may be called again after the driver was killed at any point. What is complete stays as it is; what is
+    half written is completed or replaced. Every method raises NotDeliveredError where the server is away, and is called
+    again later.
+    """
+
+    def sweep_run(self, sweep_id: str, name: str, spec: Mapping[str, object], facts: Mapping[str, object]) -> str:
+        """Open the sweep's record and return its id; the same id for the same sweep_id.
+
+        Args:
+            sweep_id: the sweep's identity, a hash.
+            name: what people call the sweep.
+            spec: the sweep's specification.
+            facts: what the task says of its data.
+        """
+
+    def log_trial(self, trial: TrialRecord) -> str:
+        """Record a trained model and return the model's address. A second call for the same run changes nothing."""
+
+    def fail_trial(
+        self, run_id: str, reason: str, params: Mapping[str, object] | None = None, *, status: str = "failed"
+    ) -> None:
+        """Record a run that left no model.
+
+        Args:
+            run_id: the run's identity.
+            reason: the error. It must not quote training text.
+            params: configuration, seed and other parameters, flat.
+            status: "failed", or "stopped" for a run that was ended early.
+        """
+
+    def update_privacy(self, model_uri: str, trial: TrialRecord) -> None:
+        """Replace the privacy record and the card of a recorded model.
+
+        Args:
+            model_uri: what `log_trial` returned.
+            trial: the same run with its new record and card.
+        """
+
+    def set_alias(self, alias: str, model_uri: str) -> None:
+        """Point an alias at a recorded model."""
+
+    def finish_sweep(self, summary: Mapping[str, Any], artifacts: Path | None = None) -> None:
+        """Close the sweep's record.
+
+        Args:
+            summary: counts, the selected configuration and the like, as JSON values.
+            artifacts: a folder whose files are kept with the record. They must not name a secret.
+        """
