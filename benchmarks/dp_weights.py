@@ -199,11 +199,11 @@ def one_run(say: Callable[[dict[str, Any]], None]) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 files = SharedFolder(folder=Path(folder), run_id=trial.run_id)
                 result = TrialRunner(audit, task, base, LocalComm(), TEST_KEY).run(trial, files, "a")
-            found = result["scores"]["one_run_audit"]
+            found = result.scores["one_run_audit"]
             say({
                 "formula": formula, "claimed": 1, "batch_size": 256, "num_steps": steps, "learning_rate": rate,
-                "noise_std": audit.method.params.noise_std(trial, 1.0), "utility_loss": result["utility_loss"],
-                "epsilon_hat": found["value"], **found["details"], "seconds": result["train_seconds"],
+                "noise_std": audit.method.params.noise_std(trial, 1.0), "utility_loss": result.loss,
+                "epsilon_hat": found.value, **found.details, "seconds": result.train_seconds,
             })  # fmt: skip
 
 

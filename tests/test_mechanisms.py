@@ -59,8 +59,8 @@ def test_a_run_of_the_mechanism(name: str, tmp_path: Path) -> None:
     _check_record(spec, name, plan.privacy[trial.run_id])
     runner = TrialRunner(spec, task, models.load_base(spec.model), LocalComm(torch.device("cpu")), bytes(32))
     result = runner.run(trial, SharedFolder(folder=tmp_path / "run", run_id=trial.run_id), "attempt-1")
-    assert result["status"] == "finished"
-    assert result["utility_loss"] < 0.3, "chance is 0.9"
+    assert result.status == "finished"
+    assert result.loss < 0.3, "chance is 0.9"
 
 
 def _check_record(spec: SweepSpec, name: str, record: dict[str, Any]) -> None:

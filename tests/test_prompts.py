@@ -41,10 +41,10 @@ def test_a_run_of_prompt_dpsgd(kind: str, tmp_path: Path) -> None:
     runner = TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), bytes(32))
     base = runner.measure_base(0)["utility_loss"]
     result = runner.run(trial, SharedFolder(folder=tmp_path / "run", run_id=trial.run_id), "attempt-1")
-    assert result["utility_loss"] < base - 0.3
+    assert result.loss < base - 0.3
     (saved,) = tmp_path.glob("run/**/adapter_config.json")
     loaded = PeftModel.from_pretrained(models.load_base(ModelSpec(name="tiny")).model, str(saved.parent)).eval()
-    assert task.utility(loaded) == pytest.approx(result["utility_loss"], abs=1e-6)
+    assert task.utility(loaded) == pytest.approx(result.loss, abs=1e-6)
     _reads_alike(loaded, task.heldout_batch(range(1)))
 
 

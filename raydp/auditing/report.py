@@ -9,6 +9,7 @@ from typing import Any
 
 from analysis.statistics.multiple import holm
 from raydp.privacy import Guesses, one_run_bound
+from raydp.scores.base import Measurement
 from raydp.sweep.store.alarms import Configuration
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import counts
@@ -74,7 +75,7 @@ def report_of(audited: str, folder: SweepFolder, *, interrupted: bool = False) -
     spec = folder.spec()
     score = spec.scores[0].params
     results = [(asdict(trial), folder.result(trial.run_id)) for trial in folder.plan().trials]
-    rows = [_row(t, r["scores"][SCORE]) for t, r in results if r is not None and r["status"] == "finished"]
+    rows = [_row(t, r.scores[SCORE]) for t, r in results if r is not None and r.finished]
     tested = [row for row in rows if row["p_value"] is not None]
     for row, p in zip(tested, holm([row["p_value"] for row in tested]), strict=True):
         row.update(p_holm=p, alarm=p <= 1 - score.confidence)
@@ -106,16 +107,16 @@ def report_of(audited: str, folder: SweepFolder, *, interrupted: bool = False) -
     )
 
 
-def _row(trial: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
-    details = measured["details"]
+def _row(trial: Mapping[str, Any], measured: Measurement) -> dict[str, Any]:
+    details = {name: float(value or 0.0) for name, value in measured.details.items() if name != "p_value"}
     return {
         **{k: trial[k] for k in ("run_id", "batch_size", "num_steps", "learning_rate", "seed")},
-        "epsilon_hat": measured["value"],
+        "epsilon_hat": measured.value,
         "epsilon_gdp": details["epsilon_gdp"],
         "correct": int(details["correct"]),
         "guesses": int(details["guesses"]),
         "canaries": int(details["canaries"]),
-        "p_value": details.get("p_value"),
+        "p_value": measured.details.get("p_value"),
         "p_holm": None,
         "alarm": False,
     }

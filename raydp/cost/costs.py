@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from raydp.spec.sections import ClusterSpec
+from raydp.sweep.store.results import RunResult
 from raydp.training.trial_plan import TrialPlan
 
 ASSUMED = (
@@ -124,7 +125,7 @@ class Measured:
         return {**asdict(self), "assumes": list(ASSUMED)}
 
 
-def recorded_seconds(trials: Sequence[TrialPlan], results: Mapping[str, Mapping[str, Any]]) -> list[float]:
+def recorded_seconds(trials: Sequence[TrialPlan], results: Mapping[str, RunResult]) -> list[float]:
     """Seconds of each run from what a sweep has recorded: its own where it has finished, else its configuration's mean,
     else by a + k·b and the mean scoring time of those that did.
 
@@ -138,7 +139,7 @@ def recorded_seconds(trials: Sequence[TrialPlan], results: Mapping[str, Mapping[
             "seconds_per_example=0.001 to --simulate."
         )
     trained = {t.run_id: _train_seconds(t, results[t.run_id]) for t in done}
-    scored = {t.run_id: float(results[t.run_id]["score_seconds"]) for t in done}
+    scored = {t.run_id: results[t.run_id].score_seconds or 0.0 for t in done}
     by_configuration: dict[Any, list[float]] = {}
     for t in done:
         by_configuration.setdefault(t.configuration, []).append(trained[t.run_id] + scored[t.run_id])
@@ -155,7 +156,7 @@ def recorded_seconds(trials: Sequence[TrialPlan], results: Mapping[str, Mapping[
     return found
 
 
-def _train_seconds(trial: TrialPlan, result: Mapping[str, Any]) -> float:
+def _train_seconds(trial: TrialPlan, result: RunResult) -> float:
     """Of all its steps: what is recorded are those since it was last resumed."""
-    executed = max(1, trial.num_steps - (result.get("resumed_from") or 0))
-    return float(result["train_seconds"]) * trial.num_steps / executed
+    executed = max(1, trial.num_steps - (result.resumed_from or 0))
+    return (result.train_seconds or 0.0) * trial.num_steps / executed

@@ -131,7 +131,7 @@ def _seconds(
     if SweepFolder.exists(spec):
         folder = SweepFolder.open(Path(spec.storage) / spec.name)
         found = ((t.run_id, folder.result(t.run_id)) for t in trials)
-        results = {run_id: r for run_id, r in found if r is not None and r["status"] == "finished"}
+        results = {run_id: r for run_id, r in found if r is not None and r.finished}
     return recorded_seconds(trials, results), "recorded"
 
 

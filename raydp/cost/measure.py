@@ -68,7 +68,8 @@ def measure_cost(spec: SweepSpec, task: Task, trials: Sequence[TrialPlan], *, nu
             files = SharedFolder(folder=Path(scratch) / short.run_id, run_id=short.run_id)
             outcome = runner.run(short, files, "attempt-1", times)
             seconds = [after - before for before, after in zip(times.ends, times.ends[1:], strict=False)]
-            drawn = [row["drawn"] for row in outcome["history"][1:]]
+            assert outcome is not None, "there is one rank"
+            drawn = [row["drawn"] for row in (outcome.history or ())[1:]]
             steps.append(
                 {
                     "batch_size": trial.batch_size,

@@ -54,7 +54,7 @@ class Page(HTMLParser):
         return next(rows for caption, rows in self.rows.items() if caption.startswith(start))[1:]
 
     @property
-    def record_fields(self) -> dict[str, Any]:
+    def told(self) -> dict[str, Any]:
         """What the page's script is told: figures and selections."""
         script = next(text for text in self.text["script"] if "const told" in text)
         document: dict[str, Any] = json.loads(re.search(r"const told = (.*);", script)[1])  # type: ignore[index]

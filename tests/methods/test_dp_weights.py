@@ -220,9 +220,9 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepSpec, SweepFol
     plan = make_plan(spec, task.facts(), weight_hash)
     folder = SweepFolder.create(spec, lambda key: plan_to_keep(plan, "a1b2" * 4))
     runner = TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), folder.key())
-    folder.commit("base", runner.measure_base(0))
+    folder.commit(runner.measure_base(0))
     for trial in plan.trials:
-        folder.commit(trial.run_id, runner.run(trial, folder.files(trial.run_id), "attempt-1"))
+        folder.commit(runner.run(trial, folder.files(trial.run_id), "attempt-1"))
     context = SweepContext(spec=spec, folder=folder, facts=task.facts(), weight_hash=weight_hash)
     recorder = Recorder.open(context)
     recorder.deliver_missing(list(plan.trials))

@@ -348,9 +348,9 @@ def test_a_run_learns_and_starts_again_to_the_same_weights(tmp_path: Path) -> No
     spec = spec_of(space={"points": [[1438, 100, 0.2]]})
     trial = planned(spec).trials[0]
     result, weights = one_run(spec, tmp_path / "a", trial)
-    assert result["utility_loss"] < 0.2, "0.9 is a guess"
-    assert (result["ledger"]["executions"], result["ledger"]["noisy_steps"]) == (1, 1)
-    assert [row["drawn"] for row in result["history"]] == [1438] * 100
+    assert result.loss < 0.2, "0.9 is a guess"
+    assert (result.ledger["executions"], result.ledger["noisy_steps"]) == (1, 1)
+    assert [row["drawn"] for row in result.history] == [1438] * 100
     again, same = one_run(spec, tmp_path / "a", trial)
     assert all(torch.equal(weights[name], same[name]) for name in weights)
     assert (again["ledger"]["executions"], again["ledger"]["replays"]) == (2, 1)

@@ -309,8 +309,8 @@ def test_a_run_of_the_spec(teachers: str, tmp_path: Path) -> None:
     assert 0.98 * spec.privacy.target_epsilon < record["epsilon"] <= spec.privacy.target_epsilon
     runner = TrialRunner(spec, task, load_base(spec.model), LocalComm(torch.device("cpu")), bytes(32))
     result = runner.run(trial, SharedFolder(folder=tmp_path / "run", run_id=trial.run_id), "attempt-1")
-    assert result["status"] == "finished"
-    votes = np.array(result["details"]["votes"])
+    assert result.status == "finished"
+    votes = np.array(result.details["votes"])
     assert (votes.sum(axis=1) == spec.method.params.num_teachers).all()
     right = (votes.argmax(axis=1) == task.public.labels[: len(votes)]).mean()
     if teachers == "trained":

@@ -8,6 +8,7 @@ from typing import Any
 import optuna
 import pytest
 
+from raydp.scores.base import Measurement
 from raydp.search.base import Goal, Proposal, Search, SearchState
 from raydp.spec.document import load_spec
 from raydp.sweep.api import Sweep
@@ -16,6 +17,7 @@ from raydp.sweep.engine.tune.metrics import config_of
 from raydp.sweep.engine.tune.rounds import RunSearcher
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.points import counts, points_table, skipped_configurations
+from raydp.sweep.store.results import RunResult
 from raydp.training.trial_plan import TrialPlan
 from search_spaces import Configuration, grid
 from tests.conftest import small_spec
@@ -62,8 +64,10 @@ class World:
 
     def finish(self, *run_ids: str, status: str = "finished") -> None:
         for run_id in run_ids:
-            scores = {"vmr_exact": {"value": 0.1, "std_error": 0.0, "num_samples": 1, "per_secret": {}}}
-            self.folder.commit(run_id, {"status": status, "utility_loss": 2.0, "scores": scores, "reason": "broken"})
+            scores = {"vmr_exact": Measurement(value=0.1, std_error=0.0, num_samples=1)}
+            self.folder.commit(
+                RunResult(run_id=run_id, status=status, utility_loss=2.0, scores=scores, reason="broken")
+            )
 
     def source(self, search: Search) -> RunSource:
         return RunSource(

@@ -15,12 +15,14 @@ from raydp.auditing.source import Source, source_of
 from raydp.models import base_models as models
 from raydp.plugins import registries
 from raydp.privacy import Guesses, one_run_bound, one_run_p_value
+from raydp.scores.base import Measurement
 from raydp.spec.document import SweepSpec, load_spec
 from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import make_plan, plan_to_keep
 from raydp.sweep.store.alarms import alarms_of, note_audit
 from raydp.sweep.store.folder import SweepFolder
+from raydp.sweep.store.results import RunResult
 from raydp.tracking import find_models, promote_model
 from raydp.training.comm import LocalComm
 from tests.conftest import Answer, small_spec
@@ -54,19 +56,16 @@ def trained(spec: SweepSpec) -> SweepFolder:
     runner = TrialRunner(spec, task, base, LocalComm(), folder.key())
     plan = make_plan(spec, task.facts(), base.weight_hash)
     for trial in plan.trials:
-        folder.commit(
-            trial.run_id,
-            runner.run(trial, folder.files(trial.run_id), "attempt-1"),
-        )
+        folder.commit(runner.run(trial, folder.files(trial.run_id), "attempt-1"))
     return folder
 
 
-def measured(correct: int, guesses: int = 100, canaries: int = 500, epsilon: float | None = 1.0) -> dict[str, Any]:
-    """The document of a run's score."""
+def measured(correct: int, guesses: int = 100, canaries: int = 500, epsilon: float | None = 1.0) -> Measurement:
+    """A run's score."""
     counts = Guesses(num_canaries=canaries, num_guesses=guesses, num_correct=correct)
     tested = {} if epsilon is None else {"epsilon": epsilon, "p_value": one_run_p_value(counts, epsilon, 1e-5)}
     details = {"canaries": canaries, "guesses": guesses, "correct": correct, "epsilon_gdp": 0.0, **tested}
-    return {"value": one_run_bound(counts, 1e-5).epsilon, "details": details}
+    return Measurement(value=one_run_bound(counts, 1e-5).epsilon, std_error=None, num_samples=1, details=details)
 
 
 def report_with(folder: Path, correct: Sequence[int], **changes: Any) -> tuple[Source, AuditReport]:
@@ -77,7 +76,7 @@ def report_with(folder: Path, correct: Sequence[int], **changes: Any) -> tuple[S
     trials = sorted(audit.plan().trials, key=lambda t: (t.num_steps, t.seed))
     for trial, right in zip(trials, correct, strict=True):
         scores = {"one_run_audit": measured(right, epsilon=None if changes else 1.0)}
-        audit.commit(trial.run_id, {"run_id": trial.run_id, "status": "finished", "scores": scores})
+        audit.commit(RunResult(run_id=trial.run_id, status="finished", scores=scores))
     return source, report_of(source.spec.name, audit)
 
 

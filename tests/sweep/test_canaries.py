@@ -44,13 +44,13 @@ def sweep(folder: Path, name: str, task: dict[str, Any], method: str) -> SweepFo
     kept = SweepFolder.create(spec, lambda key: plan_to_keep(plan, "a1b2" * 4))
     runner = TrialRunner(spec, built, models.load_base(spec.model), LocalComm(), TEST_KEY)
     (trial,) = plan.trials
-    kept.commit(trial.run_id, runner.run(trial, kept.files(trial.run_id), "attempt-1"))
+    kept.commit(runner.run(trial, kept.files(trial.run_id), "attempt-1"))
     return kept
 
 
 def exposures(kept: SweepFolder, numbers: range) -> np.ndarray:
     (trial,) = kept.plan().trials
-    values = kept.result(trial.run_id)["scores"]["exposure"]["per_secret"]
+    values = kept.result(trial.run_id).scores["exposure"].per_secret
     return np.array([values[f"secret-{number:03d}"] for number in numbers])
 
 

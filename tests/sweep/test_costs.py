@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from raydp.cost.costs import Measured, StepLaw, recorded_seconds
 from raydp.spec.sections import ClusterSpec
+from raydp.sweep.store.results import RunResult
 from raydp.training.trial_plan import TrialPlan
 from tests.conftest import Answer
 
@@ -86,10 +87,16 @@ def test_columns_count_seeds_workers_and_devices() -> None:
 
 
 def test_recorded_costs_come_first_and_the_rest_follows_from_them() -> None:
-    done = {"a": {"train_seconds": 10.0, "score_seconds": 1.0}, "b": {"train_seconds": 40.0, "score_seconds": 3.0}}
+    def took(train_seconds: float, score_seconds: float, resumed_from: int | None = None) -> RunResult:
+        return RunResult(
+            run_id="", status="finished", train_seconds=train_seconds, score_seconds=score_seconds,
+            resumed_from=resumed_from,
+        )  # fmt: skip
+
+    done = {"a": took(10.0, 1.0), "b": took(40.0, 3.0)}
     trials = [trial("a", 10, 10), trial("b", 20, 20), trial("c", 20, 20), trial("d", 30, 10)]
     assert recorded_seconds(trials, done) == [11, 43, 43, pytest.approx(30 + 2)]
-    resumed = {**done, "b": {"train_seconds": 2.0, "score_seconds": 3.0, "resumed_from": 19}}
+    resumed = {**done, "b": took(2.0, 3.0, resumed_from=19)}
     assert recorded_seconds(trials, resumed) == recorded_seconds(trials, done), "a step since the checkpoint took 2 s"
     with pytest.raises(ValueError, match="--simulate must know what runs cost, got none"):
         recorded_seconds(trials, {})

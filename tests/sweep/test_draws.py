@@ -19,6 +19,7 @@ from raydp.sweep.private_selection.draws import draw, num_runs_of
 from raydp.sweep.private_selection.release import decide, decided, release_best
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import counts
+from raydp.sweep.store.results import RunResult
 from raydp.tasks.base import TaskFacts
 from raydp.training.noise.stream import TEST_KEY, KeyedStream, new_key
 from tests.conftest import small_spec
@@ -136,22 +137,29 @@ def started(tmp_path: Path, **num_runs: Any) -> tuple[SweepSpec, SweepFolder, li
     return spec, folder, [t.run_id for t in folder.plan().trials]
 
 
+def finished(run_id: str, loss: float) -> RunResult:
+    return RunResult(run_id=run_id, status="finished", utility_loss=loss)
+
+
+def failed(run_id: str) -> RunResult:
+    return RunResult(run_id=run_id, status="failed", reason="diverged")
+
+
 def test_the_first_of_the_best_is_chosen_once_and_for_all(tmp_path: Path) -> None:
     _, folder, runs = started(tmp_path, mean=30)
     losses = [2.5, None, 2.25, 2.25, *[2.75] * (len(runs) - 4)]
     for run_id, loss in zip(runs, losses, strict=True):
-        failed = {"status": "failed", "reason": "diverged"}
-        folder.commit(run_id, failed if loss is None else {"status": "finished", "utility_loss": loss})
+        folder.commit(finished(run_id, loss) if loss is not None else failed(run_id))
     assert not decided(folder)
     assert decide(folder) == runs[2]
-    folder.commit(runs[1], {"status": "finished", "utility_loss": 1.0})
+    folder.commit(finished(runs[1], 1.0))
     assert decided(folder)
     assert decide(folder) == runs[2], "a run that succeeds later changes nothing"
 
 
 def test_nothing_is_chosen_before_every_run_has_ended(tmp_path: Path) -> None:
     _, folder, runs = started(tmp_path, mean=30)
-    folder.commit(runs[0], {"status": "finished", "utility_loss": 1.0})
+    folder.commit(finished(runs[0], 1.0))
     with pytest.raises(AssertionError, match="when every run has ended"):
         decide(folder)
     with pytest.raises(ValueError, match="must be a private selection that has released a model"):
@@ -161,7 +169,7 @@ def test_nothing_is_chosen_before_every_run_has_ended(tmp_path: Path) -> None:
 def test_if_every_run_failed_nothing_is_released(tmp_path: Path) -> None:
     spec, folder, runs = started(tmp_path)
     for run_id in runs:
-        folder.commit(run_id, {"status": "failed", "reason": "diverged"})
+        folder.commit(failed(run_id))
     ending = release_best(SweepContext(spec=spec, folder=folder, facts=FACTS, weight_hash="weights"))
     assert (ending.selected, ending.report) == (None, None)
     assert "every run failed" in str(ending.reason)

@@ -16,6 +16,7 @@ from raydp.sweep.engine.committer import Committer
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.listeners import SilentListener
 from raydp.sweep.store.folder import SweepFolder
+from raydp.sweep.store.results import RunResult
 from tests.conftest import small_spec
 from tests.plans import plan_of_runs
 
@@ -49,14 +50,14 @@ def committer(folder: Path, tmp_path: Path) -> Committer:
     return Committer(context=context, listener=SilentListener())
 
 
-OUTCOME = {"status": "finished", "attempt": "attempt-1", "history": ["x" * 100_000]}
+OUTCOME = RunResult(run_id="run", status="finished", attempt="attempt-1", notes=("x" * 100_000,))
 
 
 def test_a_result_waits_for_space_with_its_model(
     full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(committing, "WRITE_SECONDS", 0.05)
-    writing = threading.Thread(target=committer(full, tmp_path)._write, args=("run", OUTCOME))
+    writing = threading.Thread(target=committer(full, tmp_path)._write, args=(OUTCOME,))
     writing.start()
     time.sleep(0.5)
     assert writing.is_alive()
@@ -72,7 +73,7 @@ def test_in_the_end_it_is_an_error(full: Path, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(committing, "WRITE_SECONDS", 0.01)
     monkeypatch.setattr(committing, "WRITE_TRIES", 3)
     with pytest.raises(OSError, match="No space left"):
-        committer(full, tmp_path)._write("run", OUTCOME)
+        committer(full, tmp_path)._write(OUTCOME)
     assert SweepFolder(path=full).result("run") is None
     assert (full / "trials" / "run" / "model").is_dir(), "the model is kept for the next try"
 
@@ -81,11 +82,11 @@ def test_a_model_that_is_never_seen_is_a_run_that_failed(tmp_path: Path, monkeyp
     """A shared folder may show it late; a result without it would say finished and have nothing to load."""
     monkeypatch.setattr(committing, "WRITE_SECONDS", 0.01)
     folder = tmp_path / "sweep"
-    outcome = committer(folder, tmp_path)._write("run", OUTCOME)
-    assert (outcome["status"], SweepFolder(path=folder).has_ended("run")) == ("failed", False)
-    assert "the trained model was lost" in outcome["reason"]
+    outcome = committer(folder, tmp_path)._write(OUTCOME)
+    assert (outcome.status, SweepFolder(path=folder).has_ended("run")) == ("failed", False)
+    assert "the trained model was lost" in outcome.reason
     monkeypatch.setattr(committing, "UNSEEN_TRIES", 1000)
-    late = threading.Thread(target=committer(folder, tmp_path)._write, args=("run", OUTCOME))
+    late = threading.Thread(target=committer(folder, tmp_path)._write, args=(OUTCOME,))
     late.start()
     time.sleep(0.2)
     model = folder / "trials" / "run" / "attempt-1" / "model"

@@ -46,11 +46,11 @@ class Ended:
         first = self.trials[0]
         runner = TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), self.folder.key())
         outcome = runner.run(first, self.folder.files(first.run_id), "attempt-1")
-        self.folder.commit(first.run_id, outcome)
+        self.folder.commit(outcome)
         self.before = self.committed(first.run_id)
         self.sweep = Sweep(self.spec)
         self.result = self.sweep.run(resume=True)
-        losses = {t.run_id: self.folder.result(t.run_id)["utility_loss"] for t in self.trials}
+        losses = {t.run_id: self.folder.result(t.run_id).loss for t in self.trials}
         self.best = min(losses, key=lambda run_id: losses[run_id])
 
     def committed(self, run_id: str) -> int:
@@ -85,8 +85,8 @@ def test_one_model_is_registered_and_it_is_the_best(ended: Ended) -> None:
 def test_the_store_tells_nothing_of_the_other_runs_and_nothing_measured_on_private_data(ended: Ended) -> None:
     results = {t.run_id: ended.folder.result(t.run_id) for t in ended.trials}
     others = [t for t in ended.trials if t.run_id != ended.best]
-    foreign = [str(x) for t in others for x in (t.run_id, t.seed, results[t.run_id]["utility_loss"])]
-    private = [str(r["scores"]["vmr_exact"]["value"]) for r in results.values()]
+    foreign = [str(x) for t in others for x in (t.run_id, t.seed, results[t.run_id].loss)]
+    private = [str(r.scores["vmr_exact"].value) for r in results.values()]
     for path in ended.stored():
         content = path.read_bytes()
         assert not any(text.encode() in content for text in foreign + private), path
@@ -99,7 +99,7 @@ def test_the_store_tells_nothing_of_the_other_runs_and_nothing_measured_on_priva
     told = ("score.", "score", "counts", "seconds", "loss", "gradient_norm", "clipped", "drawn")
     assert not {k for k in keys if k in told or k.startswith(("score.", "counts."))}
     assert len(ended.trials) not in values, "no figure is the number of runs"
-    assert not {results[t.run_id]["utility_loss"] for t in others} & set(values)
+    assert not {results[t.run_id].loss for t in others} & set(values)
     assert not {k for k in keys if k.startswith("facts.notes") or k in ("facts.num_examples", "facts.num_tokens")}
     assert "facts.num_units" in keys
     last = max(ended.committed(t.run_id) for t in ended.trials)

@@ -11,13 +11,18 @@ import pytest
 from raydp.sweep.engine import queue as queue_module
 from raydp.sweep.engine.queue import TrialQueue
 from raydp.sweep.engine.stopping import EarlyStopping
+from raydp.sweep.store.results import RunResult
 
 
 def run(scenario: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(asyncio.wait_for(scenario, timeout=20))
 
 
-async def submitted(queue: TrialQueue, *run_ids: str) -> list[asyncio.Task[dict[str, Any]]]:
+def finished(value: object = None) -> RunResult:
+    return RunResult(run_id="", status="finished", details={"value": value})
+
+
+async def submitted(queue: TrialQueue, *run_ids: str) -> list[asyncio.Task[RunResult]]:
     await queue.enqueue(list(run_ids))
     tasks = [asyncio.create_task(queue.outcome(run_id)) for run_id in run_ids]
     await asyncio.sleep(0)
@@ -30,10 +35,10 @@ def test_runs_are_handed_out_in_the_order_of_submission_and_completed_once() -> 
         waiting = await submitted(queue, "a", "b")
         assert await queue.lease(0) == ("a", 1)
         assert await queue.lease(1) == ("b", 1)
-        assert await queue.complete("a", 1, {"status": "finished", "value": 1})
-        assert not await queue.complete("a", 1, {"status": "finished", "value": 2}), "a result is final"
-        assert (await waiting[0])["value"] == 1
-        assert (await queue.outcome("a"))["value"] == 1, "asking again gives the same result"
+        assert await queue.complete("a", 1, finished(1))
+        assert not await queue.complete("a", 1, finished(2)), "a result is final"
+        assert (await waiting[0]).details == {"value": 1}
+        assert (await queue.outcome("a")).details == {"value": 1}, "asking again gives the same result"
 
     run(scenario())
 
@@ -46,12 +51,12 @@ def test_a_stale_token_commits_nothing_and_is_told_to_stop() -> None:
         assert await queue.register(0), "the slot's workers died and came back"
         run_id, token = await queue.lease(1)
         assert token == stale + 1
-        assert not await queue.complete(run_id, stale, {"status": "finished", "value": "late"})
+        assert not await queue.complete(run_id, stale, finished("late"))
         assert await queue.heartbeat(run_id, stale, 3, 10, {}) == "lost"
         assert await queue.heartbeat(run_id, token, 3, 10, {}) == "go on"
-        assert await queue.complete(run_id, token, {"status": "finished", "value": "right"})
+        assert await queue.complete(run_id, token, finished("right"))
         outcome = await waiting[0]
-        assert (outcome["value"], outcome["attempts"]) == ("right", 2)
+        assert (outcome.details["value"], outcome.attempts) == ("right", 2)
 
     run(scenario())
 
@@ -65,8 +70,8 @@ def test_a_run_is_retried_then_failed_with_every_reason_and_the_rest_go_on() -> 
             assert run_id == "bad"
             await queue.fail(run_id, token, reason)
         outcome = await waiting[0]
-        assert outcome["status"] == "failed"
-        assert outcome["reason"] == "first; then second"
+        assert outcome.status == "failed"
+        assert outcome.reason == "first; then second"
         assert (await queue.lease(0))[0] == "good"
 
     run(scenario())
@@ -109,7 +114,7 @@ def test_what_runs_on_a_drained_node_is_given_back_untried_and_goes_elsewhere() 
         await queue.register(0, nodes=["node-2"])
         again = await queue.lease(0)
         assert again[0] == run_id
-        assert await queue.complete(*again, {"status": "finished"})
+        assert await queue.complete(*again, finished())
         assert (await waiting[0])["attempts"] == 1, "it does not count as tried"
         idle = asyncio.create_task(queue.lease(0))
         await asyncio.sleep(0.05)
@@ -138,9 +143,9 @@ def test_a_hopeless_run_is_told_so_at_its_check() -> None:
         (_, base), (_, good), (_, bad) = [await queue.lease(slot) for slot in range(3)]
         assert await queue.check("bad", bad, "1/2", 3.0) is None, "nothing is known yet"
         assert await queue.check("good", good, "1/2", 2.0) is None
-        await queue.complete("base", base, {"status": "finished", "utility_loss": 3.0})
-        await queue.complete("good", good, {"status": "finished", "utility_loss": 1.0, "history": []})
-        assert (await queue.outcome("good"))["checks"] == {"1/2": 2.0}
+        await queue.complete("base", base, RunResult(run_id="base", status="finished", utility_loss=3.0))
+        await queue.complete("good", good, RunResult(run_id="good", status="finished", utility_loss=1.0, history=()))
+        assert (await queue.outcome("good")).checks == {"1/2": 2.0}
         assert "cannot be selected" in await queue.check("bad", bad, "1/2", 2.9)
         assert await queue.check("bad", bad - 1, "1/2", 2.9) is None, "whoever lost the lease is not asked"
 
@@ -183,9 +188,9 @@ def test_what_a_dead_controllers_workers_held_brings_its_slot_back() -> None:
         waiting = await submitted(queue, "a")
         run_id, stale = await queue.lease(0)
         assert await queue.has_work_for(0), "the run that it lost, though no other waits"
-        assert not await queue.complete(run_id, stale, {"status": "finished"}), "workers outlive their controller"
+        assert not await queue.complete(run_id, stale, finished()), "workers outlive their controller"
         run_id, token = await queue.lease(0)
-        assert await queue.complete(run_id, token, {"status": "finished"})
+        assert await queue.complete(run_id, token, finished())
         assert (await waiting[0])["attempts"] == 2
         assert not await queue.has_work_for(0)
 
@@ -202,9 +207,9 @@ def test_workers_that_die_before_they_lease_anything_give_up() -> None:
         await queue.explain(0, "the folder is not there")
         await queue.abandon("no slot is left")
         failed = {"status": "failed", "reason": "no slot is left; the folder is not there"}
-        assert (await waiting[0]) == {"run_id": "a", **failed}
+        assert (await waiting[0]) == RunResult(run_id="a", **failed)
         await queue.enqueue(["later"])
-        assert (await queue.outcome("later")) == {"run_id": "later", **failed}
+        assert (await queue.outcome("later")) == RunResult(run_id="later", **failed)
 
     run(scenario())
 
@@ -218,7 +223,7 @@ def test_workers_that_can_never_work_give_up_at_once() -> None:
         assert not await queue.has_work_for(0)
         waiting = await submitted(queue, "a")
         await queue.abandon("no slot is left")
-        assert (await waiting[0])["reason"] == "no slot is left; the folder is not there"
+        assert (await waiting[0]).reason == "no slot is left; the folder is not there"
 
     run(scenario())
 
@@ -290,9 +295,9 @@ def test_what_is_abandoned_is_nobodys_any_more() -> None:
         await queue.fail(run_id, token, "late")
         await queue.release(run_id, token)
         await queue.register(0)
-        assert not await queue.complete(run_id, token, {"status": "finished"})
+        assert not await queue.complete(run_id, token, finished())
         await queue.enqueue(["c"])
-        assert [(await queue.outcome(r))["status"] for r in ("a", "b", "c")] == ["failed"] * 3
+        assert [(await queue.outcome(r)).status for r in ("a", "b", "c")] == ["failed"] * 3
         assert (await queue.status()) == {"running": {}, "waiting": 0}
 
     run(scenario())

@@ -13,6 +13,7 @@ from raydp import Sweep
 from raydp.sweep.engine import slots
 from raydp.sweep.engine.queue import TrialQueue
 from raydp.sweep.engine.tune import rounds as tune_rounds
+from raydp.sweep.store.results import RunResult
 from tests.conftest import small_spec
 
 
@@ -39,6 +40,9 @@ def test_the_driver_runs_the_largest_first_across_rounds(tmp_path: Path, monkeyp
     assert written == sorted(written)
 
 
+ROWS = ({"loss": 1.0}, {"loss": 2.0})
+
+
 def test_the_queue_forgets_what_is_on_disk() -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=1, max_retries=1)
@@ -47,11 +51,11 @@ def test_the_queue_forgets_what_is_on_disk() -> None:
         await asyncio.sleep(0)
         run_id, token = await queue.lease(0) or ("", 0)
         await queue.forget(run_id)  # nothing to forget yet
-        await queue.complete(run_id, token, {"run_id": "a", "status": "finished", "history": [1, 2, 3]})
-        assert (await waiting)["history"] == [1, 2, 3]
+        await queue.complete(run_id, token, RunResult(run_id="a", status="finished", history=ROWS))
+        assert (await waiting).history == ROWS
         await queue.forget(run_id)
-        assert await queue.outcome("a") == {"run_id": "a", "status": "finished"}
-        assert not await queue.complete(run_id, token, {"status": "finished", "history": []}), "a result is final"
+        assert await queue.outcome("a") == RunResult(run_id="a", status="finished")
+        assert not await queue.complete(run_id, token, RunResult(run_id="a", status="finished")), "a result is final"
 
     asyncio.run(asyncio.wait_for(scenario(), timeout=20))
 

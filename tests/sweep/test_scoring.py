@@ -71,7 +71,7 @@ def test_what_training_measured_comes_out_again(scored: tuple[Any, ...]) -> None
     for name, label in (("vmr", "vmr-again"), ("vmr_exact", "exact-again")):
         assert points[f"score.{label}"].tolist() == points[f"score.{name}"].tolist()
         assert points[f"score.{label}.std_error"].tolist() == points[f"score.{name}.std_error"].tolist()
-        assert second["scores"][label]["base"] == trained.folder.result(BASE_RUN)["scores"][name]["value"]
+        assert second["scores"][label]["base"] == trained.folder.result(BASE_RUN).scores[name].value
     secrets = secrets_table(trained.folder)
     own, again = (secrets[secrets["score"] == s].drop(columns="score") for s in ("vmr", "vmr-again"))
     pd.testing.assert_frame_equal(own.reset_index(drop=True), again.reset_index(drop=True))
@@ -124,7 +124,7 @@ def test_select_and_report_by_a_score_that_was_measured_later(scored: tuple[Any,
     means = points.assign(worst=points["run_id"].map(worst)).groupby("num_steps")["worst"].mean()
     assert select(trained.folder.path, rule="oracle", worst_case=True).score == pytest.approx(means.min())
     report(trained.folder.path, tmp_path / "report.html", score="exact-again", worst_case=True)
-    base = trained.folder.result(BASE_RUN)["scores"]["vmr_exact"]["per_secret"]
+    base = trained.folder.result(BASE_RUN).scores["vmr_exact"].per_secret
     assert f"{max(base.values()):.4g}" in (tmp_path / "report.html").read_text()
     with pytest.raises(ValueError, match="got 'model_distance' without"):
         select(trained.folder.path, score="model_distance", worst_case=True)

@@ -23,7 +23,7 @@ def test_one_model_from_the_registry_or_its_folder(
     spec.write_text(yaml.safe_dump(trained.content))
     uri = trained.folder.model_uri(trial.run_id)
     options = ("--task", spec, "--seed", trial.seed, "--json")
-    expected = trained.folder.result(trial.run_id)["scores"]["vmr"]
+    expected = trained.folder.result(trial.run_id).scores["vmr"].document()
     answer = raydp("score", trained.folder.trial(trial.run_id) / "model", "--score", "vmr", *options).json()
     found = answer["scores"]["vmr"]
     assert {k: found[k] for k in ("value", "std_error", "per_secret")} == {

@@ -44,5 +44,5 @@ def test_no_step_is_lost_by_a_sigterm(done: Done, tmp_path: Path) -> None:
     for run_id in paused:
         result = SweepFolder.open(folder).result(run_id)
         assert result is not None
-        assert result["resumed_from"] > 0
-        assert result["ledger"]["replays"] == 0
+        assert result.resumed_from > 0
+        assert result.ledger["replays"] == 0

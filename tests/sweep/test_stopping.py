@@ -11,6 +11,7 @@ from raydp import Sweep
 from raydp.spec.document import load_spec
 from raydp.sweep.engine.stopping import EarlyStopping, check_steps
 from raydp.sweep.store.folder import SweepFolder
+from raydp.sweep.store.results import RunResult
 from tests.conftest import small_spec
 from tests.sweep.undisturbed import runs_in
 
@@ -20,10 +21,12 @@ def knowing(*curves: tuple[float, float], base: float = 3.0, **options: float | 
     early_stopping = EarlyStopping(
         **{"min_finished": 1, "slack": 0.0, "min_utility_gain": 0.9, "max_loss": None, **options}
     )
-    early_stopping.learn("base", {"status": "finished", "utility_loss": base})
+    early_stopping.learn(RunResult(run_id="base", status="finished", utility_loss=base))
     for k, (on_the_way, final) in enumerate(curves):
-        outcome = {"status": "finished", "history": [], "checks": {"1/2": on_the_way}, "utility_loss": final}
-        early_stopping.learn(f"run-{k}", outcome)
+        checks = {"1/2": on_the_way}
+        early_stopping.learn(
+            RunResult(run_id=f"run-{k}", status="finished", history=(), checks=checks, utility_loss=final)
+        )
     return early_stopping
 
 
@@ -134,8 +137,8 @@ def test_hopeless_runs_end_early_and_the_rest_is_as_without_them(tmp_path: Path)
     assert points.loc[[20], "utility_loss"].tolist() == plain.points()["utility_loss"].tolist()
     folder = SweepFolder.open(result.folder)
     small, overflown = (folder.result(points.loc[steps, "run_id"]) for steps in (11, 10))
-    assert "cannot be selected" in small["reason"]
-    assert "diverged" in overflown["reason"]
+    assert "cannot be selected" in small.reason
+    assert "diverged" in overflown.reason
     assert small["executed"]["num_steps"] == len(small["history"]) == 4
     assert 0 < small["executed"]["epsilon"] < points.loc[11, "epsilon"]
     assert points.loc[11, "executed_epsilon"] == small["executed"]["epsilon"]

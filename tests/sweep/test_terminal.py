@@ -18,6 +18,7 @@ from raydp.sweep.engine.progress import SweepProgress
 from raydp.sweep.names import run_name
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.json_files import write_json
+from raydp.sweep.store.results import RunResult
 from tests.conftest import Answer
 from tests.sweep.trained import Trained
 
@@ -131,7 +132,7 @@ def test_failures_and_progress_name_configurations_and_seeds(trained: Trained, t
     folder = SweepFolder.open(Path(shutil.copytree(trained.folder.path, tmp_path / "failed")))
     trial = trained.trials[0]
     (folder.trial(trial.run_id) / "result.json").unlink()
-    folder.commit(trial.run_id, {"run_id": trial.run_id, "status": "failed", "reason": "no [memory]"})
+    folder.commit(RunResult(run_id=trial.run_id, status="failed", reason="no [memory]"))
     (failure,) = raydp("status", folder.path, "--json").json()["failures"]
     assert run_name(failure) == f"(b=32, T={trial.num_steps}, η=0.01) seed {trial.seed}"
     screen = Terminal()

@@ -49,13 +49,13 @@ def test_it_trains_scores_and_saves_and_starts_afresh_each_time(
 ) -> None:
     trial_runner, plan = runner(tmp_path, method=method, model=model, space=SPACE)
     (trial,) = plan.trials
-    base = trial_runner.measure_base(0)["utility_loss"]
+    base = trial_runner.measure_base(0).loss
     first = trial_runner.run(trial, files(tmp_path / "a", trial), "attempt-1")
     again = trial_runner.run(trial, files(tmp_path / "b", trial), "attempt-1")
-    assert first["utility_loss"] == again["utility_loss"] != base
-    assert trial_runner.measure_base(0)["utility_loss"] == pytest.approx(base, abs=1e-7)
-    assert [step["step"] for step in first["history"]] == [0, 1, 2, 3]
-    assert set(first["scores"]) == {"vmr_exact"}
+    assert first.loss == again.loss != base
+    assert trial_runner.measure_base(0).loss == pytest.approx(base, abs=1e-7)
+    assert [step["step"] for step in first.history] == [0, 1, 2, 3]
+    assert set(first.scores) == {"vmr_exact"}
     weights = [load_file(next((tmp_path / k / "attempt-1" / "model").glob("*.safetensors"))) for k in "ab"]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
@@ -101,7 +101,7 @@ def test_with_the_user_as_the_unit_everything_counts_users(tmp_path: Path) -> No
     assert trial.run_id != other.run_id
     assert user_plan.privacy[trial.run_id]["sample_rate"] == 32 / users
     assert "person with all its examples" in user_plan.privacy[trial.run_id]["unit"]
-    drawn = [h["drawn"] for h in by_user.run(trial, files(tmp_path / "user", trial), "attempt")["history"]]
+    drawn = [h["drawn"] for h in by_user.run(trial, files(tmp_path / "user", trial), "attempt").history]
     assert 4 * 10 < sum(drawn) < 4 * 60, "about 32 users a step"
 
 
@@ -112,7 +112,7 @@ def test_computing_layers_again_changes_no_result(tmp_path: Path, model: dict[st
         start, plan = runner(tmp_path, model=model, space=SPACE, cluster={"gradient_checkpointing": again})
         result = start.run(plan.trials[0], files(tmp_path / f"{again}", plan.trials[0]), "attempt")
         saved = next((tmp_path / f"{again}").glob("attempt/model/*model.safetensors"))
-        results.append((result["utility_loss"], load_file(saved)))
+        results.append((result.loss, load_file(saved)))
     (loss, weights), (loss_again, weights_again) = results
     assert loss == loss_again
     assert all(torch.equal(weights[name], weights_again[name]) for name in weights)

@@ -85,7 +85,7 @@ def test_a_trials_config_is_the_run(ran: tuple[SweepResult, Seen, Broken, str]) 
 def test_steps_are_reported_while_a_run_trains(ran: tuple[SweepResult, Seen, Broken, str]) -> None:
     result, seen, _, _ = ran
     (long,) = (run_id for run_id, config in seen.configs.items() if config["num_steps"] == 1500)
-    stored = {row["step"]: row for row in SweepFolder(path=result.folder).result(long)["history"]}
+    stored = {row["step"]: row for row in SweepFolder(path=result.folder).result(long).history}
     running = [r for r in seen.results[long] if r["status"] == "running"]
     assert running, "it trained for seconds"
     steps = [r["step"] for r in running]

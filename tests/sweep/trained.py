@@ -18,7 +18,7 @@ from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import drawn, make_plan, plan_to_keep
-from raydp.sweep.store.folder import BASE_RUN, SweepFolder
+from raydp.sweep.store.folder import SweepFolder
 from raydp.training.comm import LocalComm
 from tests.conftest import small_spec
 
@@ -41,12 +41,9 @@ class Trained:
         )
         self.trials = drawn(plan, spec, weight_hash, self.folder.key()).trials
         runner = TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), self.folder.key())
-        self.folder.commit(BASE_RUN, {"run_id": BASE_RUN, **runner.measure_base(spec.seeds[0])})
+        self.folder.commit(runner.measure_base(spec.seeds[0]))
         for trial in self.trials:
-            self.folder.commit(
-                trial.run_id,
-                runner.run(trial, self.folder.files(trial.run_id), "attempt-1"),
-            )
+            self.folder.commit(runner.run(trial, self.folder.files(trial.run_id), "attempt-1"))
         self.context = SweepContext(spec=spec, folder=self.folder, facts=task.facts(), weight_hash=weight_hash)
         self.ending = ending_of(self.context)
         self.ending.listener.deliver_missing(list(self.trials))

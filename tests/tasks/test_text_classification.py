@@ -297,7 +297,7 @@ def test_methods_train_on_texts(name: str, tmp_path: Path) -> None:
     trial = make_plan(loaded, task.facts(), weight_hash).trials[0]
     runner = TrialRunner(loaded, task, load_base(loaded.model), LocalComm(torch.device("cpu")), bytes(32))
     result = runner.run(trial, SharedFolder(folder=tmp_path / "run", run_id=trial.run_id), "attempt-1")
-    assert result["status"] == "finished"
-    losses = [row["loss"] for row in result["history"]]
+    assert result.status == "finished"
+    losses = [row["loss"] for row in result.history]
     assert np.mean(losses[-5:]) < np.mean(losses[:5])
-    assert 0 <= result["scores"]["mia_outputs"]["value"] <= 1
+    assert 0 <= result.scores["mia_outputs"].value <= 1

@@ -218,6 +218,7 @@ def _leftover() -> float:
             for number, trial in enumerate(trials):
                 files = SharedFolder(folder=Path(folder) / f"{len(trials)}-{number}", run_id=trial.run_id)
                 result = runner.run(trial, files, "attempt")
-            return float(result["utility_loss"])
+            assert result is not None, "there is one rank"
+            return result.loss
 
         return abs(losses(other, one) - losses(one))

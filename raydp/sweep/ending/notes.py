@@ -22,7 +22,7 @@ def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = F
     plan = folder.plan()
     written, selected_by = folder.names(), folder.select().score  # the whole spec would load what trains
     measured = scores_of(folder, BASE_RUN, measured_later(folder)).get(score or selected_by)
-    base = None if measured is None else max(measured["per_secret"].values()) if worst_case else measured["value"]
+    base = None if measured is None else max(measured.per_secret.values()) if worst_case else measured.value
     named = score or selected_by
     by = "" if score is None and not worst_case else f", by {'the worst case of ' if worst_case else ''}"
     return {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import pandas as pd
 
@@ -14,6 +13,7 @@ from raydp.search.base import Goal, Search, SearchState
 from raydp.spec.document import SweepSpec
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.points import points_table
+from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import SearchEnd
 from raydp.training.trial_plan import TrialPlan
 from search_spaces import Configuration
@@ -40,7 +40,7 @@ class RunSource:
     folder: SweepFolder
     trials: Sequence[TrialPlan]
     search: Search
-    base_fn: Callable[[], dict[str, Any] | None]
+    base_fn: Callable[[], RunResult | None]
     _waiting: deque[str] = field(default_factory=deque)
     _given: list[Configuration] = field(default_factory=list)
     _seen: tuple[Configuration, ...] | None = None
@@ -119,13 +119,13 @@ class RunSource:
         table = points_table(self.folder)
         return table[table["run_id"].isin(runs) & (table["status"] == "finished")]
 
-    def _goal(self, base: dict[str, Any] | None) -> Goal:
+    def _goal(self, base: RunResult | None) -> Goal:
         select = self.spec.select
         return Goal(
             rule=select.rule,
             max_loss=select.max_loss,
             min_utility_gain=select.min_utility_gain,
-            base_utility_loss=None if base is None else base["utility_loss"],
+            base_utility_loss=None if base is None else base.loss,
             max_score=select.max_score,
             at_most=select.at_most,
         )

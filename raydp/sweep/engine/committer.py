@@ -18,6 +18,7 @@ from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.listeners import RunListener
 from raydp.sweep.engine.progress import SweepProgress
 from raydp.sweep.store.folder import BASE_RUN
+from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.transfer import Bucket, bucket_of, collect
 
 WRITE_TRIES, WRITE_SECONDS = 60, 10.0
@@ -51,22 +52,22 @@ class Committer:
         """Each commit puts the next of these runs into the queue, so that as many are out as before."""
         self._next = deque(run_ids)
 
-    def base(self) -> dict[str, Any] | None:
+    def base(self) -> RunResult | None:
         """The untrained model's utility and scores; waits for them. None where they could not be measured."""
         if self._base is not None:
-            self.context.folder.commit(BASE_RUN, ray.get(self._base))
+            self.context.folder.commit(ray.get(self._base))
             self._base = None
         result = self.context.folder.result(BASE_RUN)
-        return result if result is not None and result["status"] == "finished" else None
+        return result if result is not None and result.finished else None
 
     def commit(self, run_id: str) -> None:
         """Commit a run's outcome, after the untrained base model's, and tell the listener."""
-        outcome = ray.get(self._queue.outcome.remote(run_id))
-        if outcome["status"] == "stopped":
-            outcome = {**outcome, "executed": self._executed(run_id, len(outcome["history"]))}
-        for note in outcome.get("notes", ()):
+        outcome: RunResult = ray.get(self._queue.outcome.remote(run_id))
+        if outcome.status == "stopped":
+            outcome = replace(outcome, executed=self._executed(run_id, len(outcome.history or ())))
+        for note in outcome.notes:
             stderr.print(f"warning: {note}", markup=False)
-        outcome = self._write(run_id, outcome)
+        outcome = self._write(outcome)
         self.committed.add(run_id)
         self._queue.forget.remote(run_id)  # it is on disk now
         if self._next:
@@ -74,26 +75,27 @@ class Committer:
         self.base()
         self.listener.committed(self.context.trials[run_id])
         if self._progress is not None:
-            self._progress.finished(run_id, outcome)
+            self._progress.finished(outcome)
 
     @cached_property
     def _bucket(self) -> Bucket | None:
         """One for all runs: opening a store takes time."""
         return bucket_of(self.context.spec.cluster.exchange, self.context.plan.sweep_id)
 
-    def _write(self, run_id: str, outcome: dict[str, Any]) -> dict[str, Any]:
+    def _write(self, outcome: RunResult) -> RunResult:
         """Commit an outcome and return it. Where the disk is full or the object store does not answer, wait: the result
         is nowhere else. A run whose model does not come to be seen has failed."""
-        bucket = self._bucket
+        run_id, bucket = outcome.run_id, self._bucket
         for left in reversed(range(WRITE_TRIES)):
             try:
-                if bucket is not None and outcome["status"] == "finished":
-                    collect(bucket, run_id, outcome["attempt"], self.context.folder.trial(run_id))
-                self.context.folder.commit(run_id, dict(outcome))
+                if bucket is not None and outcome.finished:
+                    collect(bucket, run_id, str(outcome.attempt), self.context.folder.trial(run_id))
+                self.context.folder.commit(outcome)
                 break
             except FileNotFoundError as error:
                 if WRITE_TRIES - left >= UNSEEN_TRIES:
-                    outcome = {"run_id": run_id, "status": "failed", "reason": f"the trained model was lost: {error}"}
+                    lost = f"the trained model was lost: {error}"
+                    outcome = RunResult(run_id=run_id, status="failed", reason=lost)
                 time.sleep(WRITE_SECONDS)
             except OSError as error:
                 if not left or (bucket is None and error.errno != errno.ENOSPC):
@@ -102,7 +104,7 @@ class Committer:
                 said = f"the result of {run_id} cannot be written to {self.context.folder.path} yet ({why})"
                 stderr.print(f"warning: {said}: free some space, or see to the store. Trying again", markup=False)
                 time.sleep(WRITE_SECONDS)
-        if bucket is not None and outcome["status"] != "failed":
+        if bucket is not None and outcome.status != "failed":
             try:
                 bucket.delete_folder(run_id)
             except OSError as error:

@@ -13,6 +13,8 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from raydp.sweep.store.results import RunResult
+
 REFRESH_SECONDS = 1.0
 PLAIN_SECONDS = 30.0
 """Time between two lines where the output is no terminal."""
@@ -59,13 +61,12 @@ class SweepProgress:
         self._stop.set()
         self._thread.join()
 
-    def finished(self, run_id: str, outcome: dict[str, Any]) -> None:
+    def finished(self, result: RunResult) -> None:
         """A run has its result. It is not kept: a sweep may have thousands, each with the history of its steps."""
-        self._statuses[run_id] = outcome["status"]
-        if outcome["status"] == "finished" and (self._best is None or outcome["utility_loss"] < self._best[0]):
-            scores = ", ".join(f"{name} {m['value']:.3g}" for name, m in outcome["scores"].items())
-            utility_loss = outcome["utility_loss"]
-            self._best = utility_loss, f"best utility_loss so far {utility_loss:.4f} ({scores})"
+        self._statuses[result.run_id] = result.status
+        if result.finished and (self._best is None or result.loss < self._best[0]):
+            scores = ", ".join(f"{name} {m.value:.3g}" for name, m in result.scores.items())
+            self._best = result.loss, f"best utility_loss so far {result.loss:.4f} ({scores})"
 
     def _loop(self) -> None:
         if self._console.is_terminal:

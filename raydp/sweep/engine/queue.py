@@ -7,10 +7,11 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from raydp.sweep.engine.stopping import EarlyStopping
+from raydp.sweep.store.results import RunResult
 
 Order = Literal["go on", "pause", "lost"]
 
@@ -34,13 +35,29 @@ class _Item:
     step: int = 0
     num_steps: int = 0
     row: Mapping[str, float] = field(default_factory=dict)
-    outcome: dict[str, Any] | None = None
+    outcome: RunResult | None = None
     reasons: list[str] = field(default_factory=list)
     checks: dict[str, float] = field(default_factory=dict)
 
     def is_held_with(self, token: int) -> bool:
         """Whether the token is that of the run's present holder."""
         return self.token == token and self.slot is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class News:
+    """What is new of a run.
+
+    Attributes:
+        step, num_steps: how far the run is.
+        row: the newest row of its history.
+        outcome: how the run ended; None while it runs.
+    """
+
+    step: int = 0
+    num_steps: int = 0
+    row: Mapping[str, float] = field(default_factory=dict)
+    outcome: RunResult | None = None
 
 
 class TrialQueue:
@@ -86,7 +103,7 @@ class TrialQueue:
             for run_id in run_ids:
                 self._enter(run_id)
 
-    async def outcome(self, run_id: str) -> dict[str, Any]:
+    async def outcome(self, run_id: str) -> RunResult:
         """Wait for a run's outcome and return it. This is the only way out of the queue."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._outcome_of(run_id) is not None)
@@ -94,7 +111,7 @@ class TrialQueue:
             assert outcome is not None, "it was waited for"
             return outcome
 
-    async def follow(self, run_id: str, step: int, seconds: float) -> dict[str, Any]:
+    async def follow(self, run_id: str, step: int, seconds: float) -> News:
         """Wait for news of a run.
 
         Args:
@@ -102,17 +119,16 @@ class TrialQueue:
             seconds: how often to look for another step.
 
         Returns:
-            {"outcome": ...} without the history once the run has one, else {"step", "num_steps", "row"}: how far the
-            run is, and the newest row of its history.
+            How far the run is, or its outcome without the history.
         """
         async with self._changed:
             while (outcome := self._outcome_of(run_id)) is None:
                 item = self._items.get(run_id)
                 if item is not None and item.slot is not None and item.step not in (0, step):
-                    return {"step": item.step, "num_steps": item.num_steps, "row": item.row}
+                    return News(step=item.step, num_steps=item.num_steps, row=item.row)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), timeout=seconds)
-            return {"outcome": {k: v for k, v in outcome.items() if k != "history"}}
+            return News(outcome=replace(outcome, history=None))
 
     async def close(self, expected: int) -> None:
         """Expect at most so many runs in all: once the last of them is handed out, idle slots end."""
@@ -251,17 +267,16 @@ class TrialQueue:
         async with self._changed:
             await self._changed.wait_for(lambda: not self._held)
 
-    async def complete(self, run_id: str, token: int, outcome: dict[str, Any]) -> bool:
+    async def complete(self, run_id: str, token: int, outcome: RunResult) -> bool:
         """Hand in a result. False, and nothing changes, when the token is not the newest or there is a result."""
         async with self._changed:
             item = self._items[run_id]
             if not item.is_held_with(token) or item.outcome is not None:
                 return False
             self._let_go(item)
-            item.outcome = {**outcome, "attempts": item.attempts}
+            item.outcome = replace(outcome, attempts=item.attempts, checks=item.checks)
             if self._early_stopping is not None:
-                item.outcome["checks"] = item.checks
-                self._early_stopping.learn(run_id, item.outcome)
+                self._early_stopping.learn(item.outcome)
             self._changed.notify_all()
             return True
 
@@ -269,7 +284,7 @@ class TrialQueue:
         """A run's outcome is on disk: of it stays how it ended, so that memory does not grow with what runs report."""
         item = self._items[run_id]
         if item.outcome is not None:
-            item.outcome = {k: item.outcome[k] for k in ("run_id", "status", "reason") if k in item.outcome}
+            item.outcome = RunResult(run_id=run_id, status=item.outcome.status, reason=item.outcome.reason)
 
     async def fail(self, run_id: str, token: int, reason: str) -> None:
         """An attempt failed with a reason."""
@@ -297,7 +312,7 @@ class TrialQueue:
                 self._let_go(item)
             for item in self._items.values():
                 if item.outcome is None:
-                    item.outcome = {"run_id": item.run_id, "status": "failed", "reason": reason}
+                    item.outcome = RunResult(run_id=item.run_id, status="failed", reason=reason)
             self._changed.notify_all()
 
     async def status(self) -> dict[str, Any]:
@@ -322,10 +337,10 @@ class TrialQueue:
         if self._abandoned is None:
             self._waiting.append(run_id)
         else:
-            item.outcome = {"run_id": run_id, "status": "failed", "reason": self._abandoned}
+            item.outcome = RunResult(run_id=run_id, status="failed", reason=self._abandoned)
         self._changed.notify_all()
 
-    def _outcome_of(self, run_id: str) -> dict[str, Any] | None:
+    def _outcome_of(self, run_id: str) -> RunResult | None:
         item = self._items.get(run_id)
         return None if item is None else item.outcome
 
@@ -339,10 +354,6 @@ class TrialQueue:
         if item.attempts <= self._max_retries:
             self._waiting.appendleft(item.run_id)
         else:
-            item.outcome = {
-                "run_id": item.run_id,
-                "status": "failed",
-                "reason": "; then ".join(item.reasons),
-                "attempts": item.attempts,
-            }
+            reason = "; then ".join(item.reasons)
+            item.outcome = RunResult(run_id=item.run_id, status="failed", reason=reason, attempts=item.attempts)
         self._changed.notify_all()

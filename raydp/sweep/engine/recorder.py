@@ -15,6 +15,7 @@ from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.searched import searched
 from raydp.sweep.store.folder import BASE_RUN
 from raydp.sweep.store.measurements import claimed_figures
+from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import Delivery
 from raydp.tasks.base import TaskFacts
 from raydp.tracking import NotDeliveredError, Pauses, Tracker, TrialRecord, open_tracker
@@ -104,7 +105,7 @@ class Recorder:
 
     def _waits(self, trial: TrialPlan) -> bool:
         result, delivery = self.context.folder.result(trial.run_id), self.context.folder.delivery(trial.run_id)
-        return result is not None and (delivery is None or delivery.status != result["status"])
+        return result is not None and (delivery is None or delivery.status != result.status)
 
     def deliver(self, trial: TrialPlan) -> None:
         """Hand a committed run to MLflow, unless the folder says that it has it.
@@ -116,12 +117,12 @@ class Recorder:
             return
         result = self.context.folder.result(trial.run_id)
         assert result is not None, "a run that waits has a result"
-        if result["status"] == "finished":
+        if result.finished:
             uri = self.tracker.log_trial(self._record(trial, result))
         else:
-            self.tracker.fail_trial(trial.run_id, result["reason"], self._params(trial), status=result["status"])
+            self.tracker.fail_trial(trial.run_id, str(result.reason), self._params(trial), status=result.status)
             uri = None
-        self.context.folder.set_delivery(trial.run_id, Delivery(status=result["status"], model_uri=uri))
+        self.context.folder.set_delivery(trial.run_id, Delivery(status=result.status, model_uri=uri))
 
     def release(self) -> dict[str, Any] | None:
         """What all registered models cost together; written to the folder and onto every card. None without models."""
@@ -152,7 +153,7 @@ class Recorder:
             return {}
         return {"note": "which configurations ran was chosen by utility and scores, which are not covered"}
 
-    def _privacy(self, trial: TrialPlan, result: dict[str, Any]) -> dict[str, Any]:
+    def _privacy(self, trial: TrialPlan, result: RunResult) -> dict[str, Any]:
         """The run's privacy record, with what was tuned, what its guarantee says and the steps that were executed."""
         event = self.context.spec.method.params.event(trial, trial.noise_multiplier)
         said = guarantee(event, self.context.spec.privacy.accountant, cache_dir=cache_dir() / "guarantee")
@@ -160,16 +161,16 @@ class Recorder:
             **self.context.plan.privacy[trial.run_id],
             "searched": self._searched,
             "guarantee": strict(said),
-            "ledger": result["ledger"],
+            "ledger": result.ledger,
         }
 
     def _params(self, trial: TrialPlan) -> dict[str, Any]:
         return {"batch_size": trial.batch_size, "num_steps": trial.num_steps, "learning_rate": trial.learning_rate,
                 "seed": trial.seed}  # fmt: skip
 
-    def _record(self, trial: TrialPlan, result: dict[str, Any]) -> TrialRecord:
+    def _record(self, trial: TrialPlan, result: RunResult) -> TrialRecord:
         base, privacy = self.context.folder.result(BASE_RUN), self._privacy(trial, result)
-        scores = result["scores"]
+        scores = result.scores
         method = self.context.spec.method.params.model_dump(mode="json")
         return TrialRecord(
             run_id=trial.run_id,
@@ -180,13 +181,13 @@ class Recorder:
                 **method,
                 **({"claimed_epsilon": privacy["claimed_epsilon"]} if "claimed_epsilon" in privacy else {}),
             },
-            step_metrics=result["history"],
+            step_metrics=result.history or (),
             metrics={
-                "utility_loss": result["utility_loss"],
-                "score": scores[self.context.spec.select.score]["value"],
-                **_against(base, result["utility_loss"]),
-                **{f"score.{name}": m["value"] for name, m in scores.items()},
-                **{f"score.{name}.std_error": m["std_error"] for name, m in scores.items()},
+                "utility_loss": result.loss,
+                "score": scores[self.context.spec.select.score].value,
+                **_against(base, result.loss),
+                **{f"score.{name}": m.value for name, m in scores.items()},
+                **{f"score.{name}.std_error": m.std_error for name, m in scores.items()},
                 **claimed_figures(result),
             },
             privacy=privacy,
@@ -197,7 +198,7 @@ class Recorder:
                 "dtype": self.context.spec.model.weight_dtype,
             },
             model_dir=self.context.folder.trial(trial.run_id) / "model",
-            seconds=result["train_seconds"] + result["score_seconds"],
+            seconds=(result.train_seconds or 0.0) + (result.score_seconds or 0.0),
         )
 
 
@@ -206,11 +207,11 @@ def cost_together(method: Any, trials: Sequence[TrialPlan], delta: float, accoun
     return composed([method.event(trial, trial.noise_multiplier) for trial in trials], delta, accountant)
 
 
-def _against(base: dict[str, Any] | None, utility_loss: float) -> dict[str, float]:
+def _against(base: RunResult | None, utility_loss: float) -> dict[str, float]:
     """The untrained model's utility and the gain over it, where it could be measured."""
-    if base is None or base["status"] != "finished":
+    if base is None or not base.finished:
         return {}
-    return {"base_utility_loss": base["utility_loss"], "utility_gain": base["utility_loss"] - utility_loss}
+    return {"base_utility_loss": base.loss, "utility_gain": base.loss - utility_loss}
 
 
 def _public_name(name: str) -> str:

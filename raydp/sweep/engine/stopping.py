@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+
+from raydp.sweep.store.results import RunResult
 
 
 def check_steps(num_steps: int, checks: int) -> dict[int, str]:
@@ -33,14 +35,14 @@ class EarlyStopping:
     min_utility_gain: float | None
     max_loss: float | None
     _base: float | None = None
-    _finished: dict[str, tuple[dict[str, float], float]] = field(default_factory=dict)
+    _finished: dict[str, tuple[Mapping[str, float], float]] = field(default_factory=dict)
 
-    def learn(self, run_id: str, outcome: dict[str, Any]) -> None:
+    def learn(self, result: RunResult) -> None:
         """A run has ended, or the untrained model is measured, which has no history."""
-        if outcome["status"] == "finished" and "history" not in outcome:
-            self._base = outcome["utility_loss"]
-        elif outcome["status"] == "finished":
-            self._finished[run_id] = (outcome.get("checks", {}), outcome["utility_loss"])
+        if result.finished and result.history is None:
+            self._base = result.loss
+        elif result.finished:
+            self._finished[result.run_id] = (result.checks, result.loss)
 
     def reason(self, check: str, utility_loss: float) -> str | None:
         """Why a run with this loss at this check is to end; None if it is to go on."""

@@ -135,7 +135,7 @@ def _early_stopping(spec: SweepSpec, folder: SweepFolder, trials: list[TrialPlan
     )
     for run_id in [BASE_RUN, *(t.run_id for t in trials)]:
         if (result := folder.result(run_id)) is not None:
-            early_stopping.learn(run_id, result)
+            early_stopping.learn(result)
     return early_stopping
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 import torch
 
@@ -15,9 +16,11 @@ from raydp.models import adapters
 from raydp.models import base_models as models
 from raydp.models.networks import untrained_weights
 from raydp.models.pretrained import PretrainedModel
-from raydp.scores.base import measured
+from raydp.scores.base import Measurement, measured
 from raydp.spec.document import SweepSpec
 from raydp.sweep.engine.stopping import check_steps
+from raydp.sweep.store.folder import BASE_RUN
+from raydp.sweep.store.results import ClaimedFigures, RunResult
 from raydp.sweep.store.transfer import TrialFiles
 from raydp.tasks.base import Task
 from raydp.tasks.text.language import LanguageModelingTask
@@ -49,6 +52,17 @@ class TrialControl(Protocol):
 
     def check(self, name: str, utility_loss: float) -> str | None:
         """Take the utility loss at a named check. Return why the run must end here, or None if it goes on."""
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measured:
+    """What is measured on a model."""
+
+    utility_loss: float
+    scores: dict[str, Measurement]
 
 
 class TrialRunner:
@@ -106,7 +120,7 @@ class TrialRunner:
 
     def run(
         self, plan: TrialPlan, files: TrialFiles, attempt: str, control: TrialControl | None = None
-    ) -> dict[str, Any]:
+    ) -> RunResult | None:
         """Train and score one run; every rank calls it, rank 0 measures and saves.
 
         Args:
@@ -115,7 +129,7 @@ class TrialRunner:
             control: rank 0 asks it.
 
         Returns:
-            The result to commit (rank 0), or {} on the other ranks. A run that was ended at a check has no model.
+            The result to commit on rank 0, None on the other ranks. A run that was ended at a check has no model.
 
         Raises:
             Paused: the control asked for a pause; the state is saved.
@@ -127,8 +141,8 @@ class TrialRunner:
         checks = {} if stopping is None or control is None else check_steps(plan.num_steps, stopping.checks)
 
         def check(done: int) -> bool:
-            found = self._on_rank_0(lambda loaded: {"utility_loss": self._task.utility(loaded.model)})
-            reason = control.check(checks[done], found["utility_loss"]) if control is not None and found else None
+            loss = self._on_rank_0(lambda loaded: self._task.utility(loaded.model))
+            reason = control.check(checks[done], loss) if control is not None and loss is not None else None
             why.extend([reason] if reason else [])
             return bool(self.comm.broadcast_object(reason))
 
@@ -147,69 +161,75 @@ class TrialRunner:
         )
         store = files.checkpoints(notes.append)
         trained = self._spec.method.params.train(plan, context, self._task, self.comm, self._key, store)
-        known = {
-            "run_id": plan.run_id,
-            "history": trained.history,
-            "ledger": ledger.summary(),
-            "resumed_from": trained.resumed_from,
-            "train_seconds": trained.seconds,
-            **({"details": dict(trained.details)} if trained.details else {}),
-            **({"notes": notes} if notes else {}),
-        }
+        result = RunResult(
+            run_id=plan.run_id,
+            status="stopped",
+            history=trained.history,
+            ledger=ledger.summary(),
+            resumed_from=trained.resumed_from,
+            train_seconds=trained.seconds,
+            details=dict(trained.details),
+            notes=tuple(notes),
+        )
         if trained.ended_early:
-            return {"status": "stopped", "reason": why[-1], **known} if self.comm.rank == 0 else {}
+            return replace(result, reason=why[-1]) if self.comm.rank == 0 else None
         started = time.perf_counter()
         measured = self._on_rank_0(lambda loaded: self._measure(loaded, plan.seed))
-        if variants := self._measure_variants(trained.variants, plan.seed):
-            measured["variants"] = variants
+        variants = self._measure_variants(trained.variants, plan.seed)
         weights = None
         if sharding.in_parts(self._parameters):
             weights = sharding.gathered(self._loaded.model.state_dict(keep_vars=True), self.comm)
-        if self.comm.rank != 0:
-            return {}
+        if measured is None:
+            return None
         adapters.save_trained(self._loaded.model, self._loaded.tokenizer, files.model_folder(attempt), weights)
         files.hand_over(attempt)
-        return {
-            "status": "finished",
-            "attempt": attempt,
-            **measured,
-            **known,
-            "score_seconds": time.perf_counter() - started,
-        }
+        return replace(
+            result,
+            status="finished",
+            attempt=attempt,
+            utility_loss=measured.utility_loss,
+            scores=measured.scores,
+            variants=variants,
+            score_seconds=time.perf_counter() - started,
+        )
 
     def _untrained(self, seed: int) -> dict[str, torch.Tensor] | None:
         """The start of a network of classification, which differs from seed to seed."""
         return untrained_weights(self._spec.model.name, seed, new_classes=self._task.facts().num_new_tokens)
 
-    def measure_base(self, seed: int) -> dict[str, Any]:
-        """Utility and scores of the untrained base model (rank 0), or {} on the other ranks."""
+    def measure_base(self, seed: int) -> RunResult | None:
+        """Utility and scores of the untrained base model on rank 0, None on the other ranks."""
 
-        def measure(loaded: models.LoadedModel) -> dict[str, Any]:
+        def measure(loaded: models.LoadedModel) -> _Measured:
             with loaded.base() as base:
-                return {"status": "finished", **self._measure(base, seed)}
+                return self._measure(base, seed)
 
-        return self._on_rank_0(measure)
+        if (measured := self._on_rank_0(measure)) is None:
+            return None
+        return RunResult(run_id=BASE_RUN, status="finished", utility_loss=measured.utility_loss, scores=measured.scores)
 
-    def _measure_variants(self, variants: Mapping[float, Callable[[], None]], seed: int) -> list[dict[str, Any]]:
+    def _measure_variants(self, variants: Mapping[float, Callable[[], None]], seed: int) -> tuple[ClaimedFigures, ...]:
         """Utility and scores at each claimed ε; afterwards the weights are those of before."""
         kept = {name: p.detach().clone() for name, p in self._parameters.items()} if variants else {}
-        rows = []
+        figures = []
         for epsilon, put in variants.items():
             put()
-            found = self._on_rank_0(lambda loaded: self._measure(loaded, seed))
-            rows.append({"claimed_epsilon": epsilon, **found})
+            measured = self._on_rank_0(lambda loaded: self._measure(loaded, seed))
+            if measured is not None:
+                loss, scores = measured.utility_loss, measured.scores
+                figures.append(ClaimedFigures(claimed_epsilon=epsilon, utility_loss=loss, scores=scores))
         for name, values in kept.items():
             self._parameters[name].data.copy_(values)
-        return rows
+        return tuple(figures)
 
-    def _on_rank_0(self, work_fn: Callable[[models.LoadedModel], dict[str, Any]]) -> dict[str, Any]:
+    def _on_rank_0(self, work_fn: Callable[[models.LoadedModel], T]) -> T | None:
         if self._sharded:
-            return on_rank_0(self._loaded, self.comm, work_fn) or {}
-        return work_fn(self._loaded) if self.comm.rank == 0 else {}
+            return on_rank_0(self._loaded, self.comm, work_fn)
+        return work_fn(self._loaded) if self.comm.rank == 0 else None
 
-    def _measure(self, loaded: models.LoadedModel, seed: int) -> dict[str, Any]:
+    def _measure(self, loaded: models.LoadedModel, seed: int) -> _Measured:
         utility = self._task.utility(loaded.model)
         if not torch.isfinite(torch.tensor(utility)):
             raise FloatingPointError(f"utility_loss is {utility} after training; the learning rate is too large")
         scores = {s.name: measured(s.params, loaded, self._task, seed=seed) for s in self._spec.scores}
-        return {"utility_loss": utility, "scores": {name: m.document() for name, m in scores.items()}}
+        return _Measured(utility_loss=utility, scores=scores)

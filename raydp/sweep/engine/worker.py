@@ -113,7 +113,7 @@ def _run_lease(runner: TrialRunner, shared: WorkerInputs, queue: Any, run_id: st
     with closing(files), Heartbeat(queue, run_id, token, active=runner.comm.rank == 0) as heart:
         try:
             if run_id == BASE_RUN:
-                outcome = {"run_id": run_id, **runner.measure_base(shared.spec.seeds[0])}
+                outcome = runner.measure_base(shared.spec.seeds[0])
             else:
                 outcome = runner.run(shared.trials[run_id], files, attempt, heart)
         except Paused:
@@ -122,7 +122,7 @@ def _run_lease(runner: TrialRunner, shared: WorkerInputs, queue: Any, run_id: st
         except Exception as error:
             ray.get(queue.fail.remote(run_id, token, f"{type(error).__name__}: {error}"))
             raise
-    if runner.comm.rank == 0:
+    if outcome is not None:
         ray.get(queue.complete.remote(run_id, token, outcome))
 
 

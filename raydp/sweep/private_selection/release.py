@@ -21,6 +21,7 @@ from raydp.sweep.engine.recorder import Recorder
 from raydp.sweep.private_selection.draws import num_runs_of
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import counts, points_table, write_tables
+from raydp.sweep.store.results import RunResult
 from raydp.tasks.base import TaskFacts
 from raydp.tracking import NotDeliveredError, TrialRecord, delivering
 from raydp.training.trial_plan import TrialPlan
@@ -45,7 +46,7 @@ def decide(folder: SweepFolder) -> str | None:
         return before
     results = {trial.run_id: folder.result(trial.run_id) for trial in folder.plan().trials}
     assert None not in results.values(), "a private selection chooses when every run has ended"
-    losses = {k: r["utility_loss"] for k, r in results.items() if r is not None and r["status"] == "finished"}
+    losses = {k: r.loss for k, r in results.items() if r is not None and r.finished}
     if not losses:
         return None
     run_id = min(losses, key=lambda k: losses[k])
@@ -176,12 +177,12 @@ class Releaser(Recorder):
         figures = {name: record[name] for name in ("epsilon", "delta", "accountant")}
         return {"models": 1, "run_ids": [run_id], **figures}
 
-    def _privacy(self, trial: TrialPlan, result: dict[str, Any]) -> dict[str, Any]:
+    def _privacy(self, trial: TrialPlan, result: RunResult) -> dict[str, Any]:
         events = [self.context.spec.method.params.event(t, t.noise_multiplier) for t in self._configurations()]
         return {
             **self.context.plan.privacy[trial.run_id],
             "guarantee": selection_guarantee(events, num_runs_of(self.context.spec)),
-            "ledger": result["ledger"],
+            "ledger": result.ledger,
             "released_together": strict(self._together(trial.run_id)),
         }
 
@@ -189,7 +190,7 @@ class Releaser(Recorder):
         """One trial for each configuration that could have been drawn, drawn or not."""
         return list(self.context.plan.configurations)
 
-    def _record(self, trial: TrialPlan, result: dict[str, Any]) -> TrialRecord:
+    def _record(self, trial: TrialPlan, result: RunResult) -> TrialRecord:
         record = super()._record(trial, result)
         metrics = {name: record.metrics[name] for name in PUBLIC_METRICS if name in record.metrics}
         return replace(record, step_metrics=(), metrics=metrics, seconds=None)

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from raydp.io.yaml import read_yaml
 from raydp.spec.document import SweepSpec, load_spec
 from raydp.spec.sections import PrivacySpec, SelectSpec
 from raydp.sweep.store.json_files import read_json, write_json
+from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import Delivery, Plan, SearchEnd
 from raydp.sweep.store.transfer import SharedFolder
 
@@ -334,38 +335,40 @@ class SweepFolder:
         """The files of one run that a worker writes, where it sees this folder."""
         return SharedFolder(folder=self.trial(run_id), run_id=run_id)
 
-    def result(self, run_id: str) -> dict[str, Any] | None:
+    def result(self, run_id: str) -> RunResult | None:
         """The committed result of a run, None before it has one."""
-        document: dict[str, Any] | None = read_json(self.trial(run_id) / "result.json")
-        return document
+        document = read_json(self.trial(run_id) / "result.json")
+        return None if document is None else RunResult.from_json(document, run_id)
 
     def is_finished(self, run_id: str) -> bool:
         """Whether a run has a result, went to its last step and did not fail."""
-        return (self.result(run_id) or {}).get("status") == "finished"
+        result = self.result(run_id)
+        return result is not None and result.finished
 
     def has_ended(self, run_id: str) -> bool:
         """Whether a run is not to be run again: it has finished, or was stopped for being early_stopping."""
-        return (self.result(run_id) or {}).get("status") in ("finished", "stopped")
+        result = self.result(run_id)
+        return result is not None and result.status != "failed"
 
-    def commit(self, run_id: str, result: dict[str, Any]) -> None:
+    def commit(self, result: RunResult) -> None:
         """Commit a run's result, once: a second call changes nothing. Unless it failed, attempts and checkpoints go.
 
         Raises:
             FileNotFoundError: the model of the attempt that the result names is not (yet) to be seen here.
         """
-        folder = self.trial(run_id)
-        if self.has_ended(run_id):
+        folder = self.trial(result.run_id)
+        if self.has_ended(result.run_id):
             return
         folder.mkdir(parents=True, exist_ok=True)
-        attempt = result.pop("attempt", None)
+        attempt = result.attempt
         model = folder / str(attempt) / "model"
         if model.is_dir():  # not so where a call of before broke off after this
             shutil.rmtree(folder / "model", ignore_errors=True)
             model.rename(folder / "model")
         elif attempt is not None and not (folder / "model").is_dir():
             raise FileNotFoundError(errno.ENOENT, "the trained model is not there", str(model))
-        write_json(folder / "result.json", result)
-        if result["status"] != "failed":
+        write_json(folder / "result.json", replace(result, attempt=None).to_json())
+        if result.status != "failed":
             for leftover in [*folder.glob("attempt-*"), *folder.glob("checkpoints*")]:
                 shutil.rmtree(leftover, ignore_errors=True)
 

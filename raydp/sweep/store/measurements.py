@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from raydp.scores.base import Measurement
 from raydp.scores.requests import ScoreRequest
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.json_files import read_json, write_json
+from raydp.sweep.store.results import RunResult
 from raydp.tasks.base import Secret
 
 SCORES = "scores"
@@ -106,18 +108,18 @@ def measured_later(folder: SweepFolder) -> list[Measurements]:
     return [Measurements(folder=folder, label=label) for label in found]
 
 
-def claimed_figures(result: Mapping[str, Any]) -> dict[str, float]:
+def claimed_figures(result: RunResult | None) -> dict[str, float]:
     """The same training at other claimed ε, as columns: claimed.<ε>.utility_loss and claimed.<ε>.score.<name>."""
     found = {}
-    for variant in result.get("variants", ()):
-        prefix = f"claimed.{variant['claimed_epsilon']:.15g}"
-        found[f"{prefix}.utility_loss"] = variant["utility_loss"]
-        found |= {f"{prefix}.score.{name}": measured["value"] for name, measured in variant["scores"].items()}
+    for variant in () if result is None else result.variants:
+        prefix = f"claimed.{variant.claimed_epsilon:.15g}"
+        found[f"{prefix}.utility_loss"] = variant.utility_loss
+        found |= {f"{prefix}.score.{name}": measured.value for name, measured in variant.scores.items()}
     return found
 
 
-def scores_of(folder: SweepFolder, name: str, later: list[Measurements]) -> dict[str, dict[str, Any]]:
-    """Every finished measurement of a run or of the base: label -> document; those of training first."""
-    result = folder.result(name) or {}
-    found = {m.label: document for m in later if (document := m.finished(name)) is not None}
-    return {**result.get("scores", {}), **found}
+def scores_of(folder: SweepFolder, name: str, later: list[Measurements]) -> dict[str, Measurement]:
+    """Every finished measurement of a run or of the base by its label; those of training first."""
+    result = folder.result(name)
+    measured = {m.label: Measurement(**document) for m in later if (document := m.finished(name)) is not None}
+    return {**({} if result is None else result.scores), **measured}

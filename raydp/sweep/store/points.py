@@ -9,6 +9,7 @@ import pandas as pd
 
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import Measurements, claimed_figures, measured_later, scores_of
+from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import Plan
 from raydp.training.trial_plan import TrialPlan
 from search_spaces import Configuration
@@ -32,7 +33,7 @@ def points_table(folder: SweepFolder) -> pd.DataFrame:
             f"SWEEP must hold a run, got {folder.path.name!r}, whose number of runs was drawn as 0. A new sweep draws "
             "again, and its release costs its own ε."
         )
-    base = folder.result(BASE_RUN) or {}
+    base = folder.result(BASE_RUN)
     later = measured_later(folder)
     skipped = skipped_configurations(folder)
     score = folder.select().score
@@ -57,10 +58,9 @@ def secrets_table(folder: SweepFolder) -> pd.DataFrame:
     counts, later = folder.secret_counts(), measured_later(folder)
     for run_id in [BASE_RUN, *(trial.run_id for trial in folder.plan().trials)]:
         for score, measured in scores_of(folder, run_id, later).items():
-            common = {"run_id": run_id, "score": score, "num_samples": measured["num_samples"]}
+            common = {"run_id": run_id, "score": score, "num_samples": measured.num_samples}
             rows += [
-                {**common, "secret_id": k, "value": v, "count": counts.get(k)}
-                for k, v in measured["per_secret"].items()
+                {**common, "secret_id": k, "value": v, "count": counts.get(k)} for k, v in measured.per_secret.items()
             ]
     table = pd.DataFrame(rows, columns=["run_id", "score", "secret_id", "value", "num_samples", "count"])
     return table.astype({"count": "Int64"})
@@ -116,9 +116,9 @@ def counts(folder: SweepFolder) -> dict[str, Any]:
         **{s: statuses.count(s) for s in ("finished", "failed", "stopped", "pending")},
         **({} if search is None else {"skipped": statuses.count("skipped"), "search": search.to_json()}),
         "failures": [
-            {**by_id[run_id], "run_id": run_id, "reason": r["reason"]}
+            {**by_id[run_id], "run_id": run_id, "reason": r.reason}
             for run_id, r in results.items()
-            if r and r["status"] == "failed"
+            if r and r.status == "failed"
         ],
     }
 
@@ -129,15 +129,15 @@ def skipped_configurations(folder: SweepFolder) -> set[Configuration]:
     return set() if search is None else set(search.skipped)
 
 
-def _status(trial: TrialPlan, result: dict[str, Any] | None, skipped: set[Configuration]) -> str:
+def _status(trial: TrialPlan, result: RunResult | None, skipped: set[Configuration]) -> str:
     if result is not None:
-        return str(result["status"])
+        return result.status
     return "skipped" if trial.configuration in skipped else "pending"
 
 
-def _executed(result: dict[str, Any]) -> dict[str, Any]:
+def _executed(result: RunResult | None) -> dict[str, Any]:
     """How far a stopped run came."""
-    executed = result.get("executed")
+    executed = None if result is None else result.executed
     return {} if executed is None else {f"executed_{k}": executed[k] for k in ("num_steps", "epsilon")}
 
 
@@ -146,19 +146,19 @@ def _row(
     trial: TrialPlan,
     plan: Plan,
     score: str,
-    base: dict[str, Any],
+    base: RunResult | None,
     later: list[Measurements],
     skipped: set[Configuration],
 ) -> dict[str, Any]:
-    committed = folder.result(trial.run_id)
-    status, result = _status(trial, committed, skipped), committed or {}
+    result = folder.result(trial.run_id)
+    status = _status(trial, result, skipped)
     privacy = plan.privacy[trial.run_id]
-    utility, base_utility = result.get("utility_loss"), base.get("utility_loss")
+    utility, base_utility = (None if r is None else r.utility_loss for r in (result, base))
     scores = scores_of(folder, trial.run_id, later)
     return {
         **{k: getattr(trial, k) for k in (*HYPERPARAMETERS, "seed")},
         "utility_loss": utility,
-        "score": scores.get(score, {}).get("value"),
+        "score": scores[score].value if score in scores else None,
         "run_id": trial.run_id,
         "status": status,
         "epsilon": privacy["epsilon"],
@@ -168,8 +168,8 @@ def _row(
         "noise_multiplier": trial.noise_multiplier,
         "base_utility_loss": base_utility,
         "utility_gain": None if utility is None or base_utility is None else base_utility - utility,
-        **{f"score.{name}": measured["value"] for name, measured in scores.items()},
-        **{f"score.{name}.std_error": measured["std_error"] for name, measured in scores.items()},
+        **{f"score.{name}": measured.value for name, measured in scores.items()},
+        **{f"score.{name}.std_error": measured.std_error for name, measured in scores.items()},
         **claimed_figures(result),
         "model_uri": folder.model_uri(trial.run_id),
     }

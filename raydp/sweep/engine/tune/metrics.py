@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from raydp.sweep.store.results import RunResult
 from raydp.training.trial_plan import TrialPlan
 from search_spaces.configuration import HYPERPARAMETERS
 
@@ -20,21 +20,21 @@ def config_of(trial: TrialPlan) -> dict[str, Any]:
     return {name: fields[name] for name in CONFIG}
 
 
-def final_metrics(result: Mapping[str, Any], score: str) -> dict[str, Any]:
+def final_metrics(result: RunResult, score: str) -> dict[str, Any]:
     """Return the metrics of a run that has ended.
 
     Args:
-        result: the run's result or outcome.
+        result: the run's result.
         score: the score that the sweep selects by.
 
     Returns:
         "status", and as far as the run has them: "utility_loss", "score", "score.NAME" and "score.NAME.std_error" of
         every score, "train_seconds", "score_seconds", "attempts" and "reason".
     """
-    metrics = {name: result[name] for name in PLAIN if name in result}
-    for name, measurement in result.get("scores", {}).items():
-        metrics[f"score.{name}"] = measurement["value"]
-        metrics[f"score.{name}.std_error"] = measurement["std_error"]
+    metrics = {name: value for name in PLAIN if (value := getattr(result, name)) is not None}
+    for name, measurement in result.scores.items():
+        metrics[f"score.{name}"] = measurement.value
+        metrics[f"score.{name}.std_error"] = measurement.std_error
     if f"score.{score}" in metrics:
         metrics["score"] = metrics[f"score.{score}"]
     return metrics

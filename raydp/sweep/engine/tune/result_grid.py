@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -13,6 +12,7 @@ from ray.tune import Checkpoint, Result, ResultGrid
 
 from raydp.sweep.engine.tune.metrics import config_of, final_metrics
 from raydp.sweep.store.folder import SweepFolder
+from raydp.sweep.store.results import RunResult
 from raydp.training.trial_plan import TrialPlan
 
 Scope = Literal["last", "avg", "last-5-avg", "last-10-avg", "all"]
@@ -112,15 +112,14 @@ class SweepGrid(ResultGrid):
         return pd.DataFrame(rows)
 
 
-def _result(folder: SweepFolder, trial: TrialPlan, result: Mapping[str, Any], score: str) -> Result:
+def _result(folder: SweepFolder, trial: TrialPlan, result: RunResult, score: str) -> Result:
     """One run's result."""
     model = folder.trial(trial.run_id) / "model"
-    finished = result["status"] == "finished"
-    history = pd.DataFrame(result.get("history", []))
+    history = pd.DataFrame(result.history or [])
     return Result(
         metrics={**final_metrics(result, score), "trial_id": trial.run_id, "config": config_of(trial)},
         checkpoint=Checkpoint.from_directory(str(model)) if model.is_dir() else None,
-        error=None if finished else RunFailedError(result["reason"]),
+        error=None if result.finished else RunFailedError(result.reason),
         path=str(folder.trial(trial.run_id)),
         metrics_dataframe=history if len(history) else None,
     )

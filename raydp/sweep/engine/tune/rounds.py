@@ -13,6 +13,7 @@ from ray import tune
 from ray.tune.search import Searcher
 
 from raydp.sweep.engine.committer import Committer
+from raydp.sweep.engine.queue import News
 from raydp.sweep.engine.tune.callbacks import CommitCallback, GuardedCallback
 from raydp.sweep.engine.tune.metrics import config_of, final_metrics
 from raydp.sweep.store.folder import SweepFolder
@@ -147,12 +148,14 @@ class TuneRun:
             run_id, step = config["run_id"], 0
             ray.get(queue.gather.remote(ray.get_runtime_context().get_actor_id(), num_actors, name))
             ray.get(queue.enqueue.remote([run_id]))
-            while "outcome" not in (news := ray.get(queue.follow.remote(run_id, step, seconds))):
-                step = news["step"]
+            while True:
+                news: News = ray.get(queue.follow.remote(run_id, step, seconds))
+                if news.outcome is not None:
+                    break
+                step = news.step
                 if shown:
-                    tune.report({"status": "running", **news["row"], "step": step, "num_steps": news["num_steps"]})
-            outcome = news["outcome"]
-            tune.report(final_metrics(outcome, score) if shown else {"status": outcome["status"]})
+                    tune.report({"status": "running", **news.row, "step": step, "num_steps": news.num_steps})
+            tune.report(final_metrics(news.outcome, score) if shown else {"status": news.outcome.status})
 
         tune.Tuner(
             tune.with_resources(trial, tune.PlacementGroupFactory([{"memory": 1e6}])),
