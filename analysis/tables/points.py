@@ -139,7 +139,7 @@ def configuration_means(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def column_means(points: pd.DataFrame, column: str) -> NDArray[np.float64]:
-    """Return the means over seeds of a numeric column, [m], ordered as `configuration_means`; NaN if a value is null."""
+    """Return the means over seeds of a numeric column, [m], in the order of `configuration_means`. Null gives NaN."""
     ordered, starts = _by_configuration(points)
     return rounded_means(numbers(ordered[column]), starts)
 

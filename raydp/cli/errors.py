@@ -22,7 +22,7 @@ _PATHS: dict[type[OSError], tuple[str, str]] = {
 
 
 def explain(error: ValueError | OSError) -> tuple[str, int]:
-    """Return the message and the exit code: 2 for mistakes that the user can correct, 1 for failures such as a full disk."""
+    """Return the message and the exit code: 2 for mistakes that the user can correct, 1 for other failures."""
     if isinstance(error, ValueError):
         return str(error), 2
     for kind, (rule, remedy) in _PATHS.items():

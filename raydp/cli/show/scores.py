@@ -81,7 +81,7 @@ def _pair(pair: dict[str, object], of: str) -> dict[str, Any]:
 
 
 def show_methods(answer: dict[str, Any]) -> None:
-    """Print differences between the methods' settings as warnings, then one table per two methods, one row per figure."""
+    """Print the comparability warnings, then one table per two methods with one row per figure."""
     for warning in answer["warnings"]:
         stdout.print(f"warning: {warning}", markup=False)
     rows: dict[str, list[dict[str, Any]]] = {}
