@@ -80,8 +80,9 @@ def profiles_command(
 def profiles_of_file(path: Path, deltas: str) -> list[dict[str, Any]]:
     """Return the profiles of a CSV file's rows.
 
-    The columns are n, batch_size, num_steps and either noise_multiplier, or epsilon and delta. If a target (ε, δ) is given, each accountant calibrates its own noise to it. All curves of an accountant therefore
-    meet at the target (as Hu et al. 2025, Figures 11 and 26 to 28).
+    The columns are n, batch_size, num_steps and either noise_multiplier, or epsilon and delta. If a target (ε, δ)
+    is given, each accountant calibrates its own noise to it. All curves of an accountant therefore meet at the
+    target (as Hu et al. 2025, Figures 11 and 26 to 28).
 
     Returns:
         Per row: the values of the file; "noise_multipliers": accountant -> σ, None if the accountant has no answer;

@@ -1,4 +1,4 @@
-"""Configurations in a random order, as many as are asked for."""
+"""A search that runs configurations in a random order, up to a given number."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ M = TypeVar("M", bound=NoisyMethod)
 
 
 def with_sgd(method: M, indices_fn: IndicesFn | None = None) -> M:
-    """Return the method with plain SGD, so that its update is the privatised gradient, and with given batches by step."""
+    """Return the method with plain SGD, so that its update is the privatised gradient, and optionally given batches."""
 
     class Observed(type(method)):  # type: ignore[misc]
         def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
@@ -104,7 +104,7 @@ def with_fixed_threshold(method: M) -> M:
 
 
 def noise_strategy(method: AccountedMethod, plan: TrialPlan) -> NDArray[np.float64]:
-    """Return the first column of C, the matrix that decorrelates a method's noise between steps; (1,) if independent."""
+    """Return the first column of C, the matrix that decorrelates a method's noise over steps; (1,) if independent."""
     strategy_fn = getattr(method, "noise_strategy", None)
     return np.array((1.0,) if strategy_fn is None else strategy_fn(plan))
 
