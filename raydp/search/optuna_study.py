@@ -61,7 +61,7 @@ def opened(folder: Path | None) -> Iterator[Study]:
         problem = str(error).splitlines()[0]
         raise ValueError(
             f"SWEEP must have an {FILE} that can be read and written, got {problem}. Close what else writes to it, or "
-            "delete it and continue with --resume: the search then reads every result again."
+            "delete it and go on with --resume: the search then reads every result again."
         ) from error
     finally:
         optuna.logging.set_verbosity(level)

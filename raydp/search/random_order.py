@@ -12,7 +12,7 @@ from raydp.spec.sections.base import Section
 
 
 class RandomSearch(Section):
-    """A random part of the space."""
+    """Run a random part of the space."""
 
     num_configurations: Annotated[int, Field(ge=1)]
     """How many configurations are run."""

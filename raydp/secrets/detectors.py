@@ -97,7 +97,7 @@ def find(text: str, *, region: str = "US", kinds: tuple[Kind, ...] = KINDS) -> l
 
 
 def check_region(region: str) -> None:
-    """Refuse a region without phone numbers, where no phone number would be values.
+    """Refuse a region without phone numbers, where no phone number would be found.
 
     Raises:
         ValueError: the region is unknown, or the package is missing.
