@@ -32,8 +32,8 @@ def write_comparison(
     Args:
         groups: name -> points table; at least two. Trends are tested in the order of the groups.
         selections: name -> the selections from each table. The first is the headline, the last is best utility.
-        path: of the HTML file, self-contained.
-        title: of the page.
+        path: path of the self-contained HTML file.
+        title: title of the page.
         notes: plain sentences to print at the end.
 
     Returns:

@@ -121,13 +121,13 @@ def page(
         figures: name -> figure.
         live: data of the slider's script (see `analysis.report.threshold_slider`), None for a page without a slider.
     """
-    told = {"figures": {name: _described(figure) for name, figure in figures.items()}, "live": live}
+    data = {"figures": {name: _described(figure) for name, figure in figures.items()}, "live": live}
     return Template(_file("template.html")).substitute(
         title=escape(title),
         style=_file("page.css"),
         body="\n".join(body),
         plotly=get_plotlyjs(),
-        told=script_json(told),
+        told=script_json(data),
         script=_file("page.js"),
     )
 

@@ -28,7 +28,7 @@ def audit_correlations(
     Args:
         points: a points table.
         audited: columns batch_size, num_steps, learning_rate and epsilon_hat (>= 0), one row per configuration.
-        num_resamples, seed: of the bootstrap over configurations. The seed is also for the 5,000 permutations.
+        num_resamples, seed: settings of the bootstrap over configurations. The seed also serves the 5,000 permutations.
 
     A configuration's score is its mean over seeds. The column `score` is correlated too if it equals none of the
     columns score.<name>, such as the worst case over secrets. p is two-sided, for the null hypothesis that scores and

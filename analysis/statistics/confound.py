@@ -36,7 +36,7 @@ def utility_adjusted(points: pd.DataFrame, *, num_resamples: int = RESAMPLES, se
 
     Args:
         points: a points table.
-        num_resamples, seed: of the bootstrap over configurations, for "share_interval". With more than 5,000
+        num_resamples, seed: settings of the bootstrap over configurations, for "share_interval". With more than 5,000
             configurations, fewer resamples are drawn.
 
     Returns:

@@ -74,7 +74,8 @@ class SeedNoise:
 
     def draw(self, rng: np.random.Generator, num_draws: int) -> Array:
         """Draw errors of the means, [num_draws, m], from Student's t with the variance's degrees of freedom."""
-        # With one seed per configuration and few degrees of freedom, a draw may exceed the range of doubles.
+        # If the configurations' spreads disagree, one with a single seed has few degrees of freedom, and a draw of its
+        # error may exceed the range of doubles.
         drawn: Array = rng.standard_t(self.degrees, (num_draws, len(self.std))).clip(-FARTHEST, FARTHEST)
         drawn *= self.std_error()
         return drawn

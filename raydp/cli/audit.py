@@ -75,7 +75,7 @@ def audit_bound(
     confidence: Annotated[float, typer.Option()] = 0.95,
     json: Json = False,
 ) -> None:
-    """The lower bound on ε that so many right guesses prove (Steinke et al. 2023)."""
+    """The lower bound on ε that a number of right guesses proves (Steinke et al. 2023)."""
     from dataclasses import asdict
 
     from raydp.io.output import print_json, print_table

@@ -190,7 +190,7 @@ def _joined(columns: Sequence[_Column], texts: Sequence[str]) -> str:
 
 
 def _records(columns: Sequence[_Column], width: int) -> Iterator[Line]:
-    """Yield one field per line, and an empty line between rows. A value too long to stand beside its name is below it."""
+    """Yield one field per line, and an empty line between rows. A value too long for its name's line follows below."""
     named = [column for column in columns if column.name is not None]
     marks = next((column.cells for column in columns if column.name is None), None)
     names = max(cell_len(column.header) for column in named)

@@ -77,7 +77,7 @@ class Matches:
 
 
 class Searcher:
-    """Search for all needles in one pass over a text, with two Aho-Corasick automata. The time is linear in the text."""
+    """Search for all needles in one pass over a text, with two Aho-Corasick automata, in time linear in the text."""
 
     def __init__(self, needles: Needles) -> None:
         self._needles = needles

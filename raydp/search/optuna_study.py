@@ -140,7 +140,7 @@ class SearchStudy:
 def _bring_up_to_date(
     record: Study,
     state: SearchState,
-    told: Mapping[Configuration, Observation],
+    observations: Mapping[Configuration, Observation],
     distributions: dict[str, BaseDistribution],
 ) -> None:
     """Give each finished configuration a complete trial, each failed one a failed trial, each running one a running."""
@@ -153,11 +153,11 @@ def _bring_up_to_date(
         else:
             ended.add((_configuration(trial), trial.state))
     # Complete the trials of finished configurations, then fail and add those of failed and running ones.
-    for configuration, one in told.items():
+    for configuration, observation in observations.items():
         if (begun := running.pop(configuration, None)) is not None:
-            _tell(record, begun, one)
+            _tell(record, begun, observation)
         elif (configuration, TrialState.COMPLETE) not in ended:
-            record.add_trial(_complete(configuration, distributions, one, {}))
+            record.add_trial(_complete(configuration, distributions, observation, {}))
     for configuration in state.failed:
         if (begun := running.pop(configuration, None)) is not None:
             record.tell(begun.number, state=TrialState.FAIL)
@@ -171,13 +171,13 @@ def _bring_up_to_date(
             record.tell(trial.number, state=TrialState.FAIL)
 
 
-def _tell(record: Study, trial: FrozenTrial, told: Observation) -> None:
+def _tell(record: Study, trial: FrozenTrial, observation: Observation) -> None:
     """Record a result. Constraints come first, because Optuna accepts none afterwards."""
     running = Trial(record, trial._trial_id)
-    for name, by in told.exceeds.items():
+    for name, by in observation.exceeds.items():
         if name not in running.constraints:  # already set if an earlier driver was killed in between
             running.set_constraint(name, by)
-    record.tell(trial.number, [told.utility_loss, told.score])
+    record.tell(trial.number, [observation.utility_loss, observation.score])
 
 
 def _trial(
@@ -192,7 +192,7 @@ def _trial(
 def _complete(
     configuration: Configuration,
     distributions: dict[str, BaseDistribution],
-    told: Observation,
+    observation: Observation,
     system_attrs: Mapping[str, object],
 ) -> FrozenTrial:
     """Return a finished trial with the current constraints. The sampler's own notes, such as a generation, are kept."""
@@ -201,8 +201,8 @@ def _complete(
         configuration,
         distributions,
         TrialState.COMPLETE,
-        values=[told.utility_loss, told.score],
-        constraints=dict(told.exceeds),
+        values=[observation.utility_loss, observation.score],
+        constraints=dict(observation.exceeds),
         system_attrs=noted,
     )
 

@@ -139,11 +139,11 @@ def extract(
     return rows, notes
 
 
-def _recognised(found: Iterable[Piece], known: Sequence[Piece]) -> list[Piece]:
+def _recognised(candidates: Iterable[Piece], known: Sequence[Piece]) -> list[Piece]:
     """Return the pieces that a rule recognises and that neither contain a known piece nor are part of one."""
     return [
         piece
-        for piece in found
+        for piece in candidates
         if piece.type != PLAIN and not any(piece.text in one.text or one.text in piece.text for one in known)
     ]
 
@@ -167,9 +167,9 @@ def _row(piece: Piece, source: str, count: int) -> dict[str, Any]:
     }
 
 
-def _one_split(found: Sequence[Piece]) -> list[Piece]:
+def _one_split(candidates: Sequence[Piece]) -> list[Piece]:
     """Return pieces of different text. Of two that differ only in their division, keep the first."""
-    return list({piece.text: piece for piece in reversed(found)}.values())[::-1]
+    return list({piece.text: piece for piece in reversed(candidates)}.values())[::-1]
 
 
 def _whole_words(sequence: str, texts: Sequence[str]) -> str:
