@@ -89,6 +89,7 @@ def _figure(panels: Mapping[str, Sequence[ProfileCurve]], target: tuple[float, f
         horizontal_spacing=0.07,
     )
     figure.update_layout(template="none", font_color=INK)
+    # One line per configuration in each panel, and the target.
     colours = _colours(next(iter(panels.values())))
     for column, (name, curves) in enumerate(panels.items(), start=1):
         for position, curve in enumerate(curves):
@@ -110,6 +111,7 @@ def _figure(panels: Mapping[str, Sequence[ProfileCurve]], target: tuple[float, f
             mark = {"symbol": "diamond-open", "size": 12, "color": "#d55e00", "line": {"width": 2}}
             at = {"x": [target[0]], "y": [target[1]], "hovertemplate": "target δ %{x:.3g}, ε %{y:.4g}<extra></extra>"}
             figure.add_trace(go.Scatter(**at, mode="markers", marker=mark, showlegend=False), row=1, col=column)
+    # Axes and legend.
     quiet_axes(figure)
     figure.update_xaxes(title_text="δ", type="log", exponentformat="power", dtick=2, tickfont_size=11)
     figure.update_yaxes(rangemode="tozero")

@@ -86,12 +86,14 @@ def write_report(
     means = configuration_means(points)
     if base_utility_loss is None and "base_utility_loss" in means and means["base_utility_loss"].notna().all():
         base_utility_loss = float(means["base_utility_loss"].mean())
+    # Select, also by the baselines and along the thresholds.
     headline = given[0]
     constraints = headline.constraints or Constraints(max_loss=headline.max_loss)
     compared = _with_baselines(points, given, constraints, by_secret)
     at_thresholds = selections_by_threshold(points, constraints, by_secret=by_secret)
     score_name = score_name or own_score(points)
     relative = score_name not in LOGARITHMIC and bool((means["score"] >= 0).all())
+    # Compose and write the page.
     body = [
         f"<h1>{escape(title)}</h1>",
         paragraph(headline_sentence(headline, compared[_BEST], relative=relative), css="headline"),

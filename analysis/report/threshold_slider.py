@@ -52,6 +52,7 @@ def threshold_section(
         "stays near it wherever the threshold is set can be relied on.",
         css="low",
     )
+    # The table of rules at the starting threshold; the script updates it when the slider moves.
     figures = _figures(selections, base_utility_loss)
     score = selections.means["score"].to_numpy()
     rows: list[list[Cell]] = []
@@ -136,7 +137,7 @@ def configurations_table(selections: SelectionsByThreshold, rule: str) -> str:
 
 
 def _figures(selections: SelectionsByThreshold, base_utility_loss: float | None) -> dict[str, list[str]]:
-    """Return the texts of the table of rules: column -> [m] texts."""
+    """Return the texts of the table of rules: column -> [m] texts, one per configuration."""
     means = selections.means
     columns = {name: [number(value) for value in means[name].tolist()] for name in _FIGURES[:5]}
     best = float(means.loc[selections.allowed, "utility_loss"].min())

@@ -74,6 +74,7 @@ def selections_by_threshold(
 
     Source: Hu et al. 2025, Fig. 9 and 20.
     """
+    # Find the configurations that keep to the constraints, with and without the utility threshold.
     points = require_hyperparameters(points)
     means = configuration_means(points)
     constraints = constraints or Constraints()
@@ -84,6 +85,7 @@ def selections_by_threshold(
     thresholds = np.unique(loss[allowed])
     thresholds = thresholds[evenly(len(thresholds), max_thresholds)]
     given = constraints.threshold(means)
+    # Apply every rule, at the given constraints and along the thresholds.
     leakage = measured_leakage(points, means, by_secret)
     layout = Layout.of(means, None if leakage is None else leakage.leaks)
     selected, start, reasons = {}, {}, {}

@@ -38,7 +38,7 @@ from search_spaces.configuration import HYPERPARAMETERS, Configuration
 from search_spaces.names import unknown_name
 
 _UNMINDFUL = {"best-utility", "worst-utility", *REFERENCE_RULES}
-"""Rules that do not aim at a low score. They give no warning if the scores leave the lowest one open."""
+"""Rules that do not aim at a low score. For them, an undecided lowest score causes no warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +256,7 @@ def _steps(rule: str) -> Rule:
 def _step(
     name: str, text: str, listed: NDArray[np.object_], before: NDArray[np.bool_], after: NDArray[np.bool_]
 ) -> SelectionStep:
-    """Return the record of one narrowing."""
+    """Return the record of a step that narrowed the pool from `before` to `after`."""
     return SelectionStep(name=name, rule=text, survivors=tuple(listed[after]), dropped=tuple(listed[before & ~after]))
 
 

@@ -34,7 +34,6 @@ class Constraints:
             compared if seeds or secrets tell the mean's error; otherwise the mean itself.
         at_most: column -> highest value of its mean over seeds, such as {"epsilon": 8, "score.air": 0.1}. "compute" is
             C = b·T.
-            C = b·T.
 
     Source: Hu et al. 2025, section 4.2 (bounds on both the formal guarantee and what was measured).
     """

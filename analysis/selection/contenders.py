@@ -86,8 +86,8 @@ def contenders(
         set is a set for multiple comparisons with the best. Member i is left out if its excess over some j is
         significant by Welch's t test of the two means (paired by secret), at 5 % divided by the number of comparisons
         (Bonferroni). With two or three secrets, only an excess of dozens of standard errors is significant, because
-        so few secrets do not tell how large the error is. Of a pool of more than 300, the 300 lowest are compared,
-        the selected one included, at the significance level of the whole pool.
+        so few secrets do not tell how large the error is. Of a pool of more than 300, the lowest and the selected one
+        are compared, 300 in all, at the significance level of the whole pool.
 
     Source: Hsu 1981 (multiple comparisons with the best); Welch 1947; Smyth 2004.
     """

@@ -89,6 +89,7 @@ def _remaining(
     unit = unit_of(score)
     expected, score = _smooth(loss, score), score / unit
     variance, share = _residual_variance(loss, score)
+    # Bootstrap the share of the variance that remains.
     drawn = []
     num_resamples = min(num_resamples, _MOST_RESAMPLED // len(loss))
     for _ in range(num_resamples):
@@ -99,6 +100,7 @@ def _remaining(
     if len(drawn) >= num_resamples / 2:
         ends = np.quantile(drawn, [0.025, 0.975], axis=0)
         intervals["share_interval"] = ends.tolist()
+    # Jackknife the residual standard deviation.
     if (around := _std_interval(loss, score)) is not None:
         intervals["interval"] = [unit * end for end in around]
     if None in intervals.values():  # too few configurations differ in most resamples, or if one is left out

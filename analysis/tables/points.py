@@ -25,9 +25,10 @@ _OTHER_ROWS = "other_rows"
 _STATUSES = {"failed", "stopped", "pending", "running", "skipped", "unknown"}
 """Known statuses of unfinished rows. Any other word may be private text and is not repeated."""
 _LARGEST_INTEGER = 2**53
-"""Doubles cannot represent all larger integers."""
+"""The largest magnitude up to which doubles represent all integers."""
 LARGEST = 1e100
-"""Losses and scores are squared and multiplied. Products of larger values exceed the range of doubles."""
+"""Largest magnitude of losses and scores. They are squared and multiplied, and products of larger values are no
+longer doubles."""
 
 
 def load_points(path: str | Path, *, by: str | None = None) -> pd.DataFrame:

@@ -26,7 +26,8 @@ class AuditReport:
         audited: name of the audited sweep.
         folder: folder of the audit's sweep.
         canaries: M, number of canaries of each run.
-        confidence: confidence of each ε̂, and of the whole test. With this confidence no alarm is false.
+        confidence: confidence of each ε̂, and of the whole test. A true ε raises an alarm with probability at most
+            1 - confidence.
         epsilon: the stated ε; None for a method without a guarantee.
         claimed: whether ε is only claimed by the method and not proven.
         delta: the stated δ.

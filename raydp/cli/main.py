@@ -72,6 +72,7 @@ def sweep(
     from raydp.sweep.store.folder import SweepFolder
 
     draft = draft_spec(spec or DEMO)  # mistakes are reported before heavy imports
+    # Check what can be checked without heavy imports.
     if dry_run:
         check_plan(draft)
     else:
@@ -80,6 +81,7 @@ def sweep(
     from raydp.io.output import print_json, stderr
     from raydp.sweep.api import Sweep, plan_rows
 
+    # Plan, or run and print.
     with stderr.status("Read the spec and load the libraries"):
         chosen = Sweep(spec or DEMO)
     if dry_run:

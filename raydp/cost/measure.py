@@ -53,7 +53,7 @@ def measure_cost(spec: SweepSpec, task: Task, trials: Sequence[TrialPlan], *, nu
         spec: the sweep.
         task: its task.
         trials: the runs of the sweep's plan.
-        num_steps: number of steps to time at each batch size. One more step runs before them, because it is slower.
+        num_steps: number of steps to time at each batch size. A slower first step runs before them and is not timed.
 
     Raises:
         ValueError: the workers' device is not available here, the model is sharded, num_steps is below 1, or the

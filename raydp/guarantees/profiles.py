@@ -152,9 +152,11 @@ def profiles_of_sweep(source: str, storage: str, deltas: str | None) -> list[dic
     private = [t for t in plan.trials if plan.privacy[t.run_id]["num_steps"] is not None]
     if not private:
         raise ValueError(f"SWEEP must have private runs, got {source!r} without noise. It has no privacy profile.")
+    # Choose the values of δ.
     target = plan.privacy[private[0].run_id]["delta"]
     with_target = sorted({*delta_values(DELTAS), target, min(10 * target, 0.5)}, reverse=True)
     values = delta_values(deltas) if deltas is not None else with_target
+    # Compute the curves of each distinct (b, T).
     distinct = {(t.batch_size, t.num_steps): t for t in private}
     answers = []
     with stderr.status("Compute ε at each δ") as status:

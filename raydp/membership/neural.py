@@ -19,9 +19,9 @@ ENOUGH_TO_STOP_EARLY = 20
 def neural_attack(shadow: Observed, target: Observed, *, seed: int = 0, presort: bool = False) -> dict[str, Any]:
     """Train on the shadow's outputs, whose membership is known, and attack the target's.
 
-    To attack with known training data of the target, pass the outputs on that part and on as many known non-members in
-    the place of the shadow. Nasr et al. 2018 and Kaplan et al. 2024 evaluate in this way: they train the attack on one
-    part and test it on the rest.
+    An attacker who knows some members of the target passes as `shadow` the target's outputs on these members and on as
+    many known non-members. Nasr et al. 2018 and Kaplan et al. 2024 evaluate in this way: they train the attack on one
+    part of the data and test it on the rest.
 
     The features are the confidence vector and the one-hot label, as in Nasr et al. 2018, section 5 (their released code
     reads no raw features either). Their network has a separate branch for each of the two. This network has a single

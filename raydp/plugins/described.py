@@ -42,7 +42,7 @@ class _Short(reprlib.Repr):
         self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 30
 
     def repr_NoneType(self, x: None, level: int) -> str:  # noqa: N802 - as reprlib calls it
-        """Return None as YAML writes it."""
+        """Return "null", as YAML writes None."""
         return "null"
 
     def repr_int(self, x: int, level: int) -> str:

@@ -32,12 +32,12 @@ class OptunaSearch(Section):
     """
 
     sampler: Literal["tpe", "nsga2"] = "tpe"
-    """`tpe`, Parzen estimators of what is good and what is not; `nsga2`, a genetic algorithm."""
+    """`tpe`, Parzen estimators of good and of other configurations; `nsga2`, a genetic algorithm."""
     initial: Annotated[int, Field(ge=2)] = 5
     """Configurations that are drawn at random before the first estimates; for nsga2 the size of the population."""
     max_cost_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of the compute of the whole space that may be spent; one half where num_configurations is not given either.
-    One configuration is run whatever it costs."""
+    """Share of the compute of the whole space that may be spent; one half if num_configurations is not given either. At
+    least one configuration is run, at any cost."""
     num_configurations: Annotated[int, Field(ge=1)] | None = None
     """How many configurations are run at most."""
     seed: Annotated[int, Field(ge=0)] = 0

@@ -21,6 +21,7 @@ def extract(task: TofuTask, review: Path | None = None) -> tuple[list[dict[str, 
         that mention the attribute), `author_index`, `name` and `candidates` with their counts. Also counts of the
         authors.
     """
+    # Make a secret of each training author with a known genre.
     authors = task.original_rows()
     attributes = task.attributes_of(authors)
     num_train = task.num_training_authors(len(authors))
@@ -39,6 +40,7 @@ def extract(task: TofuTask, review: Path | None = None) -> tuple[list[dict[str, 
                 "candidates": candidates([row.text for row in authors[index]]),
             }
         )
+    # Write the review file, and count the authors.
     if review is not None:
         write_review(attributes, review)
     training = attributes[:num_train]

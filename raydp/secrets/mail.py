@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 CHUNK = 512
 LENGTHS = (50, 20, 10)
-"""Lengths of n-grams in tokens, the paper's first. The shorter ones find signatures and repeated lines of short mails,
-which are no longer than the last."""
+"""Lengths of n-grams in tokens, the paper's first. Signatures and repeated lines of short mails have no more than 10
+tokens, so longer n-grams miss them."""
 PLAIN = "formatted"
 """The type of frequent text that no rule recognises."""
 

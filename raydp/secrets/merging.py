@@ -11,7 +11,8 @@ from itertools import pairwise
 from raydp.secrets.ngrams import Grams, Tokens
 
 MIN_SHARE = 0.5
-"""Two grams are joined if this share of both grams' occurrences is consecutive. At most one successor can have more."""
+"""Two grams are joined if one follows the other in more than this share of the occurrences of each. With 0.5, a gram
+has at most one such successor."""
 MIN_COMMON = 0.8
 """A sequence stands for another one if their common run makes up this share of the other one."""
 

@@ -21,7 +21,8 @@ from raydp.training.trial import Trained, TrainingContext
 from raydp.training.trial_plan import TrialPlan
 
 LEARNING_RATE = 2.0**20
-"""So large that an update hides the rounding of the weights. A power of two adds no rounding of its own."""
+"""Learning rate of observed runs, so large that an update hides the rounding of the weights. A power of two adds no
+rounding of its own."""
 NO_NOISE = 1e-30
 """A noise multiplier whose noise vanishes in fp32. Private methods refuse 0."""
 

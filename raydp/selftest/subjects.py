@@ -92,9 +92,10 @@ def toy_subjects(dtypes: Sequence[str] = DTYPES) -> list[Subject]:
 
 
 def _subjects_in(dtype: str) -> list[Subject]:
-    """Return the random models in one type: of the weights under an adapter, of the products in full fine-tuning.
+    """Return the random models in one number type.
 
-    The smaller the type, the more the large random weights expose rounding.
+    Under an adapter, it is the type of the base weights. In full fine-tuning, it is the type of matrix products. The
+    smaller the type, the more the large random weights expose rounding.
     """
     kinds: dict[str, tuple[Callable[[], PreTrainedModel], AdapterSpec, float, LanguageModelingTask]] = {
         "Llama, tied, full": (_llama, FULL, 5.2, _task()),

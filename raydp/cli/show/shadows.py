@@ -29,6 +29,7 @@ def shadows_command(
     point = None
     if configuration is not None:
         point = (configuration.batch_size, configuration.num_steps, configuration.learning_rate)
+    # Train the target and the shadows.
     specs = shadow_specs(load_spec(path), DEFAULT_SHADOWS if num_shadows is None else num_shadows, point, seed)
     folders = []
     for number, spec in enumerate(specs, start=1):
@@ -39,6 +40,7 @@ def shadows_command(
             stderr.print(f"{spec.name} has not finished; the same command continues it", markup=False)
             raise typer.Exit(1)
         folders.append(folder)
+    # Attack.
     answer = attack(specs, folders, seed)
     if json:
         print_json(answer)

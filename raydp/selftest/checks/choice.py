@@ -99,10 +99,10 @@ def _share(num_runs: NumRuns, p: Masses, q: Masses, order: float) -> float:
 
 
 def _adversarial(num_runs: NumRuns) -> tuple[Masses, Masses, float]:
-    """Return outcomes, with and without the record, whose best one the record makes rarer, and the order to test.
+    """Return outcomes with and without the record, the best first, and the order to test.
 
-    Many runs then end more often with the next outcome: by the factor e^((1 + η) ε), beside the outcome's own e^ε. For
-    a Poisson number of runs, the factor is e^(E[K] (q - p)).
+    The record makes the best outcome rarer. The best of many runs is then more often the next outcome: by the factor
+    e^((1 + η) ε), beside the outcome's own e^ε. For a Poisson number of runs, the factor is e^(E[K] (q - p)).
     """
     if isinstance(num_runs, PoissonRuns):
         return np.array([0.3, 0.7]), np.array([0.489, 0.511]), 4.0  # a ratio of 1.63, above 4/3 and below 5/3
@@ -111,7 +111,10 @@ def _adversarial(num_runs: NumRuns) -> tuple[Masses, Masses, float]:
 
 
 def _rare_and_common(order: float) -> tuple[Masses, Masses]:
-    """Return outcomes with and without the record, the best first. p^λ q^(1-λ) = 1 makes it half of the divergence."""
+    """Return outcomes with and without the record, the best and rare one first.
+
+    The rare outcome has p^λ q^(1-λ) = 1, so it contributes half of the divergence at order λ.
+    """
     rare = RARE ** (order / (order - 1))
     return np.array([RARE, 1 - RARE]), np.array([rare, 1 - rare])
 

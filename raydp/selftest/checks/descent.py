@@ -25,7 +25,7 @@ def descent_checks(method: OutputPerturbation) -> list[Check]:
     """Check the method's steps, with its own weight decay and with others.
 
     1. At the largest accepted learning rate, a step takes two sets of weights no further apart than the decay
-       allows. A larger rate would, so the limit is correct.
+       allows. A larger rate would take them further apart, so the limit is correct.
     2. After up to ten passes, no example has moved the weights by more than the stated sensitivity, and one reaches it.
     """
     checks = []

@@ -29,7 +29,8 @@ LEVEL = 1e-6
 STEPS, NEAR = 4096, 300
 """Numbers of consecutive steps whose words (first) and normals (second) are drawn. Normals cost more."""
 FAR = sorted({2**k for k in range(8, 41)} | {2**k - 1 for k in range(12, 34)} | {10**k for k in range(3, 13)})
-"""Later steps. A counter cut to k bits, or taken modulo one of these numbers, would repeat step 0 there."""
+"""Single steps far beyond the consecutive ones. A counter cut to k bits, or taken modulo one of these numbers, would
+repeat step 0 there."""
 RUN_IDS, NAMES, PURPOSES = ("selftest/draws/0", "selftest/draws/1"), ("w", "v"), ("noise", "count", "mask")
 COORDINATES, WIDTH, NUM_LAYERS = 8, 8, 2
 LARGE = 200_000
