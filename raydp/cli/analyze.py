@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 analyze_app = typer.Typer(cls=Group, help="Figures of a points table.")
 
 Resamples = Annotated[int, typer.Option(min=100, help="Number of bootstrap resamples.")]
-Layouts = Annotated[int, typer.Option(help="resample: draws around the means.")]
+Layouts = Annotated[int, typer.Option(help="resample: number of draws around the means.")]
 
 FIGURES = {
     "heuristics": ("heuristic_accuracy", "How often each pairwise heuristic is right (Hu et al. 2025, section 4.2)."),

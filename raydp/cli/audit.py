@@ -38,10 +38,10 @@ def audit_run(
         str, typer.Argument(metavar="SPEC|MODEL", help="A spec, a sweep, its trials/RUN_ID, or a registered model.")
     ],
     canaries: Annotated[int, typer.Option(help="M: new-token canaries of each run.")] = 500,
-    confidence: Annotated[float, typer.Option(help="Of each bound, and of the whole test.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Confidence of each bound and of the whole test.")] = 0.95,
     seeds: Annotated[str | None, typer.Option(help="Comma-separated; the sweep's first by default.")] = None,
     new: Annotated[bool, typer.Option("--new", help="Another audit, with new coins.")] = False,
-    spec: Annotated[Path | None, typer.Option(help="Of a registered model whose sweep is not here.")] = None,
+    spec: Annotated[Path | None, typer.Option(help="Spec of a registered model whose sweep is not here.")] = None,
     storage: Storage = "raydp_runs",
     uri: Uri = DEFAULT_URI,
     json: Json = False,

@@ -31,7 +31,7 @@ SPARE = ("sweep", "seed", "epsilon", "aliases", "learning_rate", "num_steps", "b
 def models_find(
     uri: Uri = DEFAULT_URI,
     registered_model: Annotated[str | None, typer.Option(help="Its name in the registry; all by default.")] = None,
-    alias: Annotated[str | None, typer.Option(help="Only versions that it points at.")] = None,
+    alias: Annotated[str | None, typer.Option(help="Only versions with this alias.")] = None,
     where: Annotated[
         list[str] | None, typer.Option(help="COLUMN OPERATOR VALUE, such as 'score.vmr < 0.05'; repeatable.")
     ] = None,
@@ -40,7 +40,7 @@ def models_find(
     max_delta: Annotated[float | None, typer.Option()] = None,
     max_loss: Annotated[float | None, typer.Option()] = None,
     max_score: Annotated[float | None, typer.Option()] = None,
-    score: Annotated[str | None, typer.Option(help="Which score is meant by score.")] = None,
+    score: Annotated[str | None, typer.Option(help="Name of the score to filter and sort by.")] = None,
     batch_size: Annotated[int | None, typer.Option()] = None,
     num_steps: Annotated[int | None, typer.Option()] = None,
     learning_rate: Annotated[float | None, typer.Option()] = None,

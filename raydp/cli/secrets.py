@@ -32,7 +32,7 @@ def extract(
         "phone,email,address,key,number"
     ),
     order: Annotated[
-        Literal["secret", "count"], typer.Option(help="What looks secret first, or the commonest first (mail).")
+        Literal["secret", "count"], typer.Option(help="List what looks secret first, or the commonest first (mail).")
     ] = "secret",
     max_detected: Annotated[int, typer.Option(min=1, help="Secrets of each detector, the commonest (mail).")] = 100,
     region: Annotated[str, typer.Option(help="Country of phone numbers without a code (mail).")] = "US",

@@ -20,7 +20,7 @@ def variants(
         typer.Option(
             metavar="FIELD=VALUES",
             help="A field by its path and YAML values between commas, such as method.num_teachers=20,50,100. Repeat it "
-            "for every combination; a whole section varies what belongs together.",
+            "for every combination. To vary several fields together, give a whole section.",
         ),
     ],
     output: Annotated[

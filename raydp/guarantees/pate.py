@@ -19,8 +19,8 @@ from raydp.privacy.mechanisms.pate_release import Release, smooth_cost
 from search_spaces.names import cell_in_words
 
 PRIVATE = (
-    "epsilon, order, the reference, expected_answers and a suggestion depend on the votes and are as private as they: "
-    "decide by them, and publish epsilon_data_independent, or epsilon_sanitised once"
+    "epsilon, order, the reference, expected_answers and a suggestion depend on the votes and are as private as the "
+    "votes: use them to decide, and publish only epsilon_data_independent, or epsilon_sanitised once"
 )
 
 

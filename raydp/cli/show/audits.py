@@ -46,4 +46,4 @@ def show_audit(report: AuditReport) -> None:
             markup=False,
         )
     elif report.epsilon is not None:
-        stdout.print(f"no alarm: nothing speaks against the {word} ε, which proves nothing for it", markup=False)
+        stdout.print(f"no alarm: the audit does not refute the {word} ε. It does not prove it either", markup=False)

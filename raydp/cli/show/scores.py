@@ -101,4 +101,4 @@ def show_methods(answer: dict[str, Any]) -> None:
         rows.setdefault(f"a: {row['a']}, b: {row['b']}", []).append(shown)
     for title, table in rows.items():
         print_table(title, table)
-    stdout.print("n: configurations that both have; a difference that is not found is not shown to be none")
+    stdout.print("n: configurations that both have. Finding no difference does not prove that there is none")

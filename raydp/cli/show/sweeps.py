@@ -76,8 +76,8 @@ def show_predictions(rows: list[dict[str, object]]) -> None:
     print_table("predictions; 95 % intervals of the expectation over seeds, and of one run", shown)
     if any(row["beyond"] for row in rows):
         stdout.print(
-            "warning: rows with a hyperparameter `beyond` the measured values are extrapolations along a line: they "
-            "know neither a score's range nor a run that diverges.",
+            "warning: rows with a hyperparameter `beyond` the measured values are linear extrapolations: they ignore "
+            "the range of a score, and that runs may diverge.",
             markup=False,
         )
 

@@ -41,7 +41,7 @@ def sensitivity_checks(subject: Subject) -> list[Check]:
     expected, unclipped, apart = _clipped_autograd(subject)
     full = _update(subject, indices)
     error = _norm(full - expected) / _norm(expected)
-    # Unit weights below 1 must show as smaller changes, so 1 - weight is added to each change.
+    # A unit of weight w may move the sum by w c. Adding 1 - w makes 1 the bound for every unit.
     changes = [
         _norm(full - _update(subject, np.delete(indices, i))) / c + (1 - share) for i, share in enumerate(shares)
     ]
