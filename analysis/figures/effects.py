@@ -21,7 +21,7 @@ _PANELS = {
 }
 _ROWS = (("score", "Score", SEQUENCE[1]), ("utility_loss", "Utility loss", SEQUENCE[0]))
 MOST_SERIES = 40
-"""The largest number of lines in a panel. The series with the most points are drawn first."""
+"""The largest number of lines in a panel. If there are more series, those with the most points are drawn."""
 
 
 def effect_lines(points: pd.DataFrame) -> go.Figure:

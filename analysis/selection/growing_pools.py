@@ -1,7 +1,7 @@
 """Algorithm 1 of Hu et al. (2025) at all utility thresholds: each pool contains the pools of lower thresholds.
 
-A configuration that is beaten under the updates or the compute heuristic stays beaten as the pool grows, because a
-configuration that beats its beater beats it too. So step 2 keeps a configuration from the moment it enters the pool
+A configuration that another one beats under the updates or the compute heuristic stays beaten as the pool grows,
+because both heuristics are transitive. So step 2 keeps a configuration from the moment it enters the pool
 until the first configuration that beats it enters. Step 3 drops a kept configuration while a smaller one is also kept.
 """
 

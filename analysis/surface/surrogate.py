@@ -115,7 +115,7 @@ class Surface:
         return means.mean(axis=0), np.sqrt((stds**2).mean(axis=0) + means.var(axis=0))
 
     def components(self, table: pd.DataFrame) -> tuple[Array, Array]:
-        """Return the predictions of `predict` as one Gaussian per draw of the hyperparameters, each [draws, k]."""
+        """Return the means and standard deviations of `predict` by draw of the hyperparameters, each [draws, k]."""
         points = self._standard(table)
         parts = [self._posterior(h, points, full=False) for h in self.hyperparameters]
         means, variances = np.array([p[0] for p in parts]), np.array([p[1] for p in parts])
