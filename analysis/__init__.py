@@ -1,9 +1,9 @@
 """From a points table to a choice: heuristics, selection, risk, regression, variance, counterfactuals, report.
 
-Its rooms, each importing only from those before it: `tables` (the points table and what is read from it), `statistics`
-(figures of a table), `surface` (smooth predictions between configurations), `selection` (rules, constraints, risk),
-`figures` (pictures as plotly objects) and `report` (pages). The names below are imported on first use, so that
-importing the package is free.
+The rooms, each importing only from those listed before it: `tables` (the points table and its columns), `statistics`
+(figures computed from a table), `surface` (smooth predictions between configurations), `selection` (rules, constraints,
+risk), `figures` (plotly objects) and `report` (pages). The public names below are imported on first use, so importing
+the package costs nothing.
 """
 
 from __future__ import annotations

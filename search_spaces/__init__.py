@@ -1,4 +1,4 @@
-"""Named grids of (batch size, steps, learning rate) and their loader; the names below are imported on first use."""
+"""Named grids of (batch size, steps, learning rate) and their loader. The public names are imported on first use."""
 
 from __future__ import annotations
 

@@ -8,27 +8,27 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
 HYPERPARAMETERS = ["batch_size", "num_steps", "learning_rate"]
-"""What a sweep varies, in the order (b, T, η)."""
+"""The hyperparameters that a sweep varies, in the order (b, T, η)."""
 
 
 def exact(value: float | str) -> Fraction:
-    """The decimal that was written, as a fraction.
+    """Return the written decimal as a fraction.
 
     A float stands for its shortest decimal (its `str`): 3e-3 is 3/1000, not the nearest double. Every decimal of at
-    most 15 significant digits survives the way through a double (IEEE 754), so equality of products is decided as on
-    paper: 8192·250·3e-3 equals 4096·500·3e-3, whatever the rounding.
+    most 15 significant digits survives conversion to a double and back (IEEE 754). So products are compared as on
+    paper: 8192·250·3e-3 equals 4096·500·3e-3, regardless of rounding.
 
     Args:
         value: a finite number, or its text ("5e-4").
 
     Raises:
-        ValueError: not a finite decimal number.
+        ValueError: the value is not a finite decimal number.
     """
     try:
         number = Decimal(str(value))
     except InvalidOperation:
         number = Decimal("nan")
-    # An exponent that no double holds would make the fraction's integers as long as the exponent says.
+    # For an exponent beyond the range of doubles, the fraction's integers would have as many digits as the exponent.
     if not math.isfinite(float(number)) or (number != 0 and float(number) == 0):
         raise ValueError(f"value must be a finite decimal number, got {value!r}. Write it like 0.001 or 1e-3.")
     return Fraction(number)
@@ -36,7 +36,7 @@ def exact(value: float | str) -> Fraction:
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """What a sweep varies at one fixed (ε, δ).
+    """The hyperparameters that a sweep varies at one fixed (ε, δ).
 
     Attributes:
         batch_size: b, expected number of examples in a batch.
@@ -62,17 +62,17 @@ class Configuration:
 
     @property
     def key(self) -> tuple[int, int, float]:
-        """(T, b, η): the order in which configurations are listed and ties are resolved."""
+        """Return (T, b, η), the order in which configurations are listed and ties are resolved."""
         return (self.num_steps, self.batch_size, self.learning_rate)
 
     @property
     def compute(self) -> int:
-        """C = b·T, examples processed in expectation (Hu et al. 2025, §4.1)."""
+        """Return C = b·T, the expected number of processed examples (Hu et al. 2025, §4.1)."""
         return self.batch_size * self.num_steps
 
     @property
     def updates(self) -> Fraction:
-        """U = C·η, the cumulative learning signal (Hu et al. 2025, §4.1), exact."""
+        """Return U = C·η, the cumulative learning signal (Hu et al. 2025, §4.1), exactly."""
         return self.compute * exact(self.learning_rate)
 
     def __str__(self) -> str:

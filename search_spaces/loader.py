@@ -21,8 +21,8 @@ class Rejected:
     """A configuration that a task cannot run.
 
     Attributes:
-        configuration: as the space lists it.
-        reason: one sentence for the user.
+        configuration: the configuration as the space lists it.
+        reason: the reason, one sentence for the user.
     """
 
     configuration: Configuration
@@ -34,11 +34,11 @@ class SearchSpace:
     """A named set of configurations.
 
     Attributes:
-        name: as users write it.
-        description: what it is for.
-        source: paper and table, or "ours" with what it is built from.
+        name: name that users write.
+        description: purpose of the space.
+        source: paper and table, or "ours" with its derivation.
         max_grad_norm: clipping norm c that the source trains with.
-        configurations: all of them, without duplicates, as listed.
+        configurations: all configurations, without duplicates, as listed.
     """
 
     name: str
@@ -48,13 +48,13 @@ class SearchSpace:
     configurations: tuple[Configuration, ...]
 
     def points(self, num_examples: int) -> tuple[list[Configuration], list[Rejected]]:
-        """Split the space by what a task of this size can run.
+        """Split the space into configurations that a task of this size can run, and the others.
 
         Args:
             num_examples: n, training examples; Poisson sampling needs q = b/n <= 1.
 
         Returns:
-            The configurations with b <= n, and the others with the reason for each.
+            The configurations with b <= n, and the rejected ones with the reason for each.
         """
         fitting = [c for c in self.configurations if c.batch_size <= num_examples]
         rejected = [
@@ -66,7 +66,7 @@ class SearchSpace:
 
 
 class _Grid(BaseModel):
-    """Values of each hyperparameter; the space is their product. PyYAML reads 5e-4 as text: pydantic takes both."""
+    """Values of each hyperparameter; the space is their product. PyYAML reads 5e-4 as text, which pydantic accepts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     batch_size: tuple[PositiveInt, ...]
@@ -84,7 +84,7 @@ class _Point(BaseModel):
 
 
 class _SpaceFile(BaseModel):
-    """What a YAML file of this package holds: a grid or points."""
+    """The content of a YAML file of this package: a grid or points."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     description: str
@@ -101,7 +101,7 @@ class _SpaceFile(BaseModel):
 
 
 def space_names() -> list[str]:
-    """The names of the search spaces that this package ships, sorted."""
+    """Return the names of the search spaces in this package, sorted."""
     return sorted(f.name.removesuffix(_SUFFIX) for f in files("search_spaces").iterdir() if f.name.endswith(_SUFFIX))
 
 
@@ -109,7 +109,7 @@ def load_space(name: str) -> SearchSpace:
     """Read a named search space.
 
     Raises:
-        ValueError: the name is unknown (names the nearest), or the file repeats a configuration.
+        ValueError: the name is unknown (the message names the nearest), or the file repeats a configuration.
     """
     if name not in space_names():
         raise ValueError(unknown_name("space.name", name, space_names()))
@@ -120,7 +120,7 @@ def parse_space(name: str, text: str) -> SearchSpace:
     """Build a search space from the YAML text of a file.
 
     Args:
-        name: its name.
+        name: name of the space.
         text: description, source, max_grad_norm and either grid or points.
 
     Raises:
@@ -143,7 +143,7 @@ def parse_space(name: str, text: str) -> SearchSpace:
 def grid(
     batch_size: Sequence[int], num_steps: Sequence[int], learning_rate: Sequence[float | str]
 ) -> list[Configuration]:
-    """Every combination of the values, batch size outermost, learning rate innermost.
+    """Return every combination of the values, batch size outermost, learning rate innermost.
 
     Args:
         batch_size: values of b.
@@ -164,10 +164,10 @@ def grid(
 
 
 def without_duplicates(configurations: Iterable[Configuration]) -> list[Configuration]:
-    """The same configurations as a list.
+    """Return the configurations as a list, after checking for duplicates.
 
     Raises:
-        ValueError: a configuration occurs twice; names it.
+        ValueError: a configuration occurs twice. The message names it.
     """
     seen: dict[Configuration, None] = {}
     for configuration in configurations:

@@ -1,5 +1,7 @@
-"""The message for a misspelt name, and which names out of a file a message may show, for the rooms that do not import
-`raydp`."""
+"""Names in messages: the message for a misspelt name, and the names from a file that a message may show.
+
+The module serves packages that do not import `raydp`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from collections.abc import Iterable
 
 
 def unknown_name(field: str, name: str, known: Iterable[str]) -> str:
-    """Name the nearest known name, then all of them."""
+    """Return the message for an unknown name: the nearest known name, then all known names."""
     options = sorted(known)
     nearest = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
@@ -95,12 +97,12 @@ _OF_A_TABLE = re.compile(r"(score|param)\.[A-Za-z0-9_.-]{1,100}")
 
 
 def familiar(names: Iterable[object]) -> list[str]:
-    """Those names out of a file that a message may show."""
+    """Return those names from a file that a message may show."""
     return [str(name) for name in names if str(name) in FAMILIAR or _OF_A_TABLE.fullmatch(str(name))]
 
 
 def columns_in_words(names: Iterable[object]) -> str:
-    """The columns of a file, for a message: the familiar ones by name, the others by their number."""
+    """Describe the columns of a file for a message: the familiar ones by name, the others by their number."""
     given = list(names)
     known = familiar(given)
     others = len(given) - len(known)
@@ -114,12 +116,12 @@ _KINDS = {type(None): "null", bool: "true or false", int: "a number", float: "a 
 
 
 def kind_of(value: object) -> str:
-    """What a value out of a file is, in words, and none of it."""
+    """Describe the kind of a value from a file in words, without showing the value."""
     return _KINDS.get(type(value), "a mapping" if isinstance(value, dict) else "another value")
 
 
 def cell_in_words(cell: str) -> str:
-    """A cell of a table in a message: a number or nothing is shown, text is not."""
+    """Describe a cell of a table for a message. A number or an empty cell is shown, text is not."""
     try:
         float(cell or 0)
     except ValueError:

@@ -15,7 +15,7 @@ _MOST_TICKS = 8
 
 
 def hyperparameter_cube(points: pd.DataFrame) -> go.Figure:
-    """Every configuration at (log b, log T, log η), its mean score as colour.
+    """Plot every configuration at (log b, log T, log η), coloured by its mean score.
 
     Args:
         points: a points table.
@@ -61,7 +61,7 @@ def hyperparameter_cube(points: pd.DataFrame) -> go.Figure:
 
 
 def _log_axis(values: pd.Series) -> dict[str, object]:
-    """A logarithmic axis with the values that occur as ticks."""
+    """Return a logarithmic axis whose ticks are values that occur."""
     ticks = np.unique(values.to_numpy(dtype=np.float64))
     ticks = ticks[evenly(len(ticks), _MOST_TICKS)]
     return {

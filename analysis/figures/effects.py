@@ -1,4 +1,4 @@
-"""One hyperparameter at a time, the others held fixed (Hu et al. 2025, Fig. 5)."""
+"""Effect of one hyperparameter at a time, the others held fixed (Hu et al. 2025, Fig. 5)."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _PANELS = {
 }
 _ROWS = (("score", "Score", SEQUENCE[1]), ("utility_loss", "Utility loss", SEQUENCE[0]))
 MOST_SERIES = 40
-"""Lines in a panel; of more the longest are drawn."""
+"""The largest number of lines in a panel. If there are more series, those with the most points are drawn."""
 
 
 def effect_lines(points: pd.DataFrame) -> go.Figure:
-    """The mean score (above) and utility loss (below) along series of configurations that differ in one thing.
+    """Plot mean score (above) and mean utility loss (below) along series that vary one hyperparameter.
 
     Args:
         points: a points table.
 
     Returns:
         Five columns: batch size, steps and learning rate with the other two fixed, batch size at fixed compute,
-        learning rate at fixed updates; one thin line per series. A panel whose series do not exist says so.
+        learning rate at fixed updates. Each series is one thin line. A panel without series shows "none".
 
     Raises:
         ValueError: as `configuration_means`.
@@ -77,7 +77,7 @@ def _line(series: dict[str, Any], moving: str, figure_name: str, label: str, col
 
 
 def _ticks(series: list[dict[str, Any]], moving: str) -> dict[str, Any]:
-    """The values that occur, where they are few."""
+    """Return the axis ticks: the values that occur if there are at most five, else about four chosen by plotly."""
     values = np.unique([float(one[moving]) for s in series for one in s["points"]])
     if len(values) > 5:
         return {"nticks": 4}

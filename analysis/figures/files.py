@@ -1,4 +1,4 @@
-"""Figures as files."""
+"""Save figures as SVG, PNG or PDF files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 FORMATS = ("svg", "png", "pdf")
 WIDTH, HEIGHT = 900, 540
-"""In pixels; a PNG has twice as many."""
+"""Size in pixels. A PNG has twice as many in each direction."""
 
 
 def save_figures(figures: Mapping[str, go.Figure], folder: str | Path, *, file_format: str = "svg") -> list[Path]:
@@ -17,11 +17,11 @@ def save_figures(figures: Mapping[str, go.Figure], folder: str | Path, *, file_f
 
     Args:
         figures: name -> figure.
-        folder: created where it is missing.
+        folder: created if it is missing.
         file_format: svg, png or pdf.
 
     Returns:
-        The files.
+        The paths of the written files.
 
     Raises:
         ValueError: an unknown format, or kaleido or its browser is missing.
@@ -53,6 +53,6 @@ def save_figures(figures: Mapping[str, go.Figure], folder: str | Path, *, file_f
 
 
 def check_format(file_format: str) -> None:
-    """Raise if it is none of `FORMATS`."""
+    """Raise ValueError if the format is not one of `FORMATS`."""
     if file_format not in FORMATS:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {file_format!r}. Choose one of them.")

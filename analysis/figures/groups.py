@@ -1,4 +1,4 @@
-"""Several tables beside each other: spread, accuracy of the heuristics, risk of the rules (Hu et al. 2025)."""
+"""Figures that compare several tables: spread, accuracy of the heuristics, risk of the rules (Hu et al. 2025)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from analysis.statistics.heuristics import heuristic_accuracy
 from analysis.statistics.variance import score_variance
 from analysis.tables.points import KEY, configuration_means, configurations, require_hyperparameters
 
-_WIDTH = 0.45  # of a group's points, in distances of two groups
+_WIDTH = 0.45  # width of a group's column of points; neighbouring groups are 1 apart
 _GOLDEN = 0.6180339887498949
 _MOST_POINTS = 2000
 
 
 def variance_by_group(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
-    """The mean score of every configuration, one column of points per group, its standard deviation above.
+    """Plot the mean score of every configuration, one column of points per group, with its standard deviation above.
 
     Args:
         groups: name -> points table.
@@ -48,15 +48,15 @@ def variance_by_group(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
 
 
 def configurations_and_seeds(points: pd.DataFrame) -> go.Figure:
-    """The spread of one table over configurations beside the one over seeds, on one axis.
+    """Plot the spread of one table over configurations beside its spread over seeds, on one axis.
 
     Args:
         points: a points table.
 
     Returns:
-        Two columns of points: the configurations' means, and the single runs as far as they are from their
-        configuration's mean, around the mean of all. The second is empty where no configuration has two seeds. Above
-        the columns stand score_std and seed_std of `score_variance`, the figures of the report's table.
+        Two columns of points. The first holds the configurations' mean scores. The second holds the single runs: each
+        run's deviation from its configuration's mean, added to the overall mean. The second column is empty if no
+        configuration has two seeds. Above the columns stand score_std and seed_std of `score_variance`.
 
     Raises:
         ValueError: as `configuration_means`.
@@ -74,8 +74,10 @@ def configurations_and_seeds(points: pd.DataFrame) -> go.Figure:
 
 
 def _strips(groups: Mapping[str, pd.DataFrame], spreads: Mapping[str, float | None]) -> go.Figure:
-    """One column of points per group, spread to the side so that they do not hide each other, its standard deviation
-    above."""
+    """Plot one column of points per group with its standard deviation above.
+
+    The points are shifted sideways so that they do not hide each other.
+    """
     figure = blank(yaxis_title_text=SCORE, showlegend=False)
     for place, (name, table) in enumerate(groups.items()):
         some = table if len(table) <= _MOST_POINTS else table.sample(_MOST_POINTS, random_state=0)
@@ -102,7 +104,7 @@ def _strips(groups: Mapping[str, pd.DataFrame], spreads: Mapping[str, float | No
 
 
 def heuristic_accuracies(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
-    """How often each heuristic is right, one bar per group; the dashed line is guessing.
+    """Plot the accuracy of each heuristic, one bar per group. The dashed line is the accuracy of guessing.
 
     Args:
         groups: name -> points table.
@@ -135,13 +137,13 @@ def heuristic_accuracies(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
 
 
 def selection_risks(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
-    """How much more than the oracle's choice each rule's leaks, averaged over the utility thresholds.
+    """Plot each rule's privacy risk: the score it selects minus the oracle's, averaged over the utility thresholds.
 
     Args:
         groups: name -> points table.
 
     Returns:
-        Bars of the relative risk, or of the absolute one where a relative one is undefined in some group.
+        Bars of the relative risk, or of the absolute risk if the relative risk is undefined in some group.
 
     Raises:
         ValueError: as `privacy_risk`.
@@ -176,7 +178,7 @@ def selection_risks(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
 
 
 def scores_against_utility(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
-    """Mean score against mean utility loss, the groups in one picture.
+    """Plot mean score against mean utility loss, all groups in one figure.
 
     Args:
         groups: name -> points table.

@@ -1,4 +1,4 @@
-"""Score against utility, and what each rule selects at each utility threshold (Hu et al. 2025, Fig. 9 and 20)."""
+"""Score against utility, and each rule's selection at each utility threshold (Hu et al. 2025, Fig. 9 and 20)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from analysis.tables.points import configurations
 def score_against_utility(
     points: pd.DataFrame | SelectionsByThreshold, *, constraints: Constraints | None = None
 ) -> go.Figure:
-    """Scatter of the mean score (y) against the mean utility loss (x), one point per configuration.
+    """Plot the mean score (y) against the mean utility loss (x), one point per configuration.
 
     Args:
-        points: a points table, or what `selections_by_threshold` has made of one.
-        constraints: which configurations count; the others are grey, the utility threshold is a dashed line.
+        points: a points table, or the result of `selections_by_threshold` for one.
+        constraints: configurations that violate the constraints are grey; the utility threshold is a dashed line.
 
     Returns:
-        The traces "Configuration" and "Excluded", each with a y for its own points alone and one standard deviation
-        over seeds as bars, and one ring per rule around what it selects.
+        The traces "Configuration" and "Excluded", with error bars of one standard deviation over seeds. Each trace has
+        a y value only for its own points. One ring per rule marks the configuration that the rule selects.
 
     Raises:
         ValueError: as `selections_by_threshold`.
@@ -58,7 +58,7 @@ def score_against_utility(
 def score_along_thresholds(
     points: pd.DataFrame | SelectionsByThreshold, *, constraints: Constraints | None = None
 ) -> go.Figure:
-    """The score of what each rule selects (y) at each utility threshold (x), one line per rule.
+    """Plot the score of each rule's selection (y) at each utility threshold (x), one line per rule.
 
     Args:
         points, constraints: as for `score_against_utility`; the oracle's line is the Pareto front.
@@ -88,18 +88,18 @@ def score_along_thresholds(
 
 
 def drawn_rows(selections: SelectionsByThreshold) -> NDArray[np.intp]:
-    """Positions of the configurations that the scatter draws: of very many some, and all that a rule selects."""
+    """Return the positions of the configurations that the scatter draws: a thinned set, and all that a rule selects."""
     selected = [*selections.selected.values(), np.array(list(selections.start.values()), dtype=np.intp)]
     return np.unique(np.concatenate([drawn_positions(selections.means), *selected]))
 
 
 def _wide(rule: str) -> dict[str, int]:
-    """The oracle is what the others are compared with: a band behind them."""
+    """Return a wide line for the oracle, which becomes a band behind the other rules' lines."""
     return {"width": 8} if rule == "oracle" else {}
 
 
 def _points(rows: pd.DataFrame, member: Pool, name: str, opacity: float) -> go.Scatter:
-    """Configurations with their error bars and hover."""
+    """Return the trace of one kind of configurations, with error bars and hover text."""
     return go.Scatter(
         x=rows["utility_loss"].tolist(),
         y=[score if inside else None for score, inside in zip(rows["score"].tolist(), member, strict=True)],
@@ -116,5 +116,5 @@ def _points(rows: pd.DataFrame, member: Pool, name: str, opacity: float) -> go.S
 
 
 def _error_bars(std: pd.Series) -> dict[str, object]:
-    """One standard deviation; none where it is undefined."""
+    """Return error bars of one standard deviation, or of length 0 where it is undefined."""
     return {"type": "data", "array": std.fillna(0).tolist(), "color": POINT, "thickness": 1, "width": 0}

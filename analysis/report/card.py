@@ -1,4 +1,4 @@
-"""The selected model's card, who may have the lowest score, and what it gives away of every secret."""
+"""The selected model's card, the contenders for the lowest score, and the selected model's leakage of each secret."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from analysis.tables.points import configurations
 from search_spaces.configuration import HYPERPARAMETERS, Configuration
 
 MOST_SECRETS = 200
-"""Rows of the table of secrets; of more, those that the selected model gives away most."""
+"""The largest number of rows in the table of secrets. The secrets that the selected model leaks most come first."""
 MOST_CONTENDERS = 20
 _GUARANTEE = {
     "epsilon": "ε",
@@ -25,12 +25,12 @@ _GUARANTEE = {
 
 
 def card(points: pd.DataFrame, selected: Selection, told: Mapping[str, str]) -> str:
-    """What to know of the selected model, as HTML.
+    """Return the facts about the selected model as HTML.
 
     Args:
         points: the points table.
-        selected: from it.
-        told: label -> text: what the table does not hold, such as the unit of privacy.
+        selected: the selection from that table.
+        told: label -> text of further rows that the table does not hold, such as the unit of privacy.
     """
     rows = [("Model", selected.model_uri or "none recorded"), ("Configuration", str(selected.configuration))]
     own = points[np.array([c == selected.configuration for c in configurations(points)])]
@@ -40,7 +40,7 @@ def card(points: pd.DataFrame, selected: Selection, told: Mapping[str, str]) -> 
 
 
 def contenders_table(selected: Selection) -> str:
-    """Which configurations may have the lowest score."""
+    """Return the table of configurations that may have the lowest score, as HTML."""
     compared = selected.contenders
     if compared is None:
         return ""
@@ -68,12 +68,14 @@ def contenders_table(selected: Selection) -> str:
 
 
 def secrets_table(points: pd.DataFrame, compared: Mapping[str, Selection], by_secret: tuple[pd.DataFrame, str]) -> str:
-    """What the selected models give away of every secret: identifiers and figures, never the secrets.
+    """Return a table of each secret's score under the selected models, as HTML.
+
+    The table shows identifiers and figures, never the secrets.
 
     Args:
         points: the points table, with run_id.
-        compared: rule -> selection; the first is the one that the table is sorted by.
-        by_secret: secrets.parquet and the name of the score.
+        compared: rule -> selection. The first selection sorts the table.
+        by_secret: the content of secrets.parquet and the name of the score.
     """
     values, counts = values_by_secret(points, *by_secret)
     columns = {rule: secret_means(points, selected, *by_secret) for rule, selected in compared.items()}
@@ -94,14 +96,14 @@ def secrets_table(points: pd.DataFrame, compared: Mapping[str, Selection], by_se
 
 
 def secret_means(points: pd.DataFrame, selected: Selection, secrets: pd.DataFrame, score: str) -> pd.Series:
-    """[secret] the selected configuration's values, means over its seeds."""
+    """Return the selected configuration's score per secret, the mean over its seeds. Shape [secret]."""
     values, _ = values_by_secret(points, secrets, score)
     own: pd.Series = values[np.array([c == selected.configuration for c in configurations(points)])].mean(axis=0)
     return own
 
 
 def _score(selected: Selection) -> str:
-    """The score with its standard error, where that is known."""
+    """Return the score as text, with its standard error if that is known."""
     for row in selected.contenders.rows if selected.contenders else ():
         same = all(row[name] == getattr(selected.configuration, name) for name in HYPERPARAMETERS)
         if same and row["std_error"] is not None:
@@ -110,6 +112,6 @@ def _score(selected: Selection) -> str:
 
 
 def _largest(values: pd.Series) -> str:
-    """The largest value of a column, which holds for all seeds; texts such as "inf" read as numbers."""
-    found = pd.to_numeric(values, errors="coerce")
-    return number(None if found.isna().any() else float(found.max()))
+    """Return the largest value of a column, which holds for all seeds. Texts such as "inf" are read as numbers."""
+    numbers = pd.to_numeric(values, errors="coerce")
+    return number(None if numbers.isna().any() else float(numbers.max()))

@@ -1,4 +1,4 @@
-"""One self-contained HTML file on several points tables: ε, models, data sets (Hu et al. 2025, Fig. 2, 7 and 19)."""
+"""A self-contained HTML page that compares several points tables (Hu et al. 2025, Fig. 2, 7 and 19)."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def write_comparison(
     title: str,
     notes: Sequence[str] = (),
 ) -> dict[str, go.Figure]:
-    """Write the comparison.
+    """Write the comparison page.
 
     Args:
-        groups: name -> points table, in the order in which a trend is looked for; at least two.
-        selections: name -> what was selected from each, the headline first, best utility last.
-        path: of the HTML file, self-contained.
-        title: of the page.
+        groups: name -> points table; at least two. Trends are tested in the order of the groups.
+        selections: name -> the selections from each table. The first is the headline, the last is best utility.
+        path: path of the self-contained HTML file.
+        title: title of the page.
         notes: plain sentences to print at the end.
 
     Returns:
-        Its figures by name, as `comparison_figures` has them.
+        The figures of the page by name, as from `comparison_figures`.
 
     Raises:
         ValueError: fewer than two groups, or a table that `variance_trends` refuses.
@@ -62,7 +62,7 @@ def write_comparison(
 
 
 def comparison_figures(groups: Mapping[str, pd.DataFrame]) -> dict[str, go.Figure]:
-    """The figures of a comparison by name, also for files and notebooks.
+    """Return the figures of a comparison page by name, also for files and notebooks.
 
     Args:
         groups: name -> points table.
@@ -99,13 +99,13 @@ _RISK = plot(
 
 
 _OTHER_SCORES = (
-    "The groups are not known to be of the same score: its levels, spreads and risks cannot be compared between them, "
+    "The groups are not known to be of the same score. Levels, spreads and risks cannot be compared between groups; "
     "the accuracies of the heuristics can. Name one by --score."
 )
 
 
 def _same_score(groups: Mapping[str, pd.DataFrame]) -> bool:
-    """Whether the groups have the same score, or are tables that name none."""
+    """Return whether all groups have the same score name. Tables that name no score count as equal."""
     return len({own_score(points) for points in groups.values()}) == 1
 
 
@@ -151,7 +151,7 @@ def _selections_table(groups: Mapping[str, pd.DataFrame], selections: Mapping[st
 
 
 def _one_value(points: pd.DataFrame, column: str) -> Cell:
-    """The largest value of a column: the guarantee that holds for all rows."""
+    """Return the largest value of a column: the guarantee that holds for all rows."""
     if column not in points:
         return None
     values = pd.to_numeric(points[column], errors="coerce")
@@ -163,7 +163,7 @@ def _warnings(selections: Mapping[str, Sequence[Selection]]) -> list[str]:
 
 
 def _not_comparable(groups: Mapping[str, pd.DataFrame]) -> list[str]:
-    """A caution, where the groups are of different data."""
+    """Return a caution if the groups may come from different data."""
     tasks = [set(points["task_hash"]) if "task_hash" in points else set() for points in groups.values()]
     if all(tasks) and len(set.union(*tasks)) == 1:
         return []

@@ -1,4 +1,4 @@
-"""Pieces of an HTML page; every text is escaped here and nowhere else."""
+"""Pieces of an HTML page. Every text is escaped in this module and nowhere else."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ _TEXT = {"class": "text"}
 
 
 def number(value: float | None) -> str:
-    """A figure for readers: four significant digits, a dash where it is undefined."""
+    """Format a number with four significant digits, or as a dash if it is undefined."""
     if value is None or math.isnan(value):
         return "–"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def percent(share: float | None, digits: int = 0) -> str:
-    """A share for readers, a dash where it is undefined."""
+    """Format a share as a percentage, or as a dash if it is undefined."""
     return number(None) if share is None else f"{share:.{digits}%}".replace("%", " %")
 
 
 def paragraph(text: str, *, css: str = "") -> str:
-    """A paragraph of plain text."""
+    """Return a paragraph of plain text."""
     return f"<p{_written({'class': css} if css else {})}>{escape(text)}</p>"
 
 
 def bullets(texts: Sequence[str], *, css: str = "") -> str:
-    """A list of plain texts, nothing for no texts."""
+    """Return a list of plain texts, or nothing if there are no texts."""
     attributes = _written({"class": css} if css else {})
     return f"<ul{attributes}>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>" if texts else ""
 
 
 def section(heading: str, *parts: str) -> str:
-    """A section with its heading; the parts are HTML."""
+    """Return a section with its heading. The parts are HTML."""
     return f"<section>\n<h2>{escape(heading)}</h2>\n{chr(10).join(part for part in parts if part)}\n</section>"
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> str:
-    """Labels with their texts, as a card."""
+    """Return labels with their texts, as a card."""
     body = "\n".join(f"<div><dt>{escape(label)}</dt><dd>{escape(text)}</dd></div>" for label, text in rows)
     return f'<dl class="card">\n{body}\n</dl>'
 
@@ -61,12 +61,12 @@ def table(
     of_row: Sequence[Attributes] | None = None,
     of_column: Mapping[int, Attributes] | None = None,
 ) -> str:
-    """A table whose first cell of a row is its header, in a box of its own that scrolls on narrow screens.
+    """Return a table in its own box, which scrolls on narrow screens. The first cell of a row is the row's header.
 
     Args:
-        caption: above the table.
+        caption: text above the table.
         headers: one per column.
-        rows: at least one; texts align left, figures and texts that begin like one right.
+        rows: at least one. Text columns align left. Numbers, and texts that start with a digit, align right.
         marked: positions of rows to emphasise.
         of_row: attributes of each row, for scripts.
         of_column: column -> attributes of its cells, for scripts.
@@ -88,18 +88,18 @@ def table(
 
 
 def script_json(data: object) -> str:
-    """JSON that cannot end the script element that holds it."""
+    """Return JSON that cannot end the script element that holds it."""
     return json.dumps(data, allow_nan=False).replace("<", "\\u003c").replace("\u2028", "\\u2028")
 
 
 def plot(name: str, label: str, caption: str, *, css: str = "") -> str:
-    """The place of a figure of the page, described for those who do not see it.
+    """Return the placeholder of a figure, with a description for readers who cannot see it.
 
     Args:
-        name: of the figure, as `page` is given it.
+        name: the figure's name in the `figures` argument of `page`.
         label: what the figure shows, in words.
-        caption: below it.
-        css: "wide" where the figure scrolls on narrow screens, "tall" for more height.
+        caption: text below the figure.
+        css: "wide" if the figure scrolls on narrow screens, "tall" for more height.
     """
     focus: Attributes = {"tabindex": 0, "role": "region", "aria-label": caption} if css == "wide" else {}
     place: Attributes = {"id": name, "class": "plot", "role": "img", "aria-label": label}
@@ -113,33 +113,32 @@ def plot(name: str, label: str, caption: str, *, css: str = "") -> str:
 def page(
     title: str, body: Sequence[str], figures: Mapping[str, go.Figure], live: Mapping[str, object] | None = None
 ) -> str:
-    """A whole page. It loads nothing from anywhere: plotly.js is inside, its policy forbids requests.
+    """Return a whole page. It loads nothing: plotly.js is included, and the content policy forbids requests.
 
     Args:
-        title: of the page.
-        body: HTML; each figure has its `plot` in it.
+        title: title of the page.
+        body: parts of the page as HTML, with a `plot` placeholder for each figure.
         figures: name -> figure.
-        live: what the slider's script works with (see `analysis.report.threshold_slider`). A page without a slider has
-            None.
+        live: data of the slider's script (see `analysis.report.threshold_slider`), None for a page without a slider.
     """
-    told = {"figures": {name: _described(figure) for name, figure in figures.items()}, "live": live}
+    data = {"figures": {name: _described(figure) for name, figure in figures.items()}, "live": live}
     return Template(_file("template.html")).substitute(
         title=escape(title),
         style=_file("page.css"),
         body="\n".join(body),
         plotly=get_plotlyjs(),
-        told=script_json(told),
+        told=script_json(data),
         script=_file("page.js"),
     )
 
 
 def _file(name: str) -> str:
-    """One of the files beside this module."""
+    """Read a file of this folder."""
     return files("analysis.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _described(figure: go.Figure) -> dict[str, Any]:
-    """A figure as plain data for plotly.js; the page colours it, so that it needs no template."""
+    """Return a figure as plain data for plotly.js. The template is dropped because the page sets the colours."""
     described: dict[str, Any] = json.loads(figure.to_json())
     described["layout"].pop("template", None)
     return described
@@ -156,12 +155,12 @@ def _cell(value: Cell, attributes: Attributes) -> str:
 
 
 def _is_text(value: Cell) -> bool:
-    """Whether a cell is words: the share "12%" is a figure."""
+    """Return whether a cell is text. A share such as "12%" counts as a number."""
     return isinstance(value, str) and not value[:1].isdigit() and value != number(None)
 
 
 def _written(attributes: Attributes) -> str:
-    """Attributes as HTML."""
+    """Return attributes as HTML."""
     return "".join(f' {name}="{escape(str(value))}"' for name, value in attributes.items())
 
 

@@ -1,4 +1,4 @@
-"""Privacy profiles of several configurations, one picture an accountant (Hu et al. 2025, Figures 11 and 26 to 28)."""
+"""Privacy profiles of several configurations, one panel per accountant (Hu et al. 2025, Figures 11 and 26 to 28)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from analysis.figures.style import INK, plain, quiet_axes
 from analysis.report.markup import page, plot, section, table
 
 NAMED_CURVES = 8
-"""More curves have no legend: the table names them, and so does the pointer."""
+"""The largest number of curves with a legend. The table and the hover text name the curves in any case."""
 SHADES = (0.2, 0.85)
-"""The part of the colour scale that can be seen on dark and on white pages."""
+"""The part of the colour scale that is visible on dark and on white pages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +25,9 @@ class ProfileCurve:
     """The profile of one configuration.
 
     Attributes:
-        label: names the configuration.
-        noise_multiplier: σ of the curve; None where the accountant has none.
-        points: (δ, ε) pairs, ε None where it is not known.
+        label: name of the configuration.
+        noise_multiplier: σ of the curve; None if the accountant has none.
+        points: (δ, ε) pairs. ε is None where it is unknown.
     """
 
     label: str
@@ -42,13 +42,13 @@ def write_profile_grid(
     title: str,
     target: tuple[float, float] | None = None,
 ) -> None:
-    """Write the page, self-contained.
+    """Write a self-contained page with one panel per accountant.
 
     Args:
-        panels: accountant -> its curves, of the same configurations in the same order; at least one of each.
-        path: of the HTML file.
-        title: of the page.
-        target: (δ, ε) that all are calibrated to, to be marked.
+        panels: accountant -> its curves, at least one. All panels hold the same configurations in the same order.
+        path: path of the HTML file.
+        title: title of the page.
+        target: the (δ, ε) that all curves are calibrated to; it is marked in the figure.
 
     Raises:
         ValueError: no panel, or a panel without curves.
@@ -89,6 +89,7 @@ def _figure(panels: Mapping[str, Sequence[ProfileCurve]], target: tuple[float, f
         horizontal_spacing=0.07,
     )
     figure.update_layout(template="none", font_color=INK)
+    # One line per configuration in each panel, and the target.
     colours = _colours(next(iter(panels.values())))
     for column, (name, curves) in enumerate(panels.items(), start=1):
         for position, curve in enumerate(curves):
@@ -110,6 +111,7 @@ def _figure(panels: Mapping[str, Sequence[ProfileCurve]], target: tuple[float, f
             mark = {"symbol": "diamond-open", "size": 12, "color": "#d55e00", "line": {"width": 2}}
             at = {"x": [target[0]], "y": [target[1]], "hovertemplate": "target δ %{x:.3g}, ε %{y:.4g}<extra></extra>"}
             figure.add_trace(go.Scatter(**at, mode="markers", marker=mark, showlegend=False), row=1, col=column)
+    # Axes and legend.
     quiet_axes(figure)
     figure.update_xaxes(title_text="δ", type="log", exponentformat="power", dtick=2, tickfont_size=11)
     figure.update_yaxes(rangemode="tozero")
@@ -121,7 +123,7 @@ def _figure(panels: Mapping[str, Sequence[ProfileCurve]], target: tuple[float, f
 
 
 def _colours(curves: Sequence[ProfileCurve]) -> list[str]:
-    """One colour a curve, from a scale that is even for colour-blind readers, by growing σ."""
+    """Return one colour per curve, ordered by growing σ, from a scale that is even for colour-blind readers."""
     order = sorted(range(len(curves)), key=lambda i: (curves[i].noise_multiplier or 0.0, i))
     low, high = SHADES
     places = [low + (high - low) * k / max(1, len(curves) - 1) for k in range(len(curves))]

@@ -1,4 +1,4 @@
-"""Privacy profiles as a page: ε against δ, by accountant (Hu et al. 2025, Figures 11 and 26 to 28)."""
+"""A page of privacy profiles: ε against δ, one curve per accountant (Hu et al. 2025, Figures 11 and 26 to 28)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def write_profiles(
     """Write the page.
 
     Args:
-        curves: label -> (δ, ε) pairs, ε None where it is not known; at most four.
-        path: of the HTML file, self-contained.
-        title: of the page.
-        attack: (false positive rate, bound on the true positive rate) pairs.
+        curves: label -> (δ, ε) pairs, ε None where it is unknown; at most four curves.
+        path: path of the self-contained HTML file.
+        title: title of the page.
+        attack: (false positive rate, upper bound on the true positive rate) pairs.
         notes: plain sentences to print at the end.
 
     Raises:

@@ -1,4 +1,4 @@
-"""One self-contained HTML file on a points table: what was selected, what it costs, and what supports it."""
+"""A self-contained HTML page on one points table: the selection, its cost, and the evidence for it."""
 
 from __future__ import annotations
 
@@ -60,21 +60,21 @@ def write_report(
     Args:
         points: the points table that the selections were made from.
         selections: the first is the headline. Best-utility and oracle under the same constraints are added for
-            comparison where they are not given.
-        path: of the HTML file. It loads nothing from anywhere: plotly.js is inside, and its policy forbids requests.
-        title: of the page.
-        base_utility_loss: loss of the pre-trained model, to express utility as a share of the gain; without it, the
-            mean of the points' column of that name, if they have one.
+            comparison if they are not given.
+        path: path of the HTML file. It loads nothing: plotly.js is included, and its policy forbids requests.
+        title: title of the page.
+        base_utility_loss: loss of the pre-trained model, to express utility as a share of the gain. If it is missing,
+            the mean of the points' column of that name is used, if there is one.
         base_score: score of the pre-trained model, to compare with.
-        by_secret: the sweep's secrets.parquet and the score's name, for the table of secrets.
-        score_name: of the score, where the table does not tell (`own_score`).
-        score_text: what it measures, in a sentence.
-        card_rows: label -> text: what the card of the selected model says beside what the table holds.
-        warnings: plain sentences to print at the top, before those of the first selection.
+        by_secret: the content of the sweep's secrets.parquet and the score's name, for the table of secrets.
+        score_name: name of the score, if the table does not tell it (`own_score`).
+        score_text: what the score measures, in a sentence.
+        card_rows: label -> text of further rows for the card of the selected model.
+        warnings: plain sentences to print at the top, before the warnings of the first selection.
         notes: plain sentences to print at the end, such as what the guarantee covers.
 
     Returns:
-        Its figures by name, as `report_figures` has them.
+        The figures of the page by name, as from `report_figures`.
 
     Raises:
         ValueError: no selection, or a points table that `configuration_means` refuses.
@@ -86,12 +86,14 @@ def write_report(
     means = configuration_means(points)
     if base_utility_loss is None and "base_utility_loss" in means and means["base_utility_loss"].notna().all():
         base_utility_loss = float(means["base_utility_loss"].mean())
+    # Select, also by the baselines and along the thresholds.
     headline = given[0]
     constraints = headline.constraints or Constraints(max_loss=headline.max_loss)
     compared = _with_baselines(points, given, constraints, by_secret)
     at_thresholds = selections_by_threshold(points, constraints, by_secret=by_secret)
     score_name = score_name or own_score(points)
     relative = score_name not in LOGARITHMIC and bool((means["score"] >= 0).all())
+    # Compose and write the page.
     body = [
         f"<h1>{escape(title)}</h1>",
         paragraph(headline_sentence(headline, compared[_BEST], relative=relative), css="headline"),
@@ -121,11 +123,11 @@ def write_report(
 
 
 def report_figures(points: pd.DataFrame, selections: SelectionsByThreshold | None = None) -> dict[str, go.Figure]:
-    """The figures of a report by name, also for files and notebooks.
+    """Return the figures of a report by name, also for files and notebooks.
 
     Args:
         points: a points table.
-        selections: what the rules select at each threshold under the report's constraints. None means no constraints.
+        selections: the rules' selections at each threshold under the report's constraints. None means no constraints.
     """
     selections = selections or selections_by_threshold(points)
     return {
@@ -140,7 +142,7 @@ def report_figures(points: pd.DataFrame, selections: SelectionsByThreshold | Non
 
 
 def _analyses(points: pd.DataFrame) -> list[str]:
-    """The sections on all configurations, with their figures."""
+    """Return the sections that analyse all configurations, with their figures."""
     cube = plot(
         "cube",
         "Every configuration in a cube of log b, log T and log η, its mean score as colour. The table of "
@@ -188,7 +190,7 @@ _FIXED = "At the threshold as selected: this section and the card above do not f
 
 
 def headline_sentence(selected: Selection, best: Selection, *, relative: bool) -> str:
-    """What was selected, and how it differs from the best-utility configuration."""
+    """Return a text that names the selected configuration and compares it with the best-utility configuration."""
     start = f"Selected by the rule {selected.rule}: {_name(selected.configuration)}. "
     if selected.configuration == best.configuration:
         return start + f"It is also the best-utility configuration (score {number(selected.score)})."
@@ -217,7 +219,7 @@ def _with_baselines(
     constraints: Constraints,
     by_secret: tuple[pd.DataFrame, str] | None,
 ) -> dict[str, Selection]:
-    """The selections by rule; best-utility and oracle under the headline's constraints where they are not given."""
+    """Return the selections by rule, adding best-utility and oracle under the given constraints if they are missing."""
     compared = {selection.rule: selection for selection in given}
     for rule in (_BEST, _ORACLE):
         if rule not in compared:
@@ -232,7 +234,7 @@ def _context(
     base_score: float | None,
     threshold: str,
 ) -> str:
-    """The selection beside the lowest score there is, and beside the pre-trained model as far as that is known."""
+    """Compare the selection with the lowest score and, as far as known, with the pre-trained model."""
     sentences = [f"The lowest score that may be selected is {number(compared[_ORACLE].score)}."]
     if selected.configuration == compared[_ORACLE].configuration:
         sentences = ["No configuration that may be selected has a lower score."]
@@ -251,7 +253,7 @@ def _context(
 
 
 def _worst_secret(points: pd.DataFrame, selected: Selection, by_secret: tuple[pd.DataFrame, str]) -> str:
-    """The secret that the selected model gives away most."""
+    """Name the secret that the selected model leaks most."""
     values = secret_means(points, selected, by_secret[0], by_secret[1])
     return (
         f"Of {len(values)} secrets it gives {values.idxmax()} away most: {by_secret[1]} {number(float(values.max()))}."
@@ -259,13 +261,13 @@ def _worst_secret(points: pd.DataFrame, selected: Selection, by_secret: tuple[pd
 
 
 def _of_score(name: str | None, text: str) -> str:
-    """What the score is."""
-    told = f"Score: {name or 'as in the table, which does not name it'}"
-    return f"{told}, {text[0].lower()}{text[1:]} Higher leaks more." if text else f"{told}. Higher leaks more."
+    """Return a sentence that names and explains the score."""
+    sentence = f"Score: {name or 'as in the table, which does not name it'}"
+    return f"{sentence}, {text[0].lower()}{text[1:]} Higher leaks more." if text else f"{sentence}. Higher leaks more."
 
 
 def _counts(points: pd.DataFrame, means: pd.DataFrame) -> str:
-    """How much data the report rests on."""
+    """Return a sentence on how much data the report uses."""
     fewest, most = int(means["num_seeds"].min()), int(means["num_seeds"].max())
     seeds = f"{fewest}" if fewest == most else f"{fewest} to {most}"
     return (

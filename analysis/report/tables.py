@@ -15,7 +15,7 @@ from analysis.statistics.verification import verify_heuristics
 
 
 def heuristics_table(points: pd.DataFrame) -> str:
-    """How often each pairwise heuristic is right, and whether that is more than chance."""
+    """Return each pairwise heuristic's accuracy, and whether it is better than chance."""
     tests = verify_heuristics(points)["heuristics"]
     rows: list[list[Cell]] = []
     for name, figures in heuristic_accuracy(points).items():
@@ -30,7 +30,7 @@ def heuristics_table(points: pd.DataFrame) -> str:
 
 
 def effects_table(points: pd.DataFrame) -> str:
-    """The mean change of the score per doubling."""
+    """Return the mean change of the score per doubling of each hyperparameter."""
     rows: list[list[Cell]] = []
     for name, effect in hyperparameter_effects(points).items():
         rows.append([_VARIED[name], effect["series_count"], effect["per_doubling"], effect["std_error"]])
@@ -39,20 +39,21 @@ def effects_table(points: pd.DataFrame) -> str:
 
 
 def confound_table(points: pd.DataFrame) -> str:
-    """What of the spread is more than a spread of utility."""
-    found = utility_adjusted(points)
-    if "reason" in found:
-        return paragraph(f"Whether the spread is more than one of utility is not known: {found['reason']}.", css="soft")
+    """Return how much of the spread of scores remains after adjusting for utility."""
+    adjusted = utility_adjusted(points)
+    if "reason" in adjusted:
+        text = f"Whether the spread is more than one of utility is not known: {adjusted['reason']}."
+        return paragraph(text, css="soft")
     rows: list[list[Cell]] = [
-        ["Standard deviation over configurations", found["score_std"], None, None],
-        ["The same, adjusted for utility", found["adjusted_std"], *found["interval"]],
-        ["Share of the variance that utility leaves", found["share_remaining"], *found["share_interval"]],
+        ["Standard deviation over configurations", adjusted["score_std"], None, None],
+        ["The same, adjusted for utility", adjusted["adjusted_std"], *adjusted["interval"]],
+        ["Share of the variance that utility leaves", adjusted["share_remaining"], *adjusted["share_interval"]],
     ]
     return table("Is it more than utility?", ["Figure", "Value", "95 % from", "to"], rows)
 
 
 def risk_table(points: pd.DataFrame) -> str:
-    """Relative and absolute risk of every rule."""
+    """Return the relative and absolute risk of every rule."""
     risk = privacy_risk(points)
     rows: list[list[Cell]] = [
         [rule, figures["relative"], figures["absolute"]] for rule, figures in risk["rules"].items()
@@ -64,7 +65,7 @@ def risk_table(points: pd.DataFrame) -> str:
 
 
 def variance_table(points: pd.DataFrame) -> str:
-    """Spread over configurations and over seeds, and the correlation with utility."""
+    """Return the spread over configurations and over seeds, and the correlation with utility."""
     variance = score_variance(points)
     correlation = variance["utility_correlation"]
     rows: list[list[Cell]] = [
@@ -81,7 +82,7 @@ def variance_table(points: pd.DataFrame) -> str:
 
 
 def regression_tables(points: pd.DataFrame) -> list[str]:
-    """Both regressions."""
+    """Return the tables of both regressions."""
     parts = []
     for name, fit in regress(points).items():
         if "reason" in fit:

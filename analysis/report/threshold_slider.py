@@ -1,4 +1,4 @@
-"""The part of the page that follows the slider: what each rule selects at each utility threshold."""
+"""The part of the page that follows the slider: each rule's selection at each utility threshold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from analysis.tables.points import configurations
 from analysis.tables.utility_filter import shown_threshold, threshold_text, within
 
 MOST_LISTED = 1000
-"""Configurations in the table; of more, those of lowest loss."""
+"""The largest number of configurations in the table. Those with the lowest loss are kept."""
 _FIGURES = ["batch_size", "num_steps", "learning_rate", "utility_loss", "score", "gain", "above", "model"]
 _HEADERS = ["Rule", "b", "T", "η", "Utility loss", "Score", "Share of gain", "Above oracle", "Model"]
 
@@ -22,13 +22,13 @@ _HEADERS = ["Rule", "b", "T", "η", "Utility loss", "Score", "Share of gain", "A
 def threshold_section(
     selections: SelectionsByThreshold, rule: str, base_utility_loss: float | None, *, relative: bool
 ) -> list[str]:
-    """The slider, the two figures that move with it ("layout" and "by_threshold") and the table of rules, as HTML.
+    """Return the slider, its two figures ("layout" and "by_threshold") and the table of rules, as HTML.
 
     Args:
-        selections: what every rule selects.
-        rule: the one that the page is about.
-        base_utility_loss: of the pre-trained model, where it is known.
-        relative: whether scores have shares: not so logarithmic ones.
+        selections: every rule's selections.
+        rule: the rule that the page is about.
+        base_utility_loss: loss of the pre-trained model, if it is known.
+        relative: whether ratios of scores are meaningful. They are not for logarithmic scores.
     """
     last = len(selections.thresholds) - 1
     slider = (
@@ -52,6 +52,7 @@ def threshold_section(
         "stays near it wherever the threshold is set can be relied on.",
         css="low",
     )
+    # The table of rules at the starting threshold; the script updates it when the slider moves.
     figures = _figures(selections, base_utility_loss)
     score = selections.means["score"].to_numpy()
     rows: list[list[Cell]] = []
@@ -74,7 +75,7 @@ def threshold_section(
 def live_data(
     selections: SelectionsByThreshold, rule: str, base_utility_loss: float | None, *, relative: bool
 ) -> dict[str, object]:
-    """What the slider's script looks up: selections by rule and threshold, and the figures as texts."""
+    """Return the data of the slider's script: selections by rule and threshold, and the figures as texts."""
     loss = selections.means["utility_loss"].to_numpy()
     return {
         "rule": rule,
@@ -100,7 +101,7 @@ def live_data(
 
 
 def configurations_table(selections: SelectionsByThreshold, rule: str) -> str:
-    """Every configuration with its means; the rows follow the slider."""
+    """Return the table of every configuration with its means. The slider changes the style of its rows."""
     means = selections.means
     listed = means
     caption = "Means over seeds, sorted by T, b, η"
@@ -136,7 +137,7 @@ def configurations_table(selections: SelectionsByThreshold, rule: str) -> str:
 
 
 def _figures(selections: SelectionsByThreshold, base_utility_loss: float | None) -> dict[str, list[str]]:
-    """Column -> [m] texts of the table of rules."""
+    """Return the texts of the table of rules: column -> [m] texts, one per configuration."""
     means = selections.means
     columns = {name: [number(value) for value in means[name].tolist()] for name in _FIGURES[:5]}
     best = float(means.loc[selections.allowed, "utility_loss"].min())
@@ -150,23 +151,23 @@ def _figures(selections: SelectionsByThreshold, base_utility_loss: float | None)
 
 
 def _above(score: float, oracle: float, *, relative: bool) -> str:
-    """The relative risk at one threshold, as the script writes it."""
+    """Return the relative risk at one threshold, formatted as the script does."""
     return f"{np.floor(100 * (score - oracle) / oracle + 0.5):.0f} %" if relative and oracle > 0 else "–"
 
 
 def _drawn(selections: SelectionsByThreshold) -> str:
-    """What the scatter draws."""
+    """Return a text on how many configurations the scatter draws."""
     drawn, count = len(drawn_rows(selections)), len(selections.means)
     return "One point per configuration" if drawn == count else f"{drawn} of {count} configurations"
 
 
 def start_text(selections: SelectionsByThreshold) -> str:
-    """The threshold as it was given, in digits that select the same."""
+    """Return the given threshold with just enough digits to select the same configurations."""
     return shown_threshold(selections.means["utility_loss"].to_numpy(), selections.threshold)
 
 
 def _labels(selections: SelectionsByThreshold) -> list[str]:
-    """[k] the thresholds in digits that select the same."""
+    """Return the thresholds with just enough digits to select the same configurations. Shape [k]."""
     losses = np.unique(selections.means["utility_loss"].to_numpy())
     following = np.searchsorted(losses, selections.thresholds, side="right")
     above = [float(losses[at]) if at < len(losses) else np.inf for at in following]
@@ -174,6 +175,6 @@ def _labels(selections: SelectionsByThreshold) -> list[str]:
 
 
 def _start_at(selections: SelectionsByThreshold) -> int:
-    """The place of the threshold on the slider."""
+    """Return the position of the given threshold on the slider."""
     highest = float(selections.means.loc[selections.passed, "utility_loss"].max())
     return int(np.searchsorted(selections.thresholds, highest, side="right")) - 1

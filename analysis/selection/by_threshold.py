@@ -23,23 +23,23 @@ Pool = NDArray[np.bool_]
 Positions = NDArray[np.intp]
 
 MOST_THRESHOLDS = 400
-"""More are thinned out, the lowest and the highest kept."""
+"""The default limit on the number of thresholds. More are thinned evenly, keeping the lowest and the highest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionsByThreshold:
-    """What rules select as the utility threshold rises.
+    """Every rule's selection as the utility threshold rises.
 
     Attributes:
         means: [m] configuration means in the order (T, b, η).
-        thresholds: [k] utility losses, ascending: those of the configurations that the other constraints allow.
-        members: [k] how many configurations each threshold leaves.
-        selected: rule -> [k] position in means of what it selects, as `select` does at that threshold.
-        allowed: [m] who keeps to the constraints other than the threshold.
-        passed: [m] who keeps to all of them as they were given.
-        threshold: the utility threshold as it was given, else the highest loss of those who passed.
-        start: rule -> the position that it selects from `passed`.
-        reasons: rule -> why it can select nothing here; such a rule is in neither of the other two.
+        thresholds: [k] utility losses, ascending, of the configurations that keep to the other constraints.
+        members: [k] number of configurations that each threshold leaves.
+        selected: rule -> [k] position in means of the rule's selection at each threshold, as from `select`.
+        allowed: [m] whether a configuration keeps to the constraints other than the threshold.
+        passed: [m] whether a configuration keeps to all constraints, the given threshold included.
+        threshold: the given utility threshold, else the highest loss among the passed configurations.
+        start: rule -> the position that the rule selects from `passed`.
+        reasons: rule -> why the rule cannot select anything. Such a rule is missing in `selected` and `start`.
     """
 
     means: pd.DataFrame
@@ -60,20 +60,21 @@ def selections_by_threshold(
     by_secret: tuple[pd.DataFrame, str] | None = None,
     max_thresholds: int = MOST_THRESHOLDS,
 ) -> SelectionsByThreshold:
-    """Let every rule select at the utility loss of every configuration.
+    """Apply every rule at the utility loss of every configuration as threshold.
 
     Args:
         points: a points table.
-        constraints: those other than the utility threshold hold at every threshold; the threshold among them, if there
-            is one, is where the answer starts.
+        constraints: all but the utility threshold hold at every threshold. The utility threshold, if there is one,
+            is the starting threshold.
         by_secret: as for `select`.
-        max_thresholds: at least 2; of more some are left out, evenly.
+        max_thresholds: at least 2. More thresholds are thinned evenly.
 
     Raises:
         ValueError: as `select`.
 
     Source: Hu et al. 2025, Fig. 9 and 20.
     """
+    # Find the configurations that keep to the constraints, with and without the utility threshold.
     points = require_hyperparameters(points)
     means = configuration_means(points)
     constraints = constraints or Constraints()
@@ -84,6 +85,7 @@ def selections_by_threshold(
     thresholds = np.unique(loss[allowed])
     thresholds = thresholds[evenly(len(thresholds), max_thresholds)]
     given = constraints.threshold(means)
+    # Apply every rule, at the given constraints and along the thresholds.
     leakage = measured_leakage(points, means, by_secret)
     layout = Layout.of(means, None if leakage is None else leakage.leaks)
     selected, start, reasons = {}, {}, {}
@@ -108,10 +110,10 @@ def selections_by_threshold(
 
 
 def _all(means: pd.DataFrame, kept: list[Pool]) -> Pool:
-    """[m] who is kept by all; somebody must be.
+    """Return the configurations that all constraints keep, shape [m].
 
     Raises:
-        ValueError: nobody is.
+        ValueError: no configuration is left.
     """
     pool = np.ones(len(means), dtype=np.bool_)
     for one in kept:
@@ -122,21 +124,21 @@ def _all(means: pd.DataFrame, kept: list[Pool]) -> Pool:
 
 
 def _along(rule: str, layout: Layout, allowed: Pool, thresholds: Array) -> Positions:
-    """[k] what a rule selects at each threshold."""
+    """Return a rule's selection at each threshold, shape [k]."""
     loss = layout.utility_loss
     if not allowed.all():
         return np.concatenate([_from_pools(rule, layout, allowed, part) for part in np.array_split(thresholds, 8)])
     one = replace(layout, utility_loss=loss[None], score=layout.score[None])
     at_every = select_at_thresholds(rule, one)[0]
     order = np.argsort(loss, kind="stable")
-    # The last configuration that the threshold lets in, rounding forgiven as `within` does it.
+    # The last configuration that the threshold admits. `within` forgives rounding.
     last = np.array([np.flatnonzero(within(loss[order], np.full(len(loss), u)))[-1] for u in thresholds])
-    found: Positions = at_every[order[last]]
-    return found
+    positions: Positions = at_every[order[last]]
+    return positions
 
 
 def _from_pools(rule: str, layout: Layout, allowed: Pool, thresholds: Array) -> Positions:
-    """[k] what a rule selects from some of the members at each threshold."""
+    """Return a rule's selection from the allowed configurations at each threshold, shape [k]."""
     shape = (len(thresholds), len(allowed))
     pools = within(np.broadcast_to(layout.utility_loss, shape), np.broadcast_to(thresholds[:, None], shape)) & allowed
     return choose(rule, layout, pools)

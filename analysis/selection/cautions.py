@@ -1,4 +1,4 @@
-"""What a user should know before relying on a selection."""
+"""Warnings that a user should read before relying on a selection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMED = 3
 
 
 def without_guarantee(points: pd.DataFrame, selected: Configuration) -> list[str]:
-    """A warning if the selected models have no ε."""
+    """Warn if the selected models have no finite ε."""
     if "epsilon" not in points:
         return []
     own = np.all([points[name] == getattr(selected, name) for name in HYPERPARAMETERS], axis=0)
@@ -28,7 +28,7 @@ def without_guarantee(points: pd.DataFrame, selected: Configuration) -> list[str
 
 
 def left_out(points: pd.DataFrame) -> list[str]:
-    """A warning if runs are missing."""
+    """Warn if runs are missing."""
     others = other_rows(points)
     if not others:
         return []
@@ -37,7 +37,7 @@ def left_out(points: pd.DataFrame) -> list[str]:
 
 
 def at_the_corner(means: pd.DataFrame, passed: NDArray[np.bool_], constraints: Constraints) -> list[str]:
-    """A warning if the procedure cannot but end at the corner of a grid."""
+    """Warn if the procedure must end at the corner of a grid."""
     values = [means[name].nunique() for name in HYPERPARAMETERS]
     if not passed.all() or not 1 < len(means) == int(np.prod(values)):
         return []
@@ -52,7 +52,7 @@ def at_the_corner(means: pd.DataFrame, passed: NDArray[np.bool_], constraints: C
 
 
 def unsupported(compared: Contenders, members: int) -> list[str]:
-    """A warning if the measured scores leave open, or speak against, that the selected one has the lowest."""
+    """Warn if the measured scores do not show, or contradict, that the selected configuration has the lowest score."""
     inside = [row for row in compared.rows if row["indistinguishable"]]
     if compared.verdict == "supported" or members < 2:
         return []
@@ -80,7 +80,7 @@ def unsupported(compared: Contenders, members: int) -> list[str]:
 
 
 def _names(rows: list[dict[str, object]]) -> str:
-    """The first few configurations."""
+    """Return the names of the first few configurations."""
     return ", ".join(map(_name, rows[:_NAMED])) + (", ..." if len(rows) > _NAMED else "")
 
 
@@ -89,7 +89,7 @@ def _name(row: Mapping[str, Any]) -> str:
 
 
 def beaten(means: pd.DataFrame, passed: NDArray[np.bool_], selected: int) -> list[str]:
-    """A warning if another configuration has less loss and a lower score: what was measured speaks against the rule."""
+    """Warn if another configuration has less loss and a lower score, which speaks against the rule."""
     loss, score = means["utility_loss"].to_numpy(), means["score"].to_numpy()
     better = passed & (loss < loss[selected]) & (score < score[selected])
     if not better.any():

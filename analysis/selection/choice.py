@@ -1,4 +1,4 @@
-"""Selecting one configuration from a points table, with the reasons on record."""
+"""Select one configuration from a points table and record the reasons."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from search_spaces.configuration import HYPERPARAMETERS, Configuration
 from search_spaces.names import unknown_name
 
 _UNMINDFUL = {"best-utility", "worst-utility", *REFERENCE_RULES}
-"""Rules that nobody takes for the sake of a low score: what the scores leave open is no warning there."""
+"""Rules that do not aim at a low score. For them, an undecided lowest score causes no warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionStep:
-    """What one step of a rule did.
+    """The effect of one step of a rule.
 
     Attributes:
-        name: of the step.
-        rule: in words.
+        name: name of the step.
+        rule: the step's rule in words.
         survivors: configurations that remain, sorted by (T, b, η).
         dropped: configurations that this step removed.
     """
@@ -58,7 +58,7 @@ class SelectionStep:
     dropped: tuple[Configuration, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the step as data for JSON."""
         return {
             "name": self.name,
             "rule": self.rule,
@@ -69,20 +69,20 @@ class SelectionStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The selected configuration and why.
+    """The selected configuration and the reasons for it.
 
     Attributes:
-        configuration: what was selected.
-        utility_loss: its mean over seeds, lower is better.
-        score: its mean over seeds, higher is more leakage.
+        configuration: the selected configuration.
+        utility_loss: the configuration's mean loss over seeds; lower is better.
+        score: the configuration's mean score over seeds; higher is more leakage.
         rule: the name of the rule.
         steps: what each step kept, the utility threshold first if there is one.
         model_uri: models:/name/version of its first listed seed that finished, None if the table has none.
         max_loss: the utility threshold that was applied, None without one.
-        explanation: why the rule "checked-procedure" did not follow the procedure, None where it did.
-        warnings: what the user should know before relying on it.
-        contenders: which configurations may be the one with the lowest score, None where nobody asked.
-        constraints: what was kept to, None where the selection was not made by a rule.
+        explanation: why the rule "checked-procedure" did not follow the procedure, None if it did.
+        warnings: what the user should know before relying on the selection.
+        contenders: which configurations may have the lowest score, None if that was not computed.
+        constraints: the constraints that were applied, None if the selection was not made by a rule.
     """
 
     configuration: Configuration
@@ -98,7 +98,7 @@ class Selection:
     constraints: Constraints | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The document that `raydp select --json` prints."""
+        """Return the document that `raydp select --json` prints."""
         return {
             **_as_dict(self.configuration),
             "utility_loss": self.utility_loss,
@@ -116,12 +116,12 @@ class Selection:
         return f"Selection({', '.join(f'{name}={value}' for name, value in self._summary().items())})"
 
     def _repr_html_(self) -> str:
-        """A table for a notebook."""
+        """Return a table for a notebook."""
         explained = {} if self.explanation is None else {"explanation": self.explanation}
         return html_table({**self._summary(), **explained}, "Selection")
 
     def _summary(self) -> dict[str, Any]:
-        """What a reader looks for first."""
+        """Return the fields that a reader looks for first."""
         figures = {"utility_loss": f"{self.utility_loss:.4g}", "score": f"{self.score:.4g}", "rule": self.rule}
         warned = {"warnings": len(self.warnings)} if self.warnings else {}
         return {"configuration": self.configuration, **figures, "model_uri": self.model_uri, **warned}
@@ -146,18 +146,20 @@ def select(
             (Algorithm 1: needs no score of its own), "best-utility", ...; or in `REFERENCE_RULES`, of training and
             reference data: "public-reference", ...
         max_loss, min_utility_gain, base_utility_loss, max_score, at_most: see `Constraints`.
-        by_secret: the sweep's secrets.parquet and the score's name, so that the uncertainty counts the choice of
-            secrets in, and "checked-procedure" can tell whether anything leaks measurably; without it, seeds alone.
+        by_secret: the content of the sweep's secrets.parquet and the score's name. With it, the uncertainty includes
+            the choice of secrets, and "checked-procedure" can test whether anything leaks. Without it, the uncertainty
+            is over seeds alone.
 
     Returns:
-        The selection. Where a rule leaves several, the first in the order (T, b, η).
+        The selection. If a rule leaves several configurations, the first in the order (T, b, η) is selected.
 
     Raises:
-        ValueError: an unknown rule, a table that `configuration_means` refuses, a constraint that cannot be kept to
-            (says what the lowest figure is), or no configuration that keeps to all of them together.
+        ValueError: an unknown rule, a table that `configuration_means` refuses, a constraint that no configuration
+            keeps to (the message gives the lowest figure), or no configuration that keeps to all constraints together.
 
     Source: Hu et al. 2025, Algorithm 1, §4.2 and §4.3.
     """
+    # Gather the means and the configurations that keep to the constraints.
     steps = _steps(rule)
     points = require_hyperparameters(points)
     means = configuration_means(points)
@@ -181,6 +183,7 @@ def select(
             )
         record.append(_step(name, text, listed, pool, pool & kept))
         pool = pool & kept
+    # Apply the rule's steps to the configurations that keep to the constraints.
     passed = pool
     leakage = measured_leakage(points, means, by_secret)
     layout = Layout.of(means, None if leakage is None else leakage.leaks)
@@ -191,6 +194,7 @@ def select(
         if step.name in (LEAKAGE_CHECK, SCORE_CHECK) and (pool & ~kept).any():
             decisive = step.name
         pool = kept
+    # Take the first survivor, and judge how far the data support it.
     selected = int(pool.argmax())
     compared = contenders(
         means, passed, selected, by_secret=None if by_secret is None else means_by_secret(points, *by_secret)
@@ -226,7 +230,7 @@ def _explanation(
     passed: NDArray[np.bool_],
     listed: NDArray[np.object_],
 ) -> str | None:
-    """Why the selection is not the procedure's, None where it is."""
+    """Explain why the selection differs from the procedure's. Return None if it does not."""
     if decisive == LEAKAGE_CHECK and leakage is not None:
         return leakage.sentence(passed)
     if decisive != SCORE_CHECK:
@@ -243,7 +247,7 @@ def _explanation(
 
 
 def _steps(rule: str) -> Rule:
-    """What a rule does with what keeps to the constraints."""
+    """Return the steps that a rule applies to the configurations that keep to the constraints."""
     if rule not in REFERENCE_RULES and rule not in rule_names():
         raise ValueError(unknown_name("rule", rule, [*rule_names(), *REFERENCE_RULES]))
     return BEST_UTILITY if rule in REFERENCE_RULES else rule_steps(rule)
@@ -252,10 +256,10 @@ def _steps(rule: str) -> Rule:
 def _step(
     name: str, text: str, listed: NDArray[np.object_], before: NDArray[np.bool_], after: NDArray[np.bool_]
 ) -> SelectionStep:
-    """The record of one narrowing."""
+    """Return the record of a step that narrowed the pool from `before` to `after`."""
     return SelectionStep(name=name, rule=text, survivors=tuple(listed[after]), dropped=tuple(listed[before & ~after]))
 
 
 def _as_dict(configuration: Configuration) -> dict[str, object]:
-    """A configuration for JSON."""
+    """Return a configuration as data for JSON."""
     return {name: getattr(configuration, name) for name in HYPERPARAMETERS}

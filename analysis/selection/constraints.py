@@ -1,4 +1,4 @@
-"""What a configuration must keep to before any rule looks at it: a utility threshold, and bounds on other figures."""
+"""Constraints that a configuration must meet before any rule sees it: a utility threshold and bounds on figures."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Constraints:
     Attributes:
         max_loss: highest mean utility_loss; overrides min_utility_gain.
         min_utility_gain: share in [0, 1] of the best gain over the pre-trained model (see `loss_threshold`).
-        base_utility_loss: the pre-trained model's loss; without it, the column of that name.
-        max_score: highest score that a configuration may have at 95 %: its mean's upper limit is compared, where seeds
-            or secrets say how far the mean may be off, else the mean.
-        at_most: column -> highest value of its mean over seeds, such as {"epsilon": 8, "score.air": 0.1}; "compute" is
+        base_utility_loss: the pre-trained model's loss. Without it, the column of that name is used.
+        max_score: highest score that a configuration may have at 95 % confidence. The upper limit of its mean is
+            compared if seeds or secrets tell the mean's error; otherwise the mean itself.
+        at_most: column -> highest value of its mean over seeds, such as {"epsilon": 8, "score.air": 0.1}. "compute" is
             C = b·T.
 
     Source: Hu et al. 2025, section 4.2 (bounds on both the formal guarantee and what was measured).
@@ -45,7 +45,7 @@ class Constraints:
     at_most: Mapping[str, float] = field(default_factory=dict)
 
     def threshold(self, means: pd.DataFrame) -> Array | None:
-        """[m] the largest mean utility loss that each configuration may have, None without such a constraint."""
+        """Return the largest mean utility loss allowed to each configuration, shape [m]. None without a threshold."""
         return loss_threshold(
             means,
             max_loss=self.max_loss,
@@ -56,31 +56,31 @@ class Constraints:
     def narrowings(
         self, points: pd.DataFrame, means: pd.DataFrame, by_secret: tuple[pd.DataFrame, str] | None
     ) -> list[tuple[str, str, Pool]]:
-        """(name, rule in words, [m] who keeps to it) of every constraint that is given.
+        """Return (name, rule in words, [m] whether a configuration keeps to it) of every given constraint.
 
         Raises:
-            ValueError: no such column, a bound that is not finite, or one that no configuration keeps to.
+            ValueError: an unknown column, a bound that is not finite, or a bound that no configuration keeps to.
         """
-        found: list[tuple[str, str, Pool]] = []
+        kept_by: list[tuple[str, str, Pool]] = []
         if (threshold := self.threshold(means)) is not None:
             loss = means["utility_loss"].to_numpy()
             text = f"keep a mean utility loss of at most {shown_threshold(loss, float(threshold.max()))}"
             if threshold.min() < threshold.max():
                 text += ", or less where base_utility_loss is less"
-            found.append(("utility threshold", text, pool_within(means, threshold)))
+            kept_by.append(("utility threshold", text, pool_within(means, threshold)))
         if self.max_score is not None:
             limit, of_what = upper_limit(points, means, by_secret)
             text = f"keep {of_what} of at most {self.max_score:g}"
-            found.append(("score bound", text, _kept("max_score", limit, self.max_score)))
+            kept_by.append(("score bound", text, _kept("max_score", limit, self.max_score)))
         for column, bound in self.at_most.items():
             text = f"keep a mean {column} of at most {bound:g}"
             values = _column(points, means, column)
-            found.append((f"{column} bound", text, _kept(f"at_most {column}", values, bound)))
-        return found
+            kept_by.append((f"{column} bound", text, _kept(f"at_most {column}", values, bound)))
+        return kept_by
 
 
 def _column(points: pd.DataFrame, means: pd.DataFrame, column: str) -> Array:
-    """[m] means over seeds of a column, in the order of the means."""
+    """Return the means over seeds of a column, in the order of `means`, shape [m]."""
     if column == COMPUTE:
         compute: Array = means["batch_size"].to_numpy(dtype=np.float64) * means["num_steps"].to_numpy(dtype=np.float64)
         return compute
@@ -102,7 +102,7 @@ def _column(points: pd.DataFrame, means: pd.DataFrame, column: str) -> Array:
 
 
 def _kept(name: str, values: Array, bound: float) -> Pool:
-    """[m] who keeps to a bound; somebody must."""
+    """Return which configurations keep to a bound, shape [m]. Raise ValueError if none does."""
     if not math.isfinite(bound):
         raise ValueError(f"{name} must be finite, got {bound}. Leave it out for no bound.")
     kept: Pool = values <= bound

@@ -1,4 +1,4 @@
-"""Which configurations may be the one with the lowest score, given how few seeds and secrets were measured."""
+"""Contenders: configurations that may have the lowest score, given the few seeds and secrets that were measured."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ Verdict = Literal["supported", "undecided", "contradicted", "unknown"]
 DRAWS = 4000
 CONFIDENCE = 0.95
 MOST_COMPARED = 300
-"""Every two of these are compared; of a larger pool, those with the lowest mean scores."""
+"""The largest number of configurations compared pairwise. Of a larger pool, the lowest means are compared."""
 MOST_SEEDS = 64
-"""More further seeds than this for one configuration are not proposed."""
+"""The largest number of further seeds proposed for one configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contenders:
-    """Who may have the lowest score.
+    """Configurations that may have the lowest score at 95 % confidence.
 
     Attributes:
-        verdict: "supported": only the selected configuration may be the one with the lowest score; "undecided": it may
-            be, and so may others; "contradicted": it is not, at the stated confidence; "unknown": no configuration
-            has two seeds and the secrets are not known, so nothing says how far the means may be off.
-        levels: what the errors are over: "seeds", "secrets".
+        verdict: "supported": only the selected configuration may have the lowest score. "undecided": the selected
+            configuration and others may have it. "contradicted": the selected configuration does not have it, at the
+            stated confidence. "unknown": the errors of the means are unknown, because no configuration has two seeds
+            and the values by secret are missing.
+        levels: the sources of error that are counted: "seeds", "secrets".
         rows: the compared configurations by mean score: batch_size, num_steps, learning_rate, score, std_error, whether
             it is "indistinguishable" from the lowest, and the "probability" that it is the lowest.
-        further_seeds: what would decide: [{"batch_size", "num_steps", "learning_rate", "seeds"}], the number of seeds
-            to add to each, if the means stay where they are; empty where nothing is undecided.
-        reason: why there is no such proposal, None where there is one or none is needed.
+        further_seeds: [{"batch_size", "num_steps", "learning_rate", "seeds"}], the number of seeds to add to each
+            configuration to decide, if the means stay as they are. Empty if nothing is undecided.
+        reason: why there is no such proposal. None if there is a proposal or none is needed.
     """
 
     verdict: Verdict
@@ -49,7 +50,7 @@ class Contenders:
     reason: str | None
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the contenders as data for JSON."""
         return {
             "verdict": self.verdict,
             "confidence": CONFIDENCE,
@@ -73,34 +74,38 @@ def contenders(
 
     Args:
         means: configuration means.
-        pool: [m] the members.
-        selected: the position of the selected one.
-        by_secret: [m, k] means by secret, to count the choice of secrets in.
-        num_draws, seed: of the errors.
+        pool: [m] whether a configuration is a member of the pool.
+        selected: the position of the selected configuration.
+        by_secret: [m, k] means by secret, to include the choice of secrets in the errors.
+        num_draws, seed: number of draws of the errors, and their seed.
 
     Guarantee:
-        The configurations marked "indistinguishable" hold the one with the truly lowest score with probability 95 % or
-        more, if the values of the seeds and of the secrets are Gaussian and the variances over seeds follow the model
-        of `SeedNoise`; nothing is assumed of how the secrets' values vary together. It is a set for multiple
-        comparisons with the best: member i is left out if its excess over some j is significant, by Welch's t test of
-        the two means (paired by secret), at 5 % divided by the number of comparisons (Bonferroni). With two or three
-        secrets that takes an excess of dozens of standard errors, for so few do not say how large the error is. Of a
-        pool of more than 300 the lowest and the selected one are compared, 300 in all, at the whole pool's level.
+        The configurations marked "indistinguishable" include the one with the truly lowest score with probability 95 %
+        or more. This holds if the values of the seeds and of the secrets are Gaussian and the variances over seeds
+        follow the model of `SeedNoise`. Nothing is assumed about how the secrets' values vary together. The marked
+        set is a set for multiple comparisons with the best. Member i is left out if its excess over some j is
+        significant by Welch's t test of the two means (paired by secret), at 5 % divided by the number of comparisons
+        (Bonferroni). With two or three secrets, only an excess of dozens of standard errors is significant, because
+        so few secrets do not tell how large the error is. Of a pool of more than 300, the lowest and the selected one
+        are compared, 300 in all, at the significance level of the whole pool.
 
     Source: Hsu 1981 (multiple comparisons with the best); Welch 1947; Smyth 2004.
     """
+    # Express all scores in one unit, so that extreme magnitudes do not lose precision.
     if by_secret is not None and by_secret.shape[1] < 2:
-        by_secret = None  # one secret does not say how far others may be
+        by_secret = None  # one secret does not tell how much others may differ
     own, score = SeedNoise.of(means["score_std"].to_numpy(), means["num_seeds"].to_numpy()), means["score"].to_numpy()
     of_secret = np.empty(0) if by_secret is None else (by_secret - by_secret.min()).ravel()
     unit = unit_of(np.concatenate([score - score.min(), [0.0] if own is None else own.std, of_secret]))
     score = score / unit
+    # Sort the members by mean score, and limit their number.
     members = np.flatnonzero(pool)
     members = members[np.argsort(score[members], kind="stable")]
     others = max(1, len(members) - 1)
     if len(members) > MOST_COMPARED:
         lowest = members[:MOST_COMPARED]
         members = lowest if selected in lowest else np.append(lowest[:-1], selected)
+    # Draw the errors of the means, over seeds and over secrets.
     noise = None if own is None else own.over(unit)
     rng = np.random.default_rng(seed)
     errors, of_secrets = np.zeros((num_draws, len(members))), np.zeros((len(members), len(members)))
@@ -110,6 +115,7 @@ def contenders(
     if by_secret is not None:
         drawn, of_secrets = secret_errors(by_secret[members] / unit, rng, num_draws)
         errors += drawn
+    # Compare every two members, and derive the verdict and the proposal of further seeds.
     levels = tuple(name for name, known in (("seeds", noise), ("secrets", by_secret)) if known is not None)
     compared = _Compared(
         score=score[members],
@@ -142,15 +148,15 @@ _NO_SEEDS = "no configuration has two seeds, so what further ones would decide i
 
 @dataclass(frozen=True, kw_only=True)
 class _Compared:
-    """k members by mean score.
+    """The k compared members, sorted by mean score.
 
     Attributes:
         score: [k] means, ascending.
-        errors: [draws, k] of the means.
-        noise: over seeds, None where it is not known.
+        errors: [draws, k] drawn errors of the means.
+        noise: noise over seeds, None if it is unknown.
         of_secrets: [k, k] covariance of the errors over secrets.
-        num_secrets: 0 where their choice is not counted.
-        level: of one comparison.
+        num_secrets: number of secrets, 0 if their choice is not counted.
+        level: significance level of one comparison.
     """
 
     score: Array
@@ -161,19 +167,19 @@ class _Compared:
     level: float
 
     def variances(self, more: NDArray[np.int64] | int = 0) -> Array:
-        """[k] of the errors over seeds, with more seeds."""
+        """Return the variances of the errors over seeds if `more` seeds are added, shape [k]."""
         return np.zeros(len(self.score)) if self.noise is None else self.noise.std_error(more) ** 2
 
     @cached_property
     def scale_of_secrets(self) -> Array:
-        """[k, k] standard errors of the differences over secrets."""
+        """Return the standard errors over secrets of the pairwise differences, shape [k, k]."""
         own = np.diag(self.of_secrets)
         scale: Array = np.sqrt(np.maximum(own[:, None] + own - 2 * self.of_secrets, 0))
         return scale
 
     @cached_property
     def may_be_lowest(self) -> NDArray[np.bool_]:
-        """[k] whether each may be the one with the lowest score."""
+        """Return whether each member may have the lowest score, shape [k]."""
         variances = self.variances()
         scale = np.sqrt(self.scale_of_secrets**2 + variances[:, None] + variances)
         excess = self.score[:, None] - self.score
@@ -182,10 +188,10 @@ class _Compared:
 
     @cached_property
     def critical(self) -> Array:
-        """[k, k] what a difference, in standard errors, exceeds by errors alone with probability `level`."""
+        """Return the critical value of each pairwise difference, in standard errors, at `level`. Shape [k, k]."""
         from scipy.stats import t as student
 
-        # Variances over seeds may share one estimate: their sum has no more degrees of freedom than either.
+        # Two variances over seeds may share one estimate, so their sum has no more degrees of freedom than either.
         own = np.ones(len(self.score)) if self.noise is None else self.noise.degrees
         variances = self.variances()
         degrees = combined_degrees(
@@ -194,14 +200,16 @@ class _Compared:
             self.scale_of_secrets,
             max(1, self.num_secrets - 1),
         )
-        found: Array = student.isf(self.level, degrees).clip(max=FARTHEST)
-        return found
+        quantiles: Array = student.isf(self.level, degrees).clip(max=FARTHEST)
+        return quantiles
 
     def deciding_seeds(self) -> tuple[NDArray[np.int64], str | None]:
-        """[k] how many seeds to add to leave only the lowest, if the means stay; or why there is no such number.
+        """Return the seeds to add to each member, [k], so that only the lowest remains, or why there is no such number.
 
-        The pair that is farthest from a decision gets a seed, where it narrows their difference most, until all are
-        decided.
+        The means are assumed to stay as they are.
+
+        The algorithm is greedy. The pair that is farthest from a decision gets one seed, for the member where the seed
+        narrows the difference most. This repeats until all pairs are decided.
         """
         nothing = np.zeros(len(self.score), dtype=np.int64)
         rivals = np.flatnonzero(self.may_be_lowest)
@@ -211,12 +219,13 @@ class _Compared:
         if self.noise is None:
             return nothing, _NO_SEEDS
         apart = self.score[rivals] - self.score[0]
-        needed = apart / self.critical[rivals, 0]  # the standard error that would do
+        needed = apart / self.critical[rivals, 0]  # the standard error at which the difference is significant
         of_secrets = self.scale_of_secrets[rivals, 0]
         if (of_secrets >= needed).any():
             if (needed <= 0).any():
                 return nothing, "two have the same mean score, which no number of further seeds changes"
             return nothing, "further seeds would not decide it: it takes more secrets than were measured"
+        # Add one seed at a time to the pair that is farthest from a decision.
         more = nothing.copy()
         while True:
             variances = self.variances(more)
@@ -234,7 +243,7 @@ class _Compared:
 
 
 def _rows(listed: pd.DataFrame, compared: _Compared | None, unit: float) -> tuple[dict[str, object], ...]:
-    """The compared configurations for JSON; unit: of the compared scores."""
+    """Return the compared configurations as data for JSON. `unit` is the unit of the compared scores."""
     rows = [
         asdict(c) | {"score": float(score)} for c, score in zip(configurations(listed), listed["score"], strict=True)
     ]
@@ -246,4 +255,4 @@ def _rows(listed: pd.DataFrame, compared: _Compared | None, unit: float) -> tupl
     probability = np.bincount(lowest, minlength=len(rows)) / len(compared.errors)
     figures = zip(own.tolist(), compared.may_be_lowest.tolist(), probability.tolist(), strict=True)
     names = ("std_error", "indistinguishable", "probability")
-    return tuple(row | dict(zip(names, found, strict=True)) for row, found in zip(rows, figures, strict=True))
+    return tuple(row | dict(zip(names, values, strict=True)) for row, values in zip(rows, figures, strict=True))

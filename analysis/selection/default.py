@@ -1,4 +1,4 @@
-"""The rule that selects where nobody names one. The module is free to import, so that a spec can be checked quickly."""
+"""The default selection rule. The module imports nothing, so that a spec can be checked quickly."""
 
 DEFAULT_RULE = "checked-procedure"
-"""Algorithm 1 of Hu et al. 2025 as long as the measured scores do not contradict it (`rules.CHECKED_PROCEDURE`)."""
+"""Algorithm 1 of Hu et al. 2025, unless the measured scores contradict it (`rules.CHECKED_PROCEDURE`)."""

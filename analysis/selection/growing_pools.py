@@ -1,8 +1,8 @@
-"""Algorithm 1 of Hu et al. (2025) on the pools of all utility thresholds, each of which holds those below it.
+"""Algorithm 1 of Hu et al. (2025) at all utility thresholds: each pool contains the pools of lower thresholds.
 
-Who is beaten under the updates or the compute heuristic stays beaten as the pool grows: what beats its beater beats it
-too. So every configuration is left after step 2 from when it enters the pool to when the first that beats it enters,
-and step 3 drops it while a smaller one is left.
+A configuration that another one beats under the updates or the compute heuristic stays beaten as the pool grows,
+because both heuristics are transitive. So step 2 keeps a configuration from the moment it enters the pool
+until the first configuration that beats it enters. Step 3 drops a kept configuration while a smaller one is also kept.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from analysis.selection.rules import Layout
 from analysis.statistics.heuristics import Coded
 
 _MANY = 2000
-"""Layouts with more configurations than this are followed one by one; fewer go through all layouts together, which
-takes m steps on arrays of m values a layout: 10 ms a layout at 1,000 configurations, against 15 ms."""
+"""Layouts with more configurations are processed one by one. Smaller layouts are processed together, which takes m
+steps on arrays of m values per layout: 10 ms per layout at 1,000 configurations, against 15 ms one by one."""
 
 Positions = NDArray[np.intp]
 Counts = NDArray[np.int64]
@@ -26,12 +26,12 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Entries:
-    """When configurations enter the pool as the threshold rises, in each of the layouts.
+    """The places at which configurations enter the pool as the threshold rises, in each layout.
 
     Attributes:
-        order: [layouts, m] configurations by utility loss.
-        first: [layouts, m] the first place in that order at whose utility a configuration is in the pool.
-        last: [layouts, m] the last place with the utility of each configuration: there the pool is P_u.
+        order: [layouts, m] configurations sorted by utility loss.
+        first: [layouts, m] each configuration's first place in `order` at whose threshold the pool contains it.
+        last: [layouts, m] the last place with the same loss as each configuration. At that place, the pool is P_u.
     """
 
     order: Positions
@@ -40,6 +40,7 @@ class Entries:
 
     @classmethod
     def of(cls, utility_loss: NDArray[np.float64]) -> Entries:
+        """Return the entries of an array of losses, shape [layouts, m]."""
         order = np.argsort(utility_loss, axis=1, kind="stable")
         ordered = np.take_along_axis(utility_loss, order, axis=1)
         places = np.broadcast_to(np.arange(order.shape[1]), order.shape)
@@ -58,13 +59,13 @@ class Entries:
 
 
 def procedure_on_growing_pools(layout: Layout) -> Positions:
-    """What Algorithm 1 selects from P_u = {utility_loss <= u} at the utility u of every configuration.
+    """Return Algorithm 1's selection from P_u = {utility_loss <= u} at the utility u of every configuration.
 
     Args:
         layout: utility_loss [layouts, m].
 
     Returns:
-        [layouts, m] positions.
+        [layouts, m] positions of the selected configurations.
     """
     coded, entries = layout.coded, Entries.of(layout.utility_loss)
     out = _beaten_from(coded, entries.first)
@@ -77,8 +78,10 @@ def procedure_on_growing_pools(layout: Layout) -> Positions:
 
 
 def _together(layout: Layout, entries: Entries, out: Positions) -> Positions:
-    """[layouts, m] what is selected at every place of the order, in all layouts at once. A configuration is dropped by
-    step 3 where the intervals of smaller ones cover its own."""
+    """Return the selection at every place of the order, shape [layouts, m], for all layouts at once.
+
+    Step 3 drops a configuration while the intervals of smaller configurations cover its own.
+    """
     coded = layout.coded
     layouts, size = entries.first.shape
     places, rows = np.arange(size), np.arange(layouts)[:, None] * (size + 1)
@@ -90,14 +93,17 @@ def _together(layout: Layout, entries: Entries, out: Positions) -> Positions:
             continue
         smaller = (coded.batch_size[:i] <= coded.batch_size[i]) & (coded.learning_rate[:i] <= coded.learning_rate[i])
         smaller = np.flatnonzero(smaller)
-        always = (entries.first[:, smaller] <= since) & (out[:, smaller] == size)  # there before it, and never beaten
+        # A smaller configuration that enters no later and is never beaten drops this one for good.
+        always = (entries.first[:, smaller] <= since) & (out[:, smaller] == size)
         if always.any(axis=1).all():
             continue
+        # The places at which step 2 keeps this configuration, and no smaller configuration is kept.
         left = (since <= places) & (places < until)
         if len(smaller):
             begin, end = entries.first[:, smaller], np.maximum(entries.first[:, smaller], out[:, smaller])
             count = _counts(rows + begin, layouts, size) - _counts(rows + end, layouts, size)
             left &= np.cumsum(count, axis=1)[:, :size] == 0
+        # The procedure selects the kept configuration with the highest loss.
         loss = layout.utility_loss[:, i, None]
         left &= loss > worst
         worst, selected = np.where(left, loss, worst), np.where(left, i, selected)
@@ -107,17 +113,18 @@ def _together(layout: Layout, entries: Entries, out: Positions) -> Positions:
 def _follow(
     coded: Coded, utility_loss: NDArray[np.float64], order: Positions, first: Positions, out: Positions
 ) -> Positions:
-    """[m] what is selected at every place of the order of one layout, as configurations enter and leave."""
+    """Return the selection at every place of one layout's order, shape [m], as configurations enter and leave."""
     size = len(order)
     left = _Left(coded, out)
     worst_first = np.lexsort((np.arange(size), -utility_loss))
     rank = np.argsort(worst_first).tolist()
     leaving = [i for i in np.argsort(out, kind="stable").tolist() if first[i] < out[i] < size]
     selected = np.empty(size, dtype=np.intp)
-    enters, leaves, next_out = first.tolist(), out.tolist(), 0  # plain integers: they are looked up singly
+    enters, leaves, next_out = first.tolist(), out.tolist(), 0  # plain integers, since they are read one by one
     heap: list[int] = []
     for place, i in enumerate(order.tolist()):
-        if enters[i] == place:  # not so for those of equal loss that follow: what leaves has left
+        # Remove what has become beaten. Places of equal loss share one threshold, so the first of them suffices.
+        if enters[i] == place:
             while next_out < len(leaving) and leaves[leaving[next_out]] <= place:
                 for back in left.leave(leaving[next_out], place):
                     heappush(heap, rank[back])
@@ -126,15 +133,15 @@ def _follow(
             heappush(heap, rank[i])
         while heap and worst_first[heap[0]] not in left:
             heappop(heap)
-        selected[place] = worst_first[heap[0]] if heap else -1  # the next one of equal loss beats all others
+        selected[place] = worst_first[heap[0]] if heap else -1  # empty: a later one of equal loss beats all others
     return selected
 
 
 class _Left:
-    """The configurations that step 3 leaves of those that are in the pool.
+    """The configurations of the pool that step 3 keeps.
 
-    One that is dropped waits for the smaller one to leave that stays longest of those that drop it; it is forgotten if
-    that stays as long as it does itself.
+    A dropped configuration waits for a smaller one to leave: the one that stays longest of those that drop it. It is
+    forgotten if that smaller one stays at least as long as the dropped configuration itself.
     """
 
     def __init__(self, coded: Coded, out: Positions) -> None:
@@ -149,7 +156,7 @@ class _Left:
         return i in self._place
 
     def enter(self, i: int) -> bool:
-        """Add one to the pool, and say whether it is left."""
+        """Add a configuration to the pool, and return whether step 3 keeps it."""
         count = len(self._place)
         members, figures, own = self._members[:count], self._figures[:, :count], self._codes[:, i, None]
         smaller = np.flatnonzero((figures <= own).all(axis=0))
@@ -165,7 +172,7 @@ class _Left:
         return True
 
     def leave(self, i: int, place: int) -> list[int]:
-        """Take one out of the pool, and return those that are left now."""
+        """Take a configuration out of the pool, and return the configurations that step 3 keeps as a consequence."""
         if i in self._place:
             self._remove(i)
         return [j for j in self._waiting.pop(i, []) if self._out[j] > place and self.enter(j)]
@@ -183,7 +190,7 @@ class _Left:
         self._place[i] = count
 
     def _remove(self, i: int) -> None:
-        """Put the last in its place."""
+        """Remove a configuration, moving the last one into its place."""
         at, last = self._place.pop(i), len(self._place)
         self._members[at], self._figures[:, at] = self._members[last], self._figures[:, last]
         if at < last:
@@ -191,7 +198,7 @@ class _Left:
 
 
 def _beaten_from(coded: Coded, first: Positions) -> Positions:
-    """[layouts, m] the place from which on something in the pool beats a configuration by updates or compute."""
+    """Return the place from which the pool holds a configuration that beats each one. Shape [layouts, m]."""
     size = first.shape[1]
     out = np.full(first.shape, size)
     for groups, rank in ((coded.same_updates, coded.learning_rate), (coded.same_compute, -coded.batch_size)):
@@ -209,6 +216,6 @@ def _beaten_from(coded: Coded, first: Positions) -> Positions:
 
 
 def _counts(cells: Positions, layouts: int, size: int) -> Counts:
-    """[layouts, size + 1] how often each cell occurs."""
+    """Return how often each cell occurs, shape [layouts, size + 1]."""
     counts: Counts = np.bincount(cells.ravel(), minlength=layouts * (size + 1)).reshape(layouts, size + 1)
     return counts

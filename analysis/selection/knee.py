@@ -1,9 +1,9 @@
-"""The knee of the Pareto front of loss and score: of one pool, and of a pool that grows with the threshold.
+"""The knee of the Pareto front of loss and score, for one pool and for a pool that grows with the threshold.
 
-The front's end of lowest loss is put at (0, 1), its end of lowest score at (1, 0). The knee is the member that lies
-farthest below the line between the two, so a configuration that another one beats in loss and score is never it.
-Members are compared exactly, as the fractions that their doubles are: those that lie on one line tie, whatever the
-rounding, and the lower score decides.
+The front is scaled: its end of lowest loss is at (0, 1), its end of lowest score at (1, 0). The knee is the member that
+lies farthest below the line between the two ends. So a configuration that another one beats in loss and score is never
+the knee. Members are compared exactly, as the fractions that their doubles represent. Members at the same distance
+therefore tie regardless of rounding, and the lower score decides.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ Array = NDArray[np.float64]
 Pools = NDArray[np.bool_]
 Positions = NDArray[np.intp]
 
-# The sum of two quotients of differences errs by less than 5 units of rounding (1e-15): what is farther than this from
-# the least is not the least. The absolute part is for quotients so small that they lose digits.
+# The sum of two quotients of differences errs by less than 5 units of rounding (1e-15). A sum that exceeds the least
+# sum by more than this tolerance is not the least. The absolute part is for quotients so small that they lose digits.
 _RELATIVE, _ABSOLUTE = 1e-12, 1e-300
 
 
 def nearest_to_both_ends(loss: Array, score: Array, pools: Pools) -> Pools:
-    """The members of each pool that are nearest to both ends of its Pareto front.
+    """Return the members of each pool that are nearest to both ends of its Pareto front.
 
     Args:
         loss, score: figures that broadcast to the shape of pools.
         pools: [..., m], none empty.
 
     Returns:
-        [..., m] those that tie for the nearest, exactly.
+        [..., m] the members with exactly the smallest sum of scaled distances.
     """
+    # Scale both figures by the front's ends, and sum them in floating point.
     least_loss, its_score = _corner(loss, score, pools)
     least_score, its_loss = _corner(score, loss, pools)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # one-member fronts, and widths beyond doubles
@@ -43,6 +44,7 @@ def nearest_to_both_ends(loss: Array, score: Array, pools: Pools) -> Pools:
         known = np.isfinite(across) & np.isfinite(down)
         sums = np.where(pools & (known | alone), sums, np.where(pools, 0.0, np.inf))
         close: Pools = pools & (sums <= sums.min(axis=-1, keepdims=True) * (1 + _RELATIVE) + _ABSOLUTE)
+    # Decide between the close candidates in exact arithmetic.
     undecided = (close.sum(axis=-1) > 1) & ~alone[..., 0]
     losses, scores = np.broadcast_to(loss, pools.shape), np.broadcast_to(score, pools.shape)
     for at in np.ndindex(undecided.shape) if undecided.any() else ():
@@ -55,13 +57,13 @@ def nearest_to_both_ends(loss: Array, score: Array, pools: Pools) -> Pools:
 
 
 def knees_of_growing_pools(loss: Array, score: Array) -> Positions:
-    """The knee of P_u = {loss <= u} at the loss u of every configuration.
+    """Return the knee of P_u = {loss <= u} at the loss u of every configuration.
 
     Args:
         loss, score: [m] figures of one layout.
 
     Returns:
-        [m] positions; of equal figures the first. Time in proportion to m log m.
+        [m] positions; the first among equal figures. The time is O(m log m).
     """
     order = np.lexsort((score, loss))  # stable: the first of equal figures comes first
     ordered = score[order]
@@ -75,13 +77,13 @@ def knees_of_growing_pools(loss: Array, score: Array) -> Positions:
 
 
 def _corner(figure: Array, other: Array, pools: Pools) -> tuple[Array, Array]:
-    """[..., 1] the lowest figure in each pool, and the lowest of the other figure among those that have it."""
+    """Return the lowest figure in each pool, and the lowest other figure among its members. Shapes [..., 1]."""
     least = np.where(pools, figure, np.inf).min(axis=-1, keepdims=True)
     return least, np.where(pools & (figure == least), other, np.inf).min(axis=-1, keepdims=True)
 
 
 def _exactly_nearest(loss: Array, score: Array, members: Positions, ends: Sequence[float]) -> Positions:
-    """Those of some members of a pool whose two distances have the least sum; ends: as in `nearest_to_both_ends`."""
+    """Return the members with exactly the least sum of scaled distances. `ends`: as in `nearest_to_both_ends`."""
     size = len(members)
     losses = _integers(np.array([*loss[members], ends[0], ends[2]]))
     scores = _integers(np.array([*score[members], ends[1], ends[3]]))
@@ -91,13 +93,14 @@ def _exactly_nearest(loss: Array, score: Array, members: Positions, ends: Sequen
 
 
 def _knees(loss: Sequence[int], score: Sequence[int]) -> list[int]:
-    """For every prefix of a front, losses ascending and scores descending, the place of its knee.
+    """Return the place of the knee for every prefix of a front, losses ascending and scores descending.
 
-    The sum of the distances to a prefix's ends is a linear function of (loss, score), so it is least at a corner of the
-    convex hull below the prefix, which is kept as in Andrew's algorithm; along the hull it falls, then rises.
+    The sum of the distances to a prefix's ends is a linear function of (loss, score). The sum is therefore least at a
+    corner of the convex hull below the prefix, which is maintained as in Andrew's algorithm. Along the hull the sum
+    first falls and then rises, so bisection finds the corner.
     """
     hull: list[int] = []
-    found = []
+    places = []
     for end in range(len(loss)):
         while len(hull) > 1 and not _bends_upwards(loss, score, hull[-2], hull[-1], end):
             hull.pop()
@@ -108,17 +111,17 @@ def _knees(loss: Sequence[int], score: Sequence[int]) -> list[int]:
             here, there = hull[corner], hull[corner + 1]
             return (loss[there] - loss[here]) * down + (score[there] - score[here]) * across > 0
 
-        found.append(hull[bisect_left(range(len(hull) - 1), True, key=rises)])
-    return found
+        places.append(hull[bisect_left(range(len(hull) - 1), True, key=rises)])
+    return places
 
 
 def _bends_upwards(loss: Sequence[int], score: Sequence[int], a: int, b: int, c: int) -> bool:
-    """Whether b lies below the line from a to c."""
+    """Return whether b lies below the line from a to c."""
     return (loss[b] - loss[a]) * (score[c] - score[a]) > (score[b] - score[a]) * (loss[c] - loss[a])
 
 
 def _integers(values: Array) -> list[int]:
-    """Doubles times a power of two that makes all of them whole: exact."""
+    """Multiply doubles by the power of two that makes all of them whole. The result is exact."""
     ratios = [value.as_integer_ratio() for value in values.tolist()]
     common: int = max(denominator for _, denominator in ratios)
     return [numerator * (common // denominator) for numerator, denominator in ratios]

@@ -1,4 +1,4 @@
-"""Which configurations leak measurably: more than the untrained model by a score that has values by secret."""
+"""Test which configurations leak measurably: more than the untrained model, by a score with values by secret."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ UNTRAINED = "base"
 """The name of the untrained model in a sweep's table of secrets."""
 LEVEL = 0.05
 FEWEST_SECRETS = 8
-"""Fewer secrets do not show that nothing leaks: of six, whose gains spread by 2 nats, the tests miss three that gained
-25 nats each in 15 of 100 sweeps; of eight in 2 of 100."""
+"""With fewer secrets, the tests cannot show that nothing leaks. With six secrets whose gains spread by 2 nats, the
+tests miss three that gained 25 nats each in 15 of 100 sweeps. With eight secrets, they miss them in 2 of 100."""
 NEGLIGIBLE = 1e-3
-"""A probability that grew by less than this for one secret is not taken for leakage of that secret."""
+"""A smaller growth of one secret's probability is not taken for leakage of that secret."""
 _OF_GAUSSIAN = 1.4826  # the standard deviation of a Gaussian over its median absolute deviation
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leakage:
-    """What a score shows of each configuration's leakage beyond the untrained model's.
+    """Each configuration's leakage beyond the untrained model's, by one score.
 
     Attributes:
-        score: its name.
+        score: name of the score.
         leaks: [m] whether a configuration leaks measurably.
         excess: [m] mean over seeds and secrets of the score minus the untrained model's.
-        detectable: [m] the smallest excess that the test of the mean would have noticed.
+        detectable: [m] the smallest mean excess that the test would have detected.
     """
 
     score: str
@@ -42,7 +42,7 @@ class Leakage:
     detectable: Array
 
     def sentence(self, pool: NDArray[np.bool_]) -> str:
-        """Say that no member of a pool leaks measurably, and what would have been noticed."""
+        """Return the sentence that no member of a pool leaks measurably, with the smallest detectable excess."""
         most = int(np.where(pool, self.excess, -np.inf).argmax())
         return (
             f"None of the {int(pool.sum())} configurations that keep to the constraints leaks measurably by "
@@ -63,25 +63,25 @@ def measured_leakage(
         by_secret: the sweep's secrets.parquet, with the untrained model's values, and the score's name.
 
     Returns:
-        None where nothing can be said: no values by secret, fewer than eight secrets, or no values of the untrained
-        model.
+        None if there are no values by secret, fewer than eight secrets, or no values of the untrained model.
 
-    A configuration leaks measurably if one of these tests says so, on means over its seeds.
+    A configuration leaks measurably if one of these tests is positive, on means over its seeds.
 
-    - The mean: its excess over the untrained model, paired by secret, is significant (one-sided t test). The error is
-      over secrets and of what the score itself subtracts: `logprob` subtracts the gain of control secrets, whose error
-      is in the score's own standard error. Where that error is larger than the spread over secrets, the test could not
-      notice a leak, and the configuration counts as leaking.
+    - The mean: its excess over the untrained model, paired by secret, is significant (one-sided t test). The error
+      includes the spread over secrets and the error of what the score subtracts: `logprob` subtracts the gain of
+      control secrets, whose error is part of the score's own standard error. If the test's threshold exceeds the spread
+      over secrets, the test could not detect a leak, and the configuration counts as leaking.
     - The worst secret of a logarithmic score: its excess is an outlier among the secrets' (median and median absolute
       deviation, at 5 % divided by the number of secrets).
-    - The worst secret of a probability: its excess is at least 0.001. Where values are shares of generations and the
-      untrained model says the secret too, its excess is significant instead (Fisher's exact test, one-sided, at 5 %
-      divided by the number of secrets).
+    - The worst secret of a probability: its excess is at least 0.001. If the values are shares of generations and the
+      untrained model generates the secret too, its excess must be significant instead (Fisher's exact test, one-sided,
+      at 5 % divided by the number of secrets).
 
-    Each test is at 5 % for one configuration, not for all together, and spread over seeds is no excuse: a false alarm
-    only leaves the choice to the scores, a leak that was missed would select the configuration that leaks. The tests
-    take the secrets for a sample of their kind and, except for the exact test, their values for Gaussian. That they
-    find nothing does not prove that nothing leaks: `detectable` says which mean excess they would have noticed.
+    Each test is at 5 % for one configuration, not for all together. Spread over seeds is not counted as error. This is
+    on purpose: a false alarm only leaves the choice to the scores, but a missed leak would select a leaking
+    configuration. The tests treat the secrets as a sample of their kind and, except for the exact test, their values as
+    Gaussian. A negative result does not prove that nothing leaks: `detectable` gives the mean excess that the test
+    would have detected.
     """
     from scipy.stats import t as student
 
@@ -92,12 +92,14 @@ def measured_leakage(
     of_models = means_by_secret(points, secrets, name)
     if base is None or len(base) != of_models.shape[1] or len(base) < FEWEST_SECRETS:
         return None
+    # The test of the mean.
     excess = of_models - base
     k = excess.shape[1]
     error = _errors(points, excess, of_models, name)
     detectable = student.isf(LEVEL, k - 1) * error
     mean, worst = excess.mean(axis=1), excess.max(axis=1)
     leaks = (mean > detectable) | (detectable > excess.std(axis=1, ddof=1))
+    # The test of the worst secret.
     if name in LOGARITHMIC:
         centre = np.median(excess, axis=1)
         spread = _OF_GAUSSIAN * np.median(np.abs(excess - centre[:, None]), axis=1)
@@ -111,7 +113,7 @@ def measured_leakage(
 
 
 def _untrained(secrets: pd.DataFrame, name: str) -> tuple[Array | None, int]:
-    """[k] the untrained model's values in the order of the secrets' names, None without; generations for each value."""
+    """Return the untrained model's values by secret name, shape [k] or None, and the generations per value."""
     rows = secrets[(secrets["score"] == name) & (secrets["run_id"] == UNTRAINED)]
     values = rows.set_index("secret_id")["value"].sort_index().to_numpy(dtype=np.float64)
     if not len(values) or not np.isfinite(values).all():
@@ -120,7 +122,7 @@ def _untrained(secrets: pd.DataFrame, name: str) -> tuple[Array | None, int]:
 
 
 def _said_more(of_models: Array, base: Array, num_seeds: NDArray[np.int64], num_samples: int) -> NDArray[np.bool_]:
-    """[m, k] whether a secret is in significantly more of a configuration's generations than of the untrained model's.
+    """Return whether a configuration generates a secret significantly more often than the untrained model, [m, k].
 
     Source: Fisher 1935; the tail of the hypergeometric distribution.
     """
@@ -134,13 +136,13 @@ def _said_more(of_models: Array, base: Array, num_seeds: NDArray[np.int64], num_
 
 
 def _errors(points: pd.DataFrame, excess: Array, of_models: Array, name: str) -> Array:
-    """[m] standard errors of the mean excess over secrets and, where the score subtracts them, over controls."""
+    """Return the standard errors of the mean excess, over secrets and over the score's controls. Shape [m]."""
     k = excess.shape[1]
     of_secrets: Array = excess.std(axis=1, ddof=1) / np.sqrt(k)
     column = f"{PREFIX}{name}{ERROR}"
     if column not in points:
         return of_secrets
-    # What a score's own standard error holds beyond its secrets' is the error of the controls it subtracts.
+    # The part of a score's own standard error beyond the spread over secrets is the error of its controls.
     own = points.groupby(KEY, sort=True)[column].mean().to_numpy(dtype=np.float64)
     of_controls = np.nan_to_num(own**2 - of_models.var(axis=1, ddof=1) / k).clip(min=0)
     combined: Array = np.sqrt(of_secrets**2 + of_controls)

@@ -1,7 +1,8 @@
-"""The three settings of training and reference data (Kaplan et al. 2024, section 4.4), as rules of selection.
+"""Selection rules for the three settings of training and reference data (Kaplan et al. 2024, section 4.4).
 
-Each keeps what meets a bound on how well members of either set are found, and of that the best utility. They are no
-entries of `RULES`: they need two scores, and may leave nothing, which is an answer.
+Each rule keeps the models that meet a bound on the membership inference accuracy of one or both sets, and selects the
+best utility among them. The rules are not entries of `RULES`, because they need two scores and may validly leave no
+model.
 """
 
 from __future__ import annotations
@@ -19,31 +20,31 @@ Array = NDArray[np.float64]
 Pool = NDArray[np.bool_]
 
 HARDLY_FOUND = 0.51
-"""Highest membership inference accuracy of a set that is hardly found (sections 4.4.2 and 4.4.4); chance is 1/2."""
+"""The highest membership inference accuracy that counts as protected (sections 4.4.2 and 4.4.4). Chance is 1/2."""
 ALIKE = 0.04
 """Largest difference of the two accuracies that counts as equal (section 4.4.3)."""
 SLACK = 1e-9
-"""What rounding may add to a difference of accuracies."""
+"""The rounding error allowed in a difference of accuracies."""
 SUFFIX = "_of_reference"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceSetting:
-    """What is known of the privacy of the reference data.
+    """One setting: which of the two data sets must be protected.
 
     Attributes:
         text: the bound, in words.
-        keeps: (scores of the training data, scores of the reference data) -> which of them meet the bound.
+        keeps: (scores of the training data, scores of the reference data) -> whether each model meets the bound.
     """
 
     text: str
     keeps: Callable[[Array, Array], Pool]
 
     def narrowing(self, points: pd.DataFrame) -> tuple[str, str, Pool]:
-        """(name, rule in words, which of the configuration means meet the bound).
+        """Return (name, rule in words, whether each configuration's means meet the bound).
 
         Raises:
-            ValueError: the table lacks the two scores, or nothing meets the bound.
+            ValueError: the table lacks the two scores, or no configuration meets the bound.
         """
         training, reference = (column_means(points, column) for column in score_columns(points))
         kept = self.keeps(training, reference)
@@ -73,19 +74,20 @@ REFERENCE_RULES: dict[str, ReferenceSetting] = {
 
 
 def best_instance(setting: str, utility_loss: Array, training: Array, reference: Array) -> int | None:
-    """The position of the model with the lowest utility loss among those that meet a setting's bound; None where none
-    does, the dash of the paper's Table 2. The first of several.
+    """Return the position of the model with the lowest utility loss among the models that meet a setting's bound.
+
+    The first of several is returned, or None if no model meets the bound (the dash in the paper's Table 2).
 
     Args:
         setting: a name in `REFERENCE_RULES`.
-        utility_loss, training, reference: [m] of each model: its loss and its two scores, as accuracies.
+        utility_loss, training, reference: [m] each model's loss and its two scores, which are accuracies.
     """
     kept = REFERENCE_RULES[setting].keeps(training, reference)
     return int(np.where(kept, utility_loss, np.inf).argmin()) if kept.any() else None
 
 
 def score_columns(points: pd.DataFrame) -> tuple[str, str]:
-    """The columns with the scores of training and of reference data.
+    """Return the names of the columns with the scores of training and of reference data.
 
     Raises:
         ValueError: there is no such pair, there are several, or a score is missing in a row.

@@ -18,11 +18,11 @@ from analysis.tables.points import configuration_means
 def privacy_risk(
     points: pd.DataFrame, *, layout: Literal["mean", "resample"] = "mean", num_layouts: int = 5000, seed: int = 0
 ) -> dict[str, Any]:
-    """How much more the selected configuration leaks than the best one that the same threshold allows.
+    """Compute how much more each rule's selection leaks than the best one that the same threshold allows.
 
     At every configuration's utility u, each rule selects from P_u = {utility_loss <= u}, u included. The absolute risk
-    is score(selected) - score(oracle), the relative risk divides it by score(oracle); both are averaged over u, one
-    threshold per configuration.
+    is score(selected) - score(oracle). The relative risk is the absolute risk divided by score(oracle). Both are
+    averaged over u, one threshold per configuration.
 
     Args:
         points: a points table.
@@ -30,22 +30,23 @@ def privacy_risk(
             configuration from independent Gaussians with the mean and the standard deviation (ddof = 1) of its seeds,
             num_layouts times, and averages over the draws too.
         num_layouts: draws of "resample".
-        seed: of the draws.
+        seed: seed of the draws.
 
     Returns:
         {"thresholds": m, "layout", "rules": {rule: {"relative", "absolute"}}}; "resample" adds "layouts" and "seed".
-        relative is None, with "reason", where an oracle score is 0 or below; both are for a rule that so many
-        configurations are too many for.
+        relative is None, with "reason", if an oracle score is 0 or below. Both are None, with "reason", for a rule that
+        cannot handle so many configurations.
 
     Raises:
         ValueError: as `configuration_means`; an unknown layout; "resample" with a configuration that has one seed.
 
     The rule "checked-procedure" is evaluated without its leakage check, which needs the values by secret.
 
-    Source: Hu et al. 2025, §4.3; App. D.3 for the absolute risk and the resampled layouts. That P_u includes its
-    threshold and that utility is resampled as well as the score are conventions of ours.
+    Source: Hu et al. 2025, §4.3; App. D.3 for the absolute risk and the resampled layouts. Two conventions are ours:
+    P_u includes its threshold, and utility is resampled as well as the score.
     """
     means = configuration_means(points)
+    # Place the configurations: one layout, or many drawn ones.
     if layout == "mean":
         utility, score = means["utility_loss"].to_numpy()[None], means["score"].to_numpy()[None]
     elif layout == "resample":
@@ -53,6 +54,7 @@ def privacy_risk(
     else:
         raise ValueError(f"layout must be 'mean' or 'resample', got {layout!r}. Choose one of them.")
     layout_of_all = replace(Layout.of(means), utility_loss=utility, score=score)
+    # Evaluate each rule against the oracle at every threshold.
     oracle = _scores_along("oracle", layout_of_all)
     undefined = int((oracle <= 0).sum())
     result: dict[str, Any] = {"thresholds": len(means), "layout": layout, "rules": {}}
@@ -75,12 +77,12 @@ def privacy_risk(
 
 
 def _scores_along(rule: str, layout: Layout) -> NDArray[np.float64]:
-    """[layouts, m] the score of what a rule selects at every threshold."""
+    """Return the scores of a rule's selections at every threshold, shape [layouts, m]."""
     return np.take_along_axis(layout.score, select_at_thresholds(rule, layout), axis=1)
 
 
 def _resampled(means: pd.DataFrame, num_layouts: int, seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """[num_layouts, m] utility and score, drawn around the means."""
+    """Draw utility and score around the means, each [num_layouts, m]."""
     if num_layouts < 1:
         raise ValueError(f"num_layouts must be >= 1, got {num_layouts}. The paper draws 5000.")
     single = int((means["num_seeds"] < 2).sum())

@@ -1,7 +1,7 @@
-"""Selection rules: each a list of steps that narrow a pool of configurations, and a registry of them.
+"""Selection rules, and the registry of them. Each rule is a list of steps that narrow a pool of configurations.
 
-A new rule is one step and one line in `RULES`; another package's is an entry point. Steps work on whole arrays of
-pools at once, so the rule that selects from one table is the code that the risk figures evaluate on every threshold.
+A new rule is one step and one line in `RULES`. A rule of another package is an entry point. Steps work on whole arrays
+of pools at once, so selecting from one table and evaluating the risk at every threshold use the same code.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Pools = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What a rule may look at, for m configurations in the order (T, b, η).
+    """The data that a rule may use, for m configurations in the order (T, b, η).
 
     Attributes:
-        coded: what the heuristics compare.
+        coded: the integer codes that the heuristics compare.
         utility_loss: [..., m], lower is better.
-        score: [..., m], higher is more leakage; `procedure` does not look at it.
-        smoother: what draws a smooth surface through scores; fitted when a rule first asks.
-        leaks: [m] which configurations leak measurably (see `leakage`), None where that is not known.
+        score: [..., m], higher is more leakage; `procedure` does not use it.
+        smoother: fits a smooth surface through the scores when a rule first needs it.
+        leaks: [m] which configurations leak measurably (see `leakage`), None if that is unknown.
     """
 
     coded: Coded
@@ -46,7 +46,7 @@ class Layout:
 
     @classmethod
     def of(cls, means: pd.DataFrame, leaks: Pools | None = None) -> Layout:
-        """The layout of a table of configuration means."""
+        """Return the layout of a table of configuration means."""
         return cls(
             coded=Coded.of(means),
             utility_loss=means["utility_loss"].to_numpy(),
@@ -57,13 +57,13 @@ class Layout:
 
     @property
     def predicted_score(self) -> Array:
-        """[..., m] the scores as a smooth surface over (ln b, ln T, ln η) has them."""
+        """Return the scores smoothed by a surface over (ln b, ln T, ln η), shape [..., m]."""
         return self.smoother.surface.smoothed(self.score)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Smoother:
-    """The surface of a table's scores.
+    """The lazily fitted surface of a table's scores.
 
     Attributes:
         means: configuration means.
@@ -73,7 +73,7 @@ class Smoother:
 
     @cached_property
     def surface(self) -> Surface:
-        """Fitted on first use.
+        """Fit the surface on first use.
 
         Raises:
             ValueError: there are more configurations than a surface can take.
@@ -84,12 +84,12 @@ class Smoother:
 
 @dataclass(frozen=True, kw_only=True)
 class RuleStep:
-    """One narrowing of the pools.
+    """One step of a rule, which narrows the pools.
 
     Attributes:
-        name: short, for records.
-        text: the rule in words.
-        keep: (layout, pools [..., m]) -> pools [..., m], never emptying a pool that has a member.
+        name: short name, for records.
+        text: the step's rule in words.
+        keep: (layout, pools [..., m]) -> pools [..., m]. It never empties a pool that has a member.
     """
 
     name: str
@@ -104,7 +104,7 @@ class Unbeaten:
     heuristic: Literal["individual", "compute", "updates"]
 
     def __call__(self, layout: Layout, pools: Pools) -> Pools:
-        """Narrow the pools."""
+        """Drop the beaten members from each pool."""
         coded = layout.coded
         if self.heuristic == "updates":
             return _least_of_groups(coded.same_updates, coded.learning_rate, pools)
@@ -113,7 +113,8 @@ class Unbeaten:
         flat = pools.reshape(-1, pools.shape[-1])
         members = np.flatnonzero(flat.any(axis=0))
         inside = flat[:, members].astype(np.float32)
-        # Counts of beating members: sums of 0s and 1s, exact in float32 below 2^24, and a BLAS product unlike bool's.
+        # Count the members that beat each one. The sums of 0s and 1s are exact in float32 below 2^24, and unlike bool
+        # arrays, float32 arrays are multiplied by BLAS.
         beaten = np.zeros_like(inside)
         for rows, columns, holds in pair_blocks(coded.take(members), "individual"):
             beaten[:, columns] += inside[:, rows] @ holds.astype(np.float32)
@@ -130,19 +131,19 @@ class Extreme:
     end: Literal["lowest", "highest"]
 
     def figure(self, layout: Layout) -> Array:
-        """[..., m] the lower the better."""
+        """Return the figure with its sign set so that lower is better, shape [..., m]."""
         values: Array = getattr(layout, self.column)
         return values if self.end == "lowest" else -values
 
     def __call__(self, layout: Layout, pools: Pools) -> Pools:
-        """Narrow the pools."""
+        """Keep the best members of each pool, ties included."""
         figure = self.figure(layout)
         at_end: Pools = figure == np.where(pools, figure, np.inf).min(axis=-1, keepdims=True)
         return pools & at_end
 
 
 def lowest_loss_without_leakage(layout: Layout, pools: Pools) -> Pools:
-    """Keep one of the lowest loss, and of equal ones of the lowest score, if no member of a pool leaks measurably."""
+    """Keep only the lowest loss if no pool member leaks measurably. The lower score decides between equal losses."""
     if layout.leaks is None:
         return pools
     quiet = ~(pools & layout.leaks).any(axis=-1, keepdims=True)
@@ -151,8 +152,11 @@ def lowest_loss_without_leakage(layout: Layout, pools: Pools) -> Pools:
 
 
 def lowest_score_if_contradicted(layout: Layout, pools: Pools) -> Pools:
-    """Keep one of the lowest score, and of equal ones of the lowest loss, if a member of a pool dominates the
-    procedure's choice: neither its loss nor its score is higher, and one of them is lower."""
+    """Keep only the lowest score in a pool if the scores contradict the procedure's choice.
+
+    They contradict the choice if a pool member dominates it: neither loss nor score is higher, and one is lower.
+    The lower loss decides between equal scores.
+    """
     expected = pools
     for step in PROCEDURE:
         expected = step.keep(layout, expected)
@@ -163,16 +167,19 @@ def lowest_score_if_contradicted(layout: Layout, pools: Pools) -> Pools:
 
 
 def _first(pools: Pools) -> Pools:
-    """The first member of each pool alone."""
+    """Keep only the first member of each pool."""
     alone: Pools = np.arange(pools.shape[-1]) == pools.argmax(axis=-1)[..., None]
     return alone
 
 
 def dominates(layout: Layout, position: NDArray[np.intp]) -> Pools:
-    """[..., m] which configurations have no higher loss and no higher score than one, and one of them lower.
+    """Return which configurations dominate a given one, shape [..., m].
+
+    A configuration dominates if its loss and its score are no higher and at least one of them is lower.
 
     Args:
-        position: [..., 1] of the one.
+        layout: the configurations.
+        position: [..., 1] position of the given configuration.
     """
     shape = np.broadcast_shapes(layout.score.shape, (*position.shape[:-1], layout.score.shape[-1]))
     loss, score = np.broadcast_to(layout.utility_loss, shape), np.broadcast_to(layout.score, shape)
@@ -182,16 +189,16 @@ def dominates(layout: Layout, position: NDArray[np.intp]) -> Pools:
 
 
 def _knee(layout: Layout, pools: Pools) -> Pools:
-    """Keep what is nearest to the lowest loss and the lowest score at once."""
+    """Keep the members that are nearest to the lowest loss and the lowest score at once."""
     return nearest_to_both_ends(layout.utility_loss, layout.score, pools)
 
 
 def _least_of_groups(groups: Codes, rank: Codes, pools: Pools) -> Pools:
-    """The members of each pool whose rank is the least of their group in it."""
+    """Keep the members of each pool that have the least rank among the pool's members of their group."""
     order = np.argsort(groups, kind="stable")
     starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
-    nobody = np.iinfo(np.int32).max
-    least = np.minimum.reduceat(np.where(pools, rank, nobody)[..., order], starts, axis=-1)
+    no_rank = np.iinfo(np.int32).max
+    least = np.minimum.reduceat(np.where(pools, rank, no_rank)[..., order], starts, axis=-1)
     kept: Pools = pools & (rank <= least[..., groups])
     return kept
 
@@ -239,7 +246,7 @@ CHECKED_PROCEDURE: Rule = (
     ),
     *PROCEDURE,
 )
-"""Algorithm 1, as long as the measured scores do not contradict it."""
+"""Algorithm 1, unless the measured scores contradict it."""
 PARETO_KNEE: Rule = (
     RuleStep(
         name="knee",
@@ -266,19 +273,19 @@ RULES: dict[str, Rule] = {
     "predicted-score": PREDICTED_SCORE,
 }
 ENTRY_POINTS = "raydp.rules"
-"""The group of entry points that others' rules are found in, each a tuple of steps."""
+"""The group of entry points for rules of other packages. Each entry point is a tuple of steps."""
 
 
 def rule_names() -> list[str]:
-    """The known rules, built in and installed by others."""
+    """Return the names of the known rules, built in and installed."""
     return [*RULES, *sorted(e.name for e in entry_points(group=ENTRY_POINTS) if e.name not in RULES)]
 
 
 def rule_steps(rule: str) -> Rule:
-    """The steps of a rule.
+    """Return the steps of a rule.
 
     Raises:
-        ValueError: the rule is unknown; names the nearest.
+        ValueError: the rule is unknown. The message names the nearest rule.
     """
     if rule in RULES:
         return RULES[rule]
@@ -289,7 +296,7 @@ def rule_steps(rule: str) -> Rule:
 
 
 def choose(rule: str, layout: Layout, pools: Pools) -> NDArray[np.intp]:
-    """What a rule selects from each pool.
+    """Return the position of the configuration that a rule selects from each pool.
 
     Args:
         rule: a name in `RULES`.
@@ -297,7 +304,7 @@ def choose(rule: str, layout: Layout, pools: Pools) -> NDArray[np.intp]:
         pools: [..., m], true for the members of a pool; none is empty.
 
     Returns:
-        [...] positions; the first member in the order (T, b, η) where a rule leaves several.
+        [...] positions. If a rule leaves several members, the first in the order (T, b, η) is selected.
     """
     for step in rule_steps(rule):
         pools = step.keep(layout, pools)

@@ -1,4 +1,4 @@
-"""Results as a notebook shows them."""
+"""Display of results in a notebook."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from html import escape
 
 
 def html_table(values: Mapping[str, object], caption: str) -> str:
-    """A table of two columns, names and values; a value that has an HTML form of its own is shown in it."""
+    """Return a table of names and values. A value with its own HTML representation is shown in it."""
     rows = "".join(f"<tr><th>{escape(name)}</th><td>{_cell(value)}</td></tr>" for name, value in values.items())
     return f"<table><caption>{escape(caption)}</caption>{rows}</table>"
 

@@ -1,4 +1,4 @@
-"""What a rule selects at every utility threshold, without going through the pools one by one where that is possible."""
+"""A rule's selection at every utility threshold, computed without evaluating each pool if possible."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from analysis.selection.rules import (
 )
 
 _CELLS_AT_ONCE = 4_000_000  # pool members evaluated together: 16 MB as float32
-_LAYOUT_CELLS = 100_000  # configurations of all layouts together: their arrays stay in a processor's cache
+_LAYOUT_CELLS = 100_000  # configurations of the layouts evaluated together: their arrays fit a processor's cache
 
 
 def select_at_thresholds(rule: str, layout: Layout) -> Positions:
-    """What a rule selects from P_u = {utility_loss <= u} at the utility u of every configuration.
+    """Return a rule's selection from P_u = {utility_loss <= u} at the utility u of every configuration.
 
     Args:
         rule: a name in `RULES`.
         layout: m configurations in the order (T, b, η), utility_loss and score [layouts, m].
 
     Returns:
-        [layouts, m] position of the selected configuration at the utility of each; the same as `choose` on every pool.
-        The built-in rules take memory in proportion to layouts · m and look at each configuration as it enters the
-        pool; the rules of others look at every pool, m² cells in parts.
+        [layouts, m] position of the configuration selected at the utility of each, as `choose` selects on every pool.
+        The built-in rules need memory in proportion to layouts · m, because they process configurations as they enter
+        the pool. Other rules evaluate every pool, which takes m² cells, processed in parts.
     """
     of_rule = rule_steps(rule)
     steps = tuple(step.keep for step in of_rule)
@@ -56,7 +56,7 @@ def select_at_thresholds(rule: str, layout: Layout) -> Positions:
 
 
 def _extreme(layout: Layout, *steps: Extreme) -> Positions:
-    """The lowest so far, by the figures in turn and then by position."""
+    """Return the running best by the steps' figures in turn, then by position."""
     entries = Entries.of(layout.utility_loss)
     best_first = np.lexsort([step.figure(layout) for step in reversed(steps)], axis=1)
     rank = np.argsort(best_first, axis=1)
@@ -65,13 +65,14 @@ def _extreme(layout: Layout, *steps: Extreme) -> Positions:
 
 
 def _checked_procedure(layout: Layout) -> Positions:
-    """The procedure, the lowest score where that contradicts it, the lowest loss while nothing leaks measurably."""
+    """Return the procedure's selection, corrected by the score check and by the leakage check."""
     selected = procedure_on_growing_pools(layout)
     lowest_loss, lowest_score = Extreme("utility_loss", "lowest"), Extreme("score", "lowest")
-    # What dominates a member of P_u has no more loss than the member, so it is a member too.
+    # A configuration that dominates a member of P_u has no more loss than the member, so it is also a member of P_u.
     contradicted = _dominated(layout)
     safest = _extreme(layout, lowest_score, lowest_loss)
     selected = np.where(np.take_along_axis(contradicted, selected, axis=1), safest, selected)
+    # While no member leaks measurably, the lowest loss is selected.
     if layout.leaks is None:
         return selected
     entries = Entries.of(layout.utility_loss)
@@ -82,7 +83,7 @@ def _checked_procedure(layout: Layout) -> Positions:
 
 
 def _dominated(layout: Layout) -> Pools:
-    """[layouts, m] which configurations another one dominates (see `dominates`)."""
+    """Return which configurations are dominated by another one (see `dominates`), shape [layouts, m]."""
     entries = Entries.of(layout.utility_loss)
     ordered = np.take_along_axis(layout.score, entries.order, axis=1)
     lowest = np.minimum.accumulate(ordered, axis=1)
@@ -94,7 +95,7 @@ def _dominated(layout: Layout) -> Pools:
 
 
 def _every_pool(rule: str, layout: Layout) -> Positions:
-    """Any rule, pool by pool; many thresholds at a time."""
+    """Apply any rule to every pool, many thresholds at a time."""
     loss, score = layout.utility_loss, layout.score
     selected = np.empty(loss.shape, dtype=np.intp)
     step = max(1, _CELLS_AT_ONCE // max(1, loss.size))
@@ -107,6 +108,6 @@ def _every_pool(rule: str, layout: Layout) -> Positions:
 
 
 def _chunks(layouts: int, size: int) -> Iterator[slice]:
-    """Slices of layouts whose arrays stay in a processor's cache."""
+    """Return slices of layouts whose arrays fit a processor's cache."""
     step = max(1, _LAYOUT_CELLS // size)
     return (slice(start, start + step) for start in range(0, layouts, step))

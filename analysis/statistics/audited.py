@@ -1,4 +1,4 @@
-"""Whether empirical privacy goes with what an audit proves: scores against audited lower bounds on ε."""
+"""Correlation of empirical privacy with audits: scores against audited lower bounds on ε."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ Array = NDArray[np.float64]
 
 EPSILON_HAT = "epsilon_hat"
 PERMUTATIONS = 5000
-_ROUNDING = 1e-9  # correlations of equal ranks differ by the rounding of their sums
+_ROUNDING = 1e-9  # correlations of equal ranks can differ by rounding
 
 
 def audit_correlations(
     points: pd.DataFrame, audited: pd.DataFrame, *, num_resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, object]:
-    """Spearman's correlation over configurations of each score, and of the utility loss, with the audited ε̂.
+    """Compute Spearman's correlation over configurations of each score, and the utility loss, with the audited ε̂.
 
     Args:
         points: a points table.
         audited: columns batch_size, num_steps, learning_rate and epsilon_hat (>= 0), one row per configuration.
-        num_resamples, seed: of the bootstrap over configurations and of 5,000 permutations.
+        num_resamples, seed: settings of the bootstrap over configurations. The seed also serves the 5,000 permutations.
 
-    A configuration's score is its mean over seeds. The column `score` is correlated too where it is none of the
-    score.<name>, as the worst case over secrets is. p is two-sided, of the claim that scores and bounds have nothing to
-    do with each other: the share of permutations of ε̂ whose correlation is at least as far from 0. ε̂ is a lower bound,
-    and 0 where an audit proves nothing: such configurations tie.
+    A configuration's score is its mean over seeds. The column `score` is correlated too if it equals none of the
+    columns score.<name>, such as the worst case over secrets. p is two-sided, for the null hypothesis that scores and
+    bounds are independent: the share of permutations of ε̂ whose correlation is at least as far from 0. ε̂ is a lower
+    bound; it is 0 if an audit proves nothing, and such configurations tie.
 
     Returns:
-        {"configurations" (that both have), "only_points", "only_audit" (that one has), "zeros" (with ε̂ = 0),
-        "resamples", "permutations", "pairs": [{"a", "b": "epsilon_hat", "configurations", "spearman", "p",
-        "spearman_interval": [low, high], "pearson", "pearson_interval"}]}. What is undefined is None, with a "reason".
+        {"configurations" (number in both tables), "only_points", "only_audit" (number in one table only), "zeros"
+        (with ε̂ = 0), "resamples", "permutations", "pairs": [{"a", "b": "epsilon_hat", "configurations", "spearman",
+        "p", "spearman_interval": [low, high], "pearson", "pearson_interval"}]}. Undefined figures are None, with a
+        "reason".
 
     Raises:
-        ValueError: as `require_hyperparameters`; a table of bounds without the columns, with values that are not
-            numbers, or with a configuration twice; no configuration in common.
+        ValueError: as `require_hyperparameters`; a table of bounds that lacks columns, has values that are not
+            numbers, or repeats a configuration; no configuration in common.
 
     Source: Hu et al. 2025, section 5.1 and App. E.1 (ε̂ against ACR: -0.13, against utility: -0.71).
     """
@@ -72,7 +73,7 @@ def audit_correlations(
 
 
 def _means(points: pd.DataFrame) -> pd.DataFrame:
-    """Means over seeds of every score and the loss, by (T, b, η); a score that no run has is NaN."""
+    """Return the means over seeds of every score and the loss, by (T, b, η). A score that no run has is NaN."""
     figures = {name: score_values(points, name) for name in score_names(points)}
     if not any(np.array_equal(values, points["score"]) for values in figures.values()):
         figures = {"score": points["score"], **figures}
@@ -81,7 +82,7 @@ def _means(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def _checked_bounds(audited: pd.DataFrame) -> pd.DataFrame:
-    """The bounds by (T, b, η)."""
+    """Return the checked bounds, indexed by (T, b, η)."""
     columns = [*KEY, EPSILON_HAT]
     missing = [name for name in columns if name not in audited.columns]
     if missing:
@@ -103,16 +104,16 @@ def _checked_bounds(audited: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_epsilon(score: Array, epsilon: Array, num_resamples: int, seed: int) -> dict[str, Any]:
-    """One score against ε̂."""
+    """Correlate one score with ε̂."""
     known = np.isfinite(score)
     score, epsilon = score[known], epsilon[known]
     rng = np.random.default_rng(seed)
-    found = correlate(score, epsilon, np.arange(len(score)), num_resamples, rng, of="configuration")
-    result = {"configurations": len(score), **found, "p": None}
+    correlations = correlate(score, epsilon, np.arange(len(score)), num_resamples, rng, of="configuration")
+    result = {"configurations": len(score), **correlations, "p": None}
     if len(epsilon) and not epsilon.any():
         result["reason"] = "epsilon_hat is 0 in every configuration: the audit proves nothing there"
-    if found["spearman"] is not None:
+    if correlations["spearman"] is not None:
         permuted = spearman(score, rng.permuted(np.tile(epsilon, (PERMUTATIONS, 1)), axis=1))
-        reached = np.count_nonzero(np.abs(permuted) >= abs(found["spearman"]) - _ROUNDING)
+        reached = np.count_nonzero(np.abs(permuted) >= abs(correlations["spearman"]) - _ROUNDING)
         result["p"] = (1 + reached) / (1 + PERMUTATIONS)
     return result

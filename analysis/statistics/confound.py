@@ -1,4 +1,4 @@
-"""Score against utility: what is left of the score's variance once utility is taken into account."""
+"""Score against utility: how much of the score's variance remains after adjusting for utility."""
 
 from __future__ import annotations
 
@@ -18,40 +18,41 @@ from analysis.tables.thinning import evenly
 Array = NDArray[np.float64]
 
 RESAMPLES = 2000
-_KNOTS = (0.1, 0.5, 0.9)  # of a restricted cubic spline with one term beside the line (Harrell 2015, section 2.4.5)
+_KNOTS = (0.1, 0.5, 0.9)  # quantiles of a restricted cubic spline with one nonlinear term (Harrell 2015, section 2.4.5)
 _MIN_CONFIGURATIONS = 8
 _ROUNDING = 1e-12
 _SHOWN = 20
-_MOST_PAIRED = 5000  # configurations; of more, so many evenly over the losses
+_MOST_PAIRED = 5000  # the largest number of configurations paired; more are thinned evenly by loss
 _CELLS_AT_ONCE = 1_000_000
-_MOST_RESAMPLED = 10_000_000  # configurations in all resamples together
+_MOST_RESAMPLED = 10_000_000  # the largest number of configurations drawn in all resamples together
 
 
 def utility_adjusted(points: pd.DataFrame, *, num_resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Any]:
-    """How much of the score's spread over configurations a model's utility does not explain.
+    """Compute how much of the score's spread over configurations remains after adjusting for utility.
 
-    A better model usually leaks more, so a spread of the score may only be a spread of utility. The mean score is
-    regressed on a smooth function of the mean utility loss (a restricted cubic spline with three knots); what is left
+    A better model usually leaks more, so a spread of the score may only reflect a spread of utility. The mean score is
+    regressed on a smooth function of the mean utility loss (a restricted cubic spline with three knots). The residual
     is the score adjusted for utility.
 
     Args:
         points: a points table.
-        num_resamples, seed: of the bootstrap over configurations, for "share_interval"; fewer resamples with more than
-            5,000 of them.
+        num_resamples, seed: settings of the bootstrap over configurations, for "share_interval". With more than 5,000
+            configurations, fewer resamples are drawn.
 
     Returns:
-        "configurations"; "score_std"; "adjusted_std": of the residuals, with the degrees of freedom that the spline
-        takes left out, and its 95 % "interval"; "share_remaining": their variance over that of the scores, and
-        "share_interval"; "noise_std": what seeds alone give the mean scores on average: a spread that is no larger has
-        nothing to explain (None with a "noise_reason");
-        "rows": per configuration the "score", the "expected" score at its utility and their
-        difference "adjusted"; "pairs": see below. Undefined figures are None with a "reason".
+        "configurations"; "score_std"; "adjusted_std": standard deviation of the residuals, with the spline's degrees
+        of freedom subtracted, and its 95 % "interval"; "share_remaining": the residuals' variance over the scores'
+        variance, and its "share_interval"; "noise_std": the average standard deviation of a mean score due to seeds
+        alone (None with a "noise_reason"). If score_std is no larger than noise_std, there is no spread to explain.
+        "rows": per configuration the "score", the "expected" score at its utility and their difference "adjusted".
+        "pairs": see below. Undefined figures are None with a "reason".
 
-        "pairs": configurations whose mean losses differ by at most "tolerance" (twice the standard error of such a
-        difference over seeds; without two seeds 2 % of the losses' range): "count", how far their scores are apart
-        ("mean_difference", "largest_difference"), the 20 "widest", and for each heuristic how often it names the one
-        with the lower score among the pairs that satisfy its condition. "paired" is how many configurations were
-        looked at for all but the heuristics: all, or of more than 5,000 so many evenly over the losses.
+        "pairs" describes configurations whose mean losses differ by at most "tolerance": twice the standard error of
+        such a difference over seeds, or 2 % of the losses' range if no configuration has two seeds. It holds "count",
+        the difference of their scores ("mean_difference", "largest_difference"), the 20 "widest" pairs, and for each
+        heuristic how often it names the configuration with the lower score, among the pairs that satisfy its
+        condition. "paired" is the number of configurations that were compared, except for the heuristics: all, or
+        5,000 thinned evenly by loss.
 
     Raises:
         ValueError: as `configuration_means`.
@@ -84,10 +85,11 @@ def utility_adjusted(points: pd.DataFrame, *, num_resamples: int = RESAMPLES, se
 def _remaining(
     means: pd.DataFrame, loss: Array, score: Array, num_resamples: int, rng: np.random.Generator
 ) -> dict[str, object]:
-    """The spread of the residuals, with intervals over resamples of the configurations."""
+    """Return the spread of the residuals, with intervals over resamples of the configurations."""
     unit = unit_of(score)
     expected, score = _smooth(loss, score), score / unit
     variance, share = _residual_variance(loss, score)
+    # Bootstrap the share of the variance that remains.
     drawn = []
     num_resamples = min(num_resamples, _MOST_RESAMPLED // len(loss))
     for _ in range(num_resamples):
@@ -98,9 +100,10 @@ def _remaining(
     if len(drawn) >= num_resamples / 2:
         ends = np.quantile(drawn, [0.025, 0.975], axis=0)
         intervals["share_interval"] = ends.tolist()
+    # Jackknife the residual standard deviation.
     if (around := _std_interval(loss, score)) is not None:
         intervals["interval"] = [unit * end for end in around]
-    if None in intervals.values():  # in most resamples, or without one of them, too few configurations differ
+    if None in intervals.values():  # too few configurations differ in most resamples, or if one is left out
         intervals["reason"] = "too few configurations differ for an interval"
     rows = [
         asdict(c) | {"utility_loss": float(u), "score": float(s), "expected": float(e), "adjusted": float(s - e)}
@@ -115,7 +118,7 @@ def _remaining(
 
 
 def _residual_variance(loss: Array, score: Array) -> tuple[float, float]:
-    """Variance of the residuals and its share of the score's, both without bias for Gaussian errors."""
+    """Return the residual variance and its share of the score's variance, both unbiased for Gaussian errors."""
     terms = _spline(loss).shape[1]
     residuals = score - _smooth(loss, score)
     variance = float((residuals**2).sum() / (len(loss) - terms))
@@ -123,16 +126,17 @@ def _residual_variance(loss: Array, score: Array) -> tuple[float, float]:
 
 
 def _std_interval(loss: Array, score: Array) -> list[float] | None:
-    """95 % interval of the residual standard deviation; None where leaving one out leaves no residual.
+    """Return the 95 % interval of the residual standard deviation. None if leaving one out leaves no residual.
 
-    The jackknife on the logarithm, as `std_interval` has it, with the sums of squares that the regression without each
-    configuration leaves. It holds the truth in 95 to 97 of 100 Gaussian samples of 8 to 64, where a bootstrap of
-    configurations does in 60 to 92.
+    The interval is the jackknife on the logarithm, as in `std_interval`, applied to the residual sums of squares of the
+    regressions that leave out one configuration. It covers the truth in 95 to 97 of 100 Gaussian samples of 8 to 64. A
+    bootstrap of configurations covers it in 60 to 92.
 
     Source: Miller 1968; Cook and Weisberg 1982, section 2.2 (deletion in linear regression).
     """
     from scipy.stats import t as student
 
+    # Residual sums of squares without each configuration, from the leverages.
     design = _spline(loss)
     size, terms = design.shape
     basis, _ = np.linalg.qr(design)
@@ -141,6 +145,7 @@ def _std_interval(loss: Array, score: Array) -> list[float] | None:
     without = total - np.divide(residuals**2, 1 - leverage, out=np.full(size, np.inf), where=leverage < 1 - _ROUNDING)
     if total <= 0 or (without <= _ROUNDING * total).any() or size - terms < 2:
         return None
+    # Jackknife pseudovalues of the logarithm, and Student's interval of their mean.
     centre = 0.5 * float(np.log(total / (size - terms)))
     pseudo = size * centre - (size - 1) * 0.5 * np.log(without / (size - 1 - terms))
     margin = float(student.ppf(0.975, size - 1) * pseudo.std(ddof=1) / np.sqrt(size))
@@ -148,14 +153,14 @@ def _std_interval(loss: Array, score: Array) -> list[float] | None:
 
 
 def _smooth(loss: Array, score: Array) -> Array:
-    """[m] the fitted scores."""
+    """Return the fitted scores, shape [m]."""
     design = _spline(loss)
     fitted: Array = design @ np.linalg.lstsq(design, score, rcond=None)[0]
     return fitted
 
 
 def _spline(x: Array) -> Array:
-    """[m, 3] 1, x, and a cubic between the knots that is a line beyond them."""
+    """Return the columns 1, x and a cubic between the knots that is linear beyond them. Shape [m, 3]."""
     low, middle, high = np.quantile(x, _KNOTS)
     scale = (high - low) or 1.0
     x, low, middle, high = (x - low) / scale, 0.0, (middle - low) / scale, (high - low) / scale
@@ -170,16 +175,19 @@ def _spline(x: Array) -> Array:
 
 
 def _matched_pairs(means: pd.DataFrame, loss: Array, score: Array) -> dict[str, Any]:
-    """Pairs of equal utility, as far as it is known."""
+    """Return the pairs of equal utility, up to the utility's error."""
+    # The tolerance within which two losses count as equal.
     noise = SeedNoise.of(means["utility_loss_std"].to_numpy(), means["num_seeds"].to_numpy())
     tolerance = 0.02 * float(np.ptp(loss))
     if noise is not None:
         tolerance = 2 * float(np.sqrt(2 * (noise.std_error() ** 2).mean()))
+    # Sort by loss, and find the last configuration within the tolerance of each.
     order = np.argsort(loss, kind="stable")[evenly(len(loss), _MOST_PAIRED)]
     ends = np.searchsorted(loss[order], loss[order] + tolerance, side="right")
     count, total = 0, 0.0
     widest: list[tuple[float, int, int]] = []
     start = 0
+    # Go through the pairs in blocks, keeping the sums and the widest pairs.
     while start < len(order):
         stop = start + max(1, _CELLS_AT_ONCE // max(1, int(ends[start] - start)))
         rows, columns = np.arange(start, min(stop, len(order))), np.arange(start, ends[min(stop, len(order)) - 1])
@@ -209,23 +217,23 @@ def _matched_pairs(means: pd.DataFrame, loss: Array, score: Array) -> dict[str, 
 
 
 def _accuracy_at_equal_utility(means: pd.DataFrame, loss: Array, score: Array, tolerance: float) -> dict[str, Any]:
-    """How often each heuristic is right among pairs of equal utility."""
+    """Return how often each heuristic is right among pairs of equal utility."""
     coded = Coded.of(means)
-    found: dict[str, dict[str, Any]] = {}
+    accuracy: dict[str, dict[str, Any]] = {}
     for name in HEURISTICS:
         pairs = correct = 0
         for rows, columns, holds in pair_blocks(coded, name):
             near = holds & (np.abs(loss[rows, None] - loss[columns]) <= tolerance)
             pairs += int(np.count_nonzero(near))
             correct += int(np.count_nonzero(near & (score[rows, None] < score[columns])))
-        found[name] = {"correct": correct, "pairs": pairs, "accuracy": correct / pairs if pairs else None}
+        accuracy[name] = {"correct": correct, "pairs": pairs, "accuracy": correct / pairs if pairs else None}
         if not pairs:
-            found[name]["reason"] = "no such pair satisfies its condition"
-    return found
+            accuracy[name]["reason"] = "no such pair satisfies its condition"
+    return accuracy
 
 
 def _pair(listed: list[Any], loss: Array, score: Array, i: int, j: int) -> dict[str, Any]:
-    """Two configurations, the one with the lower score first."""
+    """Return the record of two configurations, the one with the lower score first."""
     lower, higher = (i, j) if score[i] <= score[j] else (j, i)
     return {
         side: asdict(listed[k]) | {"utility_loss": float(loss[k]), "score": float(score[k])}

@@ -1,4 +1,4 @@
-"""How the scores of a sweep's models go together."""
+"""Correlations between the scores of a sweep's models."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ from analysis.tables.points import KEY, require_hyperparameters
 Array = NDArray[np.float64]
 
 MIN_DEFINED = 0.9
-"""An interval needs this share of the resamples; in the others one figure is the same in every model."""
+"""The share of resamples in which a correlation must be defined. It is undefined if one figure is constant."""
 
 
 def score_correlations(points: pd.DataFrame, *, num_resamples: int = RESAMPLES, seed: int = 0) -> dict[str, object]:
-    """Spearman's and Pearson's correlation over models of every two scores, and of each with the utility loss.
+    """Compute Spearman's and Pearson's correlation over models of every two scores, and of each with the utility loss.
 
     Args:
         points: a points table with columns score.<name>; one row is one model.
-        num_resamples: of the bootstrap.
-        seed: of the bootstrap.
+        num_resamples: number of bootstrap resamples.
+        seed: seed of the bootstrap.
 
-    The 95 % intervals are percentiles of a bootstrap over configurations, each drawn with all its seeds: models of one
-    configuration are not independent.
+    The 95 % intervals are percentiles of a bootstrap over configurations. A configuration is drawn with all its seeds,
+    because models of one configuration are not independent.
 
     Returns:
-        {"models", "configurations", "resamples", "pairs": [{"a", "b", "models" (that have both), "spearman",
-        "spearman_interval": [low, high], "pearson", "pearson_interval"}]}. What is undefined is None, with a "reason".
+        {"models", "configurations", "resamples", "pairs": [{"a", "b", "models" (number that have both figures),
+        "spearman", "spearman_interval": [low, high], "pearson", "pearson_interval"}]}. Undefined figures are None, with
+        a "reason".
 
     Raises:
-        ValueError: as `require_hyperparameters`, or the table has fewer than one score.<name>.
+        ValueError: as `require_hyperparameters`, or the table has no column score.<name>.
 
     Source: Hu et al. 2025, section 5.1 (Spearman); Efron and Tibshirani 1993 (percentile bootstrap of clusters).
     """
@@ -50,8 +51,9 @@ def score_correlations(points: pd.DataFrame, *, num_resamples: int = RESAMPLES, 
     pairs = []
     for a, b in combinations(figures, 2):
         both = np.isfinite(figures[a]) & np.isfinite(figures[b])
-        found = correlate(figures[a][both], figures[b][both], groups[both], num_resamples, np.random.default_rng(seed))
-        pairs.append({"a": a, "b": b, "models": int(both.sum()), **found})
+        seeded = np.random.default_rng(seed)
+        correlations = correlate(figures[a][both], figures[b][both], groups[both], num_resamples, seeded)
+        pairs.append({"a": a, "b": b, "models": int(both.sum()), **correlations})
     return {
         "models": len(points),
         "configurations": int(groups.max()) + 1,
@@ -69,12 +71,13 @@ def correlate(
     *,
     of: str = "model",
 ) -> dict[str, Any]:
-    """Both correlations of two figures of n models, with bootstrap intervals over groups of them.
+    """Compute both correlations of two figures of n models, with bootstrap intervals over groups of models.
 
     Args:
-        one, other: [n] finite.
-        groups: [n] equal for models that are drawn together.
-        of: what has the figures, for the reasons.
+        one, other: [n] finite values.
+        groups: [n] group of each model. The models of a group are drawn together.
+        num_resamples, rng: number of bootstrap resamples, and their generator.
+        of: the word for a model in the reasons.
     """
     undefined = {"spearman": None, "spearman_interval": None, "pearson": None, "pearson_interval": None}
     if len(one) < 3:
@@ -85,41 +88,41 @@ def correlate(
     one, other = one / unit_of(one), other / unit_of(other)
     weights = resampled(rng, num_resamples, int(of_group.max()) + 1)[:, of_group]
     everything = np.ones((1, len(one)))
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, ranked in (("spearman", True), ("pearson", False)):
-        found[name] = float(_correlation(one, other, everything, ranked)[0])
+        result[name] = float(_correlation(one, other, everything, ranked)[0])
         draws = _correlation(one, other, weights, ranked)
         defined = draws[np.isfinite(draws)]
         enough = len(defined) >= MIN_DEFINED * num_resamples
-        found[f"{name}_interval"] = [float(q) for q in np.quantile(defined, TAILS)] if enough else None
+        result[f"{name}_interval"] = [float(q) for q in np.quantile(defined, TAILS)] if enough else None
         if not enough:
-            found["reason"] = "too few configurations differ for an interval"
-    return found
+            result["reason"] = "too few configurations differ for an interval"
+    return result
 
 
 def spearman(one: Array, others: Array) -> Array:
-    """[B] rank correlations of values [n] with each row of [B, n], none of them constant."""
+    """Return the rank correlations of values [n] with each row of [B, n], shape [B]. No row may be constant."""
     from scipy.stats import rankdata
 
     a, b = rankdata(one) - (len(one) + 1) / 2, rankdata(others, axis=1) - (len(one) + 1) / 2
-    found: Array = b @ a / np.sqrt((a @ a) * (b * b).sum(axis=1))
-    return found
+    correlations: Array = b @ a / np.sqrt((a @ a) * (b * b).sum(axis=1))
+    return correlations
 
 
 def _correlation(one: Array, other: Array, weights: Array, ranked: bool) -> Array:
-    """[B] correlation of samples in which value i is weights[b, i] times; NaN where one is constant."""
+    """Return the correlation in each resample, [B]: value i occurs weights[b, i] times. NaN if a figure is constant."""
     a, b = (_ranks(values, weights) if ranked else np.tile(values, (len(weights), 1)) for values in (one, other))
     total = weights.sum(axis=1, keepdims=True)
     a, b = (values - (weights * values).sum(axis=1, keepdims=True) / total for values in (a, b))
     covariance, spread = (weights * a * b).sum(axis=1), [(weights * v * v).sum(axis=1) for v in (a, b)]
     scale = np.sqrt(spread[0] * spread[1])
     smallest = 1e-12 * np.sqrt(np.prod([(v * v).max(axis=1) * total[:, 0] for v in (a, b)], axis=0))
-    found: Array = np.divide(covariance, scale, out=np.full(len(weights), np.nan), where=scale > smallest)
-    return found
+    correlations: Array = np.divide(covariance, scale, out=np.full(len(weights), np.nan), where=scale > smallest)
+    return correlations
 
 
 def _ranks(values: Array, weights: Array) -> Array:
-    """[B, n] average ranks of values in samples in which value i is weights[b, i] times."""
+    """Return the average ranks in resamples in which value i occurs weights[b, i] times. Shape [B, n]."""
     _, level = np.unique(values, return_inverse=True)
     at_level = np.zeros((len(weights), int(level.max()) + 1))
     np.add.at(at_level.T, level, weights.T)

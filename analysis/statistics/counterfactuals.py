@@ -1,4 +1,4 @@
-"""What training on some examples did to the scores of the secrets in them: two sweeps, with and without."""
+"""The effect of training on some examples on the scores of their secrets, from two sweeps: with and without them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from search_spaces.configuration import HYPERPARAMETERS
 def counterfactual(
     with_examples: pd.DataFrame, without_examples: pd.DataFrame, *, left_out: Collection[str]
 ) -> dict[str, object]:
-    """Score with the examples minus score without them, per configuration and secret.
+    """Return the score with the examples minus the score without them, per configuration and secret.
 
     Args:
         with_examples: columns batch_size, num_steps, learning_rate, seed, secret_id, value; one score of finished runs.
-        without_examples: the same of runs whose training data lack the examples with the secrets `left_out`.
-        left_out: names of these secrets.
+        without_examples: the same columns, for runs whose training data lack the examples with the secrets `left_out`.
+        left_out: names of the secrets that were left out.
 
     Returns:
         "rows": per configuration and secret "with", "without" (means over seeds), their "difference", its "std_error"
         over seeds (None with fewer than two of either) and whether the secret was "left_out"; sorted by (T, b, η) and
         secret. "left_out" and "others": "secrets", the mean "difference" over configurations and secrets and its
-        "std_error" over secrets (ddof = 1, None with fewer than two). The others were in both and show what the two
-        sweeps' noise and n do by themselves. "configurations": how many both have; "unmatched": how many only one has.
+        "std_error" over secrets (ddof = 1, None with fewer than two). The other secrets were in both training sets.
+        They show the effect of noise and of the different data set size alone. "configurations": number of
+        configurations in both sweeps; "unmatched": number in only one sweep.
 
     Raises:
-        ValueError: no configuration or no secret in common, a missing hyperparameter, or a secret left out that neither
+        ValueError: no configuration or no secret in common, a missing hyperparameter, or a left-out secret that neither
             sweep scored.
 
     Source: Zhang et al. 2023 (counterfactual memorisation, Eq. 1); Feldman and Zhang 2020 (memorisation score).
@@ -59,7 +60,7 @@ def counterfactual(
 
 
 def _by_configuration(table: pd.DataFrame) -> pd.DataFrame:
-    """Mean, variance over seeds and number of seeds, by (T, b, η, secret)."""
+    """Return mean, variance over seeds and number of seeds, by (T, b, η, secret)."""
     if table[HYPERPARAMETERS].isna().any(axis=None):
         raise ValueError(
             "SWEEP must have batch_size, num_steps and learning_rate in every run, got a run without. Compare methods "
@@ -69,26 +70,26 @@ def _by_configuration(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"mean": values.mean(), "variance": values.var(ddof=1), "seeds": values.count()})
 
 
-def _row(key: tuple[Any, ...], found: Any, left_out: Collection[str]) -> dict[str, Any]:
-    """One configuration and secret."""
+def _row(key: tuple[Any, ...], figures: Any, left_out: Collection[str]) -> dict[str, Any]:
+    """Return the record of one configuration and secret."""
     num_steps, batch_size, learning_rate, secret_id = key
-    variance = sum(found[f"variance_{side}"] / found[f"seeds_{side}"] for side in ("with", "without"))
+    variance = sum(figures[f"variance_{side}"] / figures[f"seeds_{side}"] for side in ("with", "without"))
     return {
         "batch_size": int(batch_size),
         "num_steps": int(num_steps),
         "learning_rate": float(learning_rate),
         "secret_id": secret_id,
         "left_out": secret_id in left_out,
-        "with": float(found["mean_with"]),
-        "without": float(found["mean_without"]),
-        "difference": float(found["mean_with"] - found["mean_without"]),
+        "with": float(figures["mean_with"]),
+        "without": float(figures["mean_without"]),
+        "difference": float(figures["mean_with"] - figures["mean_without"]),
         "std_error": None if math.isnan(variance) else math.sqrt(variance),
         **({"reason": "std_error needs two seeds of both"} if math.isnan(variance) else {}),
     }
 
 
 def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean difference over configurations, then over secrets."""
+    """Return the mean difference, over configurations and then over secrets."""
     by_secret: dict[str, list[float]] = {}
     for row in rows:
         by_secret.setdefault(row["secret_id"], []).append(row["difference"])

@@ -17,7 +17,7 @@ SERIES = (*HYPERPARAMETERS, "compute", "updates")
 
 
 def hyperparameter_effects(points: pd.DataFrame) -> dict[str, Any]:
-    """Runs of configurations that differ in one thing.
+    """Find series of configurations that differ in one hyperparameter, and the effect of doubling it.
 
     Args:
         points: a points table.
@@ -25,15 +25,17 @@ def hyperparameter_effects(points: pd.DataFrame) -> dict[str, Any]:
     Returns:
         For each of "batch_size", "num_steps", "learning_rate" (the other two fixed), "compute" (C and η fixed, b and T
         vary) and "updates" (U fixed, C and η vary): "series": [{"fixed": {...}, "points": [{"batch_size", "num_steps",
-        "learning_rate", "score", "score_std", "utility_loss"}]}], each with at least two configurations, ordered by
-        what varies: b for compute, η for updates; and "per_doubling": the mean change of the score for a doubling of
-        it, "std_error" (over series), "series_count". None with a "reason" where there is no series.
+        "learning_rate", "score", "score_std", "utility_loss"}]}]. Each series has at least two configurations, ordered
+        by the varied hyperparameter: b for compute, η for updates. Also "per_doubling": the mean change of the score
+        if that hyperparameter doubles, "std_error" (over series) and "series_count". The change is None with a "reason"
+        if there is no series.
 
     Raises:
         ValueError: as `configuration_means`.
 
     Source: Hu et al. 2025, §4.1 and Fig. 5.
     """
+    # One row of figures per configuration.
     means = configuration_means(points)
     coded = Coded.of(means)
     figures = ["batch_size", "num_steps", "learning_rate", "score", "score_std", "utility_loss"]
@@ -43,6 +45,7 @@ def hyperparameter_effects(points: pd.DataFrame) -> dict[str, Any]:
         if row["score_std"] is None:
             row["reason"] = "score_std needs two seeds"
     listed = configurations(means)
+    # For each kind of series, the values that must be equal within a series.
     fixed = {
         **{
             name: [tuple(row[other] for other in HYPERPARAMETERS if other != name) for row in rows]
@@ -51,6 +54,7 @@ def hyperparameter_effects(points: pd.DataFrame) -> dict[str, Any]:
         "compute": [(int(code),) for code in coded.same_compute],
         "updates": [(int(code),) for code in coded.same_updates],
     }
+    # Group the configurations into series, and keep those with at least two values of the varied hyperparameter.
     result = {}
     for name in SERIES:
         moving = {"compute": "batch_size", "updates": "learning_rate"}.get(name, name)
@@ -68,7 +72,7 @@ def hyperparameter_effects(points: pd.DataFrame) -> dict[str, Any]:
 
 
 def _fixed(name: str, one: Any) -> dict[str, Any]:
-    """What all configurations of a series share."""
+    """Return the values that all configurations of a series share."""
     if name == "compute":
         return {"compute": one.compute, "learning_rate": one.learning_rate}
     if name == "updates":
@@ -77,7 +81,7 @@ def _fixed(name: str, one: Any) -> dict[str, Any]:
 
 
 def _per_doubling(series: list[dict[str, Any]], moving: str) -> dict[str, Any]:
-    """Mean over series of the least-squares slope of the score on log2 of what varies."""
+    """Return the mean over series of the least-squares slope of the score on log2 of the varied hyperparameter."""
     if not series:
         reason = f"no two configurations differ in {moving} alone"
         return {"per_doubling": None, "std_error": None, "series_count": 0, "reason": reason}
@@ -86,7 +90,7 @@ def _per_doubling(series: list[dict[str, Any]], moving: str) -> dict[str, Any]:
         x = np.log2([float(p[moving]) for p in one["points"]])
         y = np.array([float(p["score"]) for p in one["points"]])
         slopes.append(float(((x - x.mean()) * y).sum() / ((x - x.mean()) ** 2).sum()))
-    found: dict[str, Any] = {"per_doubling": float(np.mean(slopes)), "std_error": None, "series_count": len(series)}
+    effect: dict[str, Any] = {"per_doubling": float(np.mean(slopes)), "std_error": None, "series_count": len(series)}
     if len(slopes) < 2:
-        return found | {"reason": "std_error needs two series"}
-    return found | {"std_error": std(np.array(slopes)) / math.sqrt(len(slopes))}
+        return effect | {"reason": "std_error needs two series"}
+    return effect | {"std_error": std(np.array(slopes)) / math.sqrt(len(slopes))}

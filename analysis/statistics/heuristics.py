@@ -1,4 +1,4 @@
-"""The pairwise heuristics of Hu et al. (2025), §4.2, and how often they are right (their Fig. 7)."""
+"""The pairwise heuristics of Hu et al. (2025), §4.2, and their accuracy (Fig. 7)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from search_spaces.configuration import HYPERPARAMETERS, exact
 
 HEURISTICS = ("individual", "compute", "updates")
 
-_CELLS_AT_ONCE = 4_000_000  # pairs looked at together: a few MB a comparison
+_CELLS_AT_ONCE = 4_000_000  # pairs evaluated together: a few MB per comparison
 
 Indices = NDArray[np.intp]
 Codes = NDArray[np.int32]
@@ -24,14 +24,14 @@ Codes = NDArray[np.int32]
 
 @dataclass(frozen=True, kw_only=True)
 class Coded:
-    """What the heuristics compare of m distinct configurations in the order (T, b, η), as integers.
+    """Integer codes of m distinct configurations in the order (T, b, η), for the heuristics to compare.
 
-    C = b·T and U = C·η are compared exactly, as fractions, before they become integers.
+    C = b·T and U = C·η are compared exactly, as fractions, before they are coded.
 
     Attributes:
         batch_size, num_steps, learning_rate: [m] ranks.
-        same_compute: [m], equal where C and η are.
-        same_updates: [m], equal where U is.
+        same_compute: [m] codes that are equal if C and η are equal.
+        same_updates: [m] codes that are equal if U is equal.
     """
 
     batch_size: Codes
@@ -42,7 +42,7 @@ class Coded:
 
     @classmethod
     def of(cls, means: pd.DataFrame) -> Coded:
-        """The codes of a table of configuration means."""
+        """Return the codes of a table of configuration means."""
         ranks = {name: _ranks(means[name].to_numpy()) for name in HYPERPARAMETERS}
         compute = [b * t for b, t in zip(means["batch_size"].tolist(), means["num_steps"].tolist(), strict=True)]
         rates = _whole(means["learning_rate"].tolist())
@@ -56,19 +56,20 @@ class Coded:
         return len(self.batch_size)
 
     def take(self, members: Indices) -> Coded:
-        """The codes of some of them, in the same order."""
+        """Return the codes of some configurations, in the same order."""
         return Coded(**{field.name: getattr(self, field.name)[members] for field in fields(self)})
 
 
 def pair_blocks(coded: Coded, heuristic: str) -> Iterator[tuple[Indices, Indices, NDArray[np.bool_]]]:
-    """The pairs that satisfy a heuristic's condition, in blocks that take little memory together.
+    """Yield the pairs that satisfy a heuristic's condition, in blocks, to save memory.
 
     Args:
-        heuristic: "individual": T, b and η of i are at most j's, one is smaller; "compute": C and η are equal, b is
-            larger; "updates": U is equal, η is smaller.
+        coded: the configurations.
+        heuristic: "individual": T, b and η of i are at most j's, and one is smaller; "compute": C and η are equal, and
+            b is larger; "updates": U is equal, and η is smaller.
 
     Yields:
-        rows [r], columns [c], [r, c]: true where the configuration rows[i] is predicted to leak less than columns[j].
+        rows [r], columns [c], and holds [r, c]: whether configuration rows[i] should leak less than columns[j].
 
     Source: Hu et al. 2025, §4.2.
     """
@@ -81,14 +82,14 @@ def pair_blocks(coded: Coded, heuristic: str) -> Iterator[tuple[Indices, Indices
 
 
 def heuristic_accuracy(points: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """How often each heuristic names the configuration with the lower mean score.
+    """Return how often each heuristic names the configuration with the lower mean score.
 
     Args:
         points: a points table; configurations are compared by their means over seeds.
 
     Returns:
-        heuristic -> {"correct", "pairs", "accuracy"}: accuracy = correct / all pairs that satisfy its condition. A tie
-        in the score is not correct. Without such a pair, accuracy is None and "reason" says so.
+        heuristic -> {"correct", "pairs", "accuracy"}: accuracy = correct / all pairs that satisfy the condition. A tie
+        in the score is not correct. If no pair satisfies the condition, accuracy is None and "reason" is given.
 
     Raises:
         ValueError: as `configuration_means`.
@@ -110,7 +111,7 @@ def heuristic_accuracy(points: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 
 def _individual(coded: Coded) -> Iterator[tuple[Indices, Indices, NDArray[np.bool_]]]:
-    """In the order (T, b, η) a configuration has no smaller one behind it: half of the pairs need no look."""
+    """Yield pairs of the individual heuristic. In the order (T, b, η), a smaller configuration always comes first."""
     size, start = len(coded), 0
     while start < size:
         end = min(size, start + max(1, _CELLS_AT_ONCE // (size - start)))
@@ -123,7 +124,7 @@ def _individual(coded: Coded) -> Iterator[tuple[Indices, Indices, NDArray[np.boo
 
 
 def _within_groups(groups: Codes, smaller: Codes) -> Iterator[tuple[Indices, Indices, NDArray[np.bool_]]]:
-    """Pairs of equal group, the first of which has the smaller figure."""
+    """Yield pairs within each group whose first member has the smaller figure."""
     order = np.argsort(groups, kind="stable")
     sizes = np.bincount(groups)
     ends = np.cumsum(sizes)
@@ -136,7 +137,7 @@ def _within_groups(groups: Codes, smaller: Codes) -> Iterator[tuple[Indices, Ind
 
 
 def _whole(values: Sequence[float]) -> list[int]:
-    """The decimals that were written, times a number that makes all of them whole: fractions would hash slowly."""
+    """Return the written decimals, multiplied to be whole. Integers are hashed faster than fractions."""
     fractions = {value: exact(value) for value in dict.fromkeys(values)}
     common = math.lcm(*(fraction.denominator for fraction in fractions.values()))
     scaled = {value: fraction.numerator * (common // fraction.denominator) for value, fraction in fractions.items()}
@@ -144,13 +145,16 @@ def _whole(values: Sequence[float]) -> list[int]:
 
 
 def _codes(values: Sequence[Hashable]) -> Codes:
-    """Integers from 0 that are equal where the values are; for integers of any size."""
+    """Return integers from 0 that are equal if the values are equal. The values may be integers of any size."""
     codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
     return np.array([codes[value] for value in values], dtype=np.int32)
 
 
 def _ranks(values: NDArray[Any]) -> Codes:
-    """Integers in the order of the values, equal where they are. Two learning rates are equal as decimals if and only
-    if they are equal as doubles, since each stands for its shortest decimal."""
+    """Return integers in the order of the values, equal if the values are equal.
+
+    Two learning rates are equal as decimals if and only if they are equal as doubles, because each double stands for
+    its shortest decimal.
+    """
     ranks: Codes = np.unique(values, return_inverse=True)[1].astype(np.int32)
     return ranks

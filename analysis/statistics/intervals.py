@@ -1,4 +1,4 @@
-"""Scores with intervals: mean, worst case and quantiles over secrets, resampled over secrets and seeds."""
+"""Intervals of scores: mean, worst case and quantiles over secrets, bootstrapped over secrets and seeds."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ Array = NDArray[np.float64]
 def score_intervals(
     points: pd.DataFrame, secrets: pd.DataFrame, *, num_resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, object]:
-    """Every score of every configuration, over its secrets and seeds, with 95 % intervals.
+    """Compute every score of every configuration, over its secrets and seeds, with 95 % intervals.
 
     Args:
         points: a points table with run_id and the columns score.<name>.
         secrets: the sweep's secrets.parquet.
-        num_resamples: of the bootstrap.
-        seed: of the bootstrap.
+        num_resamples: number of bootstrap resamples.
+        seed: seed of the bootstrap.
 
-    The bootstrap has two levels: the seeds of the configuration are drawn with replacement, and so are the secrets,
-    the same ones for all seeds and configurations, for all models are measured on the same secrets. Its percentiles
-    are the interval. With two or three seeds it is too narrow on that level; with one it is over secrets alone
-    (`levels` says so). The worst case has an interval over seeds alone: the largest of a resample is never larger than
-    the largest of the sample, so resampling secrets says nothing of worse secrets that were not measured.
+    The bootstrap has two levels. The seeds of the configuration are drawn with replacement, and so are the secrets. The
+    same secrets are drawn for all seeds and configurations, because all models are measured on the same secrets. The
+    interval consists of percentiles. With two or three seeds, the interval is too narrow over seeds. With one seed, it
+    is over secrets alone (`levels` tells). The worst case has an interval over seeds alone: the maximum of a resample
+    never exceeds the maximum of the sample, so resampling tells nothing about worse secrets that were not measured.
 
     Returns:
         {"resamples", "scores": {name: {"configurations": [{"batch_size", "num_steps", "learning_rate", "num_seeds",
         "num_secrets", "mean", "interval": [low, high] or None, "levels": ["seeds", "secrets"], "max", "max_interval",
         "quantiles": {"0.5", "0.9"}}], "score_std" (over configurations, of means), "worst_case_std" (of maxima)}}}.
-        max and quantiles are over secrets in one model, then averaged over seeds; None for a score without values by
-        secret.
+        max and quantiles are computed over secrets in one model, then averaged over seeds. They are None for a score
+        without values by secret.
 
     Raises:
         ValueError: as `require_hyperparameters`, or no score has a column.
@@ -77,18 +77,18 @@ def _of_score(
         figures = _of_configuration(table[chosen], values is not None, drawn, rng)
         rows.append({name: row[name].item() for name in HYPERPARAMETERS} | figures)
     maxima = [row["max"] for row in rows]
-    found = {
+    result = {
         "configurations": rows,
         "score_std": _std([row["mean"] for row in rows]),
         "worst_case_std": _std(maxima) if values is not None else None,
     }
     if len(rows) < 2:
-        return found | {"reason": "a spread needs at least 2 configurations"}
-    return found if values is not None else found | {"reason": "the score has no values by secret"}
+        return result | {"reason": "a spread needs at least 2 configurations"}
+    return result if values is not None else result | {"reason": "the score has no values by secret"}
 
 
 def _of_configuration(table: Array, has_secrets: bool, drawn: Array, rng: np.random.Generator) -> dict[str, object]:
-    """Figures of [seed, secret] values; a score without secrets is one column."""
+    """Return the figures of [seed, secret] values. A score without values by secret has one column."""
     num_seeds, num_secrets = table.shape
     seeds = resampled(rng, len(drawn), num_seeds)
     levels = [name for name, size in (("seeds", num_seeds), ("secrets", num_secrets)) if size > 1]
@@ -115,7 +115,7 @@ def _of_configuration(table: Array, has_secrets: bool, drawn: Array, rng: np.ran
 
 
 def resampled(rng: np.random.Generator, num_resamples: int, size: int) -> Array:
-    """[num_resamples, size] how often each of `size` things is drawn in as many draws with replacement."""
+    """Return how often each of `size` items occurs in `size` draws with replacement. Shape [num_resamples, size]."""
     return rng.multinomial(size, np.full(size, 1 / size), num_resamples).astype(np.float64)
 
 

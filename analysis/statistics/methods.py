@@ -1,4 +1,4 @@
-"""Several methods on the same configurations: what one has more of than the other (Zagardo 2024, section 4)."""
+"""Comparison of several methods on the same configurations (Zagardo 2024, section 4)."""
 
 from __future__ import annotations
 
@@ -19,33 +19,35 @@ Array = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 LARGEST = 1e150
-"""Of a value that is squared."""
+"""The largest value that is squared."""
 LARGEST_LOG = 345.0
-"""Of a perplexity below it."""
+"""The largest loss for which a perplexity is computed, so that the perplexity stays below `LARGEST`."""
 ROUNDING = 1e-12
-"""A spread that is smaller, relative to the values, is their rounding."""
+"""A relative spread below this is attributed to rounding."""
 
 
 def compare_methods(methods: Mapping[str, pd.DataFrame], *, with_perplexity: bool = True) -> dict[str, Any]:
-    """Every two methods by every figure that both have, paired by configuration.
+    """Compare every two methods by every figure that both have, paired by configuration.
 
     Args:
         methods: name -> points table; a configuration's value is the mean over its seeds.
-        with_perplexity: whether the losses are mean negative log-likelihoods, which have one; an error rate has none.
+        with_perplexity: whether the losses are mean negative log-likelihoods, so that a perplexity exists. An error
+            rate has no perplexity.
 
     Returns:
-        "comparisons": [{"a", "b", "figure", "configurations" (that both have), "mean_difference" (a minus b),
+        "comparisons": [{"a", "b", "figure", "configurations" (number in both), "mean_difference" (a minus b),
         "interval" (95 %, Student), "t", "p", "p_holm" (over all rows), "wilcoxon" (smaller of the two rank sums),
         "wilcoxon_p", "rmse" (root of the mean squared difference), "pearson", "pearson_interval" (95 %, Fisher)}]. The
-        figures are utility_loss, perplexity (its exponential), each score.<name>, and score where it is none of them;
-        undefined ones are None with a "reason".
+        figures are utility_loss, perplexity (its exponential), each score.<name>, and score if it equals none of them.
+        Undefined figures are None with a "reason".
 
-    Configurations of one grid are no sample of a population, and their errors share data and secrets: the tests tell
-    whether two methods differ on this grid, not how they would on another. No difference found is not a proof of none.
+    The configurations of one grid are not a sample of a population, and their errors share data and secrets. So the
+    tests tell whether two methods differ on this grid, not on other grids. Finding no difference does not prove that
+    there is none.
 
     Raises:
         ValueError: fewer than two methods, two without a configuration in common, or a table that `configuration_means`
-            refuses; names it.
+            refuses. The message names the method.
 
     Source: Zagardo 2024, sections 4.3 and 4.4 (which compares runs of several batch sizes as if they were one sample;
         here only the same configuration is compared).
@@ -61,8 +63,8 @@ def compare_methods(methods: Mapping[str, pd.DataFrame], *, with_perplexity: boo
         for figure in [f for f in one if f in other and not _is_repeated(f, one, other)]:
             sides = [both[f"{figure} {side}"].to_numpy(dtype=np.float64) for side in "ab"]
             known = np.isfinite(sides[0]) & np.isfinite(sides[1])
-            found = _paired(sides[0][known], sides[1][known])
-            rows.append({"a": a, "b": b, "figure": figure, "configurations": int(known.sum()), **found})
+            statistics = _paired(sides[0][known], sides[1][known])
+            rows.append({"a": a, "b": b, "figure": figure, "configurations": int(known.sum()), **statistics})
     tested = [row for row in rows if row["p"] is not None]
     for row, adjusted in zip(tested, holm([row["p"] for row in tested]), strict=True):
         row["p_holm"] = adjusted
@@ -70,7 +72,7 @@ def compare_methods(methods: Mapping[str, pd.DataFrame], *, with_perplexity: boo
 
 
 def _is_repeated(figure: object, *tables: pd.DataFrame) -> bool:
-    """Whether the figure is `score` and in all tables that of one name: the same test a second time."""
+    """Return whether the figure is `score` and equals one named score in all tables, which would be tested twice."""
     if figure != "score":
         return False
     named = [f for f in tables[0] if str(f).startswith(PREFIX) and all(f in table for table in tables)]
@@ -78,39 +80,40 @@ def _is_repeated(figure: object, *tables: pd.DataFrame) -> bool:
 
 
 def _figures(name: str, table: pd.DataFrame, with_perplexity: bool) -> pd.DataFrame:
-    """Means over seeds by configuration."""
+    """Return the means over seeds by configuration."""
     try:
         table = require_hyperparameters(table)
         means = configuration_means(table)
-        found = means[["utility_loss", "score"]].copy()
-        loss = found["utility_loss"]
+        figures = means[["utility_loss", "score"]].copy()
+        loss = figures["utility_loss"]
         if with_perplexity:
-            found.insert(1, "perplexity", np.exp(loss.where(loss <= LARGEST_LOG)))
+            figures.insert(1, "perplexity", np.exp(loss.where(loss <= LARGEST_LOG)))
         for score in score_names(table):
             column = PREFIX + score
-            found[column] = column_means(table.assign(**{column: score_values(table, score)}), column)
+            figures[column] = column_means(table.assign(**{column: score_values(table, score)}), column)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-    return found.set_index(pd.MultiIndex.from_frame(means[KEY]))
+    return figures.set_index(pd.MultiIndex.from_frame(means[KEY]))
 
 
 def _paired(one: Array, other: Array) -> dict[str, Any]:
-    """Statistics of n pairs."""
+    """Return the statistics of n pairs."""
     from scipy.stats import t as student
     from scipy.stats import wilcoxon
 
     names = ("mean_difference", "interval", "t", "p", "p_holm", "wilcoxon", "wilcoxon_p", "rmse", "pearson",
              "pearson_interval")  # fmt: skip
-    found: dict[str, Any] = dict.fromkeys(names)
+    result: dict[str, Any] = dict.fromkeys(names)
     if not len(one):
-        return {**found, "reason": "no configuration has both"}
+        return {**result, "reason": "no configuration has both"}
     largest = float(np.abs(np.concatenate([one, other])).max())
     if largest > LARGEST:
-        return {**found, "reason": f"a value is above {LARGEST:g} in size"}
+        return {**result, "reason": f"a value is above {LARGEST:g} in size"}
+    # Mean difference and its tests, in a unit in which squares neither vanish nor overflow.
     unit = unit_of(one - other)
     difference = (one - other) / unit
-    found["mean_difference"] = float(difference.mean() * unit)
-    found["rmse"] = float(np.sqrt(np.mean(difference**2)) * unit)
+    result["mean_difference"] = float(difference.mean() * unit)
+    result["rmse"] = float(np.sqrt(np.mean(difference**2)) * unit)
     reasons = []
     if len(one) < 2:
         reasons.append("a test needs two configurations")
@@ -119,26 +122,27 @@ def _paired(one: Array, other: Array) -> dict[str, Any]:
     else:
         error = difference.std(ddof=1) / np.sqrt(len(one))
         half = float(student.isf((1 - CONFIDENCE) / 2, len(one) - 1) * error)
-        found["interval"] = [float((difference.mean() - half) * unit), float((difference.mean() + half) * unit)]
-        found["t"] = float(difference.mean() / error)
-        found["p"] = float(2 * student.sf(abs(found["t"]), len(one) - 1))
-        step = ROUNDING * (largest / unit)  # equal differences of rounded values share a rank
+        result["interval"] = [float((difference.mean() - half) * unit), float((difference.mean() + half) * unit)]
+        result["t"] = float(difference.mean() / error)
+        result["p"] = float(2 * student.sf(abs(result["t"]), len(one) - 1))
+        step = ROUNDING * (largest / unit)  # differences that are equal up to rounding must share a rank
         ranked = wilcoxon(np.round(difference / step))
-        found["wilcoxon"], found["wilcoxon_p"] = float(ranked.statistic), float(ranked.pvalue)
+        result["wilcoxon"], result["wilcoxon_p"] = float(ranked.statistic), float(ranked.pvalue)
+    # Correlation of the two methods' values.
     if len(one) < 3 or any(np.ptp(side) <= ROUNDING * np.abs(side).max() for side in (one, other)):
         reasons.append("a correlation needs three configurations that differ")
     else:
         sides = [(side - side.mean()) / np.ptp(side) for side in (one, other)]
-        found["pearson"] = float(np.clip(np.corrcoef(*sides)[0, 1], -1, 1))
-        if len(one) > 3 and abs(found["pearson"]) < 1 - ROUNDING:
-            found["pearson_interval"] = _fisher(found["pearson"], len(one))
+        result["pearson"] = float(np.clip(np.corrcoef(*sides)[0, 1], -1, 1))
+        if len(one) > 3 and abs(result["pearson"]) < 1 - ROUNDING:
+            result["pearson_interval"] = _fisher(result["pearson"], len(one))
         else:
             reasons.append("an interval of a correlation needs four configurations that are not on a line")
-    return found | ({"reason": "; ".join(reasons)} if reasons else {})
+    return result | ({"reason": "; ".join(reasons)} if reasons else {})
 
 
 def _fisher(correlation: float, count: int) -> list[float]:
-    """95 % interval of a correlation of n pairs (Fisher's transformation)."""
+    """Return the 95 % interval of a correlation of n pairs (Fisher's transformation)."""
     from scipy.stats import norm
 
     half = float(norm.isf((1 - CONFIDENCE) / 2)) / np.sqrt(count - 3)

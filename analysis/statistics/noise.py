@@ -1,4 +1,4 @@
-"""How far a configuration's mean score may be from what further seeds and other secrets would give."""
+"""Errors of a configuration's mean score, from the few seeds and the few secrets that were measured."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from analysis.tables.points import KEY
 Array = NDArray[np.float64]
 
 FARTHEST = 1e100
-"""What is beyond all measure is cut to this: its square is still a number."""
-_MIN_VARIANCES = 3  # fewer positive ones do not say how much variances differ
+"""Larger errors are clipped to this value, whose square is still a double."""
+_MIN_VARIANCES = 3  # fewer positive variances do not tell how much variances differ
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeedNoise:
-    """Spread of the score over the seeds of each configuration, after borrowing strength from the others.
+    """Spread of the score over the seeds of each configuration, with information shared between configurations.
 
-    With two or three seeds a configuration's own standard deviation is hardly known. The variances are taken as drawn
-    from one scaled inverse χ² distribution, whose two figures come from all of them; a configuration's variance is then
-    the average of the prior's and its own, weighted by their degrees of freedom.
+    With two or three seeds, a configuration's own standard deviation is hardly known. The variances are therefore
+    modelled as draws from one scaled inverse χ² distribution, whose two parameters are estimated from all of them. A
+    configuration's variance is then the average of the prior variance and its own, weighted by degrees of freedom.
 
     Attributes:
         std: [m] moderated standard deviation of one run's score.
-        degrees: [m] degrees of freedom of its square.
-        num_seeds: [m].
+        degrees: [m] degrees of freedom of the squared std.
+        num_seeds: [m] number of seeds.
 
     Source: Smyth 2004, "Linear models and empirical Bayes methods", sections 3 and 6.2.
     """
@@ -41,7 +41,7 @@ class SeedNoise:
 
     @classmethod
     def of(cls, std: Array, num_seeds: NDArray[np.int64]) -> SeedNoise | None:
-        """From standard deviations over seeds (ddof = 1, NaN with one seed); None where no configuration has two."""
+        """Return the noise from standard deviations over seeds (ddof = 1, NaN with one seed). None if all are NaN."""
         own = num_seeds - 1
         several = own > 0
         if not several.any():
@@ -50,7 +50,7 @@ class SeedNoise:
         std, total = std / unit, float(own.sum())
         variances = std[several] ** 2
         prior = _prior(variances, own[several].astype(np.float64))
-        if prior is None:  # they do not differ by more than chance: one variance for all
+        if prior is None:  # the variances differ by no more than chance, so all configurations share one variance
             pooled = float((own[several] * variances).sum()) / total
             variance, degrees = np.full(len(std), pooled), np.full(len(std), total)
         else:
@@ -60,29 +60,32 @@ class SeedNoise:
         return cls(std=np.sqrt(variance) * unit, degrees=degrees, num_seeds=num_seeds)
 
     def take(self, members: NDArray[np.intp]) -> SeedNoise:
-        """The figures of some configurations."""
+        """Return the noise of some configurations."""
         return SeedNoise(std=self.std[members], degrees=self.degrees[members], num_seeds=self.num_seeds[members])
 
     def over(self, unit: float) -> SeedNoise:
-        """The figures in another unit of the score."""
+        """Return the noise in another unit of the score."""
         return replace(self, std=self.std / unit)
 
     def std_error(self, more: NDArray[np.int64] | int = 0) -> Array:
-        """[m] of the mean over the seeds, with `more` seeds added to each."""
+        """Return the standard error of the mean over seeds if `more` seeds are added to each, shape [m]."""
         error: Array = self.std / np.sqrt(self.num_seeds + more)
         return error
 
     def draw(self, rng: np.random.Generator, num_draws: int) -> Array:
-        """[num_draws, m] errors of the means: Student's t with the degrees of freedom of the variance."""
-        # Where a configuration has one seed and the others' spreads hardly agree, a draw may be beyond all doubles.
+        """Draw errors of the means, [num_draws, m], from Student's t with the variance's degrees of freedom."""
+        # If the configurations' spreads disagree, one with a single seed has few degrees of freedom, and a draw of its
+        # error may exceed the range of doubles.
         drawn: Array = rng.standard_t(self.degrees, (num_draws, len(self.std))).clip(-FARTHEST, FARTHEST)
         drawn *= self.std_error()
         return drawn
 
 
 def _prior(variances: Array, degrees: Array) -> tuple[float, float] | None:
-    """Scale and degrees of freedom of the distribution that variances with these degrees of freedom are drawn from;
-    None where they differ by no more than chance, or too few are positive to tell."""
+    """Estimate the scale and degrees of freedom of the prior distribution of variances with given degrees of freedom.
+
+    None if the variances differ by no more than chance, or too few of them are positive to tell.
+    """
     from scipy.special import digamma, polygamma
 
     positive = variances > 0
@@ -98,7 +101,7 @@ def _prior(variances: Array, degrees: Array) -> tuple[float, float] | None:
 
 
 def _inverse_trigamma(value: float) -> float:
-    """y with ψ'(y) = value, by Newton's method on 1/ψ', which is convex (Smyth 2004, appendix)."""
+    """Return y with ψ'(y) = value, by Newton's method on the convex function 1/ψ' (Smyth 2004, appendix)."""
     from scipy.special import polygamma
 
     y = 0.5 + 1 / value
@@ -112,10 +115,10 @@ def _inverse_trigamma(value: float) -> float:
 
 
 def means_by_secret(points: pd.DataFrame, secrets: pd.DataFrame, name: str) -> Array:
-    """[m, k] means over seeds of a score's values by secret, configurations in the order (T, b, η).
+    """Return the means over seeds of a score's values by secret, [m, k], configurations in the order (T, b, η).
 
     Raises:
-        ValueError: the score has no values by secret, or a finished run has none of one.
+        ValueError: the score has no values by secret, or a finished run lacks the value of a secret.
     """
     values = as_array(by_secret(points, secrets, name)[0])
     lacking = int((~np.isfinite(values)).any(axis=1).sum())
@@ -132,16 +135,18 @@ def means_by_secret(points: pd.DataFrame, secrets: pd.DataFrame, name: str) -> A
 
 
 def secret_errors(means: Array, rng: np.random.Generator, num_draws: int) -> tuple[Array, Array]:
-    """Errors of the mean scores from having measured these secrets and not others like them.
+    """Draw the errors of the mean scores that come from measuring these secrets instead of other similar ones.
 
     Args:
-        means: [m, k] by secret, k >= 2.
+        means: [m, k] means by secret, k >= 2.
+        rng, num_draws: generator and number of the draws.
 
     Returns:
-        [num_draws, m] errors, and their [m, m] covariance S/k without Student's factor, S that of the secrets (ddof =
-        1). A draw is Gaussian with that covariance times a Student's factor of k - 1 degrees of freedom that all
-        configurations share: they were measured on the same secrets, so that one which every model knows does not blur
-        a comparison. (A bootstrap of a handful of secrets has too little spread: with five its 95 % held 81 of 100.)
+        [num_draws, m] errors, and the [m, m] matrix S/k, where S is the covariance over secrets (ddof = 1). A draw is
+        Gaussian with covariance S/k, times a Student factor with k - 1 degrees of freedom that all configurations
+        share. The errors are correlated because all configurations were measured on the same secrets, so a secret that
+        every model knows does not blur a comparison. A bootstrap of a handful of secrets has too little spread: with
+        five secrets, its 95 % interval covers 81 of 100.
     """
     size = means.shape[1]
     centred = (means - means.mean(axis=1, keepdims=True)) / np.sqrt(size * (size - 1))
@@ -151,28 +156,32 @@ def secret_errors(means: Array, rng: np.random.Generator, num_draws: int) -> tup
 
 
 def combined_degrees(first: Array, degrees: Array, second: Array, degrees_of_second: int) -> Array:
-    """Degrees of freedom of the root sum of squares of two independent standard errors; a zero one does not count.
+    """Return the degrees of freedom of the root sum of squares of two independent standard errors.
+
+    An error of zero does not count.
 
     Source: Welch 1947, equation 28 (Satterthwaite 1946).
     """
     both = np.hypot(first, second)
     share = np.divide(second, both, out=np.zeros_like(both), where=both > 0) ** 2
-    found: Array = 1 / np.maximum(share**2 / degrees_of_second + (1 - share) ** 2 / degrees, 1e-12)
-    return found
+    degrees_of_both: Array = 1 / np.maximum(share**2 / degrees_of_second + (1 - share) ** 2 / degrees, 1e-12)
+    return degrees_of_both
 
 
 def upper_limit(
     points: pd.DataFrame, means: pd.DataFrame, by_secret: tuple[pd.DataFrame, str] | None
 ) -> tuple[Array, str]:
-    """[m] one-sided 95 % upper limits of the mean scores, and what they are limits for, in words.
+    """Return one-sided 95 % upper limits of the mean scores, [m], and a description of the limits.
 
     Args:
         points: a checked points table.
         means: its configuration means.
-        by_secret: the sweep's secrets.parquet and the score's name; None where the choice of secrets is not counted.
+        by_secret: the content of the sweep's secrets.parquet and the score's name; None if the choice of secrets is not
+            counted.
 
-    The errors over seeds are Student's t with the moderated variances, those over secrets with one degree of freedom
-    less than there are; together by Welch and Satterthwaite. With neither it is the mean itself.
+    The errors over seeds are Student's t with the moderated variances. The errors over secrets are Student's t with one
+    degree of freedom less than the number of secrets. Both are combined after Welch and Satterthwaite. Without seeds
+    and secrets, the limit is the mean itself.
     """
     from scipy.stats import t as student
 

@@ -21,20 +21,21 @@ _FIGURES = ("coef", "std_error", "t", "p")
 
 
 def regress(points: pd.DataFrame, *, errors: Errors = "ols") -> dict[str, dict[str, Any]]:
-    """Ordinary least squares of the score, one row per (configuration, seed); the figures of R's `lm`.
+    """Regress the score by ordinary least squares, one row per (configuration, seed), as R's `lm` does.
 
     Args:
         points: a points table. Apply `useful_points` first to regress on the models above a utility threshold.
-        errors: how standard errors, t and p are computed. "ols": as the paper, for independent rows of equal variance.
-            "hc3": for variances that differ. "cluster": for rows of one configuration that go together, as seeds do.
-            "mixed": a random intercept of each configuration, by restricted maximum likelihood; the coefficients change
-            as well, "t" is z, and "configuration_std" and "residual_std" are its two standard deviations.
+        errors: how standard errors, t and p are computed. "ols": as in the paper, for independent rows of equal
+            variance. "hc3": for unequal variances. "cluster": for correlated rows of one configuration, such as seeds.
+            "mixed": a random intercept of each configuration, by restricted maximum likelihood. With "mixed" the
+            coefficients change as well, "t" is z, and "configuration_std" and "residual_std" are the two standard
+            deviations.
 
     Returns:
         "individual" on (ln b, ln T, ln η) and "composite" on (ln C, ln η), C = b·T: {"n", "r_squared", "errors",
         "terms": {"intercept", "log_...": {"coef", "std_error", "t", "p"}}}, p two-sided under Student's t with n -
-        terms degrees of freedom ("cluster": configurations - 1; "mixed": Gaussian). Where the fit is undefined its
-        figures are None and "reason" says why.
+        terms degrees of freedom ("cluster": configurations - 1; "mixed": Gaussian). If a fit is undefined, its figures
+        are None and "reason" says why.
 
     Raises:
         ValueError: as `configuration_means`, or an unknown kind of errors.
@@ -58,7 +59,7 @@ def regress(points: pd.DataFrame, *, errors: Errors = "ols") -> dict[str, dict[s
 def _fit(
     score: NDArray[np.float64], covariates: dict[str, NDArray[np.float64]], groups: NDArray[np.int64], errors: Errors
 ) -> dict[str, Any]:
-    """One regression with an intercept."""
+    """Return one regression with an intercept."""
     design = np.column_stack([np.ones_like(score), *covariates.values()])
     terms = ["intercept", *covariates]
     result: dict[str, Any] = {"n": len(score), "errors": errors}
@@ -83,7 +84,7 @@ def _fit(
 _IN_UNITS = ("configuration_std", "residual_std")
 """Figures in the unit of the score."""
 Fitted = tuple[NDArray[np.float64], dict[str, float | str | None]] | str
-"""[term, figure] and what else a fit gives, or why there is none."""
+"""Either [term, figure] and the further results of a fit, or the reason why there is no fit."""
 
 
 def _least_squares(
@@ -95,7 +96,7 @@ def _least_squares(
         return "a row alone decides a coefficient (its leverage is 1), so HC3 is undefined"
     kind = {"ols": "nonrobust", "hc3": "HC3", "cluster": "cluster"}[errors]
     more = {"cov_kwds": {"groups": groups}} if errors == "cluster" else {}
-    with np.errstate(all="ignore"):  # what is no figure is seen below
+    with np.errstate(all="ignore"):  # figures that are not finite are handled below
         fit = OLS(score, design).fit(cov_type=kind, use_t=True, **more)
         figures = np.column_stack([fit.params, fit.bse, fit.tvalues, fit.pvalues])
     if not (np.isfinite(figures).all() and np.isfinite(fit.rsquared)):
@@ -104,7 +105,7 @@ def _least_squares(
 
 
 def _mixed(score: NDArray[np.float64], design: NDArray[np.float64], groups: NDArray[np.int64]) -> Fitted:
-    """REML with the score and the covariates standardised, which the search for the variance needs."""
+    """Fit by REML with standardised score and covariates, which the search for the variance needs."""
     import warnings
 
     from statsmodels.regression.mixed_linear_model import MixedLM
@@ -114,13 +115,13 @@ def _mixed(score: NDArray[np.float64], design: NDArray[np.float64], groups: NDAr
     spread, middle = design[:, 1:].std(axis=0), design[:, 1:].mean(axis=0)
     standard = np.column_stack([design[:, 0], (design[:, 1:] - middle) / spread])
     with warnings.catch_warnings():
-        for kind in (ConvergenceWarning, SingularMatrixWarning):  # a variance of 0 is on the boundary, and an answer
+        for kind in (ConvergenceWarning, SingularMatrixWarning):  # a variance of 0, on the boundary, is a valid result
             warnings.simplefilter("ignore", kind)
         try:
             fit = MixedLM((score - centre) / scale, standard, groups).fit(reml=True, method=["lbfgs", "powell"])
         except np.linalg.LinAlgError:
             return _NOT_CONVERGED
-    # standard -> the covariates as they are: slopes are divided by the spread, the intercept takes their middles back.
+    # Undo the standardisation: divide the slopes by the spread, and correct the intercept for the covariates' means.
     terms = design.shape[1]
     back = np.diag(np.concatenate([[1.0], 1 / spread]))
     back[0, 1:] = -middle / spread
@@ -146,7 +147,7 @@ def _mixed(score: NDArray[np.float64], design: NDArray[np.float64], groups: NDAr
 
 
 def _without_groups(groups: NDArray[np.int64], terms: int, errors: Errors) -> str | None:
-    """Why errors that need several configurations, or several seeds of one, cannot be computed."""
+    """Return why errors that need several configurations or several seeds cannot be computed, or None."""
     count = len(np.unique(groups))
     if errors in ("cluster", "mixed") and count <= terms:
         return f"{count} configurations are too few for {terms} coefficients and errors by configuration"
@@ -156,7 +157,7 @@ def _without_groups(groups: NDArray[np.int64], terms: int, errors: Errors) -> st
 
 
 def _undefined(score: NDArray[np.float64], design: NDArray[np.float64], names: list[str]) -> str | None:
-    """Why a fit has no figures, or None."""
+    """Return why a fit is undefined, or None."""
     rows, columns = design.shape
     if rows <= columns:
         return f"{rows} rows are too few for {columns} coefficients and their standard errors"

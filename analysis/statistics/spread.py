@@ -1,4 +1,4 @@
-"""Intervals of standard deviations, and of how they compare between groups."""
+"""Intervals of standard deviations, and comparison of standard deviations between groups."""
 
 from __future__ import annotations
 
@@ -13,28 +13,31 @@ _FEWEST = 4
 
 
 def unit_of(values: Array) -> float:
-    """A power of two near the range of some values, 1 for equal ones: over it, squares of their deviations neither
-    vanish nor overflow, and no digit is lost."""
+    """Return a power of two near the range of some values, or 1 for equal values.
+
+    In this unit, squares of deviations neither vanish nor overflow. Dividing by it loses no digit.
+    """
     return math.ldexp(1.0, math.frexp(float(np.ptp(values)))[1]) if len(values) and np.ptp(values) > 0 else 1.0
 
 
 def std(values: Array) -> float:
-    """Standard deviation (ddof = 1) of at least two values of any size."""
+    """Return the standard deviation (ddof = 1) of at least two values of any magnitude."""
     unit = unit_of(values)
     return float((values / unit).std(ddof=1) * unit)
 
 
 def _log_std(values: Array) -> float:
-    """Its logarithm, of values that differ; the deviation itself may be too small for a double."""
+    """Return the logarithm of the standard deviation of unequal values, which itself may be too small for a double."""
     unit = unit_of(values)
     return float(np.log((values / unit).std(ddof=1))) + math.log(unit)
 
 
 def std_interval(values: Array) -> list[float] | None:
-    """95 % interval of a standard deviation (ddof = 1), None with fewer than 4 values or equal ones.
+    """Return the 95 % interval of a standard deviation (ddof = 1). None with fewer than 4 values or equal values.
 
-    The jackknife on the logarithm, with Student's quantiles. On 8 to 60 values it holds the truth in 91 to 94 of 100
-    Gaussian samples and 87 to 90 of 100 gamma ones of shape 2, where a bootstrap (BCa) does in 76 to 92 and 68 to 88.
+    The interval is the jackknife on the logarithm, with Student's quantiles. On 8 to 60 values it covers the truth in
+    91 to 94 of 100 Gaussian samples and 87 to 90 of 100 gamma samples of shape 2. A bootstrap (BCa) covers it in 76 to
+    92 and in 68 to 88.
 
     Source: Miller 1968 (jackknifing variances).
     """
@@ -49,14 +52,14 @@ def std_interval(values: Array) -> list[float] | None:
 
 
 def log_std_pseudovalues(values: Array) -> Array | None:
-    """[n] pseudovalues of ln std: n ln s - (n - 1) ln s without one; None where one of them is undefined."""
+    """Return the pseudovalues of ln std, n ln s - (n - 1) ln s without one, shape [n]. None if one is undefined."""
     size = len(values)
     if size < _FEWEST:
         return None
     unit = unit_of(values)
     squares = (values / unit - (values / unit).mean()) ** 2
     total = squares.sum()
-    without = total - squares * size / (size - 1)  # sums of squares about the means without one
+    without = total - squares * size / (size - 1)  # for each value, the sum of squares about the mean without it
     if (without <= 1e-12 * total).any():
         return None
     logs = 0.5 * np.log(without / (size - 2))
@@ -65,15 +68,16 @@ def log_std_pseudovalues(values: Array) -> Array | None:
 
 
 def std_ratio(one: Array, other: Array, *, paired: bool) -> dict[str, object]:
-    """How many times as large the standard deviation of `other` is as that of `one`, with a 95 % interval and a p-value
-    for their being equal.
+    """Return the ratio of the standard deviation of `other` to the one of `one`, with a 95 % interval and a p-value.
+
+    The p-value is for the hypothesis that both standard deviations are equal.
 
     Args:
         one, other: [n], [m] values.
-        paired: n = m, and the values at one place are of one configuration, so that they go together.
+        paired: whether values at the same position belong to one configuration, so that they are correlated; n = m.
 
     Returns:
-        {"ratio", "interval", "p"}; None where it is undefined, with a "reason".
+        {"ratio", "interval", "p"}. Undefined figures are None, with a "reason".
 
     Source: Miller 1968; Welch 1947 for independent samples.
     """

@@ -13,7 +13,7 @@ from analysis.tables.per_secret import by_secret
 from analysis.tables.points import require_hyperparameters
 
 FEW_COUNTS = 3
-"""So many different counts are subsets of their own; of more there are terciles."""
+"""Up to this number of distinct counts, each count is a subset of its own. More counts are split into terciles."""
 
 
 def secret_subsets(
@@ -25,24 +25,24 @@ def secret_subsets(
     num_random: int = 3,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """One score on subsets of its secrets: whether the spread over configurations hangs on which secrets were chosen.
+    """Compute one score on subsets of its secrets, to see whether its spread depends on the choice of secrets.
 
     Args:
         points: a points table with run_id.
-        secrets: the sweep's secrets.parquet.
-        score: its name.
-        given: names of secrets that are a subset of their own.
-        num_random: random halves of the secrets, without replacement, as in the paper.
-        seed: of the halves.
+        secrets: the content of the sweep's secrets.parquet.
+        score: name of the score.
+        given: names of secrets that form a subset of their own.
+        num_random: number of random halves of the secrets, without replacement, as in the paper.
+        seed: seed of the halves.
 
     Returns:
-        {"score", "subsets": [{"subset": "all" | "given" | "half 0" | "count 20" | "count low", ..., "secrets" (how
-        many), "counts": [least, most] training examples that contain one (None where the table does not say), "mean"
-        (over all models), "score_std" (over configurations, the empirical privacy variance), "seed_std"}]}. Counts are
-        as private as the data.
+        {"score", "subsets": [{"subset": "all" | "given" | "half 0" | "count 20" | "count low", ..., "secrets" (number
+        of secrets), "counts": [least, most] training examples that contain a secret (None if the table does not tell),
+        "mean" (over all models), "score_std" (over configurations, the empirical privacy variance), "seed_std"}]}.
+        Counts are as private as the data.
 
     Raises:
-        ValueError: as `require_hyperparameters` and `by_secret`, a model without values, or a name that is no secret's.
+        ValueError: as `require_hyperparameters` and `by_secret`, a model without values, or an unknown secret.
     """
     points = require_hyperparameters(points)
     values, counts = by_secret(points, secrets, score)
@@ -68,7 +68,7 @@ def secret_subsets(
 
 
 def _by_count(counts: pd.Series) -> dict[str, list[str]]:
-    """Secrets by how often they occur: each count, or terciles where there are many; equal counts stay together."""
+    """Group secrets by count, or by tercile if there are many counts. Equal counts stay together."""
     if counts.isna().any() or counts.nunique() < 2:
         return {}
     numbers = counts.astype("int64")

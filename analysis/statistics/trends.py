@@ -19,13 +19,13 @@ _SAME = 0.01
 
 
 def split_by(points: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:
-    """A table's rows by the values of one of its columns, in ascending order.
+    """Split a table's rows by the values of a column, in ascending order.
 
-    Numbers that follow one another at less than 1 % are one group, named after the largest: the ε that runs of one
-    target reach differ in their last digits.
+    Numbers whose successive differences are below 1 % form one group, named after the largest. The reason is that the
+    reached ε of runs with one target differ in their last digits.
 
     Raises:
-        ValueError: there is no such column, or it has no value in a row.
+        ValueError: there is no such column, or a row has no value in it.
     """
     if column not in points.columns:
         raise ValueError(unknown_name("by: the column", column, familiar(points)))
@@ -47,21 +47,21 @@ def variance_trends(
     max_loss: float | None = None,
     values: bool = False,
 ) -> dict[str, Any]:
-    """Level and spread of the mean scores in each group, and how the groups compare.
+    """Return level and spread of the mean scores in each group, and compare the groups.
 
     Args:
-        groups: name -> points table, in the order in which a trend is looked for.
-        values: the names are values of a column, which a message shows only where they are numbers.
+        groups: name -> points table, in the order in which a trend is expected.
+        values: whether the names are values of a column. A message shows such a name only if it is a number.
         min_utility_gain, max_loss: which configurations of each group count (Hu et al. keep 90 % of the best gain).
 
     Returns:
         "groups": [{"group", "configurations", "mean", "score_std", "interval", "score_min", "score_max"}], and
         "comparisons" of every two: {"a", "b", "paired", "ratio" (std of b over std of a), "interval", "p", "p_holm"}.
-        Groups that have the same configurations are compared in pairs, which knows more. Undefined figures are None
+        Groups with the same configurations are compared in pairs, which is more precise. Undefined figures are None
         with a "reason".
 
     Raises:
-        ValueError: fewer than two groups, or one that `useful_points` refuses; names it.
+        ValueError: fewer than two groups, or a group that `useful_points` refuses. The message names the group.
 
     Source: Hu et al. 2025, Fig. 2, 3 and 14 to 18.
     """
@@ -83,7 +83,7 @@ def variance_trends(
 
 
 def _shown(name: str, position: int) -> str:
-    """A group in a message: a value of a column is shown where it is a number, and else counted."""
+    """Return a group's name for a message. A column's value is shown only if it is a number, else its position is."""
     try:
         float(name)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Empirical privacy variance: what hyperparameters do to the score against what seeds do (Hu et al. 2025, Table 8)."""
+"""Empirical privacy variance: the score's spread over hyperparameters and over seeds (Hu et al. 2025, Table 8)."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from analysis.tables.points import configuration_means
 
 
 def score_variance(points: pd.DataFrame) -> dict[str, Any]:
-    """Spread of the scores under one (ε, δ), over configurations and over seeds. Standard deviations have ddof = 1.
+    """Return the spread of the scores under one (ε, δ), over configurations and over seeds, with ddof = 1.
 
     Args:
         points: a points table.
 
     Returns:
-        "configurations": how many; "score_std": standard deviation over configurations of their means; "seed_std": mean
-        over the "seed_configurations" (those with several seeds) of the standard deviation over seeds; each with its
-        95 % "..._interval" (see `std_interval`); "score_min", "score_max": of the means.
+        "configurations": their number; "score_std": standard deviation over configurations of their means; "seed_std":
+        mean over the "seed_configurations" (those with several seeds) of the standard deviation over seeds; each with
+        its 95 % "..._interval" (see `std_interval`); "score_min", "score_max": extremes of the means.
 
-        "total_std": over all rows, whatever their configuration. "configuration_std": score_std without what seeds
-        give to a mean, sqrt(max(0, score_std² - mean of s² / number of seeds)); "configuration_share": its square over
-        the sum of it and the mean of s²: the part of one run's variance that its hyperparameters decide. "f_test":
-        {"f", "p"} of the claim that they decide nothing, by one-way analysis of variance.
+        "total_std": standard deviation over all rows, regardless of configuration. "configuration_std": score_std
+        without the contribution of seeds to a mean, sqrt(max(0, score_std² - mean of s² / number of seeds)).
+        "configuration_share": the part of one run's variance that its hyperparameters decide, which is
+        configuration_std² / (configuration_std² + mean of s²). "f_test": {"f", "p"} of the hypothesis that the
+        hyperparameters have no effect, by one-way analysis of variance.
 
-        "utility_correlation": {"pearson", "spearman"} between mean utility_loss and mean score. An undefined figure is
-        None, with a "reason" beside it.
+        "utility_correlation": {"pearson", "spearman"} between mean utility_loss and mean score. Undefined figures are
+        None, with a "reason".
 
     Raises:
         ValueError: as `configuration_means`.
@@ -51,6 +52,7 @@ def score_variance(points: pd.DataFrame) -> dict[str, Any]:
         **_components(means),
         "utility_correlation": _correlation(means["utility_loss"], score),
     }
+    # Collect the reasons of undefined figures.
     reasons = []
     if result["score_std"] is None:
         reasons.append("score_std needs at least 2 configurations")
@@ -70,7 +72,7 @@ def score_variance(points: pd.DataFrame) -> dict[str, Any]:
 
 
 def _components(means: pd.DataFrame) -> dict[str, object]:
-    """The parts of one run's variance: total, configurations, seeds."""
+    """Return the components of one run's variance: total, configurations, seeds."""
     from scipy.stats import f as fisher
 
     undefined: dict[str, Any] = dict.fromkeys(("total_std", "configuration_std", "configuration_share", "f_test"))
@@ -79,26 +81,28 @@ def _components(means: pd.DataFrame) -> dict[str, object]:
     unit = unit_of(np.concatenate([score - score.min(), seeds]))
     score, seeds = score / unit, seeds / unit
     runs, count = float(size.sum()), len(means)
+    # Sums of squares within and between the configurations.
     within = float(((size - 1) * seeds**2).sum())
     between = float((size * (score - (size * score).sum() / runs) ** 2).sum())
     if runs < 2:
         return undefined
-    found = undefined | {"total_std": unit * float(np.sqrt((within + between) / (runs - 1)))}
+    result = undefined | {"total_std": unit * float(np.sqrt((within + between) / (runs - 1)))}
     if count < 2 or runs <= count:
-        return found
+        return result
+    # Variance components.
     of_seeds = within / (runs - count)
     of_configurations = max(0.0, float(score.var(ddof=1)) - of_seeds * float((1 / size).mean()))
-    found["configuration_std"] = unit * float(np.sqrt(of_configurations))
+    result["configuration_std"] = unit * float(np.sqrt(of_configurations))
     if of_configurations + of_seeds > 0:
-        found["configuration_share"] = of_configurations / (of_configurations + of_seeds)
+        result["configuration_share"] = of_configurations / (of_configurations + of_seeds)
     if of_seeds > 0:
         f = between / (count - 1) / of_seeds
-        found["f_test"] = {"f": f, "p": float(fisher.sf(f, count - 1, runs - count))}
-    return found
+        result["f_test"] = {"f": f, "p": float(fisher.sf(f, count - 1, runs - count))}
+    return result
 
 
 def _mean_interval(values: NDArray[np.float64]) -> list[float] | None:
-    """95 % interval of a mean, by Student's t; a standard deviation's lower end is not below 0."""
+    """Return the 95 % interval of a mean of standard deviations, by Student's t. The lower end is at least 0."""
     from scipy.stats import t as student
 
     if len(values) < 2:
@@ -108,7 +112,7 @@ def _mean_interval(values: NDArray[np.float64]) -> list[float] | None:
 
 
 def _correlation(utility_loss: pd.Series, score: pd.Series) -> dict[str, object]:
-    """Pearson's r and Spearman's ρ (Pearson's r of average ranks)."""
+    """Return Pearson's r and Spearman's ρ (Pearson's r of average ranks)."""
     constant = [str(figure.name) for figure in (utility_loss, score) if figure.nunique() < 2]
     if constant:
         reason = f"{' and '.join(constant)} is the same in every configuration"

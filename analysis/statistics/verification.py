@@ -1,4 +1,4 @@
-"""Whether a model and data set follow the heuristics: a test of each that knows that pairs share configurations."""
+"""Test whether a model and data set follow the heuristics, allowing for pairs that share configurations."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ PERMUTATIONS = 5000
 LEVEL = 0.05
 _MOST_PAIRS = 20_000
 _CELLS_AT_ONCE = 2_000_000
-_ROUNDING = 1e-9  # accuracies are counts over fewer than 1e9 pairs: equal ones differ by rounding alone
+_ROUNDING = 1e-9  # accuracies are counts over fewer than 1e9 pairs, so smaller differences are rounding
 
 
 def verify_heuristics(points: pd.DataFrame, *, num_permutations: int = PERMUTATIONS, seed: int = 0) -> dict[str, Any]:
-    """Test each heuristic against the claim that it says nothing.
+    """Test each heuristic against the null hypothesis that scores are unrelated to it.
 
     Args:
         points: a points table.
-        num_permutations: of the test.
-        seed: of the permutations.
+        num_permutations: number of permutations of the test.
+        seed: seed of the permutations.
 
-    Pairs share configurations and are not independent, so a binomial test of the accuracy would be too sure. The test
-    permutes the mean scores instead: over all configurations for the individual heuristic, within the groups of equal
-    (C, η) for compute, of equal U for updates. Under the claim that the scores there have nothing to do with the
-    hyperparameters every permutation is as likely, so the p-value is exact whatever the distribution of the scores. The
-    two p-values, one to either side, are doubled; the three heuristics are corrected after Holm.
+    Pairs share configurations and are not independent, so a binomial test of the accuracy would be overconfident. The
+    test permutes the mean scores instead: over all configurations for the individual heuristic, within the groups of
+    equal (C, η) for compute, and of equal U for updates. Under the null hypothesis that scores within a group are
+    unrelated to the hyperparameters, every permutation is equally likely. The p-value is therefore exact for any
+    distribution of the scores. The smaller of the two one-sided p-values is doubled. The three heuristics are corrected
+    after Holm.
 
     Returns:
         {"level": 0.05, "permutations", "heuristics": {name: {"accuracy", "pairs", "expected" (mean accuracy over the
-        permutations: below 1/2 where scores tie), "p", "p_adjusted", "p_if_all_correct" (what so few pairs can give at
-        best), "verdict"}}}: "follows" or "contradicts" where the adjusted p is at most the level, else "cannot tell".
-        Where nothing can be said, figures are None, with a "reason".
+        permutations; below 1/2 if scores tie), "p", "p_adjusted", "p_if_all_correct" (the p-value that these pairs
+        would give if all were correct), "verdict"}}}. The verdict is "follows" or "contradicts" if the adjusted p is at
+        most the level, else "cannot tell". Undefined figures are None, with a "reason".
 
     Raises:
         ValueError: as `configuration_means`, or fewer than 100 permutations.
@@ -54,15 +55,15 @@ def verify_heuristics(points: pd.DataFrame, *, num_permutations: int = PERMUTATI
     everywhere = np.zeros(len(means), dtype=np.int32)
     groups = {"individual": everywhere, "compute": coded.same_compute, "updates": coded.same_updates}
     rng = np.random.default_rng(seed)
-    found = {name: _test(coded, name, score, groups[name], num_permutations, rng) for name in HEURISTICS}
-    _adjust(list(found.values()))
-    return {"level": LEVEL, "permutations": num_permutations, "heuristics": found}
+    tests = {name: _test(coded, name, score, groups[name], num_permutations, rng) for name in HEURISTICS}
+    _adjust(list(tests.values()))
+    return {"level": LEVEL, "permutations": num_permutations, "heuristics": tests}
 
 
 def _test(
     coded: Coded, heuristic: str, score: Array, groups: Codes, num_permutations: int, rng: np.random.Generator
 ) -> dict[str, object]:
-    """One heuristic: its accuracy, and how many permutations reach it."""
+    """Return one heuristic's accuracy and the share of permutations that reach it."""
     lower, higher, pairs = _pairs(coded, heuristic, rng)
     result: dict[str, Any] = {"accuracy": None, "pairs": pairs, "expected": None, "p": None, "p_adjusted": None}
     result |= {"p_if_all_correct": None, "verdict": "cannot tell"}
@@ -88,12 +89,12 @@ def _test(
 
 
 def _share(reached: NDArray[np.bool_]) -> float:
-    """The share of the permutations, the table itself counted among them, so that no p-value is 0."""
+    """Return the share of permutations that reach the accuracy. The table itself counts as one, so no p-value is 0."""
     return float((1 + np.count_nonzero(reached)) / (1 + len(reached)))
 
 
 def _adjust(tests: list[dict[str, Any]]) -> None:
-    """Holm's correction, and what it leaves of the verdicts."""
+    """Apply Holm's correction, and set verdicts that are no longer significant to "cannot tell"."""
     tested = [test for test in tests if test["p"] is not None]
     for test, p in zip(tested, holm([test["p"] for test in tested]), strict=True):
         test["p_adjusted"] = p
@@ -104,11 +105,11 @@ def _adjust(tests: list[dict[str, Any]]) -> None:
 
 
 def _permuted(score: Array, groups: Codes, count: int, rng: np.random.Generator) -> Array:
-    """[count, m] the scores, exchanged at random within the groups."""
+    """Permute the scores at random within the groups, shape [count, m]."""
     permuted = np.tile(score, (count, 1))
     if np.ptp(groups) == 0:
         return rng.permuted(permuted, axis=1, out=permuted)
-    shared = np.flatnonzero(np.bincount(groups)[groups] > 1)  # who is alone in its group stays where it is
+    shared = np.flatnonzero(np.bincount(groups)[groups] > 1)  # groups of one member have nothing to permute
     of_group = groups[shared]
     shuffled = np.argsort(of_group + rng.random((count, len(shared))), axis=1)
     permuted[:, shared[np.argsort(of_group, kind="stable")]] = score[shared][shuffled]
@@ -116,7 +117,10 @@ def _permuted(score: Array, groups: Codes, count: int, rng: np.random.Generator)
 
 
 def _pairs(coded: Coded, heuristic: str, rng: np.random.Generator) -> tuple[Indices, Indices, int]:
-    """Pairs that satisfy a condition, and how many there are. Of very many some at random: the test stays exact."""
+    """Return pairs that satisfy a condition, and their number. A random sample of very many pairs is returned.
+
+    The sample does not depend on the scores, so the permutation test stays exact.
+    """
     count = sum(int(np.count_nonzero(holds)) for _, _, holds in pair_blocks(coded, heuristic))
     share = min(1.0, _MOST_PAIRS / count) if count else 1.0
     lower, higher = [np.empty(0, dtype=np.intp)], [np.empty(0, dtype=np.intp)]

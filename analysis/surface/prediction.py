@@ -1,4 +1,4 @@
-"""Score and utility, with intervals, of configurations that have not been run."""
+"""Predicted score and utility, with intervals, of configurations that have not been run."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _MOST_LOG = 700.0
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """A surface of a figure or of its logarithm.
+    """A fitted surface of a figure or of its logarithm.
 
     Attributes:
-        surface: fitted.
-        logarithm: whether it is of the logarithm.
+        surface: the fitted surface.
+        logarithm: whether the surface models the logarithm of the figure.
         run_std: typical standard deviation of one run's figure over seeds, on the surface's scale; None if no
             configuration has two seeds.
     """
@@ -42,8 +42,10 @@ class Fitted:
 
     @classmethod
     def to(cls, means: pd.DataFrame, figure: Figure, *, seed: int = 0) -> Fitted:
-        """Fit the figure, or for a score its logarithm, where that predicts what is left out better: scores that are
-        probabilities are spread over orders of magnitude."""
+        """Fit a figure. A positive score is fitted as logarithm if that predicts left-out configurations better.
+
+        Scores that are probabilities spread over orders of magnitude, so the logarithm often fits better.
+        """
         plain = cls._of(means, figure, logarithm=False, seed=seed)
         values = means[figure].to_numpy(dtype=np.float64)
         if figure != "score" or values.min() <= 0:
@@ -56,7 +58,7 @@ class Fitted:
     def _of(cls, means: pd.DataFrame, figure: Figure, *, logarithm: bool, seed: int) -> Fitted:
         values, std = (means[name].to_numpy(dtype=np.float64) for name in (figure, f"{figure}_std"))
         if logarithm:
-            values, std = np.log(values), std / values  # to first order
+            values, std = np.log(values), std / values  # the standard deviation of the logarithm, to first order
         noise = SeedNoise.of(std, means["num_seeds"].to_numpy())
         table = means.assign(**{figure: values})
         surface = Surface.fit(table, figure, None if noise is None else noise.std_error() ** 2, seed=seed)
@@ -67,12 +69,12 @@ class Fitted:
         )
 
     def draw(self, candidates: pd.DataFrame, num_draws: int, *, seed: int) -> Array:
-        """[num_draws, k] whole surfaces at the candidates, on the figure's own scale."""
+        """Draw whole surfaces at the candidates, on the figure's own scale. Shape [num_draws, k]."""
         drawn = self.surface.draw(candidates, num_draws, seed=seed)
         return _exponential(drawn) if self.logarithm else drawn
 
     def marginals(self, candidates: pd.DataFrame, *, seed: int) -> tuple[Array, Array | None]:
-        """[draws, k] of the expectation over seeds, each candidate by itself, and of one run's figure."""
+        """Draw each candidate's expectation over seeds, and one run's figure, independently. Shapes [draws, k]."""
         means, stds = self.surface.components(candidates)
         rng = np.random.default_rng(seed)
         times = _DRAWS // len(means)
@@ -90,24 +92,24 @@ def predict(
     max_loss: float | None = None,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """What configurations that have not been run would give, by a smooth surface through those that have.
+    """Predict configurations that have not been run, by a smooth surface through the measured ones.
 
     Args:
         points: a points table with at least 4 configurations.
-        candidates: configurations; by default every combination of the table's values of b, T and η that it lacks,
-            which may be none.
-        max_loss: a utility threshold, to say how probable it is that each keeps to it.
-        seed: of the draws.
+        candidates: configurations to predict. The default is every combination of the table's values of b, T and η
+            that the table lacks, which may be none.
+        max_loss: a utility threshold, to predict the probability that a candidate keeps to it.
+        seed: seed of the draws.
 
     Returns:
         Sorted by (T, b, η), one row each: "batch_size", "num_steps", "learning_rate", "score" and "utility_loss"
         (medians), "score_interval" and "utility_interval": 95 % of the expectation over seeds; "score_run_interval" and
-        "utility_run_interval": 95 % of one run's figure, None where no configuration has two seeds; "compute" C = b·T;
-        "beyond": the hyperparameters whose value lies beyond all measured ones, so that the row is an extrapolation;
-        with max_loss "within": the probability that the expected loss is at most that.
+        "utility_run_interval": 95 % of one run's figure, None if no configuration has two seeds; "compute" C = b·T;
+        "beyond": the hyperparameters outside the measured range, for which the row is an extrapolation; with max_loss
+        also "within": the probability that the expected loss is at most max_loss.
 
-    It extrapolates beyond the measured values as a line with growing uncertainty. The surfaces know nothing of a run
-    that diverges.
+    Beyond the measured values, the surface continues as a plane with growing uncertainty. It cannot predict that a run
+    diverges.
 
     Raises:
         ValueError: fewer than 4 configurations, or as `configuration_means`.
@@ -119,26 +121,29 @@ def predict(
         raise ValueError(
             f"points must have at least {FEWEST} configurations to predict from, got {len(means)}. Run more."
         )
+    # Select the candidates.
     chosen = _missing(means) if candidates is None else list(dict.fromkeys(candidates))
     if not chosen:
         return []
     chosen = sorted(chosen, key=lambda c: c.key)
     table = pd.DataFrame([asdict(c) for c in chosen])
-    found: dict[str, tuple[Array, Array | None]] = {
+    # Fit both figures, and draw from their distribution at each candidate.
+    draws: dict[str, tuple[Array, Array | None]] = {
         "score": Fitted.to(means, "score", seed=seed).marginals(table, seed=seed),
         "utility": Fitted.to(means, "utility_loss", seed=seed).marginals(table, seed=seed),
     }
+    # Summarise the draws by medians and quantiles.
     rows = []
     for at, configuration in enumerate(chosen):
         row: dict[str, Any] = asdict(configuration)
-        for name, (expected, runs) in found.items():
+        for name, (expected, runs) in draws.items():
             row["score" if name == "score" else "utility_loss"] = float(np.median(expected[:, at]))
             row[f"{name}_interval"] = np.quantile(expected[:, at], _QUANTILES).tolist()
             row[f"{name}_run_interval"] = None if runs is None else np.quantile(runs[:, at], _QUANTILES).tolist()
         row["compute"] = configuration.compute
         row["beyond"] = [name for name in HYPERPARAMETERS if not _between(means[name], row[name])]
         if max_loss is not None:
-            row["within"] = float((found["utility"][0][:, at] <= max_loss).mean())
+            row["within"] = float((draws["utility"][0][:, at] <= max_loss).mean())
         if None in row.values():
             row["reason"] = "no configuration has two seeds, so how much runs differ is not known"
         rows.append(row)
@@ -150,13 +155,13 @@ def _between(measured: pd.Series, value: float) -> bool:
 
 
 def _exponential(logarithms: Array) -> Array:
-    """e to the power of what may lie beyond all doubles, far from what was measured."""
+    """Return the exponential, clipped to the range of doubles, which extrapolated logarithms may exceed."""
     exponential: Array = np.exp(np.clip(logarithms, -_MOST_LOG, _MOST_LOG))
     return exponential
 
 
 def _missing(means: pd.DataFrame) -> list[Configuration]:
-    """Every combination of a table's values that it lacks."""
+    """Return every combination of a table's values that the table lacks."""
     values = (sorted(means[name].unique().tolist()) for name in HYPERPARAMETERS)
     known = set(configurations(means))
     every = (Configuration(batch_size=int(b), num_steps=int(t), learning_rate=float(r)) for b, t, r in product(*values))

@@ -1,4 +1,4 @@
-"""A smooth surface over (ln b, ln T, ln η) through what was measured: what other configurations would give."""
+"""A smooth surface over (ln b, ln T, ln η) through the measured figures, to predict other configurations."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ Array = NDArray[np.float64]
 Figure = Literal["score", "utility_loss"]
 
 SLOPES: dict[Figure, float] = {"score": 0.35, "utility_loss": -0.35}
-"""Prior mean of each slope, in standard deviations of the figure for one of ln b, ln T or ln η: with more of each the
-score is expected to rise and the loss to fall (Hu et al. 2025, Table 2 and Fig. 5)."""
+"""Prior mean of each slope, in standard deviations of the figure per standard deviation of ln b, ln T or ln η. The
+score is expected to rise and the loss to fall with each of them (Hu et al. 2025, Table 2 and Fig. 5)."""
 
 MOST_ROWS = 1500
 
-_SLOPE_STD = 0.35  # so that a slope of the other sign is one standard deviation away
+_SLOPE_STD = 0.35  # so that a slope of 0 is one standard deviation away
 _LEVEL_STD = 1.0
-_MOST_INFORMATIVE = 250  # rows that the hyperparameters of a surface are learnt from: their cost grows with the cube
+_MOST_INFORMATIVE = 250  # rows used to learn a surface's hyperparameters; the cost grows with the cube of the rows
 _BURN_IN, _KEPT, _THINNED = 40, 20, 5
 _JITTER = 1e-8
 
 # Means and standard deviations of the Gaussian priors of the logarithms of a surface's hyperparameters, in standard
-# deviations of the inputs and of the figure: size of what is not linear, three length scales, unknown noise.
+# deviations of the inputs and of the figure: size of the nonlinear part, three length scales, unknown noise.
 _PRIOR_MEAN = np.log([0.5, 1.5, 1.5, 1.5, 0.2])
 _PRIOR_STD = np.array([0.7, 0.7, 0.7, 0.7, 1.0])
 
 
 class TooManyError(ValueError):
-    """There are more configurations than a surface is fitted to."""
+    """The table has more configurations than a surface can be fitted to."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Surface:
     """A Gaussian process with linear mean: slopes with a prior sign, and a Matérn-5/2 remainder.
 
-    Its hyperparameters are not fixed at their likeliest values, which is too sure of itself with few points, but drawn
-    from their posterior by elliptical slice sampling; figures are averages over the draws.
+    Fixing its hyperparameters at their most likely values is overconfident with few points. They are therefore drawn
+    from their posterior by elliptical slice sampling, and figures are averages over the draws.
 
     Attributes:
-        centre, spread: [3] of the inputs.
-        level, unit: of the figure; it is modelled as level + unit · (...).
+        centre, spread: [3] mean and standard deviation of the inputs.
+        level, unit: mean and standard deviation of the figure, which is modelled as level + unit · (...).
         slope: prior mean of each slope.
-        inputs: [m, 3] standardised.
+        inputs: [m, 3] standardised inputs.
         residuals: [m] the standardised figure minus its prior mean.
-        noise: [m] known variances of it.
-        hyperparameters: [draws, 5].
+        noise: [m] known variances of the standardised figure, NaN where they are learnt.
+        hyperparameters: [draws, 5] draws of the hyperparameters' logarithms.
 
     Source: Rasmussen and Williams 2006, sections 2.2, 2.7; Murray, Adams and MacKay 2010 (elliptical slice sampling).
     """
@@ -68,22 +68,23 @@ class Surface:
 
     @classmethod
     def fit(cls, table: pd.DataFrame, figure: Figure, variance: Array | None, *, seed: int = 0) -> Surface:
-        """Learn a surface.
+        """Fit a surface.
 
         Args:
             table: one row per configuration with batch_size, num_steps, learning_rate and the figure.
             figure: "score" or "utility_loss".
-            variance: [m] of the figures' errors over seeds; None where it is not known: it is learnt then.
-            seed: of the draws of the hyperparameters.
+            variance: [m] variances of the figures' errors over seeds. None if they are unknown; then one is learnt.
+            seed: seed of the draws of the hyperparameters.
 
         Raises:
-            TooManyError: more than 1,500 rows: the cost grows with their cube.
+            TooManyError: the table has more than 1,500 rows. The cost grows with the cube of the rows.
         """
         if len(table) > MOST_ROWS:
             raise TooManyError(
                 f"points must have at most {MOST_ROWS} configurations for a surface through them, got {len(table)}. "
                 "Leave some out."
             )
+        # Standardise inputs and figure.
         z, y = _logs(table), table[figure].to_numpy(dtype=np.float64)
         centre, spread = z.mean(axis=0), z.std(axis=0)
         spread = np.where(spread > 0, spread, 1.0)
@@ -102,31 +103,32 @@ class Surface:
             noise=known,
             hyperparameters=np.empty((0, 5)),
         )
+        # Draw the hyperparameters from their posterior, given a random part of the rows.
         rng = np.random.default_rng(seed)
         few = surface._some(rng.permutation(len(y))[:_MOST_INFORMATIVE])
         drawn = _slice_samples(few._log_likelihood, rng)
         return replace(surface, hyperparameters=drawn)
 
     def predict(self, table: pd.DataFrame) -> tuple[Array, Array]:
-        """[k] means and [k] standard deviations of the figure's expectation over seeds at other configurations."""
+        """Return means [k] and standard deviations [k] of the figure's expectation over seeds, at a table's rows."""
         means, stds = self.components(table)
         return means.mean(axis=0), np.sqrt((stds**2).mean(axis=0) + means.var(axis=0))
 
     def components(self, table: pd.DataFrame) -> tuple[Array, Array]:
-        """[draws, k] means and standard deviations of the same, one Gaussian for each draw of the hyperparameters."""
+        """Return the means and standard deviations of `predict` by draw of the hyperparameters, each [draws, k]."""
         points = self._standard(table)
         parts = [self._posterior(h, points, full=False) for h in self.hyperparameters]
         means, variances = np.array([p[0] for p in parts]), np.array([p[1] for p in parts])
         return self.level + self.unit * means, self.unit * np.sqrt(variances)
 
     def log_density(self) -> float:
-        """Sum over configurations of the log density of each measured figure given the others (leave one out)."""
+        """Return the sum over configurations of the log density of each figure given the others (leave one out)."""
         return float(np.logaddexp.reduce([self._left_out(h) for h in self.hyperparameters], axis=0).sum()) - len(
             self.residuals
         ) * float(np.log(len(self.hyperparameters) * self.unit))
 
     def draw(self, table: pd.DataFrame, num_draws: int, *, seed: int) -> Array:
-        """[num_draws, k] whole surfaces, at other configurations."""
+        """Draw whole surfaces at other configurations, shape [num_draws, k]."""
         rng = np.random.default_rng(seed)
         points = self._standard(table)
         drawn = []
@@ -137,8 +139,7 @@ class Surface:
         return self.level + self.unit * np.concatenate(drawn)
 
     def smoothed(self, values: Array) -> Array:
-        """[..., m] the surfaces through other values [..., m] of the figure at the same configurations, for the same
-        hyperparameters."""
+        """Return surfaces through other values [..., m] at the fitted configurations, with the same hyperparameters."""
         line = self.level + self.unit * self.slope * self.inputs.sum(axis=1)
         matrix = np.mean([self._smoother(h) for h in self.hyperparameters], axis=0)
         smooth: Array = line + (values - line) @ matrix.T
@@ -165,7 +166,7 @@ class Surface:
         return float(-0.5 * fit - np.log(np.diag(factor)).sum())
 
     def _posterior(self, hyperparameters: Array, points: Array, *, full: bool) -> tuple[Array, Array]:
-        """Standardised mean at some points, and variances or covariance."""
+        """Return the standardised mean at some points, with its variances, or its covariance if `full`."""
         from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
         covariance = _kernel(self.inputs, self.inputs, hyperparameters)
@@ -180,7 +181,7 @@ class Surface:
         return mean, np.maximum(prior - (narrowed**2).sum(axis=0), 0.0)
 
     def _left_out(self, hyperparameters: Array) -> Array:
-        """[m] log densities, standardised (Rasmussen and Williams 2006, equations 5.10 to 5.12)."""
+        """Return the standardised log densities, [m] (Rasmussen and Williams 2006, equations 5.10 to 5.12)."""
         covariance = _kernel(self.inputs, self.inputs, hyperparameters)
         inverse = np.linalg.inv(covariance + np.diag(self._noise(hyperparameters)))
         variance = 1 / np.diag(inverse)
@@ -200,7 +201,7 @@ def _logs(table: pd.DataFrame) -> Array:
 
 
 def _kernel(a: Array, b: Array, hyperparameters: Array) -> Array:
-    """Prior covariance: level, slopes and remainder."""
+    """Return the prior covariance: level, slopes and remainder."""
     scaled = (a[:, None, :] - b[None, :, :]) / np.exp(hyperparameters[1:4])
     distance = np.sqrt(5 * (scaled**2).sum(axis=-1))
     remainder = np.exp(2 * hyperparameters[0]) * (1 + distance + distance**2 / 3) * np.exp(-distance)
@@ -209,8 +210,8 @@ def _kernel(a: Array, b: Array, hyperparameters: Array) -> Array:
 
 
 def _slice_samples(log_likelihood: Callable[[Array], float], rng: np.random.Generator) -> Array:
-    """[_KEPT, 5] draws from the posterior of the hyperparameters."""
-    state = np.zeros(len(_PRIOR_MEAN))  # standardised: its prior is a standard Gaussian
+    """Draw from the posterior of the hyperparameters by elliptical slice sampling, shape [_KEPT, 5]."""
+    state = np.zeros(len(_PRIOR_MEAN))  # standardised, so that its prior is a standard Gaussian
 
     def value(standard: Array) -> float:
         return log_likelihood(_PRIOR_MEAN + _PRIOR_STD * standard)
@@ -235,7 +236,7 @@ def _slice_samples(log_likelihood: Callable[[Array], float], rng: np.random.Gene
 
 
 def _root(covariance: Array) -> Array:
-    """A matrix whose product with its transpose is the covariance, whatever rounding made of its small eigenvalues."""
+    """Return a root of the covariance. Small eigenvalues that rounding made negative are set to 0."""
     values, vectors = np.linalg.eigh(covariance)
     root: Array = vectors * np.sqrt(np.maximum(values, 0))
     return root

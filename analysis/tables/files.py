@@ -1,4 +1,4 @@
-"""Files of points as they are: whether they can be read and have the form of a table, before anything is checked."""
+"""Reading of points files: whether a file can be read and has the form of a table. The values are checked later."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from typing import Any
 import pandas as pd
 
 _DAMAGED = (ValueError, OSError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, MemoryError)
-"""What pyarrow and pandas raise for the content of a file: a page that does not decompress, strange metadata."""
+"""Exceptions that pyarrow and pandas raise for damaged content, such as a page that cannot be decompressed."""
 
 
 def read_table(path: Path, *, as_text: Iterable[str]) -> pd.DataFrame:
     """Read a .parquet file, or any other as CSV.
 
     Args:
+        path: the file.
         as_text: columns of a CSV file that stay text.
 
     Raises:
-        ValueError: the file is empty, not UTF-8 or not well formed; names the line.
+        ValueError: the file is empty, not UTF-8 or not well formed. The message names the line.
     """
     return _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path, as_text)
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
-    """A Parquet file."""
+    """Read a Parquet file."""
     try:
         return pd.read_parquet(path)
     except _DAMAGED as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the content
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the disk, not of the content
             raise
         raise ValueError(
             f"points must be a Parquet file, got {str(path)!r}, which pyarrow does not read as one. Write it again."
@@ -38,7 +39,7 @@ def _read_parquet(path: Path) -> pd.DataFrame:
 
 
 def _read_csv(path: Path, as_text: Iterable[str]) -> pd.DataFrame:
-    """A CSV file whose form is right; pandas by itself would shift or drop the values of rows that are too long."""
+    """Read a CSV file after checking its form. Pandas alone would shift or drop values of rows that are too long."""
     encoding = "utf-8-sig"  # spreadsheets put a byte order mark first
     try:
         with path.open(encoding=encoding, newline="") as file:

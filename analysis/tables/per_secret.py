@@ -1,4 +1,4 @@
-"""Which score a points table is read by, and what each model gives away of every single secret."""
+"""The score that a points table uses, and each model's scores by secret."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from search_spaces.names import unknown_name
 
 PREFIX, ERROR = "score.", ".std_error"
 LOGARITHMIC = {"exposure", "logprob"}
-"""Scores whose zero means nothing: differences can be told, shares cannot."""
+"""Scores without a meaningful zero: differences are meaningful, ratios are not."""
 SECRET_COLUMNS = ["run_id", "score", "secret_id", "value"]
 
 
 def score_names(points: pd.DataFrame) -> list[str]:
-    """The scores that a table has a column of, in its order."""
+    """Return the names of the scores that have a column in the table, in the table's order."""
     columns = [str(c) for c in points if str(c).startswith(PREFIX) and not str(c).endswith(ERROR)]
     return [column.removeprefix(PREFIX) for column in columns]
 
 
 def score_values(points: pd.DataFrame, name: str) -> pd.Series:
-    """One of the table's scores as doubles, NaN where a run has none.
+    """Return one of the table's scores as doubles, NaN if a run has none.
 
     Raises:
-        ValueError: a value is no number, or larger than the analyses can square.
+        ValueError: a value is not a number, or is too large for the analyses to square.
     """
     column = points[PREFIX + name].reset_index(drop=True)
     values = numbers(column)
@@ -40,7 +40,7 @@ def score_values(points: pd.DataFrame, name: str) -> pd.Series:
 
 
 def own_score(points: pd.DataFrame) -> str | None:
-    """The name of the score that the column `score` holds, None where none of the table's scores is the same."""
+    """Return the name of the score that equals the column `score`, or None if there is none."""
     for name in score_names(points):
         values = pd.to_numeric(points[PREFIX + name], errors="coerce")
         if values.notna().all() and (values == points["score"]).all():
@@ -49,7 +49,7 @@ def own_score(points: pd.DataFrame) -> str | None:
 
 
 def with_score(points: pd.DataFrame, name: str) -> pd.DataFrame:
-    """The table with another of its scores in the place of `score`.
+    """Return the table with another of its scores in the column `score`.
 
     Raises:
         ValueError: there is no such score, or it is not measured for every finished row.
@@ -61,15 +61,15 @@ def with_score(points: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def with_worst_case(points: pd.DataFrame, secrets: pd.DataFrame, name: str) -> pd.DataFrame:
-    """The table with a model's largest value over its secrets in the place of `score`.
+    """Return the table with each model's largest value over its secrets in the column `score`.
 
     Args:
         points: a points table with run_id.
-        secrets: the sweep's secrets.parquet.
-        name: the score.
+        secrets: the content of the sweep's secrets.parquet.
+        name: name of the score.
 
     Raises:
-        ValueError: the score has no values by secret, or not for every finished row.
+        ValueError: the score has no values by secret, or lacks them for a finished row.
 
     Source: Hu et al. 2025, App. F.
     """
@@ -78,14 +78,14 @@ def with_worst_case(points: pd.DataFrame, secrets: pd.DataFrame, name: str) -> p
 
 
 def by_secret(points: pd.DataFrame, secrets: pd.DataFrame, name: str) -> tuple[pd.DataFrame, pd.Series]:
-    """One score of every model and secret.
+    """Return one score of every model and secret.
 
     Returns:
-        [model, secret] values with the index of points and the names of the secrets as columns, null where a model has
-        none; and [secret] in how many training examples it is, null where the table does not say.
+        [model, secret] values with the index of points and the names of the secrets as columns, null if a model has no
+        value; and [secret] the number of training examples that contain the secret, null if the table does not tell.
 
     Raises:
-        ValueError: the table does not name its runs, or the score has no values by secret.
+        ValueError: the table has no column run_id, or the score has no values by secret.
     """
     if "run_id" not in points.columns:
         raise ValueError("points must have the column run_id for figures by secret, got none. Use a sweep's own table.")
@@ -109,12 +109,12 @@ def by_secret(points: pd.DataFrame, secrets: pd.DataFrame, name: str) -> tuple[p
 
 
 def as_array(values: pd.DataFrame) -> NDArray[np.float64]:
-    """[model, secret] as numbers."""
+    """Return [model, secret] values as a numeric array."""
     return values.to_numpy(dtype=np.float64)
 
 
 def _complete(points: pd.DataFrame, values: pd.Series, name: str) -> pd.Series:
-    """The values, if every finished row has one."""
+    """Return the values. Raise ValueError if a finished row has none."""
     finished = points["status"] == "finished" if "status" in points else pd.Series(True, index=points.index)
     lacking = int((values.isna() & finished).sum())
     if lacking:

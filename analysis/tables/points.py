@@ -23,11 +23,12 @@ _REALS = ["learning_rate", "utility_loss", "score"]
 _POSITIVE = set(HYPERPARAMETERS)
 _OTHER_ROWS = "other_rows"
 _STATUSES = {"failed", "stopped", "pending", "running", "skipped", "unknown"}
-"""Of rows that have not finished; any other word may be text of somebody's, and is not repeated."""
+"""Known statuses of unfinished rows. Any other word may be private text and is not repeated."""
 _LARGEST_INTEGER = 2**53
-"""Whole numbers beyond it are not told apart by doubles."""
+"""The largest magnitude up to which doubles represent all integers."""
 LARGEST = 1e100
-"""Losses and scores are squared and multiplied; products of larger ones are no doubles."""
+"""Largest magnitude of losses and scores. They are squared and multiplied, and products of larger values are no
+longer doubles."""
 
 
 def load_points(path: str | Path, *, by: str | None = None) -> pd.DataFrame:
@@ -35,22 +36,23 @@ def load_points(path: str | Path, *, by: str | None = None) -> pd.DataFrame:
 
     Args:
         path: a .csv or .parquet file with the columns batch_size, num_steps, learning_rate, seed, utility_loss (nats,
-            lower is better) and score (higher is more leakage); others are kept. With a column `status`, only rows
-            that say "finished" are used.
-        by: a column whose values name the groups of a table that holds several, each a table of its own (`split_by`).
+            lower is better) and score (higher is more leakage); other columns are kept. If there is a column `status`,
+            only rows with "finished" are used.
+        by: a column that splits the table into groups, each a points table of its own (`split_by`).
 
     Returns:
         The finished rows in the file's order, checked as by `check_points`.
 
     Raises:
-        ValueError: no such file, another extension, or a table that `check_points` refuses.
+        ValueError: there is no such file, the extension is unknown, or `check_points` refuses the table.
     """
     path = Path(path)
     if path.suffix not in (".csv", ".parquet"):
         raise ValueError(f"points must be a .csv or .parquet file, got {str(path)!r}. Convert it, or rename it.")
     if not path.is_file():
         raise ValueError(f"points must be an existing file, got {str(path)!r}. Check the path.")
-    return check_points(read_table(path, as_text=_REALS), by=by)  # pandas' parser does not promise the nearest double
+    # The real columns are read as text, because pandas' parser does not promise the nearest double.
+    return check_points(read_table(path, as_text=_REALS), by=by)
 
 
 def save_points(points: pd.DataFrame, path: str | Path) -> None:
@@ -74,16 +76,18 @@ def check_points(table: pd.DataFrame, *, by: str | None = None) -> pd.DataFrame:
     """Validate a points table and keep its finished rows.
 
     Args:
+        table: the table to check.
         by: as in `load_points`.
 
     Returns:
         A new table: batch_size, num_steps and seed as integers, learning_rate, utility_loss and score as float64. A
-        double keeps every decimal of at most 15 digits, so a learning rate is still the decimal that was written
-        (see `exact`). Hyperparameters may be null (methods without b, T, η); what needs them refuses such rows.
+        double keeps every decimal of at most 15 digits, so a learning rate still equals the written decimal (see
+        `exact`). Hyperparameters may be null, for methods without b, T and η. Functions that need them refuse such
+        rows.
 
     Raises:
-        ValueError: missing columns, no finished rows, text or NaN or infinity where a number is needed, values that
-            are not positive, or a (configuration, seed) that occurs twice. Rows are counted from 1.
+        ValueError: missing columns, no finished rows, text or NaN or infinity in place of a number, values that are
+            not positive, or a (configuration, seed) that occurs twice. Rows are counted from 1.
     """
     missing = [column for column in REQUIRED_COLUMNS if column not in table.columns]
     if missing:
@@ -102,22 +106,22 @@ def check_points(table: pd.DataFrame, *, by: str | None = None) -> pd.DataFrame:
 
 
 def other_rows(points: pd.DataFrame) -> dict[str, int]:
-    """How many rows of each status but finished were left out when the table was checked."""
+    """Return how many unfinished rows of each status were left out when the table was checked."""
     counts: Mapping[str, int] = points.attrs.get(_OTHER_ROWS, {})
     return dict(counts)
 
 
 def configuration_means(points: pd.DataFrame) -> pd.DataFrame:
-    """One row per configuration: averages over its seeds, which are taken before anything else.
+    """Return one row per configuration with averages over its seeds. All analyses start from these averages.
 
     Args:
-        points: a points table, checked here.
+        points: a points table, which is checked here.
 
     Returns:
         Rows sorted by (T, b, η) with batch_size, num_steps, learning_rate, num_seeds, utility_loss and score (means,
         correctly rounded, so that equal samples give equal means), utility_loss_std and score_std (ddof = 1, NaN with
-        one seed), base_utility_loss (mean) if the table has it, and model_uri: that of the configuration's first
-        listed row, None where there is none.
+        one seed), base_utility_loss (mean) if the table has it, and model_uri: the one of the configuration's first
+        listed row, None if there is none.
 
     Raises:
         ValueError: as `check_points`, or a finished row without batch_size, num_steps or learning_rate.
@@ -136,23 +140,23 @@ def configuration_means(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def column_means(points: pd.DataFrame, column: str) -> NDArray[np.float64]:
-    """[m] means over seeds of another numeric column, in the order of `configuration_means`; NaN where one is null."""
+    """Return the means over seeds of a numeric column, [m], in the order of `configuration_means`. Null gives NaN."""
     ordered, starts = _by_configuration(points)
     return rounded_means(numbers(ordered[column]), starts)
 
 
 def _by_configuration(points: pd.DataFrame) -> tuple[pd.DataFrame, NDArray[np.int64]]:
-    """The rows sorted by (T, b, η), and where each configuration begins."""
+    """Return the rows sorted by (T, b, η), and the position where each configuration begins."""
     points = points.sort_values(KEY, kind="stable", ignore_index=True)
     changed = (points[KEY].to_numpy()[1:] != points[KEY].to_numpy()[:-1]).any(axis=1)
     return points, np.concatenate([[0], np.flatnonzero(changed) + 1])
 
 
 def require_hyperparameters(points: pd.DataFrame) -> pd.DataFrame:
-    """Check a table, and that every finished row has (b, T, η).
+    """Check a table, and check that every finished row has (b, T, η).
 
     Raises:
-        ValueError: as `check_points`, or a row without one of them; says how many.
+        ValueError: as `check_points`, or rows without b, T or η. The message tells how many.
     """
     points = check_points(points)
     nulls = int(points[HYPERPARAMETERS].isna().any(axis=1).sum())
@@ -165,7 +169,7 @@ def require_hyperparameters(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def configurations(table: pd.DataFrame) -> list[Configuration]:
-    """The rows of a table as configurations."""
+    """Return the rows of a table as configurations."""
     columns = (table[name].tolist() for name in HYPERPARAMETERS)
     return [
         Configuration(batch_size=int(b), num_steps=int(t), learning_rate=float(rate))
@@ -174,7 +178,7 @@ def configurations(table: pd.DataFrame) -> list[Configuration]:
 
 
 def _finished(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, int]]:
-    """The finished rows, and how many others there are by status; what an earlier check counted is kept."""
+    """Return the finished rows, and the number of other rows by status, including those of earlier checks."""
     others = other_rows(table)
     if "status" not in table.columns:
         return table.copy(), others
@@ -189,24 +193,24 @@ def _finished(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, int]]:
 
 
 def check_column(column: pd.Series) -> pd.Series:
-    """A column as numbers that obey its name's rule; only hyperparameters may be null.
+    """Return a column as numbers, after checking the rule of its name. Only hyperparameters may be null.
 
     Raises:
-        ValueError: one does not; names it and its row.
+        ValueError: a value violates the rule. The message names the column and the row.
     """
     name = str(column.name)
     if name == "seed" and column.dtype == np.int64:
-        return column  # a label: one of 64 bits is not to go through a double
-    found = numbers(column)
+        return column  # a seed is a label, and one of 64 bits would lose digits as a double
+    values = numbers(column)
     null = column.isna().to_numpy()
-    rules = [("be a finite number", np.isfinite(found) | (null if name in _POSITIVE else False))]
+    rules = [("be a finite number", np.isfinite(values) | (null if name in _POSITIVE else False))]
     if name in _INTEGERS:
-        rules.append(("be a whole number", null | (found == np.floor(found))))
-        rules.append(("be a whole number of at most 2^53 in size", null | (np.abs(found) <= _LARGEST_INTEGER)))
+        rules.append(("be a whole number", null | (values == np.floor(values))))
+        rules.append(("be a whole number of at most 2^53 in size", null | (np.abs(values) <= _LARGEST_INTEGER)))
     if name in _POSITIVE:
-        rules.append(("be > 0", null | (found > 0)))
+        rules.append(("be > 0", null | (values > 0)))
     if name not in _INTEGERS:
-        rules.append((f"be at most {LARGEST:g} in size", null | (np.abs(found) <= LARGEST)))
+        rules.append((f"be at most {LARGEST:g} in size", null | (np.abs(values) <= LARGEST)))
     for rule, holds in rules:
         if not holds.all():
             at = int(np.argmin(holds))
@@ -215,15 +219,15 @@ def check_column(column: pd.Series) -> pd.Series:
                 "Correct the row, or leave it out."
             )
     if name not in _INTEGERS:
-        return pd.Series(found, index=column.index, name=name)
-    return pd.Series(found, index=column.index, name=name).astype("Int64" if null.any() else "int64")
+        return pd.Series(values, index=column.index, name=name)
+    return pd.Series(values, index=column.index, name=name).astype("Int64" if null.any() else "int64")
 
 
 def numbers(column: pd.Series) -> NDArray[np.float64]:
-    """Values as doubles, null as NaN; single precision goes through its shortest decimal, so that 0.001 stays 0.001.
+    """Return values as doubles, null as NaN. Single precision is converted by its shortest decimal: 0.001 stays 0.001.
 
     Raises:
-        ValueError: one is no number; names it and its row.
+        ValueError: a value is not a number. The message names the column and the row.
     """
     if column.dtype in (np.float64, np.int64):
         return column.to_numpy(dtype=np.float64)
@@ -238,7 +242,7 @@ def numbers(column: pd.Series) -> NDArray[np.float64]:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a cell is null or reads as a number."""
+    """Return whether a cell is null or can be read as a number."""
     try:
         float(str(value))
     except ValueError:
@@ -247,7 +251,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _refuse_duplicates(points: pd.DataFrame, by: str | None) -> None:
-    """Raise if a (configuration, seed) occurs twice, in one group where there are several."""
+    """Raise ValueError if a (configuration, seed) occurs twice, within one group if there are several."""
     if by is not None and by not in points.columns:
         raise ValueError(unknown_name("by: the column", by, familiar(points)))
     given = points[points[HYPERPARAMETERS].notna().all(axis=1)]
@@ -264,10 +268,11 @@ def _refuse_duplicates(points: pd.DataFrame, by: str | None) -> None:
 def _mean_and_std(
     values: NDArray[np.float64], starts: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean and standard deviation (ddof = 1) of each slice."""
+    """Return mean and standard deviation (ddof = 1) of each slice."""
     sizes, means = np.diff(starts, append=len(values)), rounded_means(values, starts)
     deviations = values - np.repeat(means, sizes)
     largest = np.maximum.reduceat(np.abs(deviations), starts)
-    unit = np.ldexp(1.0, np.frexp(np.where(largest > 0, largest, 1.0))[1])  # so that no square vanishes; loses no digit
+    # Dividing by a power of two loses no digit, and keeps squares from vanishing.
+    unit = np.ldexp(1.0, np.frexp(np.where(largest > 0, largest, 1.0))[1])
     squares = np.add.reduceat((deviations / np.repeat(unit, sizes)) ** 2, starts)
     return means, unit * np.sqrt(np.divide(squares, sizes - 1, out=np.full(len(sizes), np.nan), where=sizes > 1))

@@ -1,4 +1,4 @@
-"""Correctly rounded means of many small groups, without going through fractions for each."""
+"""Correctly rounded means of many small groups, mostly without the cost of fractions."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 _LARGEST_GROUP = 64
-_SAFE = (1e-200, 1e150)  # products of such numbers neither overflow nor lose digits
+_SAFE = (1e-200, 1e150)  # products of numbers in this range neither overflow nor lose digits
 _SPLIT = 2.0**27 + 1
-_NEAR_TIE = 1e-6  # in units of the last place; what is computed here is right to some 1e-14 of them
+_NEAR_TIE = 1e-6  # in units of the last place; the computed error of a mean is correct to about 1e-14 of them
 
 
 def rounded_means(values: Array, starts: NDArray[np.int64]) -> Array:
-    """The mean of each slice, correctly rounded: equal samples have equal means, whatever the order of their values.
+    """Return the mean of each slice, correctly rounded. Equal samples have equal means, in any order of their values.
 
     Args:
         values: [n] finite numbers.
         starts: [m] where each slice begins, ascending, the first at 0; none is empty.
 
     Returns:
-        [m] the double nearest to each exact mean, as `statistics.mean` has it.
+        [m] the double nearest to each exact mean, as from `statistics.mean`.
 
     Source: Dekker 1971 and Knuth 1969 for sums and products with their rounding errors.
     """
+    # Sum each slice, with the rounding errors collected separately.
     sizes = np.diff(starts, append=len(values))
     total, error = np.zeros(len(starts)), np.zeros(len(starts))
     size = np.abs(values)
@@ -37,13 +38,14 @@ def rounded_means(values: Array, starts: NDArray[np.int64]) -> Array:
         total[some], lost = _sum(total[some], values[starts[some] + k])
         error[some] += lost
     total, error = _sum(total, error)
+    # Divide, and correct the quotient by its rounding error.
     count = sizes.astype(np.float64)
     quotient = total / count
     product, lost = _product(quotient, count)
-    correction = ((total - product) - lost + error) / count  # of the quotient; total - product is exact
+    correction = ((total - product) - lost + error) / count  # correction of the quotient; total - product is exact
     mean: Array = quotient + correction
     rest, place = np.abs((quotient - mean) + correction), np.spacing(np.abs(mean))
-    # Near the middle of two doubles, or a quarter of the way below a power of two, the last digits decide.
+    # Near the midpoint of two doubles, or a quarter of the way below a power of two, use exact fractions instead.
     tie = (np.abs(rest - place / 2) < _NEAR_TIE * place) | (np.abs(rest - place / 4) < _NEAR_TIE * place)
     for at in np.flatnonzero(tie | ~fits):
         mean[at] = statistics.mean(values[starts[at] : starts[at] + sizes[at]].tolist())
@@ -51,21 +53,21 @@ def rounded_means(values: Array, starts: NDArray[np.int64]) -> Array:
 
 
 def _sum(a: Array, b: Array) -> tuple[Array, Array]:
-    """The rounded sum and what rounding lost."""
+    """Return the rounded sum and its rounding error."""
     total = a + b
     part = total - a
     return total, (a - (total - part)) + (b - part)
 
 
 def _product(a: Array, b: Array) -> tuple[Array, Array]:
-    """The rounded product and what rounding lost."""
+    """Return the rounded product and its rounding error."""
     product = a * b
     (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
     return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
 
 
 def _halves(a: Array) -> tuple[Array, Array]:
-    """Two numbers of half the digits that sum to it."""
+    """Split a number into two numbers of half the digits that sum to it."""
     high = _SPLIT * a
     high = high - (high - a)
     return high, a - high

@@ -1,4 +1,4 @@
-"""Some of many, evenly."""
+"""Evenly spaced subsets."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from numpy.typing import NDArray
 
 
 def evenly(count: int, most: int) -> NDArray[np.intp]:
-    """Positions of at most so many of so many, ascending and evenly apart, both ends among them."""
+    """Return at most `most` evenly spaced positions out of `count`, ascending, both ends included."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.intp))

@@ -1,4 +1,4 @@
-"""The utility threshold that comes before every selection."""
+"""The utility threshold that is applied before every selection."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from analysis.tables.points import KEY, configuration_means, configurations, exact, require_hyperparameters
 
-# A threshold that a user took from another program's mean over a handful of seeds differs from ours by the rounding of
-# its sum: half a unit in the last place of each partial sum, which is no larger than the seeds' total.
+# A user's threshold may be a mean over seeds from another program, which differs from ours by the rounding of its sum.
+# Each partial sum contributes half a unit in the last place and is no larger than the total over seeds.
 _ROUNDING_ULPS = 4
 _FEWEST_DIGITS = 6
 
@@ -25,13 +25,13 @@ def loss_threshold(
     min_utility_gain: float | None = None,
     base_utility_loss: float | None = None,
 ) -> NDArray[np.float64] | None:
-    """The largest mean utility loss that each configuration may have.
+    """Return the largest mean utility loss that each configuration may have.
 
     Args:
         means: configuration means.
         max_loss: a threshold in the unit of utility_loss; overrides min_utility_gain.
         min_utility_gain: share in [0, 1] of the best configuration's gain, gain = base_utility_loss - utility_loss.
-        base_utility_loss: loss of the pre-trained model; without it, the column of that name.
+        base_utility_loss: loss of the pre-trained model. Without it, the column of that name is used.
 
     Returns:
         [m] thresholds, or None if neither constraint is given.
@@ -60,18 +60,18 @@ def loss_threshold(
 
 
 def within(utility_loss: NDArray[np.float64], threshold: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Whether each loss is at most its threshold, the threshold included up to rounding."""
+    """Return whether each loss is at most its threshold, up to rounding."""
     scale = np.maximum(np.abs(utility_loss), np.abs(threshold))
     allowed: NDArray[np.bool_] = utility_loss <= threshold + _ROUNDING_ULPS * np.spacing(scale)
     return allowed
 
 
 def shown_threshold(utility_loss: NDArray[np.float64], threshold: float) -> str:
-    """A threshold as it is printed: given to `--max-loss`, it lets in the same losses.
+    """Format a threshold so that the printed value, given to `--max-loss`, admits the same losses.
 
     Args:
         utility_loss: [m] mean losses of all configurations.
-        threshold: as it is applied.
+        threshold: the applied threshold.
     """
     inside = within(utility_loss, np.full(len(utility_loss), threshold))
     highest = float(utility_loss[inside].max(initial=threshold))
@@ -79,7 +79,7 @@ def shown_threshold(utility_loss: NDArray[np.float64], threshold: float) -> str:
 
 
 def threshold_text(threshold: float, above: float) -> str:
-    """Round a threshold up to six digits, or to as many more as keep it below the next loss above it."""
+    """Round a threshold up to six digits, or to as many more as needed to stay below the next loss above it."""
     exact = Decimal(repr(threshold))
     for digits in range(_FEWEST_DIGITS, 18):
         place = Decimal(1).scaleb(exact.adjusted() - digits + 1)
@@ -96,13 +96,14 @@ def useful_points(
     min_utility_gain: float | None = None,
     base_utility_loss: float | None = None,
 ) -> pd.DataFrame:
-    """The rows of the configurations whose mean utility passes: the filter is on configurations, not on rows.
+    """Return the rows of the configurations whose mean utility passes. Configurations are filtered, not single rows.
 
     Args:
-        points: a points table; the constraints as for `loss_threshold`.
+        points: a points table.
+        max_loss, min_utility_gain, base_utility_loss: as for `loss_threshold`.
 
     Raises:
-        ValueError: as `loss_threshold`, or none passes; says which is lowest.
+        ValueError: as `loss_threshold`, or no configuration passes. The message gives the lowest loss.
 
     Source: Hu et al. 2025, §3 and Table 2 (114 rows = 38 configurations that pass x 3 seeds).
     """
@@ -118,10 +119,10 @@ def useful_points(
 
 
 def pool_within(means: pd.DataFrame, threshold: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """[m] the configurations that pass.
+    """Return which configurations pass, shape [m].
 
     Raises:
-        ValueError: none does; says which comes nearest.
+        ValueError: no configuration passes. The message names the nearest one.
     """
     loss = means["utility_loss"].to_numpy()
     pool = within(loss, threshold)
@@ -135,8 +136,11 @@ def pool_within(means: pd.DataFrame, threshold: NDArray[np.float64]) -> NDArray[
 
 
 def _base_loss(means: pd.DataFrame, base_utility_loss: float | None) -> list[Fraction]:
-    """[m] the pre-trained model's loss, as given or from the table; as decimals, since 3.1 - 0.9·1.2 is a float below
-    2.02 and a configuration on the boundary would be lost."""
+    """Return the pre-trained model's loss, as given or from the table, [m].
+
+    The losses are exact decimals: in floating point, 3.1 - 0.9·1.2 is below 2.02, and a configuration on the boundary
+    would be lost.
+    """
     if base_utility_loss is not None:
         base = np.full(len(means), base_utility_loss, dtype=np.float64)
     elif "base_utility_loss" in means.columns:

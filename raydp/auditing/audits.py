@@ -1,4 +1,4 @@
-"""Audits: a sweep's configurations trained once more with canaries, and what their guesses prove."""
+"""Audits: train a sweep's configurations once more with canaries, and compute the bounds that the guesses prove."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ def run_audit(
     seeds: Sequence[int] | None = None,
     new: bool = False,
 ) -> AuditReport:
-    """Audit a sweep's configurations, or go on with the audit that was begun.
+    """Audit a sweep's configurations, or resume an unfinished audit.
 
     Args:
-        num_canaries: M.
-        confidence: of the bounds, and of the whole test.
-        seeds: of the audit's runs; the sweep's first by default. They share the coins.
+        source: what to audit.
+        num_canaries: M, number of canaries.
+        confidence: confidence of the bounds, and of the whole test.
+        seeds: seeds of the audit's runs; by default the sweep's first one. All runs share the coins.
         new: start another audit, with new coins.
 
     Raises:
-        ValueError: the spec cannot be audited, or an audit that was begun has other settings.
+        ValueError: the spec cannot be audited, or the unfinished audit has other settings.
     """
     spec, resume = next_audit(source, num_canaries=num_canaries, confidence=confidence, seeds=seeds, new=new)
     result = Sweep(spec).run(resume=resume)
@@ -47,13 +48,15 @@ def run_audit(
 def next_audit(
     source: Source, *, num_canaries: int, confidence: float, seeds: Sequence[int] | None, new: bool
 ) -> tuple[SweepSpec, bool]:
-    """The sweep to run for an audit, and whether it was begun before: NAME-audit, or with `new` NAME-audit-2 and so on.
+    """Return the sweep to run for an audit, and whether it was begun before.
+
+    The sweep's name is NAME-audit, or with `new` NAME-audit-2 and so on.
 
     Raises:
         ValueError: as in `run_audit`.
     """
     if (source.folder / "spec.yaml").is_file():
-        SweepFolder.resume(source.spec)  # the spec is the one that the models are of
+        SweepFolder.resume(source.spec)  # checks that the models belong to this spec
     chosen = tuple(seeds or source.spec.seeds[:1])
     spec_fn = partial(audit_spec, source, num_canaries=num_canaries, confidence=confidence, seeds=chosen)
     before = _latest(source)
@@ -67,8 +70,10 @@ def next_audit(
 
 
 def conclude(source: Source, folder: SweepFolder, *, interrupted: bool = False) -> AuditReport:
-    """The bounds of an audit's runs; of one that has ended, the finding is written into the audited sweep's folder and
-    onto its registered models."""
+    """Return the bounds of an audit's runs.
+
+    The finding of a finished audit is written into the audited sweep's folder and onto its registered models.
+    """
     report = report_of(source.spec.name, folder, interrupted=interrupted)
     if report.runs and not interrupted:
         note_audit(source.folder, report.audit, report.alarms())
@@ -80,11 +85,16 @@ def conclude(source: Source, folder: SweepFolder, *, interrupted: bool = False) 
 def audit_spec(
     source: Source, *, name: str, coins: int, num_canaries: int, confidence: float, seeds: Sequence[int]
 ) -> SweepSpec:
-    """The audit's own sweep: the same configurations, method and (ε, δ) on the task with canaries, with every weight
-    trained; its only score is the audit.
+    """Return the audit's own sweep.
+
+    It has the same configurations, method and (ε, δ), on the task with canaries. Every weight is trained, and the only
+    score is the audit.
 
     Args:
-        coins: the seed of the canaries and coins.
+        source: what to audit.
+        name: name of the audit's sweep.
+        coins: seed of the canaries and coins.
+        num_canaries, confidence, seeds: as for `run_audit`.
 
     Raises:
         ValueError: the spec cannot be audited.
@@ -96,11 +106,13 @@ def audit_spec(
                 f"privacy.{field} must be {wanted} for an audit, got {value}. Audit a spec of single runs with the "
                 "example as the unit: canaries are examples of nobody's."
             )
+    # Determine δ from the number of units, if the spec does not give it.
     target = spec.privacy
     delta = target.target_delta
     if delta is None:
         with stderr.status("counting the audited sweep's units of privacy"):
             delta = target.delta(build_task(spec)[0].facts().num_units)
+    # Derive the spec of the audit's sweep.
     data = spec.model_dump(mode="json")
     measured = {"name": SCORE, "delta": delta, "confidence": confidence}
     if spec.method.params.private or spec.method.params.claims:
@@ -120,20 +132,20 @@ def audit_spec(
 
 
 def _latest(source: Source) -> SweepFolder | None:
-    """The newest audit that was begun."""
+    """Return the folder of the newest audit of a source, or None."""
     storage = Path(source.spec.storage)
     begun = [p.parent for p in storage.glob(f"{source.name}*/spec.yaml") if _number(source, p.parent.name)]
     return SweepFolder.open(max(begun, key=lambda p: _number(source, p.name))) if begun else None
 
 
 def _number(source: Source, name: str) -> int:
-    """1 of NAME-audit, k of NAME-audit-k, 0 of other sweeps."""
+    """Return 1 for NAME-audit, k for NAME-audit-k, and 0 for other sweeps."""
     match = re.fullmatch(rf"{re.escape(source.name)}(?:-([1-9]\d{{0,5}}))?", name)
     return 0 if match is None else int(match[1] or 1)
 
 
 def _check_same(started: SweepSpec, now: SweepSpec) -> None:
-    """Refuse to go on with an audit of other settings, in words of the options."""
+    """Refuse to resume an audit with other settings. The message names the options."""
     options = {
         "canaries": (started.task.params.num_canaries, now.task.params.num_canaries),
         "confidence": (started.scores[0].params.confidence, now.scores[0].params.confidence),

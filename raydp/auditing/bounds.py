@@ -1,4 +1,4 @@
-"""The bounds that an audit has proven, by configuration: of an audit's sweep, or of a file."""
+"""The lower bounds that an audit has proven, by configuration, from an audit's sweep or a file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ COLUMNS = ["batch_size", "num_steps", "learning_rate", "epsilon_hat"]
 
 
 def audited_bounds(audit: str, storage: str = "raydp_runs") -> pd.DataFrame:
-    """One row per audited configuration: batch_size, num_steps, learning_rate, and epsilon_hat, the largest ε̂ of its
-    seeds, corrected for their number.
+    """Return one row per audited configuration: batch_size, num_steps, learning_rate and epsilon_hat.
+
+    epsilon_hat is the largest ε̂ of the configuration's seeds, corrected for their number.
 
     Args:
         audit: a CSV or Parquet file with these columns, or an audit's sweep by its folder or its name under storage.
+        storage: folder that sweeps are looked up in by name.
 
     Raises:
-        ValueError: there is no such file or sweep, the sweep is no audit, or none of its runs has finished.
+        ValueError: there is no such file or sweep, the sweep is not an audit, or none of its runs has finished.
     """
     path = Path(audit)
     if (path.is_file() and not is_spec(path)) or path.suffix in {".csv", ".parquet"}:

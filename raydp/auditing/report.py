@@ -1,4 +1,4 @@
-"""What an audit's runs prove, each by itself and all together."""
+"""What an audit's runs prove, separately and together."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ SCORE = "one_run_audit"
 
 @dataclass(frozen=True, kw_only=True)
 class AuditReport:
-    """What an audit found.
+    """The result of an audit.
 
     Attributes:
-        audit: its name; its sweep is in `folder`.
-        audited: the sweep that it is about.
-        canaries: M of each run.
-        confidence: of each ε̂, and of the whole: no true ε is reported as exceeded with a probability above 1 -
-            confidence.
+        audit: name of the audit.
+        audited: name of the audited sweep.
+        folder: folder of the audit's sweep.
+        canaries: M, number of canaries of each run.
+        confidence: confidence of each ε̂, and of the whole test. A true ε raises an alarm with probability at most
+            1 - confidence.
         epsilon: the stated ε; None for a method without a guarantee.
-        claimed: whether it is a claim of the method that nothing proves.
+        claimed: whether ε is only claimed by the method and not proven.
         delta: the stated δ.
-        runs: one row for each finished run: ε̂ by itself at the confidence, p of "the mechanism is (ε, δ)-DP", p after
-            Holm's correction for all runs, and whether that is an alarm.
-        configurations: one row for each configuration: the largest ε̂ of its seeds, corrected for their number.
+        runs: one row per finished run: its own ε̂ at the confidence, p of the hypothesis "the mechanism is (ε, δ)-DP",
+            p after Holm's correction for all runs, and whether the run raises an alarm.
+        configurations: one row per configuration: the largest ε̂ of its seeds, corrected for their number.
         epsilon_hat: the largest ε̂ of the sweep, corrected for the number of runs.
         counts: runs by status, and failures.
-        interrupted: stopped before all runs had a result.
+        interrupted: whether the audit stopped before all runs had a result.
     """
 
     audit: str
@@ -55,15 +56,15 @@ class AuditReport:
 
     @property
     def alarm(self) -> bool:
-        """Whether the stated ε is refuted for a configuration."""
+        """Return whether the stated ε is refuted for a configuration."""
         return any(row["alarm"] for row in self.runs)
 
     def document(self) -> dict[str, Any]:
-        """What `raydp audit --json` prints."""
+        """Return the document that `raydp audit --json` prints."""
         return {**asdict(self), "alarm": self.alarm}
 
     def alarms(self) -> dict[Configuration, str | None]:
-        """(b, T, η) of each audited configuration -> the alarm in a sentence, or None."""
+        """Return (b, T, η) of each audited configuration -> its alarm as a sentence, or None."""
         return {
             _key(row): _sentence(self, [r for r in self.runs if _key(r) == _key(row)]) if row["alarm"] else None
             for row in self.configurations
@@ -71,14 +72,16 @@ class AuditReport:
 
 
 def report_of(audited: str, folder: SweepFolder, *, interrupted: bool = False) -> AuditReport:
-    """The bounds of an audit's finished runs."""
+    """Return the report on an audit's finished runs."""
     spec = folder.spec()
     score = spec.scores[0].params
     results = [(asdict(trial), folder.result(trial.run_id)) for trial in folder.plan().trials]
     rows = [_row(t, r.scores[SCORE]) for t, r in results if r is not None and r.finished]
+    # Test all runs together, by Holm's correction.
     tested = [row for row in rows if row["p_value"] is not None]
     for row, p in zip(tested, holm([row["p_value"] for row in tested]), strict=True):
         row.update(p_holm=p, alarm=p <= 1 - score.confidence)
+    # Group the runs by configuration.
     by_configuration: dict[Configuration, list[dict[str, Any]]] = {}
     for row in rows:
         by_configuration.setdefault(_key(row), []).append(row)
@@ -123,7 +126,7 @@ def _row(trial: Mapping[str, Any], measured: Measurement) -> dict[str, Any]:
 
 
 def _largest(rows: Sequence[Mapping[str, Any]], score: Any) -> float | None:
-    """The largest ε̂ of several runs that holds for all of them at once (Bonferroni)."""
+    """Return the largest ε̂ of several runs, corrected to hold for all of them at once (Bonferroni)."""
     if not rows:
         return None
     confidence = 1 - (1 - score.confidence) / (len(rows) * len(score.shares))

@@ -1,4 +1,4 @@
-"""What `raydp audit` is pointed at: a spec, a sweep, one of its runs, or a registered model."""
+"""The subject of `raydp audit`: a spec, a sweep, one of its runs, or a registered model."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SUFFIX = "-audit"
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What is to be audited.
+    """The subject of an audit.
 
     Attributes:
-        spec: of the sweep.
+        spec: spec of the sweep.
         only: the one configuration to audit; None for all.
-        run_id: of the model that was named, where one was.
+        run_id: run of the named model, None if no single model was named.
     """
 
     spec: SweepSpec
@@ -29,25 +29,26 @@ class Source:
 
     @property
     def name(self) -> str:
-        """Of the audit's own sweep, without a number."""
+        """Return the name of the audit's own sweep, without a number."""
         return self.spec.name + SUFFIX + (f"-{self.run_id}" if self.run_id else "")
 
     @property
     def folder(self) -> Path:
-        """Of the audited sweep, which need not have run yet."""
+        """Return the folder of the audited sweep, which need not have run yet."""
         return Path(self.spec.storage) / self.spec.name
 
 
 def source_of(what: str, *, storage: str, tracking_uri: str, spec: Path | None) -> Source:
-    """Find it.
+    """Find the subject of an audit.
 
     Args:
         what: a YAML file; a sweep's folder or name; SWEEP/trials/RUN_ID; or models:/NAME/VERSION, models:/NAME@ALIAS.
-        storage: where sweeps are looked up by name.
-        spec: of a registered model whose sweep's folder is not in storage.
+        storage: folder that sweeps are looked up in by name.
+        tracking_uri: the store of registered models.
+        spec: spec of a registered model whose sweep's folder is not in storage.
 
     Raises:
-        ValueError: there is no such thing.
+        ValueError: the subject does not exist, or an option does not fit it.
     """
     path = Path(what)
     if what.startswith("models:/"):
@@ -72,7 +73,7 @@ def source_of(what: str, *, storage: str, tracking_uri: str, spec: Path | None) 
 
 
 def numbers(text: str | None) -> tuple[int, ...] | None:
-    """Comma-separated seeds."""
+    """Parse comma-separated seeds."""
     if text is None:
         return None
     try:
@@ -91,16 +92,16 @@ def _registered(uri: str, storage: str, tracking_uri: str, spec: Path | None) ->
             f"spec must be given for {uri}, got none: its sweep {shown.get('sweep')!r} is not in {storage!r}. Add "
             "--spec FILE, or --storage."
         )
-    found = _where_it_is(SweepFolder.open(folder)) if spec is None else load_spec(spec)
-    if found.name != shown.get("sweep"):
+    of_model = _where_it_is(SweepFolder.open(folder)) if spec is None else load_spec(spec)
+    if of_model.name != shown.get("sweep"):
         raise ValueError(
-            f"spec must be that of the sweep {shown.get('sweep')!r} for {uri}, got {found.name!r}. Give the one that "
-            "the model was trained by."
+            f"spec must be that of the sweep {shown.get('sweep')!r} for {uri}, got {of_model.name!r}. Give the one "
+            "that the model was trained by."
         )
     only = (int(shown["batch_size"]), int(shown["num_steps"]), float(shown["learning_rate"]))
-    return Source(spec=found, only=only, run_id=str(shown["run_id"]))
+    return Source(spec=of_model, only=only, run_id=str(shown["run_id"]))
 
 
 def _where_it_is(folder: SweepFolder) -> SweepSpec:
-    """The sweep's spec, with the storage that its folder lies in now."""
+    """Return the sweep's spec with its current storage folder."""
     return folder.spec().model_copy(update={"storage": str(folder.path.parent)})

@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 analyze_app = typer.Typer(cls=Group, help="Figures of a points table.")
 
-Resamples = Annotated[int, typer.Option(min=100, help="Of the bootstrap.")]
-Layouts = Annotated[int, typer.Option(help="resample: draws around the means.")]
+Resamples = Annotated[int, typer.Option(min=100, help="Number of bootstrap resamples.")]
+Layouts = Annotated[int, typer.Option(help="resample: number of draws around the means.")]
 
 FIGURES = {
     "heuristics": ("heuristic_accuracy", "How often each pairwise heuristic is right (Hu et al. 2025, section 4.2)."),
     "verify-heuristics": ("verify_heuristics", "Whether model and data follow the heuristics: permutation tests."),
     "variance": ("score_variance", "Empirical privacy variance: over configurations and over seeds (Table 8)."),
     "effects": ("hyperparameter_effects", "One hyperparameter at a time, the others held fixed (Fig. 5)."),
-    "confound": ("utility_adjusted", "The score adjusted for utility, and what of its variance remains."),
+    "confound": ("utility_adjusted", "The score adjusted for utility, and the share of its variance that remains."),
 }
-"""Command -> function of `analysis` that takes a points table, and what it says."""
+"""Command -> (function of `analysis` that takes a points table, help text)."""
 
 
 def _figure(function: str) -> Callable[..., None]:
-    """The command that prints what a function of `analysis` makes of a points table."""
+    """Return the command that applies a function of `analysis` to a points table and prints the result."""
 
     def command(
         points: Source,
@@ -51,7 +51,7 @@ def _figure(function: str) -> Callable[..., None]:
 def _useful(
     points: str, storage: str, score: str | None, worst_case: bool, max_loss: float | None, min_gain: float | None
 ) -> pd.DataFrame:
-    """The points of the configurations that pass the utility filter, all without one."""
+    """Return the points of the configurations that pass the utility filter, or all points without a filter."""
     from analysis import useful_points
     from raydp.sweep.api import points_of
 
@@ -92,7 +92,7 @@ def risk(
     points: Source,
     layout: Annotated[str, typer.Option(help="mean, or resample: draws around the means of the seeds.")] = "mean",
     num_layouts: Layouts = 5000,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
     score: By = None,
     worst_case: WorstCase = False,
     max_loss: MaxLoss = None,

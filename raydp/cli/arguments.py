@@ -33,26 +33,26 @@ Rule = Annotated[
 
 
 def bounds(given: list[str] | None) -> dict[str, float] | None:
-    """COLUMN=VALUE as the command line writes it.
+    """Parse the COLUMN=VALUE arguments of the command line.
 
     Raises:
-        ValueError: one is something else.
+        ValueError: an argument has another form.
     """
-    found = {}
+    limits = {}
     for text in given or ():
         column, _, value = text.partition("=")
         try:
-            found[column] = float(value)
+            limits[column] = float(value)
         except ValueError as error:
             raise ValueError(f"--at-most must be COLUMN=VALUE, got {text!r}. Write it as epsilon=8.") from error
-    return found or None
+    return limits or None
 
 
 def check_page(output: Path) -> None:
-    """Check where a page is to be written, before what it is about takes its time.
+    """Check the output path of a page before the page's content is computed.
 
     Raises:
-        ValueError: there is no such folder, or it is the name of a table.
+        ValueError: the folder does not exist, or the path is the name of a table.
     """
     if not output.absolute().parent.is_dir():
         raise ValueError(f"--output must lie in an existing folder, got {str(output)!r}. Create its folder.")
@@ -61,7 +61,7 @@ def check_page(output: Path) -> None:
 
 
 def check_new(output: Path, *, force: bool) -> None:
-    """Check that a command overwrites nothing, as the other commands with a new file do.
+    """Check that a command does not overwrite an existing file, unless --force is given.
 
     Raises:
         ValueError: the file exists, and --force is not given.
@@ -71,10 +71,10 @@ def check_new(output: Path, *, force: bool) -> None:
 
 
 def configuration_of(text: str) -> Configuration:
-    """batch_size,num_steps,learning_rate as the command line writes it.
+    """Parse batch_size,num_steps,learning_rate from the command line.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text has another form.
     """
     from search_spaces import Configuration
 

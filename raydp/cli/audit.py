@@ -21,7 +21,7 @@ class _RunByDefault(Group):
     """`raydp audit SPEC` is `raydp audit run SPEC`."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """Put the command's name where none is."""
+        """Insert "run" if the arguments name no command."""
         named = args and (args[0] in self.commands or args[0] == "--help")
         return super().parse_args(ctx, args if named or not args else ["run", *args])
 
@@ -38,10 +38,10 @@ def audit_run(
         str, typer.Argument(metavar="SPEC|MODEL", help="A spec, a sweep, its trials/RUN_ID, or a registered model.")
     ],
     canaries: Annotated[int, typer.Option(help="M: new-token canaries of each run.")] = 500,
-    confidence: Annotated[float, typer.Option(help="Of each bound, and of the whole test.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Confidence of each bound and of the whole test.")] = 0.95,
     seeds: Annotated[str | None, typer.Option(help="Comma-separated; the sweep's first by default.")] = None,
     new: Annotated[bool, typer.Option("--new", help="Another audit, with new coins.")] = False,
-    spec: Annotated[Path | None, typer.Option(help="Of a registered model whose sweep is not here.")] = None,
+    spec: Annotated[Path | None, typer.Option(help="Spec of a registered model whose sweep is not here.")] = None,
     storage: Storage = "raydp_runs",
     uri: Uri = DEFAULT_URI,
     json: Json = False,
@@ -51,15 +51,15 @@ def audit_run(
 
     for given in (spec, Path(what)):
         if given is not None and given.is_file():
-            draft_spec(given)  # a mistake is told before anything heavy is imported
+            draft_spec(given)  # mistakes are reported before heavy imports
     from raydp.auditing.audits import run_audit
     from raydp.auditing.source import numbers, source_of
     from raydp.cli.show.audits import show_audit
     from raydp.io.output import print_json
 
     source = source_of(what, storage=storage, tracking_uri=uri, spec=spec)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: stop, to be resumed
-    with redirect_stdout(sys.stderr):  # Ray prints messages of its own
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM acts as Ctrl-C: stop, to be resumed
+    with redirect_stdout(sys.stderr):  # Ray prints its own messages to stdout
         report = run_audit(source, num_canaries=canaries, confidence=confidence, seeds=numbers(seeds), new=new)
     print_json(report.document()) if json else show_audit(report)
     if report.alarm or report.interrupted or not report.runs:
@@ -75,7 +75,7 @@ def audit_bound(
     confidence: Annotated[float, typer.Option()] = 0.95,
     json: Json = False,
 ) -> None:
-    """The lower bound on ε that so many right guesses prove (Steinke et al. 2023)."""
+    """The lower bound on ε that a number of right guesses proves (Steinke et al. 2023)."""
     from dataclasses import asdict
 
     from raydp.io.output import print_json, print_table

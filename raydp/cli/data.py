@@ -1,4 +1,4 @@
-"""`raydp data`: data sets made ready for a sweep."""
+"""`raydp data`: preparation of data sets for a sweep."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def _stop_cleanly() -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: partial files are removed
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM acts as Ctrl-C: partial files are removed
 
 
 data_app = typer.Typer(cls=Group, help="Data sets made ready for a sweep.", callback=_stop_cleanly)
@@ -64,7 +64,7 @@ def enron(
 @data_app.command("paraphrase")
 def paraphrase(
     data: Data,
-    output: Annotated[Path, typer.Option("-o", "--output", help="JSON Lines; an unfinished file is gone on with.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="JSON Lines; an unfinished file is continued.")],
     model: Annotated[str, typer.Option(help="An instruct model with a chat template.")],
     num: Annotated[int, typer.Option(min=1, help="Paraphrases of each answer.")] = 7,
     seed: Annotated[int, typer.Option(min=0)] = 0,
@@ -73,7 +73,7 @@ def paraphrase(
     top_k: Annotated[int, typer.Option(min=1)] = 50,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 120,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,
-    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Of the model's weights.")] = "float32",
+    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Type of the model's weights.")] = "float32",
     json: Json = False,
 ) -> None:
     """Paraphrases of answers by a local instruct model, for task.paraphrases (Hu et al., App. B.4)."""
@@ -132,11 +132,11 @@ def absent(
     needles = Needles.of(texts, known, keyword or [])
     with _status("reading") as progress:
         files = find_in_corpus(needles, corpus, progress=progress)
-    found = any(row["samples_found"] or row["secrets_found"] for row in files)
+    is_present = any(row["samples_found"] or row["secrets_found"] for row in files)
     answer = {
         "samples": len(needles.samples),
         "secrets": len(needles.secrets),
-        "absent": not found,
+        "absent": not is_present,
         "files": files,
     }
     if json:
@@ -144,19 +144,19 @@ def absent(
     else:
         _lines({k: v for k, v in answer.items() if k != "files"}, json)
         print_table("public text", [_flat(row) for row in files])
-    if found:
+    if is_present:
         raise typer.Exit(1)
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of a table from one of a document."""
+    """Flatten a row of the document into a row of a printed table."""
     words = ", ".join(f"{word} {count}" for word, count in row["keywords"].items())
     return row | {"secrets_found": ", ".join(row["secrets_found"]) or 0, "keywords": words or None}
 
 
 @contextmanager
 def _status(first: str) -> Iterator[Callable[[str], None]]:
-    """A line on stderr that says what is being done."""
+    """Show a line on stderr that names the current activity."""
     from raydp.io.output import stderr
 
     with stderr.status(first) as status:
@@ -164,7 +164,7 @@ def _status(first: str) -> Iterator[Callable[[str], None]]:
 
 
 def _lines(answer: dict[str, object], json: bool) -> None:
-    """Counts, as a document or a line each."""
+    """Print counts, as one JSON document or one line each."""
     from raydp.io.output import print_json, stdout
 
     if json:

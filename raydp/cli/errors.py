@@ -1,4 +1,4 @@
-"""What a command that could not do its work says on stderr, and the exit code that goes with it: never a traceback."""
+"""Error messages and exit codes of failed commands. A failed command prints one message on stderr, not a traceback."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
-    from typer._click import Context  # what the methods of TyperGroup take: the base of typer.Context
+    from typer._click import Context  # the type that TyperGroup's methods take, the base of typer.Context
 
 _PATHS: dict[type[OSError], tuple[str, str]] = {
     FileNotFoundError: ("exist", "Create its folder, or correct the path"),
@@ -18,11 +18,11 @@ _PATHS: dict[type[OSError], tuple[str, str]] = {
     PermissionError: ("be open to you", "Change its permissions, or choose another path"),
     FileExistsError: ("be free or a folder", "Move away what is there, or choose another path"),
 }
-"""Mistakes of the user's about a path: what it must be, and the remedy."""
+"""User mistakes about a path: what the path must be, and the remedy."""
 
 
 def explain(error: ValueError | OSError) -> tuple[str, int]:
-    """The message and the exit code: 2 for what the user can correct, 1 for a failure such as a full disk."""
+    """Return the message and the exit code: 2 for mistakes that the user can correct, 1 for other failures."""
     if isinstance(error, ValueError):
         return str(error), 2
     for kind, (rule, remedy) in _PATHS.items():
@@ -36,25 +36,25 @@ def explain(error: ValueError | OSError) -> tuple[str, int]:
 
 
 def complain(message: str) -> None:
-    """Print it on stderr as an error."""
+    """Print a message on stderr as an error."""
     from raydp.io.output import stderr
 
     stderr.print(f"error: {message}", style="red", markup=False)
 
 
 class Group(TyperGroup):
-    """Commands whose group, called without one, prints its help and exits with 0."""
+    """Group of commands that prints its help and exits with 0 if no command is given."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """Take no arguments for --help."""
+        """Replace missing arguments by --help."""
         return super().parse_args(ctx, args or ["--help"])
 
 
 class InterruptibleGroup(Group):
-    """Commands of which Ctrl-C makes one line and exit code 1, as for everything that was started and not finished."""
+    """Group of commands for which Ctrl-C prints one line and exits with code 1, as for all unfinished commands."""
 
     def invoke(self, ctx: Context) -> object:
-        """Run the command."""
+        """Run the command, and handle Ctrl-C."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

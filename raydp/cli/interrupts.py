@@ -1,4 +1,4 @@
-"""Commands that keep nothing: Ctrl-C ends them at once, and one that takes long says that it does."""
+"""Ctrl-C for commands that keep no state: it ends them at once. Commands that take long tell so on stderr."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 GRACE_SECONDS = 1.0
-"""How long Python has to end the command itself. It cannot while a library's call in C runs, such as a composition."""
+"""Time that Python has to end the command. Python cannot end it during a library call in C, such as a composition."""
 LONG_SECONDS = 8.0
 
 
 @contextmanager
 def stoppable(what: str) -> Iterator[None]:
-    """End the process soon after Ctrl-C, whatever runs; after some seconds say on stderr what takes long.
+    """End the process soon after Ctrl-C, whatever code runs. After some seconds, tell on stderr what takes long.
 
     Args:
-        what: what the command does, for the sentence.
+        what: the name of the activity, for the sentence.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     done = threading.Event()
-    ours, theirs = os.pipe()
-    os.set_blocking(theirs, False)
-    before = signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)  # written to by the signal itself, not by Python
-    threading.Thread(target=_watch, args=(ours, done), daemon=True).start()
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)  # the signal itself writes, without Python
+    threading.Thread(target=_watch, args=(read_end, done), daemon=True).start()
     timer = threading.Timer(LONG_SECONDS, _say, (what,))
     timer.daemon = True
     timer.start()
@@ -39,7 +39,7 @@ def stoppable(what: str) -> Iterator[None]:
         done.set()
         timer.cancel()
         signal.set_wakeup_fd(before)
-        os.close(theirs)  # ends the thread
+        os.close(write_end)  # ends the thread
 
 
 def _say(what: str) -> None:
@@ -49,7 +49,7 @@ def _say(what: str) -> None:
 
 
 def _watch(pipe: int, done: threading.Event) -> None:
-    """Wait for Ctrl-C or the end of the block."""
+    """Wait for Ctrl-C or the end of the block, and end the process if Python does not."""
     while signals := os.read(pipe, 64):
         if signal.SIGINT in signals and not done.wait(GRACE_SECONDS):
             for child in multiprocessing.active_children():

@@ -1,4 +1,4 @@
-"""`raydp list`: the sweeps that there are."""
+"""`raydp list`: the existing sweeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`raydp models` and `raydp spaces`: what is registered and what is named."""
+"""`raydp models` and `raydp spaces`: registered models and named search spaces."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ TrustedKey = Annotated[
 Verify = Annotated[bool, typer.Option("--verify", help="Also read the models' files and compare them with their seal.")]
 SHOWN = ("model_uri", "sweep", "batch_size", "num_steps", "learning_rate", "seed", "epsilon", "utility_loss", "score")
 SPARE = ("sweep", "seed", "epsilon", "aliases", "learning_rate", "num_steps", "batch_size")
-"""Columns that a narrow terminal does not show, in this order."""
+"""Columns that a narrow terminal omits, in this order."""
 
 
 @models_app.command("find")
 def models_find(
     uri: Uri = DEFAULT_URI,
     registered_model: Annotated[str | None, typer.Option(help="Its name in the registry; all by default.")] = None,
-    alias: Annotated[str | None, typer.Option(help="Only versions that it points at.")] = None,
+    alias: Annotated[str | None, typer.Option(help="Only versions with this alias.")] = None,
     where: Annotated[
         list[str] | None, typer.Option(help="COLUMN OPERATOR VALUE, such as 'score.vmr < 0.05'; repeatable.")
     ] = None,
@@ -40,7 +40,7 @@ def models_find(
     max_delta: Annotated[float | None, typer.Option()] = None,
     max_loss: Annotated[float | None, typer.Option()] = None,
     max_score: Annotated[float | None, typer.Option()] = None,
-    score: Annotated[str | None, typer.Option(help="Which score is meant by score.")] = None,
+    score: Annotated[str | None, typer.Option(help="Name of the score to filter and sort by.")] = None,
     batch_size: Annotated[int | None, typer.Option()] = None,
     num_steps: Annotated[int | None, typer.Option()] = None,
     learning_rate: Annotated[float | None, typer.Option()] = None,
@@ -63,15 +63,15 @@ def models_find(
     with stderr.status("Open the tracking store and search its models"):
         from raydp.tracking import find_models
 
-        found = find_models(uri, order_by=order_by, verify=verify, **given)
-    if left_out := found.attrs["left_out"]:
+        models = find_models(uri, order_by=order_by, verify=verify, **given)
+    if left_out := models.attrs["left_out"]:
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(left_out.items()))
         stderr.print(f"left out {sum(left_out.values())}, whose guarantee does not hold: {reasons}", markup=False)
     if json:
-        print_json(found.to_dict("records"))
+        print_json(models.to_dict("records"))
         return
-    rows = found[[name for name in SHOWN if name != "sweep" or not found[name].isna().all()]].to_dict("records")
-    for row, aliases in zip(rows, found["aliases"], strict=True):
+    rows = models[[name for name in SHOWN if name != "sweep" or not models[name].isna().all()]].to_dict("records")
+    for row, aliases in zip(rows, models["aliases"], strict=True):
         row["aliases"] = ", ".join(aliases)
     print_table("models", rows, keep=SHOWN[:1], spare=SPARE)
 

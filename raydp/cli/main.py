@@ -1,4 +1,4 @@
-"""The `raydp` command: reads arguments, calls one function, prints the answer. Imports are lazy: --help is instant."""
+"""The `raydp` command: read arguments, call one function, print the answer. Imports are lazy, so --help is instant."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 RUN, READ, MODELS, PRIVACY, DATA = "Run a sweep", "Read a sweep", "Models", "Privacy", "Data"
-"""The parts of `raydp --help`."""
+"""The sections of `raydp --help`."""
 
 
 def _version(asked: bool) -> None:
-    """Print the version of the installed distribution, if it is asked for, and exit."""
+    """Print the version of the installed distribution and exit, if requested."""
     if asked:
         from raydp.version import __version__
 
@@ -59,9 +59,9 @@ def _options(
 @app.command(rich_help_panel=RUN)
 def sweep(
     spec: Annotated[Path | None, typer.Argument(metavar="[SPEC]", help="Without it: the embedded default.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where the sweep stopped.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue where the sweep stopped.")] = False,
     start_or_resume: Annotated[
-        bool, typer.Option("--start-or-resume", help="Go on, or start it if it was not begun.")
+        bool, typer.Option("--start-or-resume", help="Continue the sweep, or start it if it has not begun.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and plan, train nothing.")] = False,
     json: Json = False,
@@ -71,7 +71,8 @@ def sweep(
     from raydp.sweep.planning.start import check_plan, check_start
     from raydp.sweep.store.folder import SweepFolder
 
-    draft = draft_spec(spec or DEMO)  # a mistake is told before anything heavy is imported
+    draft = draft_spec(spec or DEMO)  # mistakes are reported before heavy imports
+    # Check what can be checked without heavy imports.
     if dry_run:
         check_plan(draft)
     else:
@@ -80,6 +81,7 @@ def sweep(
     from raydp.io.output import print_json, stderr
     from raydp.sweep.api import Sweep, plan_rows
 
+    # Plan, or run and print.
     with stderr.status("Read the spec and load the libraries"):
         chosen = Sweep(spec or DEMO)
     if dry_run:
@@ -87,29 +89,29 @@ def sweep(
             table = chosen.plan()
         print_json(plan_rows(table)) if json else show_plan(table)
         return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: stop, to be resumed
-    with redirect_stdout(sys.stderr):  # Ray prints messages of its own
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM acts as Ctrl-C: stop, to be resumed
+    with redirect_stdout(sys.stderr):  # Ray prints its own messages to stdout
         result = chosen.run(resume=resume or (start_or_resume and chosen.begun))
     if json:
         print_json(result.document())
     else:
         show_result(chosen, result)
-    nothing_to_run = not result.counts["runs"]  # an outcome of a private selection
+    nothing_to_run = not result.counts["runs"]  # a valid outcome of a private selection
     if (result.selected is None and not nothing_to_run) or result.interrupted:
         raise typer.Exit(1)
 
 
 @app.command(rich_help_panel=READ)
 def status(sweep: OneSweep, storage: Storage = "raydp_runs", json: Json = False) -> None:
-    """What ran, failed (why) and is left."""
+    """Number of finished, failed (with reasons) and pending runs."""
     from raydp.cli.show.sweeps import show_status
     from raydp.io.output import print_json
     from raydp.sweep.api import sweep_folder
     from raydp.sweep.store.points import counts
 
     folder = sweep_folder(sweep, storage)
-    found = counts(folder)
-    print_json(found) if json else show_status(folder.path, found, folder.summary())
+    run_counts = counts(folder)
+    print_json(run_counts) if json else show_status(folder.path, run_counts, folder.summary())
 
 
 @app.command(rich_help_panel=READ)
@@ -182,7 +184,7 @@ def profile(
         str | None, typer.Option(help="prv, pld or rdp: the table's. By default the sweep's own, or prv.")
     ] = None,
     expected_runs: Annotated[
-        float | None, typer.Option(help="Also ε of releasing the best of a geometric number of such runs, by rdp.")
+        float | None, typer.Option(help="Also ε of releasing only the best of about this many runs, by rdp.")
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="FILE.html: the profile as a figure.")] = None,
     storage: Storage = "raydp_runs",
@@ -253,7 +255,7 @@ def selftest(
     from raydp.spec.document import draft_spec
 
     if spec is not None:
-        draft_spec(spec)  # a mistake is told before anything heavy is imported
+        draft_spec(spec)  # mistakes are reported before heavy imports
     from raydp.cli.show.selftest import selftest_command
 
     if not selftest_command(spec, json=json):
@@ -282,7 +284,7 @@ for _name, _group, _panel in (
 
 
 def main() -> None:
-    """Run the command; mistakes of the user's exit with 2 and say what to change, failures with 1 and their reason."""
+    """Run the command. User mistakes exit with 2 and a remedy, failures with 1 and their reason."""
     try:
         app()
     except (ValueError, OSError) as error:

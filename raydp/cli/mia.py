@@ -17,10 +17,10 @@ def mia(
     configuration: Annotated[
         str | None, typer.Option(help="SPEC: batch_size,num_steps,learning_rate; the first of the space by default.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the neural attack, or of the halves that models train on.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the neural attack, or of the models' training halves.")] = 0,
     json: Json = False,
 ) -> None:
-    """How well membership in the training data is told from a model's answers."""
+    """How well an attacker tells membership in the training data from a model's answers."""
     if source.suffix == ".npz":
         from raydp.cli.show.membership import stored_outputs_command
 
@@ -29,7 +29,7 @@ def mia(
         return
     from raydp.spec.document import draft_spec
 
-    draft_spec(source)  # a mistake is told before anything heavy is imported
+    draft_spec(source)  # mistakes are reported before heavy imports
     from raydp.cli.show.shadows import shadows_command
 
     point = None if configuration is None else configuration_of(configuration)

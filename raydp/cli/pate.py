@@ -1,4 +1,4 @@
-"""`raydp pate`: what the noisy votes of teachers cost."""
+"""`raydp pate`: the privacy cost of the teachers' noisy votes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pate(
     ] = None,
     json: Json = False,
 ) -> None:
-    """ε of PATE's answers: teachers' votes with noise, by the votes and whatever they are (Papernot et al. 2018)."""
+    """ε of PATE's answers, both for these votes and for any votes (Papernot et al. 2018)."""
     from raydp.guarantees.pate import pate_of, show_pate
     from raydp.io.output import print_json
 

@@ -1,4 +1,4 @@
-"""`raydp plan`: what a sweep would run, what it would cost and how long it would take; trains nothing that is kept."""
+"""`raydp plan`: the runs of a sweep with their cost and duration. No trained model is kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def plan(
         bool, typer.Option("--measure", help="Time a few real steps here: hours, GPU-hours, memory.")
     ] = False,
     steps: Annotated[int | None, typer.Option(help="Steps to time at each of three batch sizes; 3 by default.")] = None,
-    price: Annotated[float | None, typer.Option(help="Of a GPU for an hour: adds the column `cost`.")] = None,
+    price: Annotated[float | None, typer.Option(help="Price of a GPU for an hour: adds the column `cost`.")] = None,
     simulate: Annotated[
         str | None,
         typer.Option(
@@ -31,7 +31,7 @@ def plan(
     from raydp.spec.document import draft_spec
     from raydp.sweep.planning.start import check_plan
 
-    check_plan(draft_spec(spec), elsewhere=simulate is not None)  # a mistake is told before anything heavy is imported
+    check_plan(draft_spec(spec), elsewhere=simulate is not None)  # mistakes are reported before heavy imports
     from raydp.cli.show.costs import show_measured, show_simulation
     from raydp.cli.show.sweeps import show_plan
     from raydp.cost.estimate import estimate
@@ -39,16 +39,16 @@ def plan(
     from raydp.sweep.api import plan_rows
 
     with stoppable("the plan"):
-        found = estimate(spec, measure=measure, num_steps=steps, price=price, hardware=simulate)
+        estimated = estimate(spec, measure=measure, num_steps=steps, price=price, hardware=simulate)
     if json:
-        for reason in found.table.attrs["rejected"]:
+        for reason in estimated.table.attrs["rejected"]:
             stderr.print(f"left out: {reason}", markup=False)
-        rows = plan_rows(found.table)
-        document = {"configurations": rows, "measured": found.measured, "simulation": found.simulation}
+        rows = plan_rows(estimated.table)
+        document = {"configurations": rows, "measured": estimated.measured, "simulation": estimated.simulation}
         print_json(rows if simulate is None else document)
     else:
-        show_plan(found.table)
-        if found.simulation is not None:
-            show_simulation(found.simulation)
-    if found.measured is not None:
-        show_measured(found.measured)
+        show_plan(estimated.table)
+        if estimated.simulation is not None:
+            show_simulation(estimated.simulation)
+    if estimated.measured is not None:
+        show_measured(estimated.measured)

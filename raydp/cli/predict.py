@@ -1,4 +1,4 @@
-"""`raydp predict`: what configurations that have not been run would give."""
+"""`raydp predict`: predictions for configurations that have not been run."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def predict(
         list[str] | None, typer.Option(help="batch_size,num_steps,learning_rate; repeatable.")
     ] = None,
     space: Annotated[str | None, typer.Option(help="A named space: its configurations that have not run.")] = None,
-    max_loss: Annotated[float | None, typer.Option(help="Also: the probability of keeping to it.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    max_loss: Annotated[float | None, typer.Option(help="Also: the probability that the loss is at most this.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
     score: By = None,
     worst_case: WorstCase = False,
     storage: Storage = "raydp_runs",
     json: Json = False,
 ) -> None:
-    """Score and utility, with 95 % intervals, of configurations that have not been run; by default the combinations of
-    the table's values that it lacks; an empty list where it lacks none."""
+    """Score and utility, with 95 % intervals, of configurations that have not been run. The default is all combinations
+    of the table's values that the table lacks. The list is empty if it lacks none."""
     from analysis import predict as predicted
     from raydp.cli.show.sweeps import show_predictions
     from raydp.io.output import print_json, stderr

@@ -1,4 +1,4 @@
-"""`raydp report`: a page on one sweep, or on several."""
+"""`raydp report`: an HTML page on one sweep, or on several."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def report(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
     by: Annotated[str | None, typer.Option(help="Compare one table's groups by this column, such as epsilon.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Also write the figures into this folder.")] = None,
-    file_format: Annotated[str, typer.Option("--format", help="Of the figures: svg, png or pdf.")] = "svg",
+    file_format: Annotated[str, typer.Option("--format", help="Format of the figures: svg, png or pdf.")] = "svg",
     rule: Rule = None,
     max_loss: MaxLoss = None,
     min_utility_gain: MinGain = None,

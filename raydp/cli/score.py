@@ -1,4 +1,4 @@
-"""`raydp score`: what trained models leak, measured after training."""
+"""`raydp score`: measure leakage of trained models after training."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def score(
     params: Annotated[list[str] | None, typer.Option("--param", help="key=value, or score.key=value.")] = None,
     file: Annotated[Path | None, typer.Option("--scores", help="FILE.yaml: a list of {name, label, ...}.")] = None,
     label: Annotated[str | None, typer.Option(help="Name of a second measurement of one score.")] = None,
-    task: Annotated[Path | None, typer.Option(help="Of a MODEL: SPEC.yaml with the task and the base model.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of all draws; each run's own by default.")] = None,
+    task: Annotated[Path | None, typer.Option(help="For a MODEL: SPEC.yaml with its task and base model.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of all draws; each run's own by default.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes side by side; as many as fit.")] = None,
     uri: Uri = DEFAULT_URI,
     storage: Storage = "raydp_runs",
@@ -32,12 +32,12 @@ def score(
     from raydp.spec.document import draft_spec
 
     if task is not None:
-        draft_spec(task)  # a mistake is told before anything heavy is imported
+        draft_spec(task)  # mistakes are reported before heavy imports
     from raydp.io.output import print_json, stderr
     from raydp.scores.requests import requests_from
 
     requests = requests_from(names, params or (), label=label, file=file)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: stop, to be resumed
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM acts as Ctrl-C: stop, to be resumed
     if task is not None or source.startswith("models:/"):
         from raydp.scoring.one_model import score_model, show_model_scores
 
@@ -48,7 +48,7 @@ def score(
     from raydp.scoring.sweep import score_sweep
     from raydp.sweep.api import sweep_folder
 
-    with redirect_stdout(sys.stderr):  # Ray prints messages of its own
+    with redirect_stdout(sys.stderr):  # Ray prints its own messages to stdout
         answer = score_sweep(sweep_folder(source, storage), requests, seed=seed, workers=workers, console=stderr)
     print_json(answer) if json else show_sweep_scores(answer)
     if answer["interrupted"] or any(s.get("failed") for s in answer["scores"].values()):

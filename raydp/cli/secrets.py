@@ -1,4 +1,4 @@
-"""`raydp secrets`: extract them from data, filter them. What is printed are counts and names, never a secret."""
+"""`raydp secrets`: extract secrets from data, and filter them. The output shows counts and names, never a secret."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def extract(
         "phone,email,address,key,number"
     ),
     order: Annotated[
-        Literal["secret", "count"], typer.Option(help="What looks secret first, or the commonest first (mail).")
+        Literal["secret", "count"], typer.Option(help="List what looks secret first, or the commonest first (mail).")
     ] = "secret",
     max_detected: Annotated[int, typer.Option(min=1, help="Secrets of each detector, the commonest (mail).")] = 100,
     region: Annotated[str, typer.Option(help="Country of phone numbers without a code (mail).")] = "US",
-    heldout_fraction: Annotated[float, typer.Option(min=0, max=1, help="As the task's: not read (both).")] = 0.1,
-    split_seed: Annotated[int, typer.Option(help="As the task's (mail).")] = 0,
-    rows_per_author: Annotated[int, typer.Option(min=2, help="As the task's (qa).")] = 20,
+    heldout_fraction: Annotated[float, typer.Option(min=0, max=1, help="As in the task: not read (both).")] = 0.1,
+    split_seed: Annotated[int, typer.Option(help="As in the task (mail).")] = 0,
+    rows_per_author: Annotated[int, typer.Option(min=2, help="As in the task (qa).")] = 20,
     review: Annotated[Path | None, typer.Option(help="Also a file for task.review, to complete (qa).")] = None,
     show: Show = False,
     json: Json = False,
@@ -80,23 +80,21 @@ def filter_(
     model: Annotated[list[str] | None, typer.Option(help="models:/NAME/VERSION without privacy; repeatable.")] = None,
     sweep: Annotated[str | None, typer.Option(help="A finished sweep without privacy.")] = None,
     train: Annotated[Path | None, typer.Option(help="SPEC with method nonprivate: train it now.")] = None,
-    base: Annotated[
-        str | None, typer.Option(help="The base model, where its recorded name means nothing here.")
-    ] = None,
+    base: Annotated[str | None, typer.Option(help="The base model, if its recorded name is not valid here.")] = None,
     acr: Annotated[bool, typer.Option("--acr", help="Also by adversarial compression (slow).")] = False,
     min_acr: Annotated[float, typer.Option(help="Least ACR of the runs' models.")] = 1.5,
     max_base_acr: Annotated[float, typer.Option(help="Largest ACR of the base model.")] = 0.5,
-    seed: Annotated[int, typer.Option(help="Of the search for prompts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the search for prompts.")] = 0,
     uri: Uri = DEFAULT_URI,
     storage: Storage = "raydp_runs",
     show: Show = False,
     json: Json = False,
 ) -> None:
-    """Keep the secrets that a model without privacy says greedily and the base model does not."""
+    """Keep the secrets that a model without privacy generates greedily and the base model does not."""
     from raydp.spec.document import draft_spec
 
     if train is not None:
-        draft_spec(train)  # a mistake is told before anything heavy is imported
+        draft_spec(train)  # mistakes are reported before heavy imports
     from raydp.secrets import commands
 
     answer = commands.filter_file(
@@ -117,7 +115,7 @@ def filter_(
 
 
 def _answer(answer: dict[str, Any], output: Path, show: bool, json: bool) -> None:
-    """Counts as a document or lines, a table by type, and the secrets themselves where that is asked for."""
+    """Print counts as a document or lines, a table by type, and the secrets themselves if requested."""
     from raydp.io.output import print_json, print_table, stdout
     from raydp.secrets import commands
 

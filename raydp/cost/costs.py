@@ -1,8 +1,8 @@
-"""What configurations would cost in hours, GPU-hours, memory and money, from the times of a few real steps.
+"""Cost of configurations in hours, GPU-hours, memory and money, from the times of a few real steps.
 
-A step takes a + k·b: something that does not depend on the batch (noise, the optimizer) and something for each example.
-Hu et al. 2025 (Table 14) report times in proportion to C = b·T, so a = 0; how far the measured times are from that is
-said beside every estimate.
+A step takes a + k·b seconds: a part that does not depend on the batch (noise, the optimizer) and a part per example. Hu
+et al. 2025 (Table 14) report times in proportion to C = b·T, so a = 0. The deviation of the measured times from this
+proportion is stated beside every estimate.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ ASSUMED = (
 
 @dataclass(frozen=True, kw_only=True)
 class StepLaw:
-    """Seconds of a step by its number of examples, from measured steps.
+    """Seconds of a step as a function of its number of examples, fitted to measured steps.
 
     Attributes:
-        step_seconds: a, of a step without examples.
+        step_seconds: a, seconds of a step without examples.
         seconds_per_example: k.
-        r_squared: of a + k·b over the mean step of each batch size; None where they do not differ or are two.
-        proportional_seconds_per_example: the k of times in proportion to compute C (a = 0), least relative squares.
-        max_relative_deviation: of the measured steps from that proportion, the largest.
+        r_squared: R² of a + k·b over the mean step of each batch size. None if these do not differ or are only two.
+        proportional_seconds_per_example: k of times in proportion to compute C (a = 0), by least relative squares.
+        max_relative_deviation: largest relative deviation of the measured steps from that proportion.
     """
 
     step_seconds: float
@@ -45,11 +45,11 @@ class StepLaw:
 
     @classmethod
     def fit(cls, examples: Sequence[float], seconds: Sequence[float]) -> StepLaw:
-        """Least squares with a >= 0 and k >= 0.
+        """Fit by least squares with a >= 0 and k >= 0.
 
         Args:
-            examples: mean number of examples that were drawn in a step, one entry for each batch size.
-            seconds: of such a step.
+            examples: mean number of drawn examples per step, one entry per batch size.
+            seconds: mean seconds of such a step.
 
         Raises:
             ValueError: nothing was measured, or a value is not above 0.
@@ -60,10 +60,11 @@ class StepLaw:
                 f"steps must have drawn examples and taken time, got {b.tolist()} examples in {t.tolist()} s. "
                 "Give more --steps, or a larger batch_size."
             )
+        # The proportional law, then a line.
         share = float((b / t).sum() / ((b / t) ** 2).sum())
         k = float(np.polyfit(b, t, 1)[0]) if np.ptp(b) else share
         a = float(t.mean() - k * b.mean())
-        if k < 0:  # noise: no step is shorter for having more examples
+        if k < 0:  # measurement noise, because more examples cannot make a step shorter
             a, k = float(t.mean()), 0.0
         elif a < 0:
             a, k = 0.0, float((b * t).sum() / (b * b).sum())
@@ -78,20 +79,20 @@ class StepLaw:
         )
 
     def train_seconds(self, batch_size: float, num_steps: int, num_workers: int = 1) -> float:
-        """Of a run whose workers share each batch."""
+        """Return the training seconds of a run whose workers share each batch."""
         return num_steps * (self.step_seconds + self.seconds_per_example * batch_size / num_workers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a few real steps on this machine said.
+    """The result of timing a few real steps on this machine.
 
     Attributes:
         law: seconds of a step.
-        score_seconds: utility and all scores of one model.
-        memory_bytes: peak of the process on the CPU, or of the device.
-        device: its name.
-        steps: a row for each batch size: batch_size, num_steps, examples (mean drawn), seconds (mean of a step).
+        score_seconds: seconds for utility and all scores of one model.
+        memory_bytes: peak memory of the process on the CPU, or of the device.
+        device: name of the device.
+        steps: one row per batch size: batch_size, num_steps, examples (mean drawn), seconds (mean of a step).
     """
 
     law: StepLaw
@@ -101,18 +102,19 @@ class Measured:
     steps: tuple[dict[str, float], ...]
 
     def run_seconds(self, trial: TrialPlan, num_workers: int) -> float:
-        """Training, by so many workers, and scoring of one run."""
+        """Return the seconds of one run: training by `num_workers` workers, and scoring."""
         return self.law.train_seconds(trial.batch_size, trial.num_steps, num_workers) + self.score_seconds
 
     def columns(self, row: Mapping[str, Any], cluster: ClusterSpec, price: float | None) -> dict[str, Any]:
-        """What all seeds of a configuration take.
+        """Return the cost of all seeds of a configuration.
 
         Args:
-            row: of `SweepPlan.rows`.
-            price: of a GPU for an hour; None leaves `cost` out.
+            row: a row of `SweepPlan.rows`.
+            cluster: the spec's cluster.
+            price: price of a GPU for an hour; None omits `cost`.
 
         Returns:
-            "hours" (of one slot), "gpu_hours", "memory_gib" (of one worker) and "cost".
+            "hours" (on one slot), "gpu_hours", "memory_gib" (of one worker) and "cost".
         """
         seconds = self.law.train_seconds(row["batch_size"], row["num_steps"], cluster.max_workers) + self.score_seconds
         hours = seconds * row["seeds"] / 3600
@@ -121,7 +123,7 @@ class Measured:
         return columns if price is None else {**columns, "cost": gpu_hours * price}
 
     def document(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return the result as data for JSON."""
         return {**asdict(self), "assumes": list(ASSUMED)}
 
 
@@ -130,7 +132,7 @@ def recorded_seconds(trials: Sequence[TrialPlan], results: Mapping[str, RunResul
     else by a + k·b and the mean scoring time of those that did.
 
     Raises:
-        ValueError: none has finished.
+        ValueError: no run has finished.
     """
     done = [t for t in trials if t.run_id in results]
     if not done:
@@ -138,6 +140,7 @@ def recorded_seconds(trials: Sequence[TrialPlan], results: Mapping[str, RunResul
             "--simulate must know what runs cost, got none: the sweep has no finished run. Add --measure, or "
             "seconds_per_example=0.001 to --simulate."
         )
+    # Times of the finished runs, by configuration, and a law for the others.
     trained = {t.run_id: _train_seconds(t, results[t.run_id]) for t in done}
     scored = {t.run_id: results[t.run_id].score_seconds or 0.0 for t in done}
     by_configuration: dict[Any, list[float]] = {}
@@ -145,18 +148,18 @@ def recorded_seconds(trials: Sequence[TrialPlan], results: Mapping[str, RunResul
         by_configuration.setdefault(t.configuration, []).append(trained[t.run_id] + scored[t.run_id])
     law = StepLaw.fit([t.batch_size for t in done], [max(trained[t.run_id], 1e-9) / t.num_steps for t in done])
     score = float(np.mean(list(scored.values())))
-    found = []
+    seconds = []
     for t in trials:
         if t.run_id in trained:
-            found.append(trained[t.run_id] + scored[t.run_id])
+            seconds.append(trained[t.run_id] + scored[t.run_id])
         elif t.configuration in by_configuration:
-            found.append(float(np.mean(by_configuration[t.configuration])))
+            seconds.append(float(np.mean(by_configuration[t.configuration])))
         else:
-            found.append(law.train_seconds(t.batch_size, t.num_steps) + score)
-    return found
+            seconds.append(law.train_seconds(t.batch_size, t.num_steps) + score)
+    return seconds
 
 
 def _train_seconds(trial: TrialPlan, result: RunResult) -> float:
-    """Of all its steps: what is recorded are those since it was last resumed."""
+    """Return the training seconds of all steps. The recorded time covers only the steps since the last resume."""
     executed = max(1, trial.num_steps - (result.resumed_from or 0))
     return (result.train_seconds or 0.0) * trial.num_steps / executed

@@ -1,4 +1,4 @@
-"""A plan with what it costs: measured here, recorded by the sweep itself, or given; and simulated on a cluster."""
+"""A plan with its cost: measured here, recorded by the sweep, or given; and simulated on a cluster."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ NUM_STEPS, MAX_STEPS = 3, 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What `raydp plan` answers.
+    """The answer of `raydp plan`.
 
     Attributes:
-        table: see `raydp.plan`, with hours, gpu_hours, memory_gib and cost where they were measured.
-        measured: what the steps said (Measured.document), None without.
-        simulation: see `simulate`, with "costs": where the runs' times come from, "at_most": whether a search or
-            early stopping may run less, and "slot_notes": why there are no more slots; None without.
+        table: see `raydp.plan`, with hours, gpu_hours, memory_gib and cost if they were measured.
+        measured: the measurement (`Measured.document`), None without one.
+        simulation: see `simulate`, with "costs": the source of the runs' times, "at_most": whether a search or early
+            stopping may run less, and "slot_notes": why there are no more slots. None without a simulation.
     """
 
     table: pd.DataFrame
@@ -46,17 +46,19 @@ def estimate(
     price: float | None = None,
     hardware: str | None = None,
 ) -> Estimate:
-    """Plan a sweep and estimate it; nothing that is trained is kept.
+    """Plan a sweep and estimate its cost. No trained model is kept.
 
     Args:
-        measure: time steps on this machine.
-        num_steps: how many at each of three batch sizes.
-        price: of a GPU for an hour.
-        hardware: what to simulate, as in Hardware.parse.
+        spec: the sweep.
+        measure: whether to time steps on this machine.
+        num_steps: number of steps to time at each of three batch sizes.
+        price: price of a GPU for an hour.
+        hardware: hardware to simulate, in the form of `Hardware.parse`.
 
     Raises:
-        ValueError: an option goes with another one that is missing, or has a value that cannot be.
+        ValueError: an option needs another one that is missing, or has an invalid value.
     """
+    # Read and check.
     with stderr.status("Read the spec and load the libraries"):
         checked = spec if isinstance(spec, SweepSpec) else load_spec(spec)
     simulated = None if hardware is None else Hardware.parse(hardware)
@@ -65,6 +67,7 @@ def estimate(
     plan, task = planned(checked)
     table, measured = make_table(plan), None
     table.attrs["warnings"] += not_now
+    # Measure on this machine.
     if measure:
         from raydp.cost.measure import measure_cost
 
@@ -75,6 +78,7 @@ def estimate(
         attrs = table.attrs
         table = pd.concat([table, pd.DataFrame(rows, index=table.index)], axis=1)
         table.attrs.update(attrs)
+    # Simulate the cluster.
     simulation = None
     if simulated is not None:
         seconds, source = _seconds(checked, plan.trials, measured, simulated)
@@ -93,7 +97,7 @@ def estimate(
 def _check(
     spec: SweepSpec, measure: bool, num_steps: int | None, price: float | None, simulated: Hardware | None
 ) -> None:
-    """Refuse what would be ignored, before anything is read."""
+    """Refuse options that would be ignored, before anything is read."""
     for name, value in (("--steps", num_steps), ("--price", price)):
         if value is not None and not measure:
             raise ValueError(f"{name} must go with --measure, got {value:g} without. Add --measure.")
@@ -121,7 +125,7 @@ def _check(
 def _seconds(
     spec: SweepSpec, trials: Sequence[TrialPlan], measured: Measured | None, hardware: Hardware
 ) -> tuple[list[float], str]:
-    """Training and scoring seconds of each run, and where they are from."""
+    """Return the training and scoring seconds of each run, and their source."""
     shared = hardware.workers_per_trial(spec.cluster)
     if measured is not None:
         return [measured.run_seconds(t, shared) for t in trials], "measured"
@@ -136,7 +140,7 @@ def _seconds(
 
 
 def _orders(trials: Sequence[TrialPlan], seeds: Sequence[int]) -> dict[str, list[int]]:
-    """The driver's order, largest compute first, and that of the grid."""
+    """Return two orders of the runs: the driver's, which is largest compute first, and the grid's."""
     place = {seed: k for k, seed in enumerate(seeds)}
     grid = sorted(range(len(trials)), key=lambda k: (trials[k].configuration.key, place[trials[k].seed]))
     return {"largest_first": list(range(len(trials))), "grid": grid}

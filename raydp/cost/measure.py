@@ -1,5 +1,7 @@
-"""A few real private steps on this machine, for what a sweep will cost. Nothing of them is kept, and no sweep's key is
-used: the noise is drawn from the test key."""
+"""Measurement of a few real private steps on this machine, to estimate the cost of a sweep.
+
+No model is kept, and no sweep's key is used: the noise is drawn from the test key.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from raydp.training.trial_plan import TrialPlan
 
 
 class _Times:
-    """Notes when each step ends."""
+    """Record the time at which each step ends."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
@@ -48,17 +50,20 @@ def measure_cost(spec: SweepSpec, task: Task, trials: Sequence[TrialPlan], *, nu
     """Run steps of the smallest, a middle and the largest batch size, and score the base model once.
 
     Args:
-        trials: of the sweep's plan.
-        num_steps: steps to time at each batch size; one more is run before them, which is slower.
+        spec: the sweep.
+        task: its task.
+        trials: the runs of the sweep's plan.
+        num_steps: number of steps to time at each batch size. A slower first step runs before them and is not timed.
 
     Raises:
-        ValueError: the workers' device is not here, the model is sharded, num_steps is below 1, or a few steps of the
-            method do not tell what a run costs.
+        ValueError: the workers' device is not available here, the model is sharded, num_steps is below 1, or the
+            method's cost is not that of its steps.
     """
     device = _device(spec, num_steps)
     torch.set_num_threads(max(1, int(spec.cluster.cpus_per_worker)))
+    # Time the steps.
     steps, new_tokens = [], task.facts().num_new_tokens
-    # Without scores the trial measures its utility only; what is asked once is measured once, below.
+    # Without scores, the trial measures only its utility. The scores are timed once, below.
     quick = spec.model_copy(update={"stopping": None, "scores": ()})
     runner = TrialRunner(quick, task, models.load_base(spec.model, new_tokens=new_tokens), LocalComm(device), TEST_KEY)
     with TemporaryDirectory(prefix="raydp-") as scratch:
@@ -78,6 +83,7 @@ def measure_cost(spec: SweepSpec, task: Task, trials: Sequence[TrialPlan], *, nu
                     "seconds": statistics.mean(seconds),
                 }
             )
+    # Time one scoring.
     del runner
     gc.collect()
     runner = TrialRunner(spec, task, models.load_base(spec.model, new_tokens=new_tokens), LocalComm(device), TEST_KEY)
@@ -117,7 +123,7 @@ def _device(spec: SweepSpec, num_steps: int) -> torch.device:
 
 
 def _chosen(trials: Sequence[TrialPlan]) -> list[TrialPlan]:
-    """A run of the smallest, of a middle and of the largest batch size, each with the smallest learning rate."""
+    """Return a run of the smallest, a middle and the largest batch size, each with the smallest learning rate."""
     by_size: dict[int, TrialPlan] = {}
     for trial in sorted(trials, key=lambda t: t.learning_rate, reverse=True):
         by_size[trial.batch_size] = trial
@@ -126,7 +132,7 @@ def _chosen(trials: Sequence[TrialPlan]) -> list[TrialPlan]:
 
 
 def _peak_bytes(device: torch.device) -> int:
-    """Most memory that was in use: of the device, or of this process."""
+    """Return the peak memory in bytes: of the device, or of this process on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,4 +1,4 @@
-"""How long a sweep would take on so many slots: its runs list-scheduled with what each would cost. Knows no Ray."""
+"""Simulation of a sweep's duration on a cluster: list scheduling of the runs by their costs. It does not use Ray."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from raydp.plugins.registries import unknown_name
 from raydp.spec.sections import ClusterSpec
 
 TRIAL_SECONDS = 0.05
-"""What a worker adds to a run beside its training and scores: the lease, the hand-over, saving the model."""
+"""Time that a worker adds to a run beside its training and scores: the lease, the hand-over, saving the model."""
 DRIVER_SECONDS = 0.1
-"""What the driver, which is one process, does for a run: commit, record, MLflow (benchmarks/many_trials.py, on two
-shared cores). Its reciprocal is the most runs a second of any sweep, whatever the number of slots."""
+"""Time of the driver, a single process, per run: commit, record, MLflow (benchmarks/many_trials.py, on two shared
+cores). Its reciprocal is the largest number of runs per second of any sweep, for any number of slots."""
 
 KEYS = ("nodes", "gpus_per_node", "cpus_per_node", "trial_seconds", "driver_seconds", "seconds_per_example")
 COUNTS = ("nodes", "gpus_per_node", "cpus_per_node")
 MOST, LEAST = 1e9, 1e-9
-"""Bounds of every value; 0 is allowed besides for the overheads."""
+"""Bounds of every value. The overheads may also be 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """What `--simulate` asks for.
+    """The hardware that `--simulate` describes.
 
     Attributes:
-        nodes: machines.
-        gpus_per_node: GPUs of each; 1 where workers want GPUs and it is left out.
-        cpus_per_node: CPUs of each; no bound where it is left out, and one worker's on a sweep without GPUs.
-        trial_seconds: what the orchestration adds to a run on its slot.
-        driver_seconds: the driver's time for a run, one after the other; 0 for a driver that costs nothing.
-        seconds_per_example: training time of one example in one step; None where a measurement or a recorded sweep
-            gives the costs.
+        nodes: number of machines.
+        gpus_per_node: GPUs of each machine; by default 1 if workers use GPUs.
+        cpus_per_node: CPUs of each machine. By default they are unlimited, or one worker's on a sweep without GPUs.
+        trial_seconds: time that the orchestration adds to a run on its slot.
+        driver_seconds: the driver's time per run, one run after the other; 0 ignores the driver.
+        seconds_per_example: training time of one example in one step; None if a measurement or a recorded sweep gives
+            the costs.
     """
 
     nodes: int
@@ -47,11 +47,11 @@ class Hardware:
 
     @classmethod
     def parse(cls, text: str) -> Hardware:
-        """From `nodes=1000,gpus_per_node=8`.
+        """Parse a text such as `nodes=1000,gpus_per_node=8`.
 
         Raises:
-            ValueError: a key is unknown or repeated, a value is no number above 0 (0 for the overheads), or nodes is
-                missing.
+            ValueError: a key is unknown or repeated, a value is not a number above 0 (at least 0 for the overheads), or
+                nodes is missing.
         """
         given: dict[str, Any] = {}
         for part in text.split(","):
@@ -66,10 +66,10 @@ class Hardware:
         return cls(**given)
 
     def num_slots(self, cluster: ClusterSpec) -> int:
-        """Trials side by side: whole workers on each node, and at most what the spec allows.
+        """Return the number of trials side by side: whole workers on each node, and at most what the spec allows.
 
         Raises:
-            ValueError: no trial fits, or GPUs are given to a sweep that asks for none.
+            ValueError: no trial fits, or GPUs are given to a sweep that does not use them.
         """
         if not cluster.gpus_per_worker and self.gpus_per_node is not None:
             raise ValueError(
@@ -86,7 +86,7 @@ class Hardware:
         return min(fit, cluster.max_concurrent_trials or fit)
 
     def slot_notes(self, cluster: ClusterSpec, runs: int) -> list[str]:
-        """Say why there are no more slots than `num_slots` says, and what to change."""
+        """Explain why there are no more slots than `num_slots` returns, and what to change."""
         slots = self.num_slots(cluster)
         notes = []
         if slots == cluster.max_concurrent_trials and self._num_workers(cluster) // cluster.max_workers > slots:
@@ -112,7 +112,7 @@ class Hardware:
         return notes
 
     def workers_per_trial(self, cluster: ClusterSpec) -> int:
-        """Of a trial whose number of workers may vary: as many as there are for each slot."""
+        """Return the number of workers of a trial, if it may vary: as many as there are for each slot."""
         return min(cluster.max_workers, max(cluster.min_workers, self._num_workers(cluster) // self.num_slots(cluster)))
 
     def _num_workers(self, cluster: ClusterSpec) -> int:
@@ -123,11 +123,11 @@ class Hardware:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """One order of the runs on the slots.
+    """The result of one order of the runs on the slots.
 
     Attributes:
-        makespan_seconds: from the first start until the driver has the last result.
-        utilisation: share of the slots' time until then in which a run is on them.
+        makespan_seconds: time from the first start until the driver has the last result.
+        utilisation: share of the slots' time until then that is used by runs.
         ratio: makespan over the lower bound.
     """
 
@@ -137,17 +137,17 @@ class Schedule:
 
 
 def makespan(costs: Sequence[float], num_slots: int, *, driver_seconds: float = 0.0) -> float:
-    """Seconds until all runs are done where each free slot takes the next in the given order.
+    """Return the seconds until all runs are done, if each free slot takes the next run in the given order.
 
     Args:
         costs: seconds of each run on its slot.
-        num_slots: slots side by side.
-        driver_seconds: the driver takes in one result after the other, in this time each, and hands out a run for it;
-            twice as many runs as slots are out.
+        num_slots: number of slots side by side.
+        driver_seconds: the driver's time per result. The driver takes in one result after the other, and hands out one
+            run for each. Twice as many runs as slots are handed out at a time.
 
     Guarantee:
-        Without driver_seconds at most (2 - 1/m) times the best order's (Graham 1966), in descending order at most
-        (4/3 - 1/(3m)) times (Graham 1969).
+        Without driver_seconds, the makespan is at most (2 - 1/m) times the best order's (Graham 1966). In descending
+        order it is at most (4/3 - 1/(3m)) times the best order's (Graham 1969).
     """
     running = list(costs[:num_slots])
     heapq.heapify(running)
@@ -163,30 +163,32 @@ def makespan(costs: Sequence[float], num_slots: int, *, driver_seconds: float = 
 
 
 def lower_bound(costs: Sequence[float], num_slots: int) -> float:
-    """No order is faster: max(total / slots, longest)."""
+    """Return a lower bound on the makespan of any order: max(total / slots, longest)."""
     return max(math.fsum(costs) / num_slots, max(costs, default=0.0))
 
 
 def simulate(
     costs: Sequence[float], num_slots: int, hardware: Hardware, *, orders: Mapping[str, Sequence[int]]
 ) -> dict[str, Any]:
-    """Makespan, utilisation and the lower bound of a sweep.
+    """Return makespan, utilisation and the lower bound of a sweep.
 
     Args:
         costs: training and scoring seconds of each run.
+        num_slots: number of slots side by side.
+        hardware: the overheads.
         orders: name -> positions of the runs, in the order in which they are handed out.
 
     Returns:
-        "runs", "slots", "total_seconds", "longest_seconds", "lower_bound_seconds", "driver_bound_seconds" (all runs,
+        "runs", "slots", "total_seconds", "longest_seconds", "lower_bound_seconds", "driver_bound_seconds" (all runs
         one after the other in the driver), "orders": name -> Schedule as data, and the hardware.
     """
     on_slot = [cost + hardware.trial_seconds for cost in costs]
     bound, total = lower_bound(on_slot, num_slots), math.fsum(on_slot)
-    found = {}
+    schedules = {}
     for name, positions in orders.items():
         seconds = makespan([on_slot[k] for k in positions], num_slots, driver_seconds=hardware.driver_seconds)
         schedule = Schedule(makespan_seconds=seconds, utilisation=total / (num_slots * seconds), ratio=seconds / bound)
-        found[name] = asdict(schedule)
+        schedules[name] = asdict(schedule)
     return {
         "runs": len(on_slot),
         "slots": num_slots,
@@ -195,13 +197,13 @@ def simulate(
         "lower_bound_seconds": bound,
         "driver_bound_seconds": hardware.driver_seconds * len(on_slot),
         "slots_that_fill_the_driver": _slots_that_fill(on_slot, hardware.driver_seconds),
-        "orders": found,
+        "orders": schedules,
         **asdict(hardware),
     }
 
 
 def _slots_that_fill(costs: Sequence[float], driver_seconds: float) -> int | None:
-    """From so many slots on, runs end faster than the driver takes them in."""
+    """Return the number of slots from which on runs end faster than the driver takes them in."""
     return math.ceil(math.fsum(costs) / len(costs) / driver_seconds) if costs and driver_seconds else None
 
 

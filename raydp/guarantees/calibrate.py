@@ -1,4 +1,4 @@
-"""What `raydp calibrate` and `raydp profile` answer: arguments checked, the privacy room asked, plain data back."""
+"""Functions behind `raydp calibrate` and `raydp profile`: check arguments, call `raydp.privacy`, return plain data."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def calibrate_file(path: Path, accountant: str, *, given: Mapping[str, object]) 
     """Calibrate every row of a CSV file with the columns n, batch_size, num_steps, epsilon, delta.
 
     Returns:
-        In the file's order, what `calibrate_one` answers, after the inputs "n", "batch_size", "num_steps" and
-        "target_epsilon"; "epsilon" is what the noise reaches.
+        One answer per row, in the file's order: the inputs "n", "batch_size", "num_steps" and "target_epsilon", then
+        the result of `calibrate_one`. Its "epsilon" is the ε that the noise reaches.
 
     Raises:
-        ValueError: the file is missing or a row is not usable; names the row.
+        ValueError: the file is missing, or a row is not usable. The message names the row.
     """
     check_alone("--from", given)
     rows = csv_rows(path, COLUMNS)
@@ -69,19 +69,19 @@ def calibrate_file(path: Path, accountant: str, *, given: Mapping[str, object]) 
 
 
 def check_given(command: str, values: Mapping[str, object], instead: str) -> None:
-    """Raise ValueError where a value is None."""
+    """Raise ValueError if a value is None."""
     if missing := [_option(name) for name, value in values.items() if value is None]:
         raise ValueError(f"{command} must be given {', '.join(missing)}, got nothing. Add them, or {instead}.")
 
 
 def check_alone(source: str, values: Mapping[str, object]) -> None:
-    """Raise ValueError where a value is not None: a file or a sweep has its own."""
+    """Raise ValueError if a value is not None, because a file or a sweep has its own values."""
     if also := [_option(name) for name, value in values.items() if value is not None]:
         raise ValueError(f"{source} must be given alone, got {', '.join(also)} too. Leave the others out.")
 
 
 def csv_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of --from, which has the columns.
+    """Read the rows of --from, which must have the given columns.
 
     Raises:
         ValueError: the file is missing, has no rows, or lacks a column.
@@ -100,10 +100,10 @@ def csv_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
 
 def delta_values(deltas: str) -> list[float]:
-    """The values of --deltas.
+    """Parse the values of --deltas.
 
     Raises:
-        ValueError: they are not numbers with commas between.
+        ValueError: the text is not a list of numbers separated by commas.
     """
     try:
         return [float(d) for d in deltas.split(",")]
@@ -116,7 +116,7 @@ def _option(name: str) -> str:
 
 
 def number(name: str, cell: str) -> float:
-    """The number in a cell; infinity and nan are none."""
+    """Parse the number in a cell. Infinity and nan are refused."""
     try:
         value = float(cell)
     except ValueError:
@@ -135,14 +135,17 @@ def profile_of(
     accountant: str,
     expected_runs: float | None = None,
 ) -> dict[str, Any]:
-    """What one run guarantees: ε at comma-separated values of δ, by every accountant, μ, and an attacker's limits.
+    """Compute one run's guarantee: ε at comma-separated δ by every accountant, μ, and the limits of an attacker.
 
     Args:
-        expected_runs: also what the best of a random number of such runs guarantees, a geometric number with this mean,
-            where only that one is released and it is chosen on public data (see `raydp.privacy.tuned_epsilon`).
+        n, batch_size, num_steps, noise_multiplier: the run.
+        deltas: comma-separated values of δ.
+        accountant: the accountant of the main answer.
+        expected_runs: also compute ε of releasing only the best of a random number of such runs. The number is
+            geometric with this mean, and the best is chosen on public data (see `raydp.privacy.tuned_epsilon`).
 
     Returns:
-        What `raydp.privacy.accounting.profile` gives, with "curves": accountant -> rows of `profile_rows`, "attack",
+        The result of `raydp.privacy.accounting.profile`, with "curves": accountant -> rows of `profile_rows`, "attack",
         and, with expected_runs, "best_of": {"expected_runs", "distribution", "accountant", "epsilons"}.
 
     Raises:
@@ -173,7 +176,7 @@ def profile_of(
 
 
 def show_profile(answer: Mapping[str, Any], expected_runs: float | None) -> None:
-    """Print the profile of one run: ε by δ and accountant, μ, and what an attacker can reach."""
+    """Print the profile of one run: ε by δ and accountant, μ, and the limits of an attacker."""
     by_delta = zip(*answer["curves"].values(), strict=True)
     rows = [
         {"delta": r[0]["delta"], **{k: x["epsilon"] for k, x in zip(answer["curves"], r, strict=True)}}
@@ -189,7 +192,7 @@ def show_profile(answer: Mapping[str, Any], expected_runs: float | None) -> None
 
 
 def write_profile(answer: Mapping[str, Any], path: Path, title: str) -> None:
-    """The profile as a page with a figure."""
+    """Write the profile as a page with a figure."""
     from analysis import write_profiles
 
     curves = {name: [(row["delta"], row["epsilon"]) for row in rows] for name, rows in answer["curves"].items()}
@@ -218,9 +221,9 @@ def _solved(requests: list[CalibrationRequest], accountant: str) -> list[dict[st
 
 
 def _gaps_to_pld(requests: list[CalibrationRequest], solved: list[Calibration]) -> list[dict[str, object]]:
-    """How far prv's noise is above that of the tight accountant: σ / σ_pld - 1, None where pld has no answer."""
+    """Compute how far prv's noise is above pld's tight noise: σ / σ_pld - 1, None if pld has no answer."""
     cache = cache_dir() / "calibration"
-    with suppress(AccountantError, CalibrationError):  # all at once, in parallel; below from the cache
+    with suppress(AccountantError, CalibrationError):  # fills the cache in parallel; the loop below reads it
         calibrate_many(requests, "pld", cache_dir=cache)
     gaps: list[dict[str, object]] = []
     for request, ours in zip(requests, solved, strict=True):
@@ -234,10 +237,10 @@ def _gaps_to_pld(requests: list[CalibrationRequest], solved: list[Calibration]) 
 
 
 def whole_numbers(row: Mapping[str, Any]) -> dict[str, int]:
-    """n, batch_size and num_steps of a row.
+    """Return n, batch_size and num_steps of a row as integers.
 
     Raises:
-        ValueError: one of them is a fraction.
+        ValueError: a value is not a whole number.
     """
     whole = {k: int(row[k]) for k in ("n", "batch_size", "num_steps")}
     fractional = [k for k, v in whole.items() if v != row[k]]
@@ -248,7 +251,7 @@ def whole_numbers(row: Mapping[str, Any]) -> dict[str, int]:
 
 
 def request(row: Mapping[str, Any]) -> CalibrationRequest:
-    """What is to be calibrated."""
+    """Return the calibration request of a row."""
     whole = whole_numbers(row)
     return CalibrationRequest.of_batches(
         num_examples=whole["n"],

@@ -1,4 +1,4 @@
-"""What `raydp pate` answers: stored votes read, the privacy room asked, plain data back."""
+"""Functions behind `raydp pate`: read stored votes, call `raydp.privacy`, return plain data."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from raydp.privacy.mechanisms.pate_release import Release, smooth_cost
 from search_spaces.names import cell_in_words
 
 PRIVATE = (
-    "epsilon, order, the reference, expected_answers and a suggestion depend on the votes and are as private as they: "
-    "decide by them, and publish epsilon_data_independent, or epsilon_sanitised once"
+    "epsilon, order, the reference, expected_answers and a suggestion depend on the votes and are as private as the "
+    "votes: use them to decide, and publish only epsilon_data_independent, or epsilon_sanitised once"
 )
 
 
@@ -33,21 +33,25 @@ def pate_of(
     sigma1: float | None = None,
     publish: str | None = None,
 ) -> dict[str, Any]:
-    """The cost of answering the queries of a CSV file, or those of a run of method pate.
+    """Compute the privacy cost of answering the queries of a CSV file, or of a run of method pate.
 
     Args:
-        path: the file; or a run's folder, SWEEP/trials/RUN_ID, which says everything but publish.
-        publish: "ORDER,BETA,NOISE" of the release of a noisy ε, or "suggest" for such three.
+        path: the file, or a run's folder SWEEP/trials/RUN_ID, which provides all other arguments but publish.
+        sigma: standard deviation of the noise on each count.
+        delta: δ of the guarantee.
+        threshold, sigma1: threshold of Confident-GNMax, and standard deviation of the noise on the largest count.
+        publish: "ORDER,BETA,NOISE" to release a noisy ε, or "suggest" to propose these three values.
 
     Returns:
         "epsilon", "order", "epsilon_data_independent", "queries", "teachers" (most votes of a query), "classes",
         "expected_answers", "delta", "reference": {"epsilon", "order"}, "note"; see
-        `raydp.privacy.mechanisms.pate.PateCost`. With a run "recorded_epsilon" and "recorded_accountant", what its
-        record states; with publish also "epsilon_sanitised", or "suggestion": {"order", "beta", "noise_multiplier"}.
+        `raydp.privacy.mechanisms.pate.PateCost`. For a run also "recorded_epsilon" and "recorded_accountant" from its
+        record. With publish also "epsilon_sanitised", or "suggestion": {"order", "beta", "noise_multiplier"}.
 
     Raises:
-        ValueError: the file is not counts, or an argument is out of its range.
+        ValueError: the file does not hold counts, or an argument is out of its range.
     """
+    # Read the votes and the noise.
     recorded: dict[str, Any] = {}
     if path.is_dir():
         options = {"sigma": sigma, "delta": delta, "threshold": threshold, "sigma1": sigma1}
@@ -60,11 +64,12 @@ def pate_of(
         raise ValueError(
             f"--{'sigma' if sigma is None else 'delta'} must be given with a file of votes, got none. Add it."
         )
+    # Compute the cost, and the ε that may be published.
     cost = pate_cost(votes, sigma=sigma, delta=delta, threshold=threshold, sigma1=sigma1)
     release: dict[str, Any] = {}
     if publish is not None:
         given = None if publish == "suggest" else _release_of(publish)
-        order = cost.independent.order if given is None else given.order  # no choice by the votes
+        order = cost.independent.order if given is None else given.order  # an order that does not depend on the votes
         smooth = smooth_cost(votes, sigma=sigma, order=order, threshold=threshold, sigma1=sigma1)
         if given is None:
             release = {"suggestion": asdict(smooth.suggestion())}
@@ -87,17 +92,17 @@ def pate_of(
 
 
 def _of_run(folder: Path, given: list[str]) -> tuple[dict[str, Any], float, dict[str, Any]]:
-    """The votes with their noise of a run of method pate, its δ, and what its record states."""
+    """Read a run's votes with their noise, its δ, and the ε in its record."""
     if given:
         raise ValueError(f"--{given[0]} must be left out with a run's folder, which says it, got one. Remove it.")
     result, plan = folder / "result.json", folder.parent.parent / "plan.json"
     try:
-        found, planned = (json.loads(file.read_text(encoding="utf-8")) for file in (result, plan))
-        details, record = found["details"], planned["privacy"][folder.name]
-        votes_there = "votes" in details
+        stored, planned = (json.loads(file.read_text(encoding="utf-8")) for file in (result, plan))
+        details, record = stored["details"], planned["privacy"][folder.name]
+        has_votes = "votes" in details
     except (OSError, ValueError, LookupError, TypeError):
-        votes_there = False
-    if not votes_there:
+        has_votes = False
+    if not has_votes:
         raise ValueError(
             f"VOTES must be a CSV file, or the folder of a finished run of method pate, got {str(folder)!r}. Give "
             "SWEEP/trials/RUN_ID."
@@ -117,10 +122,10 @@ def _release_of(text: str) -> Release:
 
 
 def read_votes(path: Path) -> NDArray[np.int64]:
-    """[queries, classes] counts from a CSV file with one row a query; a first row without numbers is a header.
+    """Read counts [queries, classes] from a CSV file with one row per query. A first row without numbers is a header.
 
     Raises:
-        ValueError: it is no such file; names the row.
+        ValueError: the file is missing or does not hold counts. The message names the row.
     """
     if not path.is_file():
         raise ValueError(f"VOTES must be an existing CSV file, got {str(path)!r}. Check the path.")
@@ -157,7 +162,7 @@ def _is_number(cell: str) -> bool:
 
 
 def show_pate(answer: dict[str, Any]) -> None:
-    """The same for people."""
+    """Print the cost for people."""
     print_table(
         f"{answer['queries']} queries, {answer['teachers']} teachers, {answer['classes']} classes, δ = "
         f"{answer['delta']:g}; expected to be answered: {answer['expected_answers']:.1f}",

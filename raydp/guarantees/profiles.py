@@ -1,4 +1,4 @@
-"""What `raydp profile` answers for several configurations at once: the curves of a grid, by every accountant."""
+"""`raydp profile` for several configurations at once: their privacy curves by every accountant."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DELTAS = "1e-2,3e-3,1e-3,3e-4,1e-4,3e-5,1e-5,3e-6,1e-6,3e-7,1e-7,3e-8,1e-8"
 DEFAULT_ACCOUNTANT = "prv"
 RUN = ("n", "batch_size", "num_steps")
 SHOWN_DELTAS = (1e-2, 1e-4, 1e-6, 1e-8)
-"""Columns of the tables for people, where they are among the δ."""
+"""The δ that the printed tables have as columns, if they are among the requested δ."""
 
 
 def profiles_command(
@@ -43,12 +43,17 @@ def profiles_command(
     storage: str,
     json: bool,
 ) -> None:
-    """`raydp profile SWEEP` and `raydp profile --from FILE.csv`: print the curves, and write the page to output.
+    """Print the curves of `raydp profile SWEEP` or `raydp profile --from FILE.csv`, and write the page to output.
 
     Args:
-        accountant: whose curves the table for people shows, and the page and the document first; they have all. None
-            for the accountant of the sweep, and prv for a file.
+        sweep, path: the source: a sweep, or a CSV file.
+        deltas: comma-separated values of δ, None for the default.
+        accountant: the accountant whose curves the printed table shows, and the page and the document show first. None
+            means the sweep's accountant, or prv for a file. The page and the document hold the curves of all.
+        output: path of the page, None for no page.
         given: options of a single run, none of which may be set.
+        storage: folder that sweeps are looked up in by name.
+        json: whether to print JSON.
 
     Raises:
         ValueError: as `profiles_of_file`.
@@ -73,18 +78,20 @@ def profiles_command(
 
 
 def profiles_of_file(path: Path, deltas: str) -> list[dict[str, Any]]:
-    """The profiles of a CSV file's rows: n, batch_size, num_steps and either noise_multiplier, or epsilon and delta.
+    """Return the profiles of a CSV file's rows.
 
-    With a target, each accountant's curve is at the noise that this accountant calibrates to it, so that all curves of
-    an accountant meet at the target (as Hu et al. 2025, Figures 11 and 26 to 28).
+    The columns are n, batch_size, num_steps and either noise_multiplier, or epsilon and delta. If a target (ε, δ)
+    is given, each accountant calibrates its own noise to it. All curves of an accountant therefore meet at the
+    target (as Hu et al. 2025, Figures 11 and 26 to 28).
 
     Returns:
-        Per row: the values of the file; "noise_multipliers": accountant -> σ, None where it has no answer; "curves":
-        accountant -> rows of {"delta", "epsilon"}, with a "reason" where epsilon is None.
+        Per row: the values of the file; "noise_multipliers": accountant -> σ, None if the accountant has no answer;
+        "curves": accountant -> rows of {"delta", "epsilon"}, with a "reason" if epsilon is None.
 
     Raises:
-        ValueError: the file is missing or a row is not usable; names the row.
+        ValueError: the file is missing, or a row is not usable. The message names the row.
     """
+    # Read the rows, and check their columns.
     values = delta_values(deltas)
     rows = csv_rows(path, RUN)
     given = "noise_multiplier" in rows[0]
@@ -99,6 +106,7 @@ def profiles_of_file(path: Path, deltas: str) -> list[dict[str, Any]]:
             f"--from must have either noise_multiplier or a target, got noise_multiplier and {', '.join(also)}. "
             "Remove one of the two."
         )
+    # Check each row, and collect the calibration requests.
     answers, requests = [], []
     for position, row in enumerate(rows, start=1):
         try:
@@ -111,6 +119,7 @@ def profiles_of_file(path: Path, deltas: str) -> list[dict[str, Any]]:
         except ValueError as error:
             raise ValueError(f"row {position}: {error}") from error
         answers.append(answer)
+    # Compute the curves, by accountant.
     with stderr.status("Calibrate the noise, and compute ε at each δ"):
         for accountant in ACCOUNTANTS:
             sigmas: Iterable[float | str] = (
@@ -122,18 +131,20 @@ def profiles_of_file(path: Path, deltas: str) -> list[dict[str, Any]]:
 
 
 def profiles_of_sweep(source: str, storage: str, deltas: str | None) -> list[dict[str, Any]]:
-    """The profiles of a sweep's distinct (b, T) at the noise that it trains with; as `profiles_of_file`.
+    """Return the profiles of a sweep's distinct (b, T) at its training noise, as `profiles_of_file` does.
 
     Args:
-        deltas: None for a range that has the sweep's own δ in it.
+        source: folder, name or spec of the sweep.
+        storage: folder that sweeps are looked up in by name.
+        deltas: comma-separated values of δ. None means a range that includes the sweep's own δ.
 
     Raises:
-        ValueError: there is no such sweep, its method has no noise, or it is a private selection.
+        ValueError: there is no such sweep, its method adds no noise, or the sweep is a private selection.
     """
     from raydp.sweep.api import sweep_folder
 
     plan = sweep_folder(source, storage).plan()
-    if plan.configurations:  # its curves would be of one run, below what the choice costs
+    if plan.configurations:  # the curves would be of one run, whose ε is below the cost of the choice
         raise ValueError(
             f"SWEEP must be without private selection, got {source!r}. One run's curve is below what its choice costs: "
             "read the card of the released model, which has ε of the whole at several δ."
@@ -141,9 +152,11 @@ def profiles_of_sweep(source: str, storage: str, deltas: str | None) -> list[dic
     private = [t for t in plan.trials if plan.privacy[t.run_id]["num_steps"] is not None]
     if not private:
         raise ValueError(f"SWEEP must have private runs, got {source!r} without noise. It has no privacy profile.")
+    # Choose the values of δ.
     target = plan.privacy[private[0].run_id]["delta"]
     with_target = sorted({*delta_values(DELTAS), target, min(10 * target, 0.5)}, reverse=True)
     values = delta_values(deltas) if deltas is not None else with_target
+    # Compute the curves of each distinct (b, T).
     distinct = {(t.batch_size, t.num_steps): t for t in private}
     answers = []
     with stderr.status("Compute ε at each δ") as status:
@@ -169,7 +182,7 @@ def profiles_of_sweep(source: str, storage: str, deltas: str | None) -> list[dic
 
 
 def write_profile_page(answers: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
-    """One picture of all curves for each accountant, and the figures."""
+    """Write a page with one panel of all curves per accountant, and the tables of figures."""
     from analysis import ProfileCurve, write_profile_grid
 
     panels = {
@@ -190,7 +203,7 @@ def write_profile_page(answers: Sequence[Mapping[str, Any]], path: Path, title: 
 
 
 def table_rows(answers: Sequence[Mapping[str, Any]], accountant: str) -> list[dict[str, Any]]:
-    """A table for people, of one accountant's curves."""
+    """Return the rows of the printed table for one accountant's curves."""
     return [
         {
             **{name: answer[name] for name in RUN},
@@ -206,7 +219,7 @@ def table_rows(answers: Sequence[Mapping[str, Any]], accountant: str) -> list[di
 
 
 def _accountant_of(source: str, storage: str) -> str:
-    """The accountant that a sweep was calibrated by, where it has curves of that accountant."""
+    """Return the accountant that a sweep was calibrated by if it has curves here, else the default accountant."""
     from raydp.sweep.api import sweep_folder
 
     own = sweep_folder(source, storage).privacy().accountant
@@ -221,7 +234,7 @@ def _event(run: Mapping[str, Any], noise_multiplier: float) -> PoissonGaussian:
 
 
 def _add_curve(answer: dict[str, Any], accountant: Accountant, sigma: float | str, deltas: list[float]) -> None:
-    """A curve at σ, or at none where σ is the reason why there is none."""
+    """Add the curve at σ to an answer. If σ is a text, it is the reason why there is no curve."""
     known = not isinstance(sigma, str)
     answer.setdefault("noise_multipliers", {})[accountant.name] = sigma if known else None
     answer.setdefault("curves", {})[accountant.name] = (
@@ -232,14 +245,14 @@ def _add_curve(answer: dict[str, Any], accountant: Accountant, sigma: float | st
 
 
 def _curve(event: PoissonGaussian, deltas: list[float], accountant: Accountant) -> list[dict[str, Any]]:
-    """ε at each δ, from the user's cache if it is there."""
+    """Return ε at each δ, from the user's cache if it is there."""
     return profile_rows(event, deltas, accountant, cache_dir=cache_dir() / "profiles")
 
 
 def _sigmas(requests: Sequence[CalibrationRequest], accountant: str) -> list[float | str]:
-    """σ of each, or the reason why the accountant has none."""
+    """Return σ of each request, or the reason why the accountant has no answer."""
     cache = cache_dir() / "calibration"
-    with suppress(AccountantError, CalibrationError):  # all at once; one by one only to tell which have no answer
+    with suppress(AccountantError, CalibrationError):  # all at once; on failure one by one, to find the failing ones
         return [solved.noise_multiplier for solved in calibrate_many(requests, accountant, cache_dir=cache)]
     sigmas: list[float | str] = []
     for one in requests:

@@ -1,4 +1,4 @@
-"""The user's cache folder, and folders in it that are written at their first use."""
+"""The user's cache folder, and folders in it that are written when they are first used."""
 
 import fcntl
 import os
@@ -10,23 +10,24 @@ from pathlib import Path
 
 PART, LOCK = ".part", ".lock"
 ABANDONED_SECONDS = 86_400.0
-"""Age, of what was written last in it, at which a scratch folder without a lock, as earlier versions made them, belongs
-to no process that lives."""
+"""Age of the newest file at which a scratch folder without a lock counts as abandoned. Earlier versions made such
+folders."""
 
 
 def cache_dir() -> Path:
-    """Where converted weights, calibrations and hidden states are kept; safe to delete at any time."""
+    """Return the folder of converted weights, calibrations and hidden states. It is safe to delete at any time."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "raydp"
 
 
 def stored_once(target: Path, write_fn: Callable[[Path], None]) -> Path:
-    """A folder that is written at its first use, whole or not at all, by one of several processes.
+    """Return a folder that is written at its first use, whole or not at all, by one of several processes.
 
-    It is written under another name and then renamed. The lock of the process that writes ends with the process, so a
-    kill at any moment leaves a part that `remove_abandoned` and the next use know as abandoned, and remove.
+    The folder is written under another name and then renamed. The lock of the writing process ends with the process. So
+    a kill at any moment leaves a part that `remove_abandoned` and the next use recognise as abandoned, and remove.
 
     Args:
-        write_fn: makes the folder that it is given, with its content.
+        target: path of the folder.
+        write_fn: creates the folder at a given path, with its content.
     """
     if target.is_dir():
         return target
@@ -46,7 +47,7 @@ def stored_once(target: Path, write_fn: Callable[[Path], None]) -> Path:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove the parts that dead processes left in a folder of the cache; what a living one writes stays."""
+    """Remove the parts that dead processes left in a folder of the cache. Parts of living processes stay."""
     for part in folder.glob(f"*{PART}"):
         with suppress(BlockingIOError), _locked(part.with_suffix(LOCK), wait=False):
             shutil.rmtree(part, ignore_errors=True)
@@ -63,7 +64,7 @@ def _beside(target: Path, suffix: str) -> Path:
 
 @contextmanager
 def _locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold a lock for the time of the block; it ends with the process.
+    """Hold a file lock during the block. The lock also ends with the process.
 
     Raises:
         BlockingIOError: another process holds it, and wait is False.

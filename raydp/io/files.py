@@ -1,14 +1,18 @@
-"""Files that a kill at any moment leaves whole or absent."""
+"""Writing of files such that a kill at any moment leaves them whole or absent."""
 
 import os
 from pathlib import Path
 
 
 def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
-    """Temporary file, fsync, rename, fsync of the folder: after a kill or a power cut the file is whole or absent.
+    """Write a file such that it is whole or absent after a kill or a power cut.
+
+    The content goes to a temporary file, then fsync, rename, and fsync of the folder.
 
     Args:
-        private: for the owner alone (mode 0600), from before the first byte on.
+        path: the file.
+        content: its bytes.
+        private: whether only the owner may read it (mode 0600), from before the first byte on.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -19,7 +23,7 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
             stream.flush()
             os.fsync(stream.fileno())
         part.replace(path)
-    except OSError:  # such as a full disk, which the rest of the file would keep full
+    except OSError:  # such as a full disk: free its space
         part.unlink(missing_ok=True)
         raise
     folder = os.open(path.parent, os.O_RDONLY)

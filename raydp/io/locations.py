@@ -1,4 +1,4 @@
-"""Files and folders by path or by URI: what lies in an object store is copied to this machine once."""
+"""Files and folders by path or by URI. Content of an object store is copied to this machine once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WITH_NAMES = {"abfs", "abfss", "hdfs", "viewfs"}
 """Stores whose URIs have a container's or a user's name before the @."""
 _LISTING = "listing.json"
 MLFLOW_CREDENTIALS = "as MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or as MLFLOW_TRACKING_TOKEN"
-"""Where those of a tracking server belong."""
+"""Where the credentials of a tracking server belong."""
 
 
 def _as_text(value: object) -> object:
@@ -37,24 +37,27 @@ Location = Annotated[str, BeforeValidator(_as_text)]
 
 
 def is_uri(location: str | Path) -> bool:
-    """Whether it is the URI of an object store, and no path."""
+    """Return whether a location is the URI of an object store, not a path."""
     return bool(_URI.match(str(location)))
 
 
 def local_copy(location: str | Path, field: str) -> Path:
-    """A path as it is; the file or folder that a URI names is copied into the cache, again only if it has changed.
+    """Return the local path of a location. The content of a URI is copied into the cache if it is new or has changed.
 
     Args:
-        field: where the location was written, for messages.
+        location: a path, or a URI.
+        field: the field that holds the location, for messages.
 
     Raises:
-        ValueError: the URI holds credentials, or there is nothing there that can be read.
+        ValueError: the URI holds credentials, or there is nothing readable at it.
     """
+    # Find what is at the URI.
     if not is_uri(location):
         return Path(location)
     uri = str(location)
     files, path = opened(uri, field)
     listing = _listing(files, path, uri, field)
+    # Copy it, unless the cached copy has the same listing.
     folder = cache_dir() / "fetched" / hashlib.sha256(uri.encode()).hexdigest()[:32]
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # the data are private
     copy = folder / (path.rstrip("/").rsplit("/", 1)[-1] or "root")
@@ -71,7 +74,7 @@ def local_copy(location: str | Path, field: str) -> Path:
 
 
 def fetch(files: FileSystem, source: str, target: Path) -> None:
-    """Copy one file out of one of pyarrow's file systems, whole or not at all."""
+    """Copy one file from a pyarrow file system, whole or not at all."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.part")
     with files.open_input_stream(source) as stream, part.open("wb") as sink:
@@ -80,17 +83,19 @@ def fetch(files: FileSystem, source: str, target: Path) -> None:
 
 
 def refuse_credentials(uri: str, field: str, instead: str) -> None:
-    """Credentials in a URI would go wherever the URI goes: into specs, records, messages.
+    """Refuse credentials in a URI, because they would be copied into specs, records and messages.
 
     Args:
-        instead: where to give them.
+        uri: the URI.
+        field: the field that holds the URI, for messages.
+        instead: where to give the credentials instead.
 
     Raises:
-        ValueError: it holds some; they are not repeated.
+        ValueError: the URI holds credentials. The message does not repeat them.
     """
     try:
         parts = urlsplit(uri)
-    except ValueError as error:  # not repeated either: who knows what is in it
+    except ValueError as error:  # the URI is not repeated, because it may hold credentials
         raise ValueError(f"{field} must be a URI, got one that is malformed ({error}). Correct it.") from error
     named = parts.username and parts.scheme.lower() not in _WITH_NAMES
     if parts.password or named or _SECRETS & set(parse_qs(parts.query.lower())):
@@ -101,17 +106,17 @@ def refuse_credentials(uri: str, field: str, instead: str) -> None:
 
 
 def opened(uri: str, field: str) -> tuple[FileSystem, str]:
-    """pyarrow's file system of a URI, and the path in it. Credentials come from the environment or the store's files.
+    """Return pyarrow's file system of a URI, and the path in it. Credentials come from the environment or store files.
 
     Raises:
-        ValueError: the URI holds credentials or is none that pyarrow opens.
+        ValueError: the URI holds credentials, or pyarrow cannot open it.
     """
     import pyarrow
     from pyarrow import fs
 
     refuse_credentials(uri, field, "in the environment (AWS_ACCESS_KEY_ID, ...) or in the store's own files")
     parts = urlsplit(uri)
-    if parts.scheme == "s3":  # small files in one request, not in three
+    if parts.scheme == "s3":  # reads small files in one request instead of three
         uri = parts._replace(query="&".join(filter(None, [parts.query, "allow_delayed_open=true"]))).geturl()
     try:
         files, path = fs.FileSystem.from_uri(uri)
@@ -121,19 +126,20 @@ def opened(uri: str, field: str) -> tuple[FileSystem, str]:
 
 
 def _listing(files: FileSystem, path: str, uri: str, field: str) -> dict[str, list[int]]:
-    """name in the folder ("" of a single file) -> [size in bytes, time of its last change]."""
+    """Return file name in the folder ("" for a single file) -> [size in bytes, time of its last change]."""
     from pyarrow import fs
 
     try:
         info = files.get_file_info(path)
         if info.type == fs.FileType.File:
             return {"": [info.size, info.mtime_ns]}
-        found = files.get_file_info(fs.FileSelector(path, recursive=True)) if info.type == fs.FileType.Directory else []
+        selector = fs.FileSelector(path, recursive=True)
+        entries = files.get_file_info(selector) if info.type == fs.FileType.Directory else []
     except OSError as error:
         raise ValueError(
             f"{field} must be in a store that answers, got {uri!r} ({error}). Check the address and the credentials."
         ) from error
-    listing = {f.path[len(path) :].lstrip("/"): [f.size, f.mtime_ns] for f in found if f.type == fs.FileType.File}
+    listing = {f.path[len(path) :].lstrip("/"): [f.size, f.mtime_ns] for f in entries if f.type == fs.FileType.File}
     if not listing:
         raise ValueError(f"{field} must name an existing file or folder, got {uri!r}. Check it.")
     return listing

@@ -1,4 +1,4 @@
-"""How commands answer: a table or a few lines for people, one strict JSON document for programs."""
+"""Output of commands: a table or a few lines for people, one strict JSON document for programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.console import Console
 from raydp.io.table_layout import cell_text, lay_out
 
 LONG_ITEM = 40
-"""A list with a longer text has one item a line."""
+"""Text length in characters. A list with a longer text is printed with one item per line."""
 _STYLES = {"header": "bold", "marked": "bold", "remark": "dim"}
 
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -23,7 +23,7 @@ stdout = Console(highlight=False, soft_wrap=True)
 
 @contextmanager
 def phase(console: Console, text: str) -> Iterator[None]:
-    """Some seconds without further news: shown while they last, or said once where the output is no terminal."""
+    """Show a text while the block runs. If the output is not a terminal, print the text once."""
     if console.is_terminal:
         with console.status(text):
             yield
@@ -33,7 +33,7 @@ def phase(console: Console, text: str) -> Iterator[None]:
 
 
 def strict(value: object) -> Any:
-    """The value as JSON takes it: infinity is the string "inf", an undefined number null, numpy scalars plain."""
+    """Convert a value for JSON: infinity becomes the string "inf", NaN null, and numpy scalars plain numbers."""
     if isinstance(value, Mapping):
         return {str(k): strict(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -48,7 +48,7 @@ def strict(value: object) -> Any:
 
 
 def print_json(document: object) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document to stdout."""
     print(json.dumps(strict(document), indent=1, ensure_ascii=False, allow_nan=False))
 
 
@@ -60,7 +60,7 @@ def print_table(
     keep: Sequence[str] = (),
     spare: Sequence[str] = (),
 ) -> None:
-    """Print a table for people: it fits the terminal, and is whole in a file or a pipe; see `raydp.io.table_layout`."""
+    """Print a table that fits the terminal, or is complete in a file or a pipe; see `raydp.io.table_layout`."""
     if not rows:
         stdout.print(f"{title}: none", markup=False)
         return
@@ -72,7 +72,7 @@ def print_table(
 
 
 def print_document(document: Mapping[str, object], title: str = "") -> None:
-    """A document for people: a line for each plain value, a table for each of its parts that is one."""
+    """Print a document for people: a line for each plain value, and a table for each part that has the form of one."""
     if document and (whole := _rows(document)) is not None:
         print_table(title, whole)
     else:
@@ -120,7 +120,7 @@ def _is_line(value: object) -> bool:
 
 
 def _rows(value: Any) -> list[dict[str, Any]] | None:
-    """The rows of a table, where that is what the value is: a list of flat mappings, or those by name."""
+    """Return the rows of a value that has the form of a table: a list of flat mappings, or flat mappings by name."""
     parts = value if isinstance(value, list | tuple) else [v for v in value.values() if isinstance(v, Mapping)]
     if len(parts) < len(value) or not all(_is_plain(cell) for part in parts for cell in part.values()):
         return None

@@ -1,7 +1,7 @@
-"""Lay a table out for people: whole where it fits, and never with a cell, a number or a header broken over two lines.
+"""Layout of tables for people: complete if they fit, and never with a cell, a number or a header broken over two lines.
 
-Where a table is wider than the terminal, the columns that are equal in all rows are said once, above it. If the rest is
-still too wide, a table of few rows gets one field a line, and a long table leaves columns out and names them.
+If a table is wider than the terminal, columns with equal values in all rows are stated once, above it. If the rest is
+still too wide, a table of few rows gets one field per line, and a long table omits columns and names them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HEADERS = {
 }
 """The papers' symbols and short names, for tables that people read. `--json` and files have the long names."""
 FEW_ROWS = 4
-"""A table of so many rows is shown with one field a line rather than without some of its columns."""
+"""The largest number of rows shown with one field per line instead of omitting columns."""
 ELSEWHERE = "A wider terminal, a pipe (| less -S) and --json show every column."
 _GAP = "  "
 
@@ -42,6 +42,7 @@ class Line:
     """One line of output.
 
     Attributes:
+        text: the text of the line.
         kind: "header", "row", "marked" (a row with a mark) or "remark" (about the table).
     """
 
@@ -54,8 +55,10 @@ class _Column:
     """One column as text.
 
     Attributes:
-        name: the key of its values in the rows, None for the marks.
-        is_text: whether a value is neither a number nor an interval; such columns are aligned on the left.
+        name: key of the column's values in the rows, None for the marks.
+        header: the column's header.
+        cells: the column's values as texts.
+        is_text: whether a value is neither a number nor an interval. Such columns are aligned on the left.
     """
 
     name: str | None
@@ -65,10 +68,12 @@ class _Column:
 
     @property
     def width(self) -> int:
+        """Return the number of terminal columns that the column needs."""
         return max(cell_len(text) for text in (self.header, *self.cells))
 
     @property
     def is_constant(self) -> bool:
+        """Return whether all of at least two cells are equal."""
         return len(self.cells) > 1 and len(set(self.cells)) == 1
 
 
@@ -80,38 +85,42 @@ def lay_out(
     keep: Sequence[str] = (),
     spare: Sequence[str] = (),
 ) -> list[Line]:
-    """Lay rows of the same keys out.
+    """Lay out rows with the same keys.
 
     Args:
-        marks: words that name rows by their position.
-        width: columns of the terminal; None for a file or a pipe, where every row is whole on one line.
-        keep: keys that are never left out, beside the first one.
-        spare: keys that are left out first, in this order; then the others, from the right.
+        rows: the rows.
+        marks: position of a row -> words that mark it.
+        width: number of columns of the terminal. None for a file or a pipe, where every row is whole on one line.
+        keep: keys that are never omitted, beside the first one.
+        spare: keys that are omitted first, in this order. The other keys follow from the right.
 
     Returns:
-        The lines. A line is wider than the terminal only if one cell or one header alone is.
+        The lines. A line is wider than the terminal only if a single cell or header is.
     """
     columns = [_column(key, [row[key] for row in rows]) for key in rows[0]]
     if marks:
         words = tuple(one_line(marks.get(position, "")) for position in range(len(rows)))
         columns.append(_Column(name=None, header="", cells=words, is_text=True))
+    # Print the whole table if it fits.
     if width is None or _total(columns) <= width:
         return list(_table(columns))
+    # State constant columns once.
     constant = [column for column in columns[1:] if column.is_constant and column.name is not None]
     varying = [column for column in columns if column not in constant]
-    told = list(_flowing("in every row: ", [f"{c.header} {c.cells[0].strip() or '-'}" for c in constant], width))
+    stated = list(_flowing("in every row: ", [f"{c.header} {c.cells[0].strip() or '-'}" for c in constant], width))
     if _total(varying) <= width:
-        return [*told, *_table(varying)]
+        return [*stated, *_table(varying)]
+    # Omit columns, or print one field per line.
     left = _fitting(varying, width, keep, spare)
     if len(rows) <= FEW_ROWS or left is None:
-        return [*told, *_records(varying, width)]
+        return [*stated, *_records(varying, width)]
     names = [column.header for column in varying if column not in left]
     remark = [f"Left out to fit {width} columns:", *_listed(names), *ELSEWHERE.split()]
-    return [*told, *_table(left), *_wrapped(remark, width)]
+    return [*stated, *_table(left), *_wrapped(remark, width)]
 
 
 def cell_text(value: object) -> str:
-    """A value as people read it: floats with four digits, intervals as "low to high", nothing as "-"."""
+    """Format a value for people: floats with four digits, intervals as "low to high", undefined values as "-"."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "-"
     if isinstance(value, float):
@@ -124,7 +133,7 @@ def cell_text(value: object) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text without line breaks and other characters that move the cursor."""
+    """Return the text without line breaks and other characters that move the cursor."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
@@ -146,7 +155,7 @@ def _total(columns: Sequence[_Column]) -> int:
 
 
 def _fitting(columns: Sequence[_Column], width: int, keep: Sequence[str], spare: Sequence[str]) -> list[_Column] | None:
-    """The columns that are shown if some are left out; None if the first, the kept ones and one more do not fit."""
+    """Return the columns to show, some omitted. None if the first, the kept ones and one more do not fit."""
     by_name = {column.name: column for column in columns}
     optional = [c for c in columns[1:] if c.name is not None and c.name not in keep]
     first = [by_name[name] for name in spare if by_name.get(name) in optional]
@@ -155,7 +164,7 @@ def _fitting(columns: Sequence[_Column], width: int, keep: Sequence[str], spare:
         if _total([c for c in columns if c not in left_out]) <= width:
             break
         left_out.append(column)
-    for column in reversed(left_out[:-1]):  # a narrow one may fit after all, once a wide one is gone
+    for column in reversed(left_out[:-1]):  # after a wide column was omitted, an earlier narrow one may fit again
         if _total([c for c in columns if c not in left_out or c is column]) <= width:
             left_out.remove(column)
     shown = [c for c in columns if c not in left_out]
@@ -164,7 +173,7 @@ def _fitting(columns: Sequence[_Column], width: int, keep: Sequence[str], spare:
 
 
 def _table(columns: Sequence[_Column]) -> Iterator[Line]:
-    """A header and one line a row."""
+    """Yield a header and one line per row."""
     yield Line(text=_joined(columns, [column.header for column in columns]), kind="header")
     marks = next((column.cells for column in columns if column.name is None), None)
     for position in range(len(columns[0].cells)):
@@ -181,7 +190,7 @@ def _joined(columns: Sequence[_Column], texts: Sequence[str]) -> str:
 
 
 def _records(columns: Sequence[_Column], width: int) -> Iterator[Line]:
-    """One field a line, an empty line between two rows; a value that does not fit beside its name is below it."""
+    """Yield one field per line, and an empty line between rows. A value too long for its name's line follows below."""
     named = [column for column in columns if column.name is not None]
     marks = next((column.cells for column in columns if column.name is None), None)
     names = max(cell_len(column.header) for column in named)
@@ -203,7 +212,7 @@ def _records(columns: Sequence[_Column], width: int) -> Iterator[Line]:
 
 
 def _flowing(start: str, items: Sequence[str], width: int) -> Iterator[Line]:
-    """Items with commas between on as many lines as they need, none of them broken."""
+    """Yield items separated by commas on as many lines as they need, none of them broken."""
     if items:
         yield from _wrapped([start.rstrip(), *_listed(items)], width)
 
@@ -213,7 +222,7 @@ def _listed(items: Sequence[str]) -> list[str]:
 
 
 def _wrapped(words: Sequence[str], width: int) -> Iterator[Line]:
-    """Words on as many lines as they need, none of them broken."""
+    """Yield words on as many lines as they need, none of them broken."""
     line = ""
     for word in words:
         longer = f"{line} {word}" if line else word

@@ -1,9 +1,9 @@
-"""YAML that somebody else may have written: bounded in size, depth and aliases, and made of plain values only.
+"""Reading of untrusted YAML: bounded in size, depth and aliases, and restricted to plain values.
 
-Aliases let a file of a few lines stand for more values than fit into memory ("billion laughs"), and PyYAML's
-constructors of dates, binary values and sets raise errors of all kinds for what they cannot read.
+Aliases let a file of a few lines stand for more values than fit into memory ("billion laughs"). PyYAML's constructors
+of dates, binary values and sets raise errors of all kinds for values that they cannot read.
 
-Messages give line, column and rule, never the content: the file may be data that was given in the wrong place.
+Messages give line, column and rule, never the content, because the file may be data that was given in the wrong place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from yaml.constructor import ConstructorError
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
 MAX_VALUES = 100_000
-"""With every alias written out."""
+"""The largest number of values, with every alias written out."""
 
 _YAMLS_OWN = {"timestamp", "binary", "set", "omap", "pairs", "merge", "value"}
 _PLAIN = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map")}
@@ -28,13 +28,14 @@ _QUOTES_SIGNS = re.compile(r"([^'\"]|'(<[a-z ]+>|[^\w\s'])')*")
 
 
 def read_yaml(path: Path, field: str) -> Any:
-    """The content of a file.
+    """Read the content of a YAML file.
 
     Args:
-        field: what the file was given as, for messages.
+        path: the file.
+        field: the name of the field or option that names the file, for messages.
 
     Raises:
-        ValueError: it is no file, too large, not UTF-8, no YAML, or repeats a key.
+        ValueError: the file is missing, too large, not UTF-8, not YAML, or repeats a key.
     """
     if not path.is_file():
         raise ValueError(f"{field} must be an existing YAML file, got {str(path)!r}. Check the path.")
@@ -48,13 +49,14 @@ def read_yaml(path: Path, field: str) -> Any:
 
 
 def parse_yaml(text: str, complaint: str) -> Any:
-    """The value of a text.
+    """Return the value of a YAML text.
 
     Args:
-        complaint: the message up to the reason, for what is wrong.
+        text: the text.
+        complaint: the beginning of error messages, up to the reason.
 
     Raises:
-        ValueError: it is no YAML, repeats a key, or is larger or deeper than allowed.
+        ValueError: the text is not YAML, repeats a key, or is larger or deeper than allowed.
     """
     try:
         return yaml.load(text, Loader=_Loader)
@@ -62,22 +64,22 @@ def parse_yaml(text: str, complaint: str) -> Any:
         mark = error.problem_mark or error.context_mark
         place = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
         raise ValueError(f"{complaint}: {_without_content(error.problem or 'not YAML')}{place}. Correct it.") from error
-    except yaml.YAMLError as error:  # of bytes or characters; its text gives an offset and shows some of them
+    except yaml.YAMLError as error:  # about bytes or characters; its text quotes some of them
         raise ValueError(f"{complaint}: characters that YAML does not take. Correct it.") from error
 
 
 def _without_content(problem: str) -> str:
-    """PyYAML's reason up to where it quotes the file; its own names of tokens and single signs may stay."""
+    """Return PyYAML's reason up to where it quotes the file. Its own names of tokens, and single signs, may stay."""
     return problem if _QUOTES_SIGNS.fullmatch(problem) else re.split("['\"]", problem)[0].rstrip(" ,")
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values only. YAML 1.1 reads 5e-4 as text; here it is a number."""
+    """Loader of plain values only. YAML 1.1 reads 5e-4 as text; this loader reads it as a number."""
 
     _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Its recursion would end in a RecursionError."""
+        """Compose a node, refusing deep nesting, which would end in a RecursionError."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             where = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # PyYAML's stubs leave it out
@@ -88,13 +90,13 @@ class _Loader(yaml.SafeLoader):
             self._depth -= 1
 
     def get_single_node(self) -> yaml.Node | None:
-        """The document, once it is known to be small."""
+        """Return the document, after checking that it is small."""
         if (root := super().get_single_node()) is not None:
             _count(root, {})
         return root
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
-        """One value."""
+        """Construct one value, refusing types other than plain ones."""
         if node.tag not in _PLAIN:
             kind = node.tag.removeprefix("tag:yaml.org,2002:")
             kind = f"of type {kind}" if kind in _YAMLS_OWN else "of a type of its own"
@@ -115,7 +117,7 @@ _Loader.add_implicit_resolver(
 
 
 def _count(node: yaml.Node, known: dict[int, int | None]) -> int:
-    """How many values a node stands for, with every alias written out; its depth is bounded."""
+    """Return how many values a node stands for, with every alias written out. The depth is already bounded."""
     if id(node) in known:
         if (size := known[id(node)]) is None:
             raise ConstructorError(None, None, "an alias of what it is in", node.start_mark)
@@ -133,7 +135,7 @@ def _count(node: yaml.Node, known: dict[int, int | None]) -> int:
 
 
 def _refuse_repeated(node: yaml.MappingNode) -> None:
-    """PyYAML takes the last of equal keys and says nothing."""
+    """Refuse equal keys, of which PyYAML would silently take the last one."""
     seen: set[str] = set()
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):

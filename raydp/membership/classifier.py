@@ -1,8 +1,8 @@
 """Membership inference on a classifier's stored outputs: the gap attack and three attacks by thresholds.
 
-The thresholds are chosen on a shadow model's outputs, where membership is known, and applied to the target's. As in
-Song and Mittal's evaluation, members and non-members weigh one half each: 0.5 * (share of members caught + share of
-non-members cleared).
+The thresholds are chosen on a shadow model's outputs, where membership is known, and applied to the target's outputs.
+As in Song and Mittal's evaluation, members and non-members weigh one half each: accuracy is 0.5 * (share of members
+detected + share of non-members not accused).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from raydp.membership.metrics import Scores, accuracy, accuracy_at, best_threshold, curve_figures
 
 SMALLEST = 1e-30
-"""What a probability below it counts as in a logarithm, as in Song and Mittal's code: -log 0 is about 69 nats."""
+"""Smaller probabilities are raised to this in a logarithm, as in Song and Mittal's code: -log 0 is about 69 nats."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """What a classifier says of some examples.
+    """A classifier's outputs on some examples.
 
     Attributes:
         probs: [N, K] float64, each row a distribution over the classes.
@@ -32,7 +32,7 @@ class Outputs:
     labels: NDArray[np.int64]
 
     def of_label(self) -> Scores:
-        """[N] probability of the example's own class."""
+        """Return the probability of each example's own class, [N]."""
         return np.asarray(self.probs[np.arange(len(self.labels)), self.labels])
 
 
@@ -45,7 +45,7 @@ class Observed:
 
 
 def correctness(outputs: Outputs) -> Scores:
-    """[N] 1 where the most likely class (the first of several) is the example's, else 0: the gap attack's score.
+    """Return 1 if the most likely class (the first of several) is the example's, else 0, [N]: the gap attack's score.
 
     Source: Yeom et al. 2018; Kaplan et al. 2024, eq. (5).
     """
@@ -53,17 +53,17 @@ def correctness(outputs: Outputs) -> Scores:
 
 
 def confidence(outputs: Outputs) -> Scores:
-    """[N] probability of the example's class (Yeom et al. 2018; Kaplan et al. 2024, eq. 6)."""
+    """Return the probability of the example's class, [N] (Yeom et al. 2018; Kaplan et al. 2024, eq. 6)."""
     return outputs.of_label()
 
 
 def negative_entropy(outputs: Outputs) -> Scores:
-    """[N] minus the entropy (nats) of the output (Shokri et al. 2017; Song and Mittal 2021, section 4.2)."""
+    """Return minus the entropy (nats) of the output, [N] (Shokri et al. 2017; Song and Mittal 2021, section 4.2)."""
     return np.asarray((outputs.probs * _log(outputs.probs)).sum(axis=1))
 
 
 def negative_modified_entropy(outputs: Outputs) -> Scores:
-    """[N] minus the modified entropy, which is 0 for certainty in the right class and largest in a wrong one.
+    """Return minus the modified entropy, [N]. It is 0 for certainty in the right class, and largest in a wrong class.
 
     Mentr(p, y) = -(1 - p_y) log p_y - sum over i != y of p_i log(1 - p_i), in nats, with log 0 taken as log 1e-30.
 
@@ -90,14 +90,15 @@ def attack(shadow: Observed, target: Observed) -> dict[str, dict[str, Any]]:
     """Run the four attacks.
 
     Args:
-        shadow: of a model whose members the attacker knows; thresholds come from here alone.
-        target: of the model that is attacked.
+        shadow: outputs of a model whose members the attacker knows. Only these determine thresholds.
+        target: outputs of the attacked model.
 
     Returns:
         Attack -> "accuracy" at the shadow's one threshold, "accuracy_class_thresholds" at its thresholds by class,
         "auc", "tpr_at_1pct_fpr" and "tpr_at_01pct_fpr" of the scores without a threshold, each with `_interval`. A
-        class without a member or without a non-member in the shadow takes the one threshold;
-        "classes_without_threshold" counts them. The gap attack has no threshold: its two accuracies are one.
+        class without members or without non-members in the shadow uses the one threshold;
+        "classes_without_threshold" counts such classes. The gap attack has no threshold, so its two accuracies are
+        equal.
 
     Source: Song and Mittal 2021, section 4; Kaplan et al. 2024, section 4.2.2.
     """
@@ -129,14 +130,15 @@ def _gap(target: Observed) -> dict[str, object]:
 
 
 def class_thresholds(members: Scores, nonmembers: Scores, shadow: Observed, *, fallback: float) -> tuple[Scores, int]:
-    """The best threshold of each class.
+    """Choose the best threshold of each class.
 
     Args:
         members, nonmembers: scores of the shadow's examples.
-        fallback: of a class that has no member or no non-member.
+        shadow: the shadow's outputs, whose labels are used.
+        fallback: threshold of a class that has no member or no non-member.
 
     Returns:
-        [K] thresholds, and how many are the fallback.
+        [K] thresholds, and the number of classes with the fallback.
     """
     num_classes = shadow.members.probs.shape[1]
     thresholds = np.full(num_classes, fallback)
@@ -152,6 +154,6 @@ def class_thresholds(members: Scores, nonmembers: Scores, shadow: Observed, *, f
 
 
 def _by_class(scores: Scores, labels: NDArray[np.int64], num_classes: int) -> list[Scores]:
-    """The scores of each class, in the order of the data."""
+    """Return the scores of each class, in the order of the data."""
     order = np.argsort(labels, kind="stable")
     return np.split(scores[order], np.bincount(labels, minlength=num_classes).cumsum()[:-1])

@@ -1,7 +1,7 @@
-"""Attacks that compare a model's loss of an example with the losses of models trained with and without it: LiRA, RMIA.
+"""LiRA and RMIA: attacks that compare a model's loss of an example with losses of models trained with and without it.
 
-All take arrays: a row for each example, a column for each shadow model. The probability p that a model gives an example
-is exp(-loss), of the example's mean loss per target token.
+All functions take arrays with a row per example and a column per shadow model. The probability p that a model gives an
+example is exp(-loss), where loss is the example's mean loss per target token.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from raydp.membership.metrics import Scores
 Matrix = NDArray[np.float64]
 Variance = Literal["per_example", "fixed"]
 SMALLEST_STD = 1e-30
-"""Added to a standard deviation, as in the reference code: shadows that agree wholly have none."""
+"""Value added to a standard deviation, as in the reference code, because shadows that agree fully have none."""
 
 
 def logit_of_loss(loss: Matrix) -> Matrix:
-    """log(p / (1 - p)) at p = exp(-loss): close to normal over models (Carlini et al. 2022, section IV-C)."""
+    """Return log(p / (1 - p)) at p = exp(-loss), about normal over models (Carlini et al. 2022, section IV-C)."""
     return -loss - np.log(-np.expm1(-np.maximum(loss, 1e-12)))
 
 
@@ -33,22 +33,22 @@ def lira(
     online: bool = True,
     variance: Variance = "per_example",
 ) -> Scores:
-    """The likelihood-ratio attack.
+    """Score examples by the likelihood-ratio attack.
 
     Args:
         target: [N] logits of the target model.
         shadows: [N, S] logits of the shadow models.
         included: [N, S] whether the example was in the shadow's training data.
-        online: compare with the models that saw the example and with those that did not; otherwise with the latter
-            alone.
-        variance: of the Gaussians: each example's own, or one for all, which is better with fewer than some 64 shadows
-            (section VI-B): of the deviations from the examples' means, or of all logits, as the released code has it,
-            where each example has one model only.
+        online: whether to compare with the models that saw the example and with those that did not. Otherwise compare
+            with the latter alone.
+        variance: "per_example" for each example's own variance, or "fixed" for one variance for all. "fixed" is better
+            with fewer than about 64 shadows (section VI-B). It is the variance of the deviations from the examples'
+            means. If each example has only one model, it is the variance of all logits, as in the released code.
 
     Returns:
         [N] scores. Online: log N(target; in) - log N(target; out) (Algorithm 1). Offline: log Phi of the standardised
-        target (section IV-D): the one-sided test of the paper, not the two-sided density of its released code. Means
-        are medians, as there.
+        target (section IV-D), which is the paper's one-sided test, not the two-sided density of its released code. As
+        in that code, means are medians.
 
     Raises:
         ValueError: an example has no model to compare with.
@@ -63,7 +63,7 @@ def lira(
 
 
 def _fit(shadows: Matrix, used: NDArray[np.bool_], variance: Variance, which: str) -> tuple[Scores, Scores]:
-    """Median and standard deviation of each row's used entries."""
+    """Return median and standard deviation of each row's used entries."""
     if not used.any(axis=1).all():
         lacking = int((~used.any(axis=1)).sum())
         raise ValueError(
@@ -74,7 +74,7 @@ def _fit(shadows: Matrix, used: NDArray[np.bool_], variance: Variance, which: st
     middle = np.nanmedian(seen, axis=1)
     if variance == "per_example":
         return middle, np.nanstd(seen, axis=1) + SMALLEST_STD
-    freedom = used.sum() - len(used)  # a mean for each example is taken from the data
+    freedom = used.sum() - len(used)  # one mean per example is estimated from the data
     if freedom:
         spread = np.sqrt(np.nansum((seen - np.nanmean(seen, axis=1, keepdims=True)) ** 2) / freedom)
     else:
@@ -90,13 +90,13 @@ def rmia(
     *,
     gamma: float = 1.0,
 ) -> Scores:
-    """The robust membership inference attack: how often an example's gain beats that of a random other one.
+    """Score examples by the robust attack: how often an example's gain exceeds the gain of a random other example.
 
     Args:
         target: [N] probabilities of the target model.
-        average: [N] what they are without knowing of membership, see `average_probability`.
-        population_target, population_average: [Z] the same of examples that no model was trained on.
-        gamma: by what factor an example must be ahead.
+        average: [N] average probabilities without knowledge of membership, see `average_probability`.
+        population_target, population_average: [Z] both probabilities for examples that no model was trained on.
+        gamma: factor by which an example's gain must exceed the other's.
 
     Returns:
         [N] the share of the population with (target / average) / (population_target / population_average) > gamma.
@@ -111,14 +111,14 @@ def rmia(
 def average_probability(
     shadows: Matrix, included: NDArray[np.bool_], *, online: bool = True, offline_a: float = 0.3
 ) -> Scores:
-    """p(x) of RMIA: the mean over models that were trained with the example and over as many without it.
+    """Return RMIA's p(x): the mean probability over models trained with the example and as many trained without it.
 
     Args:
         shadows: [N, S] probabilities of the shadow models.
         included: [N, S] as for lira.
-        online: the mean of the two groups' means. Otherwise the models without the example alone, from whose mean p_out
-            that of the others is guessed: ((1 + a) p_out + 1 - a) / 2.
-        offline_a: a of that guess; 1 takes p_out for both.
+        online: whether to take the mean of the two groups' means. Otherwise only the models without the example are
+            used. From their mean p_out, the mean over both groups is estimated as ((1 + a) p_out + 1 - a) / 2.
+        offline_a: a in that estimate. With 1, the estimate is p_out.
 
     Source: Zarifzadeh et al. 2024, section 3 and appendix B.2.2.
     """
@@ -129,11 +129,12 @@ def average_probability(
 
 
 def reference_gain(target_loss: Scores, shadow_losses: Matrix, included: NDArray[np.bool_]) -> Scores:
-    """[N] mean loss of the shadow models without the example minus the target's loss (Watson et al. 2022)."""
+    """Return the mean loss of the shadows without the example minus the target's loss, [N] (Watson et al. 2022)."""
     return _mean(shadow_losses, ~included, "without") - target_loss
 
 
 def _mean(values: Matrix, used: NDArray[np.bool_], which: str) -> Scores:
+    """Return the mean of each row's used entries."""
     counts = used.sum(axis=1)
     if not counts.all():
         raise ValueError(

@@ -1,7 +1,8 @@
-"""How well scores tell members from non-members: area under the curve, accuracy, true positives at few false ones.
+"""Figures on how well scores separate members from non-members: AUC, accuracy, true positives at few false positives.
 
-A score is higher for what is more likely a member; "at least the threshold" is called a member. Members and non-members
-weigh one half each, whatever their numbers. All intervals are two-sided, at 95 % unless another confidence is given.
+A higher score means more likely a member. A score of at least the threshold is called a member. Members and non-members
+weigh one half each, regardless of their numbers. All intervals are two-sided, at 95 % unless another confidence is
+given.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from scipy.stats import beta, norm, rankdata
 Scores = NDArray[np.float64]
 CONFIDENCE = 0.95
 RATES = {"1pct": 0.01, "01pct": 0.001}
-"""False positive rates that are reported, by what they are called in names."""
+"""Reported false positive rates, by their names in figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +26,9 @@ class Estimate:
     """A figure with its interval.
 
     Attributes:
-        value: the figure on these data.
-        low, high: the interval, in [0, 1].
-        std_error: where the method has one.
+        value: the figure on the given data.
+        low, high: ends of the interval, in [0, 1].
+        std_error: standard error, None if the method has none.
     """
 
     value: float
@@ -36,15 +37,15 @@ class Estimate:
     std_error: float | None = None
 
     def document(self, name: str) -> dict[str, Any]:
-        """As JSON says it: the figure, and beside it its interval."""
+        """Return the figure and its interval as data for JSON."""
         return {name: self.value, f"{name}_interval": [self.low, self.high]}
 
 
 def scores_of(values: ArrayLike, name: str) -> Scores:
-    """[N] finite or infinite numbers, at least one.
+    """Return the values as an array [N] of finite or infinite numbers, at least one.
 
     Raises:
-        ValueError: there is none, or one is NaN.
+        ValueError: there is no value, or a value is NaN.
     """
     scores = np.asarray(values, np.float64)
     if scores.ndim != 1 or not len(scores) or np.isnan(scores).any():
@@ -55,22 +56,24 @@ def scores_of(values: ArrayLike, name: str) -> Scores:
 
 
 def auc(members: ArrayLike, nonmembers: ArrayLike, *, confidence: float = CONFIDENCE) -> Estimate:
-    """Area under the ROC curve: the probability that a member scores higher than a non-member, a tie counting half.
+    """Return the area under the ROC curve: the probability that a member scores higher, with ties counting half.
 
     Args:
         members, nonmembers: [M] and [N] scores.
 
     Returns:
-        The area, DeLong's standard error (None with fewer than two of either) and the normal interval from it. Where
-        members and non-members do not overlap, or all are tied, that error is 0; the interval is then the exact one of
-        min(M, N) disjoint pairs, which are independent trials.
+        The area, DeLong's standard error (None with fewer than two of either) and its normal interval. If members and
+        non-members do not overlap, or all are tied, the error is 0. The interval is then the exact binomial interval
+        for min(M, N) disjoint pairs, which are independent trials.
 
     Source: DeLong et al. 1988; by midranks as in Sun and Xu 2014.
     """
+    # Area by midranks.
     x, y = scores_of(members, "members"), scores_of(nonmembers, "nonmembers")
     m, n = len(x), len(y)
     together = rankdata(np.concatenate([x, y]))
     value = float((together[:m].sum() / m - (m + 1) / 2) / n)
+    # DeLong's error, and the interval.
     error = None
     if m > 1 and n > 1:
         of_members = (together[:m] - rankdata(x)) / n
@@ -85,7 +88,7 @@ def auc(members: ArrayLike, nonmembers: ArrayLike, *, confidence: float = CONFID
 
 
 def clopper_pearson(successes: float, trials: int, *, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """The exact interval of a binomial rate (Clopper and Pearson 1934)."""
+    """Return the exact interval of a binomial rate (Clopper and Pearson 1934)."""
     tail = (1 - confidence) / 2
     low = 0.0 if successes <= 0 else float(beta.ppf(tail, successes, trials - successes + 1))
     high = 1.0 if successes >= trials else float(beta.ppf(1 - tail, successes + 1, trials - successes))
@@ -95,32 +98,32 @@ def clopper_pearson(successes: float, trials: int, *, confidence: float = CONFID
 def tpr_at_fpr(
     members: ArrayLike, nonmembers: ArrayLike, max_fpr: float, *, confidence: float = CONFIDENCE
 ) -> Estimate:
-    """The largest true positive rate of a threshold whose false positive rate on these data is at most max_fpr.
+    """Return the largest true positive rate of a threshold whose false positive rate on these data is at most max_fpr.
 
-    Nothing is interpolated: scores that are tied are on one side of the threshold together. With fewer than 1/max_fpr
-    non-members no false positive is allowed, and the figure is the true positive rate at none.
+    Nothing is interpolated: tied scores are on one side of the threshold together. With fewer than 1/max_fpr
+    non-members, no false positive is allowed, and the figure is the true positive rate without false positives.
 
     Returns:
-        The rate, and Clopper and Pearson's interval over members, at the threshold that was found: what the
-        non-members' sampling does to the threshold is not in it.
+        The rate, and Clopper and Pearson's interval over members at the chosen threshold. The interval does not include
+        the sampling error of the non-members, which affects the threshold.
     """
     x, y = scores_of(members, "members"), scores_of(nonmembers, "nonmembers")
     allowed = int(np.searchsorted(np.arange(len(y) + 1) / len(y), max_fpr, side="right")) - 1
-    found = len(x)
+    detected = len(x)
     if allowed < len(y):
         first_refused = np.partition(y, len(y) - 1 - allowed)[len(y) - 1 - allowed]
-        found = int((x > first_refused).sum())
-    low, high = clopper_pearson(found, len(x), confidence=confidence)
-    return Estimate(value=found / len(x), low=low, high=high)
+        detected = int((x > first_refused).sum())
+    low, high = clopper_pearson(detected, len(x), confidence=confidence)
+    return Estimate(value=detected / len(x), low=low, high=high)
 
 
 def best_threshold(members: ArrayLike, nonmembers: ArrayLike) -> tuple[float, float]:
-    """The score of these data that tells members from non-members best as a threshold.
+    """Return the score of these data that separates members from non-members best as a threshold.
 
     Returns:
-        The threshold and the balanced accuracy that it has here. Of thresholds that are equally good it is the first
-        in the order of the data, members before non-members, which is the order that Song and Mittal's code goes
-        through; their code computes the accuracy in the same way, so that rounding breaks the same ties.
+        The threshold and its balanced accuracy here. Of equally good thresholds, the first in the order of the data is
+        returned, members before non-members, as in Song and Mittal's code. The accuracy is computed as in that code, so
+        that rounding breaks ties in the same way.
 
     Source: Song and Mittal 2021, github.com/inspire-group/membership-inference-evaluation, `_thre_setting`.
     """
@@ -134,11 +137,11 @@ def best_threshold(members: ArrayLike, nonmembers: ArrayLike) -> tuple[float, fl
 
 
 def accuracy(caught: ArrayLike, cleared: ArrayLike, *, confidence: float = CONFIDENCE) -> Estimate:
-    """Balanced accuracy of decisions that were made without looking at these data.
+    """Return the balanced accuracy of decisions that were made without these data.
 
     Args:
-        caught: [M] bool, members that were called members.
-        cleared: [N] bool, non-members that were not.
+        caught: [M] bool, whether each member was called a member.
+        cleared: [N] bool, whether each non-member was called a non-member.
 
     Returns:
         Half the sum of the two rates, and the interval that combines their Clopper and Pearson intervals by squaring
@@ -154,18 +157,18 @@ def accuracy(caught: ArrayLike, cleared: ArrayLike, *, confidence: float = CONFI
 
 
 def accuracy_at(members: ArrayLike, nonmembers: ArrayLike, threshold: float) -> Estimate:
-    """Balanced accuracy at a threshold that comes from elsewhere."""
+    """Return the balanced accuracy at a threshold that comes from other data."""
     return accuracy(np.asarray(members) >= threshold, np.asarray(nonmembers) < threshold)
 
 
 def split_accuracy(members: ArrayLike, nonmembers: ArrayLike) -> Estimate:
-    """Balanced accuracy of thresholds that are chosen on one half of the scores and tried on the other, each half once.
+    """Return the balanced accuracy of thresholds chosen on one half of the scores and applied to the other, both ways.
 
-    An attacker who knows of one half who is a member has this much of the other; where nothing leaks it is 1/2 on
-    average. The halves are every second score: shuffle what has an order.
+    It is the accuracy of an attacker who knows the members of one half. If nothing leaks, it is 1/2 on average. The
+    halves are every second score, so data with an order must be shuffled first.
 
     Returns:
-        The accuracy with the interval of `accuracy`, and its standard error as if thresholds were given.
+        The accuracy with the interval of `accuracy`, and its standard error as if the thresholds were given.
 
     Source: Kaplan et al. 2024, section 2.2.2 and appendix E (half of the members are known to the attacker).
     """
@@ -185,13 +188,13 @@ def split_accuracy(members: ArrayLike, nonmembers: ArrayLike) -> Estimate:
 
 
 def best_accuracy(members: ArrayLike, nonmembers: ArrayLike, *, confidence: float = CONFIDENCE) -> Estimate:
-    """Balanced accuracy at the threshold that is best on these data themselves: above 1/2 also where nothing leaks.
+    """Return the balanced accuracy at the best threshold on these data: above 1/2 even if nothing leaks.
 
     Returns:
-        The accuracy, and an interval of what the distributions' own best threshold reaches, never below 1/2. It holds
-        for all thresholds at once (Dvoretzky, Kiefer and Wolfowitz's inequality with Massart's constant 1990, half of
-        the error probability for each of the two distributions). Where members score lower than non-members, the
-        threshold that was found here does worse than that on fresh data.
+        The accuracy, and an interval for the accuracy of the distributions' own best threshold, never below 1/2. The
+        interval holds for all thresholds at once (Dvoretzky, Kiefer and Wolfowitz's inequality with Massart's constant
+        1990, half of the error probability for each distribution). If members score lower than non-members, the
+        threshold chosen here does worse than the interval on fresh data.
     """
     value = best_threshold(members, nonmembers)[1]
     counts = (np.size(members), np.size(nonmembers))
@@ -200,11 +203,11 @@ def best_accuracy(members: ArrayLike, nonmembers: ArrayLike, *, confidence: floa
 
 
 def curve_figures(members: ArrayLike, nonmembers: ArrayLike) -> dict[str, Any]:
-    """What needs no threshold from elsewhere, as JSON data: auc and its standard error, the true positive rates at
-    1 % and 0.1 % false positives, each with its interval.
+    """Return the figures that need no threshold, as data for JSON, each with its interval.
 
-    A rate that is below one non-member is not measured: at 0.1 % it is null, with the reason. At 1 %, the rate that
-    attacks are compared by, the figure is then that of no false positive at all, and `reason` says it.
+    They are auc with its standard error, and the true positive rates at 1 % and 0.1 % false positives. A rate that
+    corresponds to less than one non-member cannot be measured. At 0.1 %, the figure is then null, with the reason. At
+    1 %, the rate that attacks are compared by, it is the figure at no false positive, and `reason` says so.
     """
     area = auc(members, nonmembers)
     document: dict[str, Any] = {**area.document("auc"), "auc_std_error": area.std_error}

@@ -11,26 +11,28 @@ from raydp.membership.classifier import Observed, Outputs
 from raydp.membership.metrics import Scores, accuracy_at, curve_figures
 
 HIDDEN = (512, 256, 128, 64)
-"""Hidden layers: those of the part of Nasr et al.'s network that combines what it has read."""
+"""Hidden layers: as in the part of Nasr et al.'s network that combines its inputs."""
 ENOUGH_TO_STOP_EARLY = 20
-"""Members and non-members each; of fewer a tenth says nothing of when to stop."""
+"""Members and non-members needed for early stopping. A tenth of fewer is too small to decide when to stop."""
 
 
 def neural_attack(shadow: Observed, target: Observed, *, seed: int = 0, presort: bool = False) -> dict[str, Any]:
     """Train on the shadow's outputs, whose membership is known, and attack the target's.
 
-    An attacker who knows a part of the target's own training data puts that part, and as many known non-members, in the
-    shadow's place: so evaluate Nasr et al. 2018 and Kaplan et al. 2024, who train the attack on one part and test it on
-    the rest.
+    An attacker who knows some members of the target passes as `shadow` the target's outputs on these members and on as
+    many known non-members. Nasr et al. 2018 and Kaplan et al. 2024 evaluate in this way: they train the attack on one
+    part of the data and test it on the rest.
 
-    The features are the confidence vector and the one-hot label, as in Nasr et al. 2018, section 5 (the released code
-    reads no raw features either). Theirs has a branch of its own for each of the two before they are combined; this is
-    one network of ReLU layers, trained with Adam at 1e-3 in batches of 128 and stopped early on a tenth of the data.
-    Members and non-members weigh one half each.
+    The features are the confidence vector and the one-hot label, as in Nasr et al. 2018, section 5 (their released code
+    reads no raw features either). Their network has a separate branch for each of the two. This network has a single
+    stack of ReLU layers, trained with Adam at 1e-3 in batches of 128 and stopped early on a tenth of the data. Members
+    and non-members weigh one half each.
 
     Args:
-        seed: of initialisation, shuffling and the tenth.
-        presort: sort each confidence vector, which then says nothing of which class is which.
+        shadow: outputs with known membership, to train on.
+        target: outputs to attack.
+        seed: seed of initialisation, shuffling and the held-out tenth.
+        presort: whether to sort each confidence vector, which removes the identity of the classes.
 
     Returns:
         The four figures of every attack (see classifier.attack). Its threshold is a membership probability of 1/2;
@@ -39,6 +41,7 @@ def neural_attack(shadow: Observed, target: Observed, *, seed: int = 0, presort:
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPClassifier
 
+    # Train the network.
     inputs = [_features(o, presort=presort) for o in (shadow.members, shadow.nonmembers)]
     answers = np.repeat([1, 0], [len(i) for i in inputs])
     weights = np.repeat([0.5 * len(answers) / len(i) for i in inputs], [len(i) for i in inputs])
@@ -50,12 +53,13 @@ def neural_attack(shadow: Observed, target: Observed, *, seed: int = 0, presort:
         random_state=seed,
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # what it learnt in max_iter epochs is what it knows
+        warnings.simplefilter("ignore", ConvergenceWarning)  # training ends after max_iter epochs in any case
         network.fit(np.concatenate(inputs), answers, sample_weight=weights)
 
     def probability(outputs: Outputs) -> Scores:
         return np.asarray(network.predict_proba(_features(outputs, presort=presort))[:, 1], np.float64)
 
+    # Attack the target.
     scores = (probability(target.members), probability(target.nonmembers))
     figures = curve_figures(*scores)
     no_classes = "accuracy_class_thresholds: the network reads the class, and has one threshold"
@@ -71,6 +75,6 @@ def neural_attack(shadow: Observed, target: Observed, *, seed: int = 0, presort:
 
 
 def _features(outputs: Outputs, *, presort: bool) -> Scores:
-    """[N, 2 K]: the confidence vector and the one-hot label."""
+    """Return the confidence vectors and the one-hot labels, [N, 2 K]."""
     probs = -np.sort(-outputs.probs, axis=1) if presort else outputs.probs
     return np.concatenate([probs, np.eye(probs.shape[1])[outputs.labels]], axis=1)

@@ -1,4 +1,4 @@
-"""The file of a classifier's stored outputs: read, and checked before anything is computed from it."""
+"""The file of a classifier's stored outputs: reading and checking."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _OF_THE_FORMAT = frozenset(
     ]
 )
 SUM_TOLERANCE = 0.01
-"""A row's sum may be off by this: float16 outputs, or 100 probabilities rounded to 4 decimals, err by half of it."""
+"""Tolerance of a row's sum. float16 outputs, or 100 probabilities rounded to 4 decimals, err by half of it."""
 
 _UNREADABLE = (ValueError, zipfile.BadZipFile, zlib.error, EOFError, KeyError, RuntimeError, MemoryError)
-"""What numpy and zipfile raise for a file that is damaged, encrypted or compressed in another way, or whose header
-asks for more than the memory."""
+"""Exceptions of numpy and zipfile for a file that is damaged, encrypted or compressed in another way, or whose header
+asks for too much memory."""
 
 
 def read_outputs(path: Path) -> tuple[Observed, Observed]:
@@ -53,7 +53,7 @@ def read_outputs(path: Path) -> tuple[Observed, Observed]:
         The shadow's outputs and the target's.
 
     Raises:
-        ValueError: it is no such file; says which array must change, and how.
+        ValueError: the file is not of this form. The message names the array to change, and how.
     """
     arrays = _arrays(path)
     wanted = [f"{m}_{p}_{kind}" for m in MODELS for p in PARTS for kind in ("probs", "labels")]
@@ -85,7 +85,7 @@ def _arrays(path: Path) -> Mapping[str, NDArray[Any]]:
             raise ValueError("one array")
         with stored:
             arrays = {name: stored[name] for name in stored.files}
-        # numpy gives a member that is no array as bytes
+        # numpy returns members that are not arrays as bytes
         return {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
     except _UNREADABLE as error:
         raise ValueError(
@@ -95,7 +95,7 @@ def _arrays(path: Path) -> Mapping[str, NDArray[Any]]:
 
 
 def _missing(name: str, others: Sequence[str]) -> str:
-    """The name of an array is shown where all its words are of the format: any other may be private."""
+    """Return the message on a missing array. Another array's name is shown only if all its words are of the format."""
     ours = [other for other in others if _OF_THE_FORMAT.issuperset(re.split(r"[\W_]+", other.lower()))]
     near = difflib.get_close_matches(name, ours, n=1)
     got = f"{near[0]!r} instead. Rename it" if near else "none of this name. Add it"
@@ -103,7 +103,7 @@ def _missing(name: str, others: Sequence[str]) -> str:
 
 
 def _outputs(name: str, probs: NDArray[Any], labels: NDArray[Any]) -> Outputs:
-    """Checked and as float64 and int64."""
+    """Return the checked arrays as float64 and int64."""
     problem, remedy = _problem_of_probs(probs), "Store the softmax outputs, one row per example."
     kind = "probs"
     if not problem:
@@ -146,5 +146,5 @@ def _problem_of_labels(labels: NDArray[Any], num_examples: int, num_classes: int
 
 
 def _first(flags: Any) -> int:
-    """Position of the first that is true."""
+    """Return the position of the first true flag."""
     return int(flags.argmax())

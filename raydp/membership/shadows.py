@@ -1,4 +1,4 @@
-"""All attacks on one model for which there are shadow models: from losses to scores."""
+"""All attacks on a model that use shadow models: from losses to scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raydp.membership import likelihood
 from raydp.membership.metrics import Scores
 
 MANY_SHADOWS = 64
-"""From here on each example gets a variance of its own (Carlini et al. 2022, section VI-B)."""
+"""From this number of shadows on, each example has its own variance (Carlini et al. 2022, section VI-B)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +20,8 @@ class Losses:
     """Mean losses per target token (nats) of one model.
 
     Attributes:
-        examples: [N] of the pool's training examples.
-        population: [Z] of its held-out ones.
+        examples: [N] losses of the pool's training examples.
+        population: [Z] losses of the pool's held-out examples.
     """
 
     examples: Scores
@@ -31,22 +31,22 @@ class Losses:
 def shadow_attacks(
     base: Losses, target: Losses, shadows: Sequence[Losses], included: NDArray[np.bool_]
 ) -> dict[str, Scores]:
-    """[N] scores of every attack.
+    """Return the scores of every attack, each [N].
 
     Args:
-        base: of the untrained base model.
-        target: of the model that is attacked.
-        shadows: of each shadow.
+        base: losses of the untrained base model.
+        target: losses of the attacked model.
+        shadows: losses of each shadow.
         included: [N, S] which examples each shadow was trained on.
 
     Returns:
-        loss: minus the target's loss; base_reference: the base model's loss minus it; reference: the mean loss of the
-        shadows without the example minus it; LiRA and RMIA, online with all shadows and offline with those without the
-        example.
+        loss: minus the target's loss; base_reference: the base model's loss minus the target's; reference: the mean
+        loss of the shadows without the example minus the target's. LiRA and RMIA are online, with all shadows, and
+        offline, with the shadows without the example.
     """
     of_shadows = np.stack([s.examples for s in shadows], axis=1)
     population = np.stack([np.exp(-s.population) for s in shadows], axis=1)
-    nobody = np.zeros(population.shape, np.bool_)
+    none_included = np.zeros(population.shape, np.bool_)
     logits = (likelihood.logit_of_loss(target.examples), likelihood.logit_of_loss(of_shadows))
     variance: likelihood.Variance = "per_example" if len(shadows) >= MANY_SHADOWS else "fixed"
 
@@ -55,7 +55,9 @@ def shadow_attacks(
             np.exp(-target.examples),
             likelihood.average_probability(np.exp(-of_shadows), included, online=online),
             np.exp(-target.population),
-            population.mean(axis=1) if online else likelihood.average_probability(population, nobody, online=False),
+            population.mean(axis=1)
+            if online
+            else likelihood.average_probability(population, none_included, online=False),
         )
 
     return {

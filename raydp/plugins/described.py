@@ -1,4 +1,4 @@
-"""Plug-ins as users write them, `{name: ..., **parameters}`: resolved by name, parameters checked."""
+"""Plug-ins as users write them, `{name: ..., **parameters}`: resolved by name, with checked parameters."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from pydantic_core import ErrorDetails
 from raydp.plugins import registries
 
 LONGEST_NAME, LONGEST_VALUE = 60, 100
-"""Characters of a key and of a text that a message shows."""
+"""Numbers of characters of a key and of a text that a message shows."""
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """A plug-in of a seam with its checked parameters, written `{name: ..., **parameters}`."""
+    """A plug-in with its checked parameters, written `{name: ..., **parameters}`."""
 
     name: str
     params: Any
 
     def as_dict(self) -> dict[str, Any]:
-        """As it is written in a spec."""
+        """Return the plug-in as written in a spec."""
         return {"name": self.name, **self.params.model_dump(mode="json")}
 
 
@@ -34,7 +34,7 @@ PluginField = Annotated[InstanceOf[Plugin], PlainSerializer(Plugin.as_dict), Wit
 
 
 class _Short(reprlib.Repr):
-    """As repr, cut where a value is long."""
+    """A repr that cuts long values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,21 +42,21 @@ class _Short(reprlib.Repr):
         self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 30
 
     def repr_NoneType(self, x: None, level: int) -> str:  # noqa: N802 - as reprlib calls it
-        """As it is written in YAML."""
+        """Return "null", as YAML writes None."""
         return "null"
 
     def repr_int(self, x: int, level: int) -> str:
-        """Python refuses to write numbers of thousands of digits."""
+        """Describe huge integers by their size, because Python refuses to write numbers of thousands of digits."""
         return super().repr_int(x, level) if x.bit_length() < 4096 else f"a number of {x.bit_length()} bits"
 
 
 def shortened(name: str) -> str:
-    """A name in a message: nobody's name of a key is as long as a text."""
+    """Shorten a name for a message. A longer name may be misplaced text."""
     return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
 
 
 def shown(value: object) -> str:
-    """A value in a message: a spec may hold one of megabytes."""
+    """Return a value for a message, shortened, because a spec may hold values of megabytes."""
     return _Short().repr(value)
 
 
@@ -66,10 +66,14 @@ Resolve = Callable[[registries.Kind, str], type[BaseModel]]
 def resolve_plugin(
     kind: registries.Kind, field: str, value: object, problems: list[str], resolve: Resolve = registries.resolve
 ) -> Plugin | None:
-    """Resolve `{name: ..., **parameters}`; mistakes are appended to problems.
+    """Resolve `{name: ..., **parameters}`. Mistakes are appended to problems, and None is returned.
 
     Args:
-        resolve: gives the model of the parameters; by default it imports the plug-in.
+        kind: kind of the plug-in.
+        field: the field of the spec, for messages.
+        value: the value of the field.
+        problems: list that mistakes are appended to.
+        resolve: returns the model of the parameters; by default it imports the plug-in.
     """
     if isinstance(value, Plugin):
         return value
@@ -93,7 +97,7 @@ def resolve_plugin(
 
 
 def messages_of(cls: type[BaseModel], error: ValidationError, prefix: str, *, skip_plugins: bool = False) -> list[str]:
-    """Pydantic's errors as "<field> must <rule>, got <value>. <remedy>."."""
+    """Return pydantic's errors as messages of the form "<field> must <rule>, got <value>. <remedy>."."""
     messages = []
     for e in _telling(error.errors()):
         field = prefix + _field_of(e["loc"]).lstrip(".")
@@ -123,8 +127,11 @@ def _field_of(loc: tuple[int | str, ...]) -> str:
 
 
 def _telling(errors: list[ErrorDetails]) -> list[ErrorDetails]:
-    """The errors without those that follow from another one: a list that is too short only because its values are
-    wrong, and the alternatives of a field that were not meant."""
+    """Return the errors without those that follow from another error.
+
+    Omitted are lists that are too short only because their values are wrong, and alternatives of a field that the user
+    did not mean.
+    """
     alternatives = Counter(_field_of(e["loc"]) for e in errors)
     wrong_inside = {e["loc"][:depth] for e in errors for depth in range(len(e["loc"]))}
     kept = []
@@ -138,7 +145,7 @@ def _telling(errors: list[ErrorDetails]) -> list[ErrorDetails]:
 
 
 def _path(loc: tuple[int | str, ...]) -> list[int | str]:
-    """A location without pydantic's names for the alternatives of a union, such as `tuple[int, ...]`."""
+    """Return a location without pydantic's names for the alternatives of a union, such as `tuple[int, ...]`."""
     return [p for p in loc if isinstance(p, int) or (p.isidentifier() and p not in ("int", "float", "str", "bool"))]
 
 
@@ -153,7 +160,7 @@ def _must(rule: str) -> str:
 
 
 def _section_at(cls: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel]:
-    """The section that a location in the spec belongs to."""
+    """Return the section that a location in the spec belongs to."""
     for part in loc:
         annotation = cls.model_fields[str(part)].annotation if str(part) in cls.model_fields else None
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -162,7 +169,7 @@ def _section_at(cls: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseMo
 
 
 def any_plugin(kind: registries.Kind) -> dict[str, Any]:
-    """JSON Schema of every known plug-in of a kind; its name is described by the first paragraph of its docstring."""
+    """Return the JSON Schema of every known plug-in of a kind. A description is its docstring's first paragraph."""
     choices = []
     for name in registries.names(kind):
         plugin = registries.resolve(kind, name).model_json_schema()

@@ -1,9 +1,9 @@
-"""What parameters the built-in plug-ins take, known without importing them: that takes seconds, as most need torch.
+"""Parameters of the built-in plug-ins, known without importing them, which takes seconds because most need torch.
 
-`data/plugin_parameters.json` holds names, types and bounds. `python -m raydp.plugins.parameters` makes it from the
-plug-ins. A spec is checked against it first, so that most mistakes are told at once; what a plug-in checks by its own
-code is told after its import. The check never refuses what the plug-in takes: what the file cannot say is left to the
-plug-in.
+`data/plugin_parameters.json` holds names, types and bounds. `python -m raydp.plugins.parameters` generates it from the
+plug-ins. A spec is checked against the file first, so that most mistakes are reported at once. A plug-in's own checks
+run after its import. The first check never refuses what the plug-in accepts: constraints that the file cannot
+express are left to the plug-in.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BOUNDS = {
     "minimum": "ge", "exclusiveMinimum": "gt", "maximum": "le", "exclusiveMaximum": "lt",
     "minLength": "min_length", "maxLength": "max_length", "minItems": "min_length", "maxItems": "max_length",
 }  # fmt: skip
-"""JSON Schema's words -> pydantic's."""
+"""Keyword of JSON Schema -> keyword of pydantic."""
 _PLAIN: dict[str, Any] = {"string": str, "integer": int, "number": float, "boolean": bool, "null": None}
 
 
@@ -37,10 +37,10 @@ class Unchecked(BaseModel):
 
 @cache
 def light_model(kind: registries.Kind, name: str) -> type[BaseModel]:
-    """A model that takes at least what the plug-in takes, with the same names, types and bounds.
+    """Return a model that accepts at least what the plug-in accepts, with the same names, types and bounds.
 
     Raises:
-        ValueError: the name is unknown; says which is nearest.
+        ValueError: the name is unknown. The message names the nearest name.
     """
     known = json.loads(FILE.read_text(encoding="utf-8"))[kind].get(name)
     if name not in registries.names(kind):
@@ -48,8 +48,8 @@ def light_model(kind: registries.Kind, name: str) -> type[BaseModel]:
     if known is None or known["fields"] is None:
         return Unchecked
     fields: dict[str, Any] = {
-        field: (_annotation(said["schema"]), Field(said["default"]) if "default" in said else ...)
-        for field, said in known["fields"].items()
+        field: (_annotation(entry["schema"]), Field(entry["default"]) if "default" in entry else ...)
+        for field, entry in known["fields"].items()
     }
     made: type[BaseModel] = create_model(name, __config__=ConfigDict(extra="forbid", frozen=True), **fields)
     for constant, value in known["constants"].items():
@@ -58,7 +58,7 @@ def light_model(kind: registries.Kind, name: str) -> type[BaseModel]:
 
 
 def _annotation(schema: Mapping[str, Any]) -> Any:
-    """The type that a JSON Schema describes; Any where it says more than types and bounds."""
+    """Return the type that a JSON Schema describes, or Any if the schema says more than types and bounds."""
     if "enum" in schema:
         return Literal[tuple(schema["enum"])]
     if "const" in schema:
@@ -76,7 +76,7 @@ def _annotation(schema: Mapping[str, Any]) -> Any:
 
 
 def described() -> dict[str, Any]:
-    """What the file must hold: kind -> name -> {"fields", "constants"}, of the plug-ins as they are now."""
+    """Return what the file must hold for the current plug-ins: kind -> name -> {"fields", "constants"}."""
     return {kind: {name: _described(kind, name) for name in sorted(registries.BUILTIN[kind])} for kind in KINDS}
 
 
@@ -98,7 +98,7 @@ def _described(kind: registries.Kind, name: str) -> dict[str, Any]:
 
 
 def _plain(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a schema that `_annotation` reads; {} where it would have to know more."""
+    """Return a schema that `_annotation` can read, or {} if the schema says more than that."""
     words = {k: v for k, v in schema.items() if k not in ("title", "description", "default")}
     for key in ("anyOf", "prefixItems"):
         if key in words:
@@ -120,7 +120,7 @@ def _is_json(value: object) -> bool:
 
 
 def as_text(content: Mapping[str, Mapping[str, object]]) -> str:
-    """The file's text: a line for each plug-in."""
+    """Return the text of the file, with a line for each plug-in."""
     kinds = (
         f"{json.dumps(kind)}: {{\n"
         + ",\n".join(f" {json.dumps(n)}: {json.dumps(p)}" for n, p in plugins.items())

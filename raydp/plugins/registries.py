@@ -1,4 +1,4 @@
-"""Names of plug-ins and where they live: built-in ones here, others' through entry points.
+"""Names of plug-ins and their locations: built-in ones are listed here, others are found through entry points.
 
 An entry is `name -> "module:attribute"`, imported only when the name is used. A third party adds one with an
 entry point in the group `raydp.<kind>`, for example `[project.entry-points."raydp.scores"]`.
@@ -93,18 +93,18 @@ BUILTIN: dict[Kind, dict[str, str]] = {
 
 
 def names(kind: Kind) -> list[str]:
-    """The known names of a kind, built in and installed by others, sorted."""
+    """Return the known names of a kind, built in and installed, sorted."""
     return sorted({*BUILTIN[kind], *_installed(kind)})
 
 
-@cache  # looking through what is installed takes some 10 ms
+@cache  # searching the installed packages takes about 10 ms
 def _installed(kind: Kind) -> frozenset[str]:
-    """The names that other packages bring."""
+    """Return the names that other packages provide."""
     return frozenset(e.name for e in entry_points(group=f"raydp.{kind}"))
 
 
 def summary(kind: Kind, name: str) -> str:
-    """The first line of a plug-in's docstring. A built-in one is read and not imported: its module may load torch."""
+    """Return the first line of a plug-in's docstring. A built-in module is parsed, not imported: it may load torch."""
     if (target := BUILTIN[kind].get(name)) is None:
         return (inspect.getdoc(resolve(kind, name)) or "").partition("\n")[0]
     module, attribute = target.split(":")
@@ -120,12 +120,12 @@ def resolve(kind: Kind, name: str, *, field: str | None = None) -> Any:
     """Import the plug-in that a name stands for.
 
     Args:
-        kind: the seam.
-        name: as written in the spec.
-        field: where the name was written, for the message; defaults to the kind's own word.
+        kind: kind of the plug-in.
+        name: name as written in the spec.
+        field: the field that holds the name, for the message; by default derived from the kind.
 
     Raises:
-        ValueError: the name is unknown; says which is nearest.
+        ValueError: the name is unknown. The message names the nearest name.
     """
     if (target := BUILTIN[kind].get(name)) is not None:
         module, attribute = target.split(":")

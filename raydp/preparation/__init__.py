@@ -1,1 +1,1 @@
-"""Data sets made ready for a sweep: raw layouts, paraphrases, the check that data are new to a base model."""
+"""Preparation of data sets for a sweep: raw layouts, paraphrases, and the check that data are new to a base model."""

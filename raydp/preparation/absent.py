@@ -1,4 +1,4 @@
-"""Whether fine-tuning data, or secrets, stand in given public text (Hu et al. 2025, App. B.5)."""
+"""Check whether fine-tuning data or secrets occur in given public text (Hu et al. 2025, App. B.5)."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from raydp.tasks.base import Secret
 
 PROBE = 48
-"""Characters from a sample's middle that are looked for; the whole sample is compared where they are found."""
+"""Number of characters from a sample's middle to look for. At each match, the whole sample is compared."""
 BLOCK = 1 << 22
-"""Characters of plain text that are read at a time."""
+"""Number of characters of plain text that are read at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Needles:
-    """What is looked for; every string with single spaces for white space.
+    """The strings to look for. Every run of white space is replaced by a single space.
 
     Attributes:
         samples: whole texts of the data.
         secrets: name -> string.
-        keywords: words, in any case.
+        keywords: words, compared without case.
     """
 
     samples: Sequence[str]
@@ -40,7 +40,7 @@ class Needles:
 
     @classmethod
     def of(cls, texts: Sequence[str], secrets: Sequence[Secret], keywords: Sequence[str]) -> Needles:
-        """From texts and secrets as they are written; texts of blanks alone are left out."""
+        """Return the needles of texts and secrets as they are written. Blank texts are left out."""
         samples = dict.fromkeys(s for text in texts if (s := squeeze(text)))
         named = {secret.name: squeeze(text) for secret, text in zip(secrets, verbatim_texts(secrets), strict=True)}
         words = tuple(squeeze(keyword).casefold() for keyword in keywords)
@@ -50,13 +50,13 @@ class Needles:
 
 
 def squeeze(text: str) -> str:
-    """Single spaces for every run of white space, none at the ends."""
+    """Replace every run of white space by a single space, and strip the ends."""
     return " ".join(text.split())
 
 
 @dataclass
 class Matches:
-    """What was found in one file: documents and characters read, samples and secrets that occur, keyword counts."""
+    """Matches in one file: documents and characters read, samples and secrets that occur, keyword counts."""
 
     documents: int = 0
     characters: int = 0
@@ -65,7 +65,7 @@ class Matches:
     keywords: dict[str, int] = field(default_factory=dict)
 
     def row(self, file: str) -> dict[str, Any]:
-        """Counts and names, for printing."""
+        """Return counts and names, for printing."""
         return {
             "file": file,
             "documents": self.documents,
@@ -77,11 +77,7 @@ class Matches:
 
 
 class Searcher:
-    """Looks for all needles in one pass over a text: two Aho-Corasick automata, so time grows with the text alone.
-
-    Raises:
-        ValueError: the package ahocorasick-rs is missing.
-    """
+    """Search for all needles in one pass over a text, with two Aho-Corasick automata, in time linear in the text."""
 
     def __init__(self, needles: Needles) -> None:
         self._needles = needles
@@ -98,17 +94,17 @@ class Searcher:
 
     @property
     def reach(self) -> int:
-        """The longest needle in characters."""
+        """Return the number of characters of the longest needle."""
         return max(map(len, [*self._needles.samples, *self._needles.secrets.values(), *self._needles.keywords]))
 
     def search(self, text: str, matches: Matches, *, seen: int = 0) -> None:
-        """Add what is in a text.
+        """Add the matches in a text.
 
         Args:
-            text: with single spaces.
-            matches: of its file.
-            seen: characters at its beginning that were searched before; keywords that end in them are not counted
-                again.
+            text: text with single spaces.
+            matches: the matches of the text's file, which are updated.
+            seen: number of characters at the beginning that were searched before. Keywords that end in them are not
+                counted again.
         """
         for index, begin, _ in self._exact.find_matches_as_indexes(text, overlapping=True):
             string = self._strings[index]
@@ -129,20 +125,20 @@ def find_in_corpus(
 ) -> list[dict[str, object]]:
     """Look for data in public text.
 
-    A sample is found where the whole of it stands in a document, whatever the white space; a document is a row of a
-    JSON Lines or CSV file (all its strings), or a whole plain text. Memory holds the needles and one document, or 4 M
-    characters of a plain text and as many as the longest needle.
+    A sample is found if the whole of it occurs in a document, ignoring differences in white space. A document is a row
+    of a JSON Lines or CSV file (all its strings), or a whole plain text. Memory holds the needles and one document, or
+    for a plain text 4 M characters and as many as the longest needle has.
 
     Args:
-        needles: what is looked for.
+        needles: the strings to look for.
         files: `.jsonl`, `.json`, `.csv`, or `.txt`, each also with `.gz`.
-        progress: called with what is being done.
+        progress: called with the name of the current step.
 
     Returns:
-        By file: documents, characters, how many samples and which secrets (names) occur, how often each keyword does.
+        Per file: documents, characters, number of samples and names of secrets that occur, and keyword counts.
 
     Raises:
-        ValueError: there is nothing to look for, or a file is missing, of another kind or without text.
+        ValueError: there are no needles, or a file is missing, of another kind or without text.
 
     Source: Hu et al. 2025, App. B.5.
     """
@@ -166,8 +162,10 @@ def find_in_corpus(
 
 
 def _documents(path: Path, reach: int) -> Iterator[tuple[str, int]]:
-    """Documents with single spaces; of a plain text its blocks, each with the end of the one before, and how many
-    characters of it are that end."""
+    """Yield documents with single spaces, and how many of their first characters repeat the previous block.
+
+    A plain text is yielded in blocks, each of which begins with the end of the previous one.
+    """
     if path.name.removesuffix(".gz").endswith(".txt"):
         yield from _blocks(path, reach)
         return

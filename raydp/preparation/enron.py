@@ -1,4 +1,4 @@
-"""The Enron e-mails from a raw layout to the file that the task `enron` reads, in Hu et al.'s four steps (App. B.1)."""
+"""Convert raw Enron e-mails to the file of the task `enron`, in the four steps of Hu et al. (App. B.1)."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ PROGRESS_EVERY = 5000
 
 @dataclass(frozen=True, kw_only=True)
 class EnronOptions:
-    """How the raw mails are chosen and divided.
+    """Options for choosing and dividing the raw mails.
 
     Attributes:
-        top: a mail is kept if its sender is among this many most frequent senders and as many most frequent receivers.
+        top: a mail is kept if its sender is among this number of most frequent senders and of most frequent receivers.
         min_tokens: shorter mails are left out.
-        validation_fraction, test_fraction: shares of the mails, by a keyed hash of the content.
+        validation_fraction, test_fraction: shares of the mails, assigned by a keyed hash of the content.
         split_seed: key of the hash.
     """
 
@@ -55,27 +55,29 @@ def prepare_enron(
 ) -> dict[str, object]:
     """Write JSON Lines (gzipped) with `content`, `sender` and `split` (train, validation or test).
 
-    1: contents that occurred before are left out. 2: mails stay whose sender is among the most frequent senders (of
-    From) and the most frequent receivers (of To), both counted after step 1. 3: log messages, tables and short mails
-    go. 4: the split; validation and test mails that hold a secret go. The distinct mails wait in a temporary file
-    beside the output, so that memory holds no text: 16 bytes of hash a mail, and the counts of addresses.
+    Step 1 leaves out contents that occurred before. Step 2 keeps mails whose sender is among the most frequent senders
+    (of From) and the most frequent receivers (of To), both counted after step 1. Step 3 removes log messages, tables
+    and short mails. Step 4 splits the mails, and removes validation and test mails that hold a secret. The distinct
+    mails are stored in a temporary file beside the output, so memory holds no text: 16 bytes of hash per mail, and the
+    counts of addresses.
 
     Args:
         raw: see `mail_files.read_mails`.
-        output: a new file, mode 0600.
+        output: path of a new file, which gets mode 0600.
         tokenizer: counts the tokens of step 3.
         options: see EnronOptions.
-        secrets: kept out of validation and test; the task does the same with its own.
+        secrets: secrets that validation and test mails may not hold. The task removes its own secrets likewise.
+        progress: called with the name of the current step.
 
     Returns:
         The counts after each step.
 
     Raises:
-        ValueError: the file exists or is not named .gz, the fractions leave nothing, the raw data are not readable, or
-            nothing is left to train on.
+        ValueError: the file exists or is not named .gz, the fractions leave no training data, the raw data are not
+            readable, or no mail is left to train on.
 
-    Source: Hu et al. 2025, App. B.1. The order of de-duplication and counting, To as "receivers" and the shares of the
-    split (theirs: 2,725 and 1,279 of 37,512 after step 4) are ours.
+    Source: Hu et al. 2025, App. B.1. Ours are the order of de-duplication and counting, the choice of To as
+    "receivers", and the shares of the split (theirs: 2,725 and 1,279 of 37,512 after step 4).
     """
     if output.exists():
         raise ValueError(f"--output must be a new file, got {str(output)!r}. Choose another name, or remove the file.")
@@ -103,7 +105,7 @@ def prepare_enron(
 
 
 def _none_left(notes: dict[str, object]) -> str:
-    """Where the mails went."""
+    """Return the message on how many mails each step left."""
     distinct, frequent = notes["after_step_1_distinct"], notes["after_step_2_frequent_senders"]
     remedy = "Raise --top, or check that they have From and To" if not frequent else "Lower --min-tokens or a fraction"
     return (
@@ -115,7 +117,7 @@ def _none_left(notes: dict[str, object]) -> str:
 def _deduplicate(
     raw: Path, spool: Path, notes: dict[str, object], progress: Callable[[str], None]
 ) -> tuple[Counter[str], Counter[str]]:
-    """Step 1: write the distinct mails; returns how often each address sent and received them."""
+    """Do step 1: write the distinct mails, and return how often each address sent and received them."""
     seen: set[bytes] = set()
     senders: Counter[str] = Counter()
     receivers: Counter[str] = Counter()
@@ -146,12 +148,13 @@ def _select(
     notes: dict[str, object],
     progress: Callable[[str], None],
 ) -> None:
-    """Steps 2 to 4 on the distinct mails."""
+    """Do steps 2 to 4 on the distinct mails."""
     strings = verbatim_texts(secrets)
     counts: Counter[str] = Counter()
     for batch in _batches(spool):
         counts["seen"] += len(batch)
         progress(f"steps 2 to 4: {counts['seen']}/{notes['after_step_1_distinct']} mails")
+        # Step 2: frequent senders. Step 3: no logs, tables or short mails.
         frequent = [row for row in batch if row["sender"] in common]
         clean = [row for row in frequent if (reason := unwanted(row["content"])) is None or not _count(counts, reason)]
         counts["frequent"] += len(frequent)
@@ -160,6 +163,7 @@ def _select(
                 counts["short"] += 1
                 continue
             counts["long"] += 1
+            # Step 4: the split.
             split = split_of(row["content"], options)
             if split != "train" and any(string in row["content"] for string in strings):
                 counts["leaking"] += 1
@@ -178,7 +182,7 @@ def _select(
 
 
 def split_of(content: str, options: EnronOptions) -> str:
-    """The part that a mail belongs to; decided by its content alone, so that no other mail moves it."""
+    """Return the part that a mail belongs to. It depends on the mail's content alone, so no other mail changes it."""
     digest = hashlib.sha256(f"{options.split_seed}\0{content}".encode("utf-8", "surrogatepass")).digest()
     place = int.from_bytes(digest[:8]) / 2**64
     if place < options.validation_fraction:
@@ -204,7 +208,7 @@ def _batches(spool: Path) -> Iterator[list[dict[str, str]]]:
 
 
 def _lengths(tokenizer: PreTrainedTokenizerBase, rows: Sequence[dict[str, str]]) -> list[int]:
-    """Tokens of each mail, without special ones."""
+    """Return the number of tokens of each mail, without special tokens."""
     if not rows:
         return []
     contents = [row["content"] for row in rows]
@@ -212,5 +216,5 @@ def _lengths(tokenizer: PreTrainedTokenizerBase, rows: Sequence[dict[str, str]])
 
 
 def _most(counts: Counter[str], number: int) -> set[str]:
-    """The most frequent addresses; equally frequent ones by their names."""
+    """Return the most frequent addresses. Equally frequent ones are ordered by name."""
     return {address for address, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:number]}

@@ -1,6 +1,6 @@
 """The published layouts of the Enron e-mails: the CMU folders, the CMU archive, and Kaggle's emails.csv.
 
-All are read one mail at a time: the archive has 423 MB, the CSV file 1.4 GB.
+All layouts are read one mail at a time, because the archive has 423 MB and the CSV file 1.4 GB.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _ADDRESS = re.compile(r"[^\s<>,;:\"'()]+@[^\s<>,;:\"'()]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Mail:
-    """What the preparation needs of a mail.
+    """The parts of a mail that the preparation needs.
 
     Attributes:
-        content: the body, with "\\n" at the ends of lines.
+        content: the body, with "\\n" as line ends.
         sender: the address in From, in lower case; "" if there is none.
         receivers: the addresses in To, in lower case.
     """
@@ -36,14 +36,14 @@ class Mail:
 
 
 def read_mails(raw: Path) -> Iterator[Mail]:
-    """The mails of a raw data set, in the order of their names in folders and in the order of a file.
+    """Yield the mails of a raw data set, by name in folders and by position in a file.
 
     Args:
         raw: a folder of folders with one mail per file (CMU's maildir), its archive (.tar.gz, .tgz or .tar), or a CSV
             file with the columns `file` and `message` (Kaggle), gzipped or not.
 
     Raises:
-        ValueError: it is none of these, or holds no mail.
+        ValueError: the path is none of these, or holds no mail.
     """
     if raw.is_dir():
         messages = _folder(raw)
@@ -55,17 +55,19 @@ def read_mails(raw: Path) -> Iterator[Mail]:
         raise ValueError(
             f"RAW must be a folder of mails, a .tar.gz archive of it or a .csv file, got {str(raw)!r}. Check the path."
         )
-    found = False
+    any_mail = False
     for message in messages:
-        found = True
+        any_mail = True
         yield parse_mail(message)
-    if not found:
+    if not any_mail:
         raise ValueError(f"RAW must hold a mail, got none in {str(raw)!r}. Check the path.")
 
 
 def parse_mail(message: bytes) -> Mail:
-    """A mail from its bytes. What a header declares and does not hold (encodings, character sets) is read as UTF-8 or,
-    failing that, Latin-1."""
+    """Parse a mail from its bytes.
+
+    If a declared encoding or character set is wrong, the text is read as UTF-8 or, failing that, as Latin-1.
+    """
     parsed = BytesParser().parsebytes(message)
     return Mail(
         content=_body(parsed).replace("\r\n", "\n").replace("\r", "\n"),
@@ -75,7 +77,7 @@ def parse_mail(message: bytes) -> Mail:
 
 
 def _body(message: Message) -> str:
-    """The text of a mail, of one in parts the first plain one."""
+    """Return the text of a mail: the first plain part, if the mail has parts."""
     parts = [part for part in message.walk() if part.get_content_type() == "text/plain"]
     part = parts[0] if parts else message
     content = part.get_payload(decode=True)
@@ -84,7 +86,7 @@ def _body(message: Message) -> str:
     for charset in (part.get_content_charset(), "utf-8"):
         try:
             text = content.decode(charset or "utf-8")
-            text.encode()  # utf-7 gives halves of surrogate pairs, which are no text
+            text.encode()  # refuses halves of surrogate pairs, which utf-7 can produce
             return text
         except (LookupError, ValueError):
             continue
@@ -92,13 +94,13 @@ def _body(message: Message) -> str:
 
 
 def _addresses(message: Message, header: str) -> tuple[str, ...]:
-    """The addresses of a header that may be folded; each once, in lower case."""
+    """Return the addresses of a header, which may be folded, each once and in lower case."""
     lines = "\n".join(str(value) for value in message.get_all(header, []))
     return tuple(dict.fromkeys(address.lower() for address in _ADDRESS.findall(lines)))
 
 
 def _folder(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[bytes]:
-    """The files of a folder and of those in it, without pipes and the like and without links that lead up again."""
+    """Yield the files of a folder and its sub-folders, without special files and without links to parent folders."""
     above = (*above, folder.resolve())
     for place in sorted(folder.iterdir()):
         if place.name.startswith("."):
@@ -111,7 +113,7 @@ def _folder(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[bytes]:
 
 
 def _archive(path: Path) -> Iterator[bytes]:
-    """The files of an archive, read to its end: tarfile takes a damaged header for the end and checks no checksum."""
+    """Yield the files of an archive. tarfile ends silently at a damaged header, so the rest must be empty."""
     try:
         with _unpacked(path) as packed, tarfile.open(fileobj=packed, mode="r|") as archive:
             for member in archive:
@@ -127,7 +129,7 @@ def _archive(path: Path) -> Iterator[bytes]:
 
 
 def _unpacked(path: Path) -> IO[bytes]:
-    """The archive's bytes, by content and not by name."""
+    """Open the archive, unpacked if its content, not its name, is gzipped."""
     with path.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
     return cast(IO[bytes], gzip.open(path)) if packed else path.open("rb")

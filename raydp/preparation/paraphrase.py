@@ -25,14 +25,14 @@ SYSTEM_PROMPT = (
 
 @dataclass(frozen=True, kw_only=True)
 class ParaphraseOptions:
-    """How answers are reworded; the defaults are Hu et al.'s.
+    """Options for paraphrasing answers. The defaults are those of Hu et al.
 
     Attributes:
-        num: paraphrases of each answer.
-        seed: of the draws; a row's depend on it and on the row's text alone.
-        batch_size: rows that are generated together; does not change the draws.
-        temperature, top_k: of the sampling; top-p is 1.
-        max_new_tokens: of a paraphrase; longer ones are cut.
+        num: number of paraphrases of each answer.
+        seed: seed of the draws. A row's draws depend on the seed and the row's text alone.
+        batch_size: number of rows that are generated together. It does not change the draws.
+        temperature, top_k: settings of the sampling; top-p is 1.
+        max_new_tokens: largest number of tokens of a paraphrase; longer ones are cut.
     """
 
     num: int = 7
@@ -43,13 +43,13 @@ class ParaphraseOptions:
     max_new_tokens: int = 120
 
     def identity(self, model: str) -> dict[str, Any]:
-        """What makes two paraphrases the same."""
+        """Return the settings that determine the paraphrases."""
         settings = {k: v for k, v in vars(self).items() if k not in ("num", "batch_size")}
         return {"model": model, **settings}
 
 
 def read_question_rows(path: Path) -> list[Row]:
-    """All rows of question/answer data."""
+    """Read all rows of question/answer data."""
     return [
         Row(
             question=string_of(row, "question", "DATA", f"{path.name}, line {line}").strip(),
@@ -69,31 +69,33 @@ def paraphrase_file(
     limit: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Write a file for `task.paraphrases`, row by row; a second call goes on where the first was stopped.
+    """Write a file for `task.paraphrases`, row by row. A second call resumes from the first one's rows.
 
     Args:
         rows: the data.
-        output: JSON Lines, mode 0600: the paraphrases of private text are private.
-        load: the instruct model with a chat template; called if a row is left to do.
-        model_name: for the record in every line.
+        output: path of JSON Lines with mode 0600, because paraphrases of private text are private.
+        load: loads the instruct model with a chat template; called only if rows are left to do.
+        model_name: name that every line records.
         options: see ParaphraseOptions.
-        limit: rows from the first on; all by default.
+        limit: number of rows to paraphrase, from the first on; all by default.
         progress: called with (rows done, rows in all).
 
     Returns:
-        Counts: rows, rows that were there already, paraphrases that are blank, equal to their answer, or cut.
+        Counts: rows, rows that existed already, and paraphrases that are blank, equal to their answer, or cut.
 
     Raises:
-        ValueError: there are no rows, or the file is of other data, another model or other options.
+        ValueError: there are no rows, or the file belongs to other data, another model or other options.
     """
     if not rows:
         raise ValueError("DATA must hold rows to paraphrase, got none. Check the file.")
+    # Find the rows that are left to do.
     total = len(rows) if limit is None else min(limit, len(rows))
     done = _done(output, rows, options, model_name)
     left = [i for i in range(total) if i not in done]
     notes = {"rows": total, "already": total - len(left), "written": 0, "unchanged": 0, "cut": 0, "blank_redrawn": 0}
     if not left:
         return notes
+    # Paraphrase them in batches, appending to the file.
     model = load()
     if model.tokenizer.chat_template is None:
         raise ValueError(f"--model must have a chat template, got {model_name!r}. Choose an instruct model.")
@@ -115,9 +117,9 @@ def paraphrase_file(
 def _paraphrase(
     model: LoadedModel, rows: Sequence[Row], options: ParaphraseOptions, notes: dict[str, Any]
 ) -> list[list[str]]:
-    """Paraphrases of each row's answer; a blank one is replaced by the next draw's, if that has words."""
+    """Return paraphrases of each row's answer. A blank one is replaced by a reserve draw, if that is not blank."""
     prompts = [_prompt(model, row.answer) for row in rows]
-    drawn = options.num + 1  # one in reserve
+    drawn = options.num + 1  # one more as reserve
     samples = sample_continuations(
         model,
         prompts,
@@ -138,7 +140,7 @@ def _paraphrase(
 
 
 def _prompt(model: LoadedModel, text: str) -> list[int]:
-    """Hu et al.'s system and user prompts in the model's own chat format."""
+    """Return the tokens of Hu et al.'s system and user prompts in the model's own chat format."""
     messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": text}]
     written = model.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     ids: list[int] = model.tokenizer(written, add_special_tokens=False)["input_ids"]
@@ -146,7 +148,7 @@ def _prompt(model: LoadedModel, text: str) -> list[int]:
 
 
 def _done(output: Path, rows: Sequence[Row], options: ParaphraseOptions, model_name: str) -> set[int]:
-    """Rows of an unfinished file; a last line that a kill cut off is taken away."""
+    """Return the rows of an unfinished file. A last line that a kill cut off is removed."""
     if not output.exists():
         return set()
     _drop_cut_line(output)
@@ -165,7 +167,7 @@ def _done(output: Path, rows: Sequence[Row], options: ParaphraseOptions, model_n
 
 
 def _own_row(entry: Mapping[str, object], rows: Sequence[Row]) -> int | None:
-    """The row that a line is of; None where it is of other data."""
+    """Return the row that a line belongs to, or None if it belongs to other data."""
     row = entry.get("row")
     if type(row) is int and 0 <= row < len(rows) and entry.get("of") == text_digest(rows[row].answer):
         return row

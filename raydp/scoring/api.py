@@ -1,4 +1,4 @@
-"""`raydp.score`: what trained models leak, measured after training."""
+"""`raydp.score`: measure leakage of trained models after training."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def score(
     Args:
         source: a sweep by its folder or its name under storage; or one model: models:/... or a folder, with `task`.
         scores: a name such as "vmr", or {"name": "vmr", "label": "vmr-100", "num_samples": 100}; or several of these.
-        task: of one model: the spec with the task and the base model.
-        seed: of all draws; each run's own by default, 0 for one model.
-        workers: processes that measure a sweep side by side; as many as fit by default.
-        tracking_uri: the store that models:/... is in.
-        storage: the folder that sweeps live in.
+        task: for one model: the spec with its task and base model.
+        seed: seed of all draws; by default each run's own, or 0 for one model.
+        workers: number of processes that measure a sweep side by side; by default as many as fit.
+        tracking_uri: the store of models:/... addresses.
+        storage: the folder that sweeps are in.
 
     Returns:
-        One row for each score, by its label: of a sweep the minimum, mean and maximum over its models; of one model
-        its value. `.attrs["document"]` is the document of `raydp score --json`, with every failure and every secret.
+        One row per score, by its label: for a sweep the minimum, mean and maximum over its models, for one model its
+        value. `.attrs["document"]` is the document of `raydp score --json`, with every failure and every secret.
 
     Raises:
         ValueError: as `score_sweep` and `score_model`.

@@ -1,4 +1,4 @@
-"""`raydp score MODEL`: one trained model, from the registry or a folder, measured on a task."""
+"""`raydp score MODEL`: measure one trained model, from the registry or a folder, on a task."""
 
 from __future__ import annotations
 
@@ -28,14 +28,16 @@ def score_model(
     """Measure one model.
 
     Args:
-        source: models:/..., or a folder with what save_pretrained wrote: an adapter, or a whole model.
-        task: a sweep's spec: its task and base model are used, and nothing else of it.
-        tracking_uri: the store that models:/... is in.
-        seed: of the draws.
+        source: models:/..., or a folder written by save_pretrained: an adapter, or a whole model.
+        requests: the scores to measure.
+        task: a sweep's spec, of which only the task and the base model are used.
+        tracking_uri: the store of models:/... addresses.
+        seed: seed of the draws.
+        console: console for the current status.
 
-    A registered model gets the values as metrics only if the task is the one that it was trained on and the metric is
-    new there; a value that is on it already is never replaced: give --label to log a second one. Of a private selection
-    nothing is logged, for a score depends on the private secrets.
+    A registered model gets the values as metrics only if it was trained on this task and does not have the metric yet.
+    An existing value is never replaced: give --label to log a second one. For a model of a private selection, no value
+    is logged, because a score depends on the private secrets.
 
     Returns:
         The document of `raydp score MODEL --json`: {"model", "scores": {label: {"score", "value", "std_error",
@@ -45,6 +47,7 @@ def score_model(
     Raises:
         ValueError: model, task or base cannot be loaded or do not fit, or a score does not fit the task.
     """
+    # Check the request.
     if task is None:
         raise ValueError(f"--task must be given with a model, got {source!r} without. Name the sweep's SPEC.yaml.")
     spec = load_spec(task)
@@ -53,6 +56,7 @@ def score_model(
             raise ValueError(f"score must measure one model, got {request.plugin.name!r}. Use it on a sweep.")
     registered = source.startswith("models:/")
     record = show_model(source, tracking_uri=tracking_uri) if registered else {}
+    # Measure.
     measured: dict[str, Measurement] = {}
     with _folder_of(source, tracking_uri) as folder:
         with console.status("reading data and loading the model"):
@@ -60,8 +64,9 @@ def score_model(
             one = TrainedModels(_base(spec, folder, record), {source: folder})
         for request in requests:
             with console.status(f"measuring {request.label}"):
-                found = request.plugin.params.measure_many(one, built, seed=seed, context=Context())
-                measured[request.label] = next(iter(found))[1]
+                of_models = request.plugin.params.measure_many(one, built, seed=seed, context=Context())
+                measured[request.label] = next(iter(of_models))[1]
+    # Log the values of a registered model.
     logged, note = (
         _log(source, record, measured, built.facts().content_hash, tracking_uri) if registered else ([], None)
     )
@@ -75,7 +80,7 @@ def score_model(
 
 
 def _task(spec: SweepSpec, requests: list[ScoreRequest]) -> Any:
-    """The task, after the scores have agreed to it."""
+    """Build the task, after checking that the scores fit it."""
     built = task_of(spec, models.tokenizer_if_any(spec.model.name))
     for request in requests:
         request.plugin.params.check(built)
@@ -83,7 +88,7 @@ def _task(spec: SweepSpec, requests: list[ScoreRequest]) -> Any:
 
 
 def _base(spec: SweepSpec, folder: Path, record: dict[str, Any]) -> PretrainedModel:
-    """The spec's base model, which must be the one that a registered model was trained on."""
+    """Load the spec's base model, which must be the base that a registered model was trained on."""
     full = not (folder / ADAPTER_CONFIG).is_file()
     dtype = "float32" if full else spec.model.dtype
     base = models.load_base(ModelSpec.model_validate({"name": spec.model.name, "dtype": dtype}))
@@ -98,7 +103,7 @@ def _base(spec: SweepSpec, folder: Path, record: dict[str, Any]) -> PretrainedMo
 
 @contextmanager
 def _folder_of(source: str, tracking_uri: str) -> Iterator[Path]:
-    """The model's folder, for the time of the block."""
+    """Provide the model's folder during the block."""
     if source.startswith("models:/"):
         with tempfile.TemporaryDirectory(prefix="raydp-") as scratch:
             yield fetch_model(source, Path(scratch) / "model", tracking_uri=tracking_uri)
@@ -115,7 +120,7 @@ def _folder_of(source: str, tracking_uri: str) -> Iterator[Path]:
 def _log(
     source: str, record: dict[str, Any], measured: dict[str, Measurement], task_hash: str, tracking_uri: str
 ) -> tuple[list[str], str | None]:
-    """Log what is new and comparable: the labels, and why others were left out."""
+    """Log the new and comparable values. Return their labels, and why others were not logged."""
     if "private_selection" in record["privacy"]:
         return [], "of a private selection no score is logged: its ε does not cover what depends on the secrets"
     if record.get("task_hash") != task_hash:
@@ -134,21 +139,21 @@ def _log(
 
 
 def show_model_scores(answer: dict[str, Any]) -> None:
-    """Values with their standard errors and costs, then every secret's by name."""
-    for label, found in answer["scores"].items():
-        figures = {key: found[key] for key in ("value", "std_error", "num_samples")}
-        own = {key: value for key, value in found["details"].items() if "." not in key}
-        print_table(answer["model"], [{"score": label, **figures, **own, **found["cost"]}])
+    """Print values with their standard errors and costs, then the values of every secret by name."""
+    for label, score in answer["scores"].items():
+        figures = {key: score[key] for key in ("value", "std_error", "num_samples")}
+        own = {key: value for key, value in score["details"].items() if "." not in key}
+        print_table(answer["model"], [{"score": label, **figures, **own, **score["cost"]}])
         parts: dict[str, dict[str, Any]] = {}
-        for key in found["details"].keys() - own.keys():  # "loss.auc": a figure of a part
+        for key in score["details"].keys() - own.keys():  # such as "loss.auc", the figure of a part
             part, figure = key.split(".", 1)
-            parts.setdefault(part, {})[figure] = found["details"][key]
+            parts.setdefault(part, {})[figure] = score["details"][key]
         if parts:
             columns = sorted(set().union(*parts.values()))
             print_table(label, [{"part": part, **{c: parts[part].get(c) for c in columns}} for part in sorted(parts)])
-    for label, found in answer["scores"].items():
-        if found["per_secret"]:
-            print_table(label, [{"secret": name, "value": value} for name, value in found["per_secret"].items()])
+    for label, score in answer["scores"].items():
+        if score["per_secret"]:
+            print_table(label, [{"secret": name, "value": value} for name, value in score["per_secret"].items()])
     if answer["logged"]:
         stdout.print(f"logged on the model: {', '.join(answer['logged'])}", markup=False)
     if answer["note"] is not None:

@@ -1,4 +1,4 @@
-"""Which models of a sweep may be measured after training, and where they are."""
+"""The models of a sweep that may be measured after training, and their locations."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from raydp.tasks.base import Task
 from raydp.tracking import fetch_model
 
 FETCHED = f"{SCORES}/.models"
-"""Models that only the registry has, for the time of the measurement."""
+"""Folder of models that exist only in the registry, kept during the measurement."""
 
 
 def finished_runs(folder: SweepFolder, spec: SweepSpec) -> dict[str, int]:
-    """The finished runs and their seeds; of a private selection the released one."""
+    """Return the finished runs and their seeds. For a private selection, return only the released run."""
     runs = {trial.run_id: trial.seed for trial in folder.plan().trials if folder.is_finished(trial.run_id)}
     if spec.privacy.selects:
         decision = folder.decision()
@@ -47,19 +47,19 @@ def require_same(folder: SweepFolder, spec: SweepSpec, task: Task, weight_hash: 
 def model_folders(
     folder: SweepFolder, spec: SweepSpec, runs: dict[str, int]
 ) -> tuple[dict[str, Path | None], dict[str, str]]:
-    """Every model's folder, those from the registry among them; and of the models that are nowhere the reason."""
-    found: dict[str, Path | None] = {BASE_RUN: None}
+    """Return every model's folder, fetched from the registry if necessary, and the reasons for missing models."""
+    folders: dict[str, Path | None] = {BASE_RUN: None}
     lost = {}
     for name in runs:
         own = (folder.trial(name) / "model").resolve()
         if any(own.glob("*.safetensors")):
-            found[name] = own
+            folders[name] = own
             continue
         uri = folder.model_uri(name)
         try:
             if uri is None:
                 raise ValueError("it was never registered")
-            found[name] = fetch_model(uri, folder.path / FETCHED / name, tracking_uri=spec.tracking.uri).resolve()
+            folders[name] = fetch_model(uri, folder.path / FETCHED / name, tracking_uri=spec.tracking.uri).resolve()
         except (ValueError, OSError) as error:
             lost[name] = f"the model is neither in the sweep's folder nor in the registry: {error}"
-    return found, lost
+    return folders, lost

@@ -1,4 +1,4 @@
-"""Scores measured after training: every finished model of a sweep again, or with scores that it did not have."""
+"""Scores measured after training: measure every finished model of a sweep, with new scores or other parameters."""
 
 from __future__ import annotations
 
@@ -37,26 +37,30 @@ def score_sweep(
 ) -> dict[str, Any]:
     """Measure every finished model of a sweep, and its base model, with scores.
 
-    Results are committed one by one to storage/name/scores/, so that a second call goes on where the first was stopped
-    and measures nothing again but what failed. Then the tables are written and MLflow is told.
+    Results are committed one by one to storage/name/scores/, so a second call resumes where the first stopped. It
+    repeats only failed measurements. Then the tables are written, and the values are logged to MLflow.
 
     Args:
-        seed: of the draws of every model; by default each run's own, as in training, and the spec's first for the base
-            and for scores that compare models.
-        workers: processes that measure side by side; as many as fit by default.
+        folder: the sweep's folder.
+        requests: the scores to measure.
+        seed: seed of the draws of every model. By default, it is each run's own seed, as in training. For the base
+            model, and for scores that compare models, it is the spec's first seed.
+        workers: number of processes that measure side by side; by default as many as fit.
+        console: console for progress.
 
-    Of a private selection only the released model is measured: a score of any other model is a function of the private
-    data that its guarantee does not cover. MLflow is told nothing of it, for a score depends on the private secrets.
+    For a private selection, only the released model is measured: a score of any other model is a function of the
+    private data that the guarantee does not cover. Its values are not logged to MLflow, because a score depends on the
+    private secrets.
 
     Returns:
         The document of `raydp score SWEEP --json`: {"folder", "scores": {label: {"score", "seed", "measured" (by this
         call), "already" (before it), "failed": [{"run_id", "reason"}], "base", "min", "mean", "max", "seconds"}},
-        "tracked" (models of which MLflow knows all values), "note" (None, or why MLflow was not told),
+        "tracked" (number of models with all values in MLflow), "note" (None, or why MLflow has none),
         "interrupted"}.
 
     Raises:
         ValueError: a score does not fit the task, a label is taken, the sweep is running, or its data or base weights
-            are not those that it was started with.
+            have changed since it was started.
     """
     with folder.locked():
         spec = folder.spec()
@@ -65,17 +69,19 @@ def score_sweep(
             require_same(folder, spec, task, weight_hash)
             for request in requests:
                 request.plugin.params.check(task)
+        # Measure what is left.
         write_counts(folder, task.secrets())
         runs = finished_runs(folder, spec)
         measure = [r for r in requests if not _measured_in_training(spec, r, seed)]
         begun = [_Begun.of(folder, spec, r, runs, seed) for r in measure]
         before = {b.label: set(b.finished()) for b in begun}
         interrupted = not _measure(folder, spec, task, runs, begun, workers, console)
+        # Write the tables, and log to MLflow.
         write_tables(folder)
         note = _note(spec)
         tracked = 0
         if note is None:
-            tracked, note = _tell_mlflow(folder, spec, runs, begun, console)
+            tracked, note = _log_to_mlflow(folder, spec, runs, begun, console)
         return {
             "folder": folder.path,
             "scores": {
@@ -90,11 +96,17 @@ def score_sweep(
 
 @dataclass(frozen=True, kw_only=True)
 class _Begun:
-    """A measurement of this call: where its results go, and the models that it is of."""
+    """A measurement that this call begins or resumes: where its results go, and the models to measure.
+
+    Attributes:
+        request: the score.
+        measurements: where the results go.
+        seeds: model -> seed of its draws.
+    """
 
     request: ScoreRequest
     measurements: Measurements
-    seeds: dict[str, int]  # model -> seed of its draws
+    seeds: dict[str, int]
 
     @classmethod
     def of(
@@ -116,7 +128,7 @@ class _Begun:
         return [name for name in self.seeds if self.measurements.finished(name) is not None]
 
     def jobs(self) -> list[Job]:
-        """One a model, where models are measured one by one; else one for all."""
+        """Return one job per model if models are measured one by one, else one job for all."""
         done = frozenset(self.finished())
         left = [name for name in self.seeds if name not in done]
         work = (self.measurements.path / "work").resolve()
@@ -127,8 +139,8 @@ class _Begun:
         return [job(names=names, seed=self.seeds[names[0]], done=done)] if left else []
 
     def summary(self, before: set[str]) -> dict[str, Any]:
-        found = {name: self.measurements.finished(name) for name in self.seeds}
-        documents = {name: document for name, document in found.items() if document is not None}
+        results_by_name = {name: self.measurements.finished(name) for name in self.seeds}
+        documents = {name: document for name, document in results_by_name.items() if document is not None}
         values = [document["value"] for name, document in documents.items() if name != BASE_RUN]
         results = {name: self.measurements.result(name) for name in self.seeds if name not in documents}
         return {
@@ -146,15 +158,15 @@ class _Begun:
 
 
 def measures_one_by_one(score: object) -> bool:
-    """Whether a score measures every model by itself, so that models may be spread over processes."""
+    """Return whether a score measures every model separately, so that models may be spread over processes."""
     return isinstance(score, OneByOne) and type(score).measure_many is OneByOne.measure_many
 
 
 def _measured_in_training(spec: SweepSpec, request: ScoreRequest, seed: int | None) -> bool:
-    """Whether the sweep itself measured this.
+    """Return whether the sweep itself made this measurement in training.
 
     Raises:
-        ValueError: it measured the score of that label with other parameters.
+        ValueError: the sweep measured the score of this label with other parameters.
     """
     own = {score.name: score.as_dict() for score in spec.scores}
     if request.label not in own:
@@ -176,11 +188,12 @@ def _measure(
     workers: int | None,
     console: Console,
 ) -> bool:
-    """Measure what is left; False where it was interrupted."""
+    """Measure what is left. Return False if it was interrupted."""
     jobs = [job for b in begun for job in b.jobs()]
     results = {b.label: b.measurements for b in begun}
     if not jobs:
         return True
+    # Locate the models, and record the missing ones as failed.
     try:
         with console.status("finding the models"):
             folders, lost = model_folders(folder, spec, runs)
@@ -189,6 +202,7 @@ def _measure(
         jobs = [job for job in (_without(job, lost) for job in jobs) if job.left]
         if not jobs:
             return True
+        # Measure the models in parallel.
         with phase(console, "starting Ray, loading the base model"):
             start_ray(spec.cluster)
             base = sharing.disassemble(models.load_base(spec.model))
@@ -218,10 +232,10 @@ def _note(spec: SweepSpec) -> str | None:
     return "a private selection: its scores stay in the folder, for its ε does not cover what depends on the secrets"
 
 
-def _tell_mlflow(
+def _log_to_mlflow(
     folder: SweepFolder, spec: SweepSpec, runs: dict[str, int], begun: list[_Begun], console: Console
 ) -> tuple[int, str | None]:
-    """Log the values on every registered model; what is there already is left. How many models, or why none."""
+    """Log the values on every registered model, keeping existing ones. Return the number of models, or why none."""
     values: dict[str, dict[str, float | None]] = {}
     for name in runs:
         uri = folder.model_uri(name)

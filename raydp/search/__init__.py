@@ -1,1 +1,1 @@
-"""Which configurations of a space are run, and in which order: strategies that know neither Ray nor torch."""
+"""Search strategies: which configurations of a space are run, in which order. They import neither Ray nor torch."""

@@ -1,4 +1,4 @@
-"""The seam of search strategies: what they are told and what they answer."""
+"""The interface of search strategies: their input and their answer."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from search_spaces import Configuration
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What a search by Optuna is told of a configuration that has finished.
+    """The result of a finished configuration, for a search by Optuna.
 
     Attributes:
-        utility_loss, score: means over its seeds.
-        exceeds: name of a bound -> by how much it is exceeded, in the bound's unit; at most 0 where it is kept.
+        utility_loss, score: means over the configuration's seeds.
+        exceeds: name of a bound -> by how much it is exceeded, in the bound's unit; at most 0 if the bound is kept.
     """
 
     utility_loss: float
@@ -32,15 +32,15 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What the configuration that is selected at the end must keep to, and how it is selected.
+    """The final selection's constraints and rule.
 
     Attributes:
-        rule: a name of `analysis.RULES`.
-        max_loss: the utility threshold u; None where a share of the best gain is asked for, or nothing.
+        rule: a name in `analysis.RULES`.
+        max_loss: the utility threshold u; None if a share of the best gain is asked for, or no threshold.
         min_utility_gain: share of the best gain over the pre-trained model.
         base_utility_loss: the pre-trained model's loss.
-        max_score, at_most: other bounds of the selection, see `analysis.selection.constraints.Constraints`. What a
-            bound rules out before it runs (σ, ε, compute) is no candidate.
+        max_score, at_most: other bounds of the selection, see `analysis.selection.constraints.Constraints`.
+            Configurations that a bound excludes before they run (by σ, ε, compute) are not candidates.
     """
 
     rule: str = DEFAULT_RULE
@@ -51,8 +51,7 @@ class Goal:
     at_most: Mapping[str, float] = field(default_factory=dict)
 
     def threshold(self, best_loss: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The largest utility loss that is allowed where the best one is this, of the same shape; infinite without a
-        threshold."""
+        """Return the largest allowed utility loss for each best loss, in the same shape. Infinite without threshold."""
         if self.max_loss is not None:
             return np.full_like(best_loss, self.max_loss)
         if self.min_utility_gain is None or self.base_utility_loss is None:
@@ -65,15 +64,15 @@ class Goal:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchState:
-    """How far a search has come; a strategy answers from this alone, so that a search can be gone on with.
+    """The progress of a search. A strategy uses nothing else, so that a search can be resumed.
 
     Attributes:
         candidates: all configurations of the space, in the order (T, b, η).
-        points: the points table of what has finished, None before anything has.
-        running: configurations that are being run.
-        failed: configurations none of whose runs has finished, or will.
-        folder: the sweep's own, where a strategy may keep a file with its name; None where nothing is to be kept, as in
-            a replay. What it keeps may be lost: the other attributes are the truth.
+        points: the points table of the finished runs, None if there are none.
+        running: configurations that are running.
+        failed: configurations none of whose runs has finished or will finish.
+        folder: the sweep's folder, where a strategy may keep a file named after it; None if nothing may be kept, as
+            in a replay. The file may be lost: the other attributes take precedence.
     """
 
     candidates: tuple[Configuration, ...]
@@ -85,13 +84,13 @@ class SearchState:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """What to run next.
+    """The configurations to run next.
 
     Attributes:
-        configurations: at most as many as were asked for; empty with `finished` for the end, without it where a running
-            one must be waited for.
-        finished: nothing is left that is worth its cost.
-        reason: of the end, one sentence.
+        configurations: at most the requested number. If it is empty, the search has ended if `finished`, and otherwise
+            waits for a running configuration.
+        finished: whether nothing is left that is worth its cost.
+        reason: why the search has ended, one sentence.
         skipped: configuration -> why it is not run; given at the end.
     """
 
@@ -102,15 +101,15 @@ class Proposal:
 
 
 class Search(Protocol):
-    """A strategy."""
+    """A search strategy."""
 
     def propose(self, state: SearchState, goal: Goal, count: int) -> Proposal:
-        """The next configurations, at most `count`."""
+        """Propose the next configurations, at most `count`."""
         ...
 
 
 def known(state: SearchState) -> list[Configuration]:
-    """What has run, runs or has failed."""
+    """Return the configurations that have finished, are running or have failed."""
     ran: set[tuple[int, int, float]] = set()
     if state.points is not None:
         ran = {(int(t), int(b), float(rate)) for t, b, rate in state.points[KEY].itertuples(index=False)}

@@ -1,4 +1,4 @@
-"""A search that pays only for configurations that may still change what is selected."""
+"""A search that runs only configurations that may still change the selection."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Members = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class _Outlook:
-    """What the surfaces leave open: S draws of the whole space.
+    """S draws of the whole space from the fitted surfaces.
 
     Attributes:
-        layout: of the m candidates, utility_loss and score [S, m].
-        allowed: [S, m] who keeps to the utility threshold of each draw, and to the bound of the score.
-        rule: how one is selected.
+        layout: layout of the m candidates, with utility_loss and score [S, m].
+        allowed: [S, m] whether a candidate keeps to the utility threshold of each draw, and to the bound on the score.
+        rule: the rule that selects.
     """
 
     layout: Layout
@@ -36,29 +36,32 @@ class _Outlook:
     rule: str
 
     def selected_score(self, members: Members) -> Array:
-        """[S, ...] the score of what the rule selects among members [..., m] in each draw; the worst score of the draw
-        where none of them keeps to the threshold."""
+        """Return the score of the rule's selection among members [..., m] in each draw, [S, ...].
+
+        If no member keeps to the threshold, return the worst score of the draw.
+        """
         extra = (1,) * (members.ndim - 1)
         shape = (len(self.allowed), *extra, members.shape[-1])
         loss, score = self.layout.utility_loss.reshape(shape), self.layout.score.reshape(shape)
         pools = self.allowed.reshape(shape) & members
-        nobody = np.asarray(~pools.any(axis=-1))
-        filled = np.where(nobody[..., None], True, pools)  # a rule needs a member; its answer is replaced
+        none_allowed = np.asarray(~pools.any(axis=-1))
+        filled = np.where(none_allowed[..., None], True, pools)  # a rule needs a member; the result is replaced below
         stacked = replace(self.layout, utility_loss=loss, score=score)
         chosen = choose(self.rule, stacked, filled)
         picked = np.take_along_axis(np.broadcast_to(score, filled.shape), chosen[..., None], axis=-1)[..., 0]
-        return np.where(nobody, score.max(axis=-1), picked)
+        return np.where(none_allowed, score.max(axis=-1), picked)
 
 
 class FrugalSearch(Section):
-    """Runs next what is expected to improve the selected configuration most for its cost.
+    """Run next the configuration that is expected to improve the selection most for its cost.
 
-    Surfaces of utility and score over (ln b, ln T, ln η) are fitted to what has run (`analysis.surface.surrogate`:
+    Surfaces of utility and score over (ln b, ln T, ln η) are fitted to the finished runs (`analysis.surface.surrogate`:
     Gaussian processes whose slopes have the heuristics' signs as prior) and drawn many times at all candidates. In each
-    draw the utility threshold and the rule say what would be selected from what has run, and what with one candidate
-    more: the mean difference of their scores, per unit of compute C = b·T, is what a candidate is worth. The search
-    ends when the probability that any one candidate would improve the selected score by more than `tolerance` is below
-    `stop_probability`. That probability is the surfaces' own: it knows nothing of what they cannot follow.
+    draw, the utility threshold and the rule select from the configurations that have run, with and without one
+    candidate more. A candidate's worth is the mean difference of the two selected scores per unit of compute C = b·T.
+    The search ends when the probability that any one candidate would improve the selected score by more than
+    `tolerance` is below `stop_probability`. The probability is estimated from the surfaces, so it ignores any effect
+    that the surfaces cannot represent.
     """
 
     stop_probability: Annotated[float, Field(gt=0, lt=1)] = 0.1
@@ -77,6 +80,7 @@ class FrugalSearch(Section):
     def propose(self, state: SearchState, goal: Goal, count: int) -> Proposal:
         """See `Search`."""
         candidates = state.candidates
+        # Find the candidates that are affordable, and end if there are none.
         cost = np.array([c.compute for c in candidates], dtype=np.float64)
         begun = set(known(state))
         taken = np.array([c in begun for c in candidates])
@@ -85,6 +89,7 @@ class FrugalSearch(Section):
             return Proposal(finished=True, reason="every configuration has run")
         if not affordable.any():
             return self._end(candidates, taken, "the budget of compute is used up", "it costs more than is left")
+        # Run the initial configurations first.
         if taken.sum() < self.initial:
             count = min(count, self.initial - int(taken.sum()))
             return Proposal(configurations=_spread_out(candidates, cost, taken, affordable, count))
@@ -93,6 +98,7 @@ class FrugalSearch(Section):
             if state.running:
                 return Proposal()
             return Proposal(configurations=_spread_out(candidates, cost, taken, affordable, count))
+        # Choose by the fitted surfaces.
         outlook = self._outlook(candidates, means, goal)
         return self._next(candidates, cost, taken, affordable, outlook, count)
 
@@ -100,12 +106,12 @@ class FrugalSearch(Section):
         table = _table(candidates)
         loss = Fitted.to(means, "utility_loss", seed=self.seed).draw(table, self.num_draws, seed=self.seed)
         score = Fitted.to(means, "score", seed=self.seed).draw(table, self.num_draws, seed=self.seed + 1)
-        allowed = loss <= goal.threshold(loss.min(axis=1))[:, None]  # a share of the gain is of the whole space's best
+        allowed = loss <= goal.threshold(loss.min(axis=1))[:, None]  # the best loss is over the whole space of a draw
         if goal.max_score is not None:
             allowed &= score <= goal.max_score
         every = table.assign(score=0.0, score_std=np.nan, num_seeds=1)
         layout = replace(Layout.of(every.assign(utility_loss=0.0)), utility_loss=loss, score=score)
-        rule = "oracle" if goal.rule == "predicted-score" else goal.rule  # a draw is smooth already
+        rule = "oracle" if goal.rule == "predicted-score" else goal.rule  # the draws are already smooth
         return _Outlook(layout=layout, allowed=allowed, rule=rule)
 
     def _next(
@@ -117,7 +123,7 @@ class FrugalSearch(Section):
         outlook: _Outlook,
         count: int,
     ) -> Proposal:
-        """One after another, each as if those before it were in; the end where none may win."""
+        """Choose candidates one by one, each as if the earlier ones had run. End if no candidate is likely to win."""
         members = taken.copy()
         chosen: list[Configuration] = []
         left_over = self.max_cost_share * cost.sum() - cost[taken].sum()
@@ -170,8 +176,11 @@ def _table(candidates: tuple[Configuration, ...]) -> pd.DataFrame:
 def _spread_out(
     candidates: tuple[Configuration, ...], cost: Array, taken: Members, affordable: Members, count: int
 ) -> tuple[Configuration, ...]:
-    """Cheap configurations far from each other: the largest distance to what is taken over the square root of the cost;
-    the first one is the cheapest."""
+    """Return cheap configurations that are far apart.
+
+    The first is the cheapest. Each other one has the largest distance to the taken ones over the square root of its
+    cost.
+    """
     logs = np.log(_table(candidates).to_numpy(dtype=np.float64))
     spread = np.ptp(logs, axis=0)
     place = (logs - logs.min(axis=0)) / np.where(spread > 0, spread, 1.0)

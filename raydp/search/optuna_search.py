@@ -1,4 +1,4 @@
-"""A search by Optuna: both objectives at once, (utility loss, score), under the constraints of the selection."""
+"""A search by Optuna for both objectives (utility loss, score), under the constraints of the selection."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ COMPUTE = "compute"
 
 
 class OptunaSearch(Section):
-    """Runs what a sampler of Optuna suggests, until its budget is used up.
+    """Run the suggestions of an Optuna sampler until the budget is used up.
 
-    The study has two objectives, the means over seeds of utility_loss and score, both minimised, and the selection's
-    bounds as constraints: an infeasible configuration is never preferred to a feasible one. The sampler sees ln b, ln T
-    and ln η as numbers; its suggestion is moved to the nearest configuration of the space that has not been run and
-    that the budget has left, and that one is what the study is told of. σ follows from (b, T) and is never sampled.
-    What runs meanwhile counts as bad until its result is in (a constant liar), so that parallel runs spread out.
+    The study has two objectives, the means over seeds of utility_loss and score, both minimised. The selection's bounds
+    are constraints: an infeasible configuration is never preferred to a feasible one. The sampler sees ln b, ln T and
+    ln η as numbers. Its suggestion is moved to the nearest affordable configuration of the space that has not been run,
+    and the study records that configuration. σ follows from (b, T) and is never sampled. A running configuration counts
+    as bad until its result is known (a constant liar), so that parallel runs spread out.
 
     Source: Ozaki et al. 2022 (multi-objective TPE); Deb et al. 2002 (NSGA-II); Optuna 5 for constraints.
     """
 
     sampler: Literal["tpe", "nsga2"] = "tpe"
-    """`tpe`, Parzen estimators of what is good and what is not; `nsga2`, a genetic algorithm."""
+    """`tpe`, Parzen estimators of good and of other configurations; `nsga2`, a genetic algorithm."""
     initial: Annotated[int, Field(ge=2)] = 5
     """Configurations that are drawn at random before the first estimates; for nsga2 the size of the population."""
     max_cost_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of the compute of the whole space that may be spent; one half where num_configurations is not given either.
-    One configuration is run whatever it costs."""
+    """Share of the compute of the whole space that may be spent; one half if num_configurations is not given either. At
+    least one configuration is run, at any cost."""
     num_configurations: Annotated[int, Field(ge=1)] | None = None
     """How many configurations are run at most."""
     seed: Annotated[int, Field(ge=0)] = 0
@@ -47,9 +47,9 @@ class OptunaSearch(Section):
         """See `Search`."""
         from raydp.search.optuna_study import SearchStudy, new_sampler, opened
 
-        told = {} if state.points is None else _told(state.points, goal)
+        observations = {} if state.points is None else _observations(state.points, goal)
         with opened(state.folder) as record:
-            study = SearchStudy.of(record, state, told)
+            study = SearchStudy.of(record, state, observations)
             chosen, taken = list(study.waiting[:count]), {*known(state), *study.waiting}
             left = self._left(state, taken)
             while left and len(chosen) < count:
@@ -57,15 +57,15 @@ class OptunaSearch(Section):
                 chosen.append(study.ask(sampler, left))
                 taken.add(chosen[-1])
                 left = self._left(state, taken)
-        if chosen or left or state.running:  # the study is told of the last result before the search ends
+        if chosen or left or state.running:  # the last result must be recorded in the study before the search ends
             return Proposal(configurations=tuple(chosen))
         return self._end(state, taken)
 
     def _left(self, state: SearchState, taken: set[Configuration]) -> list[Configuration]:
-        """What may be run: untried, and within what is left of the budget."""
+        """Return the configurations that may be run: untried, and within the rest of the budget."""
         if self.num_configurations is not None and len(taken) >= self.num_configurations:
             return []
-        if not taken:  # whatever the budget: a search that runs nothing selects nothing
+        if not taken:  # run at least one, because a search that runs nothing selects nothing
             cheapest = min(c.compute for c in state.candidates)
             budget = max(self._cost_share() * sum(c.compute for c in state.candidates), cheapest)
         else:
@@ -89,9 +89,8 @@ class OptunaSearch(Section):
         return Proposal(finished=True, reason=reason, skipped=dict.fromkeys(skipped, why))
 
 
-def _told(points: pd.DataFrame, goal: Goal) -> dict[Configuration, Observation]:
-    """The objectives of what has finished, and by how much each bound is exceeded as far as is known now; in the order
-    of the table."""
+def _observations(points: pd.DataFrame, goal: Goal) -> dict[Configuration, Observation]:
+    """Return the objectives of the finished configurations, and the current excess over each bound, in table order."""
     points = check_points(points)
     means = configuration_means(points)
     loss, score = means["utility_loss"].to_numpy(dtype=np.float64), means["score"].to_numpy(dtype=np.float64)
@@ -106,7 +105,7 @@ def _told(points: pd.DataFrame, goal: Goal) -> dict[Configuration, Observation]:
             exceeds[column] = np.array([c.compute - bound for c in configurations(means)], dtype=np.float64)
         elif column in points:
             exceeds[column] = column_means(points, column) - bound
-    told = {
+    observations = {
         configuration: Observation(
             utility_loss=float(loss[at]),
             score=float(score[at]),
@@ -114,4 +113,4 @@ def _told(points: pd.DataFrame, goal: Goal) -> dict[Configuration, Observation]:
         )
         for at, configuration in enumerate(configurations(means))
     }
-    return {configuration: told[configuration] for configuration in dict.fromkeys(configurations(points))}
+    return {configuration: observations[configuration] for configuration in dict.fromkeys(configurations(points))}

@@ -1,9 +1,9 @@
-"""The study of a search by Optuna: its record in the sweep's folder, and the copy that a sampler looks at.
+"""The study of a search by Optuna: its record in the sweep's folder, and the copy that a sampler uses.
 
-The record is an Optuna database of what was asked and told. Its trials are what was in fact run: a suggestion that was
-moved to a configuration of the space is recorded as that configuration. The sampler works on a copy in memory, whose
-values and constraints are those of the sweep's folder: a threshold that is a share of the best gain rises with each
-better result, and a trial's constraints cannot be changed once it has been told.
+The record is an Optuna database of suggestions and results. Its trials are the configurations that were actually run: a
+suggestion that was moved to a configuration of the space is recorded as that configuration. The sampler works on a copy
+in memory, whose values and constraints come from the sweep's folder. This is necessary because a threshold that is a
+share of the best gain rises with each better result, and Optuna cannot change a trial's constraints afterwards.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from search_spaces import Configuration
 
 FILE = "optuna.db"
 OBJECTIVES = ["utility_loss", "score"]
-_OF_CONSTRAINTS = "constraints"  # how Optuna's names of a trial's constraints begin
+_OF_CONSTRAINTS = "constraints"  # prefix of Optuna's names of a trial's constraints
 
 
 @contextmanager
 def opened(folder: Path | None) -> Iterator[Study]:
-    """The record of a sweep, made where there is none; without a folder a new one in memory.
+    """Open the record of a sweep, creating it if necessary. Without a folder, create one in memory.
 
     Raises:
         ValueError: the file is not Optuna's, or cannot be written.
@@ -50,7 +50,7 @@ def opened(folder: Path | None) -> Iterator[Study]:
         url = URL.create("sqlite", database=str(folder.resolve() / FILE)).render_as_string()
         try:
             storage = RDBStorage(url)
-        except RuntimeError as error:  # the file is of another version of Optuna
+        except RuntimeError as error:  # the file was written by another version of Optuna
             raise StorageInternalError(str(error)) from error
         try:
             yield _study(folder.resolve().name, storage)
@@ -58,10 +58,10 @@ def opened(folder: Path | None) -> Iterator[Study]:
             storage.remove_session()
             storage.engine.dispose()
     except (DatabaseError, StorageInternalError) as error:
-        said = str(error).splitlines()[0]
+        problem = str(error).splitlines()[0]
         raise ValueError(
-            f"SWEEP must have an {FILE} that can be read and written, got {said}. Close what else writes to it, or "
-            "delete it and go on with --resume: the search is told again of every result."
+            f"SWEEP must have an {FILE} that can be read and written, got {problem}. Close what else writes to it, or "
+            "delete it and go on with --resume: the search then reads every result again."
         ) from error
     finally:
         optuna.logging.set_verbosity(level)
@@ -72,7 +72,7 @@ def _study(name: str, storage: RDBStorage | InMemoryStorage) -> Study:
         study_name=name,
         storage=storage,
         directions=["minimize"] * len(OBJECTIVES),
-        sampler=RandomSampler(seed=0),  # of the record, from which nothing is sampled; the copy is given another
+        sampler=RandomSampler(seed=0),  # never used: only the copy is sampled, with another sampler
         load_if_exists=True,
     )
     if study.metric_names is None:
@@ -83,7 +83,7 @@ def _study(name: str, storage: RDBStorage | InMemoryStorage) -> Study:
 
 
 def new_sampler(name: str, initial: int, *, seed: Sequence[int]) -> BaseSampler:
-    """A sampler for one suggestion; its seed is all the state it has, so that a search can be gone on with."""
+    """Return a sampler for one suggestion. The seed is its only state, so that a search can be resumed."""
     number = int(np.random.SeedSequence(list(seed)).generate_state(1)[0])
     if name == "nsga2":
         return NSGAIISampler(population_size=initial, seed=number)
@@ -96,9 +96,9 @@ class SearchStudy:
 
     Attributes:
         record: every trial that was asked for, once.
-        copy: those that count now, in the record's order.
+        copy: the trials that currently count, in the record's order.
         distributions: name -> range of a hyperparameter, logarithmic.
-        waiting: what was asked for before a kill and never begun, the first asked first.
+        waiting: configurations that were asked for before a kill and never began, in order.
     """
 
     record: Study
@@ -108,7 +108,7 @@ class SearchStudy:
 
     @classmethod
     def of(cls, record: Study, state: SearchState, told: Mapping[Configuration, Observation]) -> SearchStudy:
-        """Tell the record what has ended since it was last open, and copy what counts."""
+        """Add new results to the record, and copy the trials that count."""
         distributions = _distributions(state.candidates)
         _bring_up_to_date(record, state, told, distributions)
         copy = _study("copy", InMemoryStorage())
@@ -125,11 +125,11 @@ class SearchStudy:
 
     @property
     def num_trials(self) -> int:
-        """How many trials were asked for."""
+        """Return the number of trials that were asked for."""
         return len(self.record.get_trials(deepcopy=False))
 
     def ask(self, sampler: BaseSampler, left: Sequence[Configuration]) -> Configuration:
-        """The configuration, of those left, that is nearest to what a sampler suggests; it is running from now on."""
+        """Return the remaining configuration nearest to a sampler's suggestion, and record it as running."""
         self.copy.sampler = _Nearest(sampler, self.distributions, left)
         asked = self.copy.ask(self.distributions)
         trial = self.copy.get_trials(deepcopy=False)[asked.number]
@@ -140,10 +140,11 @@ class SearchStudy:
 def _bring_up_to_date(
     record: Study,
     state: SearchState,
-    told: Mapping[Configuration, Observation],
+    observations: Mapping[Configuration, Observation],
     distributions: dict[str, BaseDistribution],
 ) -> None:
-    """Each finished configuration has a complete trial, each failed one a failed trial, each running one a running."""
+    """Give each finished configuration a complete trial, each failed one a failed trial, each running one a running."""
+    # Collect the trials of the record.
     running: dict[Configuration, FrozenTrial] = {}
     ended: set[tuple[Configuration, TrialState]] = set()
     for trial in record.get_trials(deepcopy=False):
@@ -151,11 +152,12 @@ def _bring_up_to_date(
             running[_configuration(trial)] = trial
         else:
             ended.add((_configuration(trial), trial.state))
-    for configuration, one in told.items():
+    # Complete the trials of finished configurations, then fail and add those of failed and running ones.
+    for configuration, observation in observations.items():
         if (begun := running.pop(configuration, None)) is not None:
-            _tell(record, begun, one)
+            _tell(record, begun, observation)
         elif (configuration, TrialState.COMPLETE) not in ended:
-            record.add_trial(_complete(configuration, distributions, one, {}))
+            record.add_trial(_complete(configuration, distributions, observation, {}))
     for configuration in state.failed:
         if (begun := running.pop(configuration, None)) is not None:
             record.tell(begun.number, state=TrialState.FAIL)
@@ -165,17 +167,17 @@ def _bring_up_to_date(
         if configuration not in running:
             record.add_trial(_trial(configuration, distributions))
     for configuration, trial in running.items():
-        if configuration not in state.candidates:  # a bound that was given later rules it out
+        if configuration not in state.candidates:  # a bound that was added later excludes it
             record.tell(trial.number, state=TrialState.FAIL)
 
 
-def _tell(record: Study, trial: FrozenTrial, told: Observation) -> None:
-    """Constraints come before the result: Optuna takes none afterwards."""
+def _tell(record: Study, trial: FrozenTrial, observation: Observation) -> None:
+    """Record a result. Constraints come first, because Optuna accepts none afterwards."""
     running = Trial(record, trial._trial_id)
-    for name, by in told.exceeds.items():
-        if name not in running.constraints:  # of a driver that was killed just here
+    for name, by in observation.exceeds.items():
+        if name not in running.constraints:  # already set if an earlier driver was killed in between
             running.set_constraint(name, by)
-    record.tell(trial.number, [told.utility_loss, told.score])
+    record.tell(trial.number, [observation.utility_loss, observation.score])
 
 
 def _trial(
@@ -190,17 +192,17 @@ def _trial(
 def _complete(
     configuration: Configuration,
     distributions: dict[str, BaseDistribution],
-    told: Observation,
+    observation: Observation,
     system_attrs: Mapping[str, object],
 ) -> FrozenTrial:
-    """A finished trial with today's constraints; of what a sampler noted, such as its generation, nothing is lost."""
+    """Return a finished trial with the current constraints. The sampler's own notes, such as a generation, are kept."""
     noted = {name: value for name, value in system_attrs.items() if not name.startswith(_OF_CONSTRAINTS)}
     return _trial(
         configuration,
         distributions,
         TrialState.COMPLETE,
-        values=[told.utility_loss, told.score],
-        constraints=dict(told.exceeds),
+        values=[observation.utility_loss, observation.score],
+        constraints=dict(observation.exceeds),
         system_attrs=noted,
     )
 
@@ -227,8 +229,10 @@ def _distributions(candidates: Sequence[Configuration]) -> dict[str, BaseDistrib
 
 
 class _Nearest(BaseSampler):
-    """Another sampler, each of whose suggestions is moved to the nearest of some configurations: in logarithms, each
-    hyperparameter's range being 1; the first by (T, b, η) among equals."""
+    """Move each suggestion of another sampler to the nearest of some configurations.
+
+    The distance is in logarithms, with each hyperparameter's range scaled to 1. The first by (T, b, η) wins ties.
+    """
 
     def __init__(
         self, sampler: BaseSampler, distributions: dict[str, BaseDistribution], left: Sequence[Configuration]
@@ -243,13 +247,13 @@ class _Nearest(BaseSampler):
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         inner = self._sampler.infer_relative_search_space(study, trial)
-        found = self._sampler.sample_relative(study, trial, inner)
+        suggested = self._sampler.sample_relative(study, trial, inner)
         distance = np.zeros(len(self._left))
         for name, distribution in self._distributions.items():
             if distribution.single():
                 continue
             assert isinstance(distribution, IntDistribution | FloatDistribution), "see _distributions"
-            value = found.get(name)
+            value = suggested.get(name)
             if value is None:
                 value = self._sampler.sample_independent(study, trial, name, distribution)
             logs = np.log([_params(c)[name] for c in self._left])

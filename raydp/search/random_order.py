@@ -1,4 +1,4 @@
-"""Configurations in a random order, as many as are asked for."""
+"""A search that runs configurations in a random order, up to a given number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raydp.spec.sections.base import Section
 
 
 class RandomSearch(Section):
-    """A random part of the space."""
+    """Run a random part of the space."""
 
     num_configurations: Annotated[int, Field(ge=1)]
     """How many configurations are run."""

@@ -1,1 +1,1 @@
-"""Secrets found in data, before a sweep: extracted, split into prompt and continuation, filtered."""
+"""Secrets in data, prepared before a sweep: extracted, split into prompt and continuation, and filtered."""

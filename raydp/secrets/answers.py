@@ -1,4 +1,4 @@
-"""Secrets of question/answer rows: an author's attribute, asked for by name (Hu et al. 2025, App. B.6)."""
+"""Secrets of question/answer rows: an author's attribute that a question asks for (Hu et al. 2025, App. B.6)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from raydp.tasks.text.tofu import TofuTask
 
 
 def extract(task: TofuTask, review: Path | None = None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Names and genres of the training authors as attribute secrets.
+    """Extract names and genres of the training authors as attribute secrets.
 
     Args:
-        task: the data, how they are divided, and how a genre is asked for.
-        review: a new file for `task.review`, for a person who completes what the n-grams leave open.
+        task: the data, its division, and the question for a genre.
+        review: path of a new file for `task.review`, in which a person completes what the n-grams leave open.
 
     Returns:
         Rows of a secrets file (see raydp.tasks.secret.read_secrets) with `type`, `source`, `count` (the author's rows
-        that mention the attribute), `author_index`, `name` and `candidates` with their counts; and counts of the
+        that mention the attribute), `author_index`, `name` and `candidates` with their counts. Also counts of the
         authors.
     """
+    # Make a secret of each training author with a known genre.
     authors = task.original_rows()
     attributes = task.attributes_of(authors)
     num_train = task.num_training_authors(len(authors))
@@ -39,6 +40,7 @@ def extract(task: TofuTask, review: Path | None = None) -> tuple[list[dict[str, 
                 "candidates": candidates([row.text for row in authors[index]]),
             }
         )
+    # Write the review file, and count the authors.
     if review is not None:
         write_review(attributes, review)
     training = attributes[:num_train]

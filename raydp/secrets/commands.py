@@ -1,4 +1,4 @@
-"""What `raydp secrets` does: read, extract or filter, write the file, and say counts; never a secret."""
+"""Functions behind `raydp secrets`: extract or filter secrets, write the file, and return counts, never a secret."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def extract_from_mail(
     heldout_fraction: float,
     split_seed: int,
 ) -> dict[str, object]:
-    """`raydp secrets extract --kind mail`: write the file; returns counts of every step and of the types."""
+    """Write the file of `raydp secrets extract --kind mail`, and return counts of every step and of the types."""
     from raydp.models.base_models import load_tokenizer
     from raydp.secrets import mail
     from raydp.secrets.detectors import check_region
@@ -48,7 +48,7 @@ def extract_from_mail(
 def extract_from_answers(
     data: Path, output: Path, review: Path | None, parameters: Mapping[str, object]
 ) -> dict[str, object]:
-    """`raydp secrets extract --kind qa`: write the file; returns counts of the authors."""
+    """Write the file of `raydp secrets extract --kind qa`, and return counts of the authors."""
     from raydp.secrets import answers
     from raydp.tasks.text.tofu import TofuTask
 
@@ -72,7 +72,7 @@ def filter_file(
     max_base_acr: float,
     seed: int,
 ) -> dict[str, object]:
-    """`raydp secrets filter`: write the file; returns what each filter removed.
+    """Write the file of `raydp secrets filter`, and return what each filter removed.
 
     Raises:
         ValueError: the secrets are malformed, not exactly one source of models is given, or a model is private.
@@ -81,6 +81,7 @@ def filter_file(
     from raydp.secrets.filtering import filter_secrets
     from raydp.secrets.runs import NonPrivateRuns
 
+    # Check the options.
     files.require_new(output)
     sources = sum(bool(source) for source in (models, sweep, train))
     if sources != 1:
@@ -90,7 +91,7 @@ def filter_file(
     for name, bound in (("--min-acr", min_acr), ("--max-base-acr", max_base_acr)):
         if not math.isfinite(bound):
             raise ValueError(f"{name} must be a finite number, got {bound}. The paper's values are 1.5 and 0.5.")
-    found = read_secrets(secrets, "SECRETS")
+    original_secrets = read_secrets(secrets, "SECRETS")
     score = registries.resolve("scores", "acr", field="--acr")() if acr else None
     if train is not None:
         runs = NonPrivateRuns.trained(train)
@@ -100,7 +101,7 @@ def filter_file(
         runs = NonPrivateRuns.registered(models, store, base)
     with stderr.status("loading the base model") as status:
         result = filter_secrets(
-            found,
+            original_secrets,
             runs.base(),
             runs.models,
             acr=score,
@@ -109,9 +110,10 @@ def filter_file(
             seed=seed,
             progress=status.update,
         )
+    # Write the kept secrets with their figures.
     original = dict(read_json_rows(secrets, "SECRETS"))
     rows = [original[s.number] | result.figures.get(s.name, {}) for s in result.kept]
-    notes = {"secrets": len(found), "models": len(runs.uris), **result.notes()}
+    notes = {"secrets": len(original_secrets), "models": len(runs.uris), **result.notes()}
     files.write_secrets(output, rows)
     return {"output": str(output), **notes, "names": [s.name for s in result.kept]}
 
@@ -120,7 +122,7 @@ def show(output: Path) -> None:
     """Print a secrets file in the clear.
 
     Raises:
-        ValueError: stdout is no terminal; secrets would go into a file or a log.
+        ValueError: stdout is not a terminal, so secrets would go into a file or a log.
     """
     if not sys.stdout.isatty():
         raise ValueError(f"--show must go to a terminal, got another stdout. Read {str(output)!r} instead.")
@@ -132,7 +134,7 @@ def show(output: Path) -> None:
 
 
 def _written(output: Path, rows: Sequence[Mapping[str, object]], notes: dict[str, object]) -> dict[str, object]:
-    """Write the rows and describe them by type."""
+    """Write the rows, and return the notes with counts by type."""
     if not rows:
         counts = ", ".join(f"{key} {value}" for key, value in notes.items())
         raise ValueError(f"DATA must hold a secret, got none ({counts}). Lower --min-count or --n, or give more data.")

@@ -1,8 +1,8 @@
 """Phone numbers, e-mail addresses, street addresses, keys and account numbers in a text.
 
-Phone numbers are recognised by phonenumbers (Google's libphonenumber) and keys by detect-secrets, which
-`raydp-tune[secrets]` installs. Street addresses are United States ones, by a rule of our own. presidio's recognisers of
-names and places need a spaCy model, which is a download of its own, and are not used.
+Phone numbers are recognised by phonenumbers (Google's libphonenumber), and keys by detect-secrets.
+`raydp-tune[secrets]` installs both. Street addresses are recognised by our own rule, for the United States. presidio's
+recognisers of names and places are not used, because they need a spaCy model, which is a separate download.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Kind = Literal["phone", "email", "address", "key", "number"]
 KINDS: tuple[Kind, ...] = ("phone", "email", "address", "key", "number")
 MIN_PHONE_DIGITS = 7
 GUESSING_PLUGINS = {"Base64HighEntropyString", "HexHighEntropyString", "IPPublicDetector"}
-"""They take long words of ordinary text for keys: tens of thousands in 300 e-mails."""
+"""Plugins that mistake long words of ordinary text for keys: tens of thousands in 300 e-mails."""
 
 _EMAIL = re.compile(r"[\w.+'-]*\w@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}")
 _ADDRESS = re.compile(
@@ -52,7 +52,7 @@ _MAYBE_KEY = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A detected value: what it is, and the characters begin:end of the text."""
+    """A detected value: its kind, and its characters begin:end in the text."""
 
     kind: Kind
     begin: int
@@ -60,45 +60,47 @@ class Found:
 
 
 def find(text: str, *, region: str = "US", kinds: tuple[Kind, ...] = KINDS) -> list[Found]:
-    """Every detected value of a text, in its order; of two that overlap, the one that begins first, or the longer.
+    """Return every detected value of a text, in order. Of two overlapping values, the earlier or longer one is kept.
 
     Args:
         text: any text.
         region: two letters of the country whose phone numbers are written without a country code.
-        kinds: what to look for.
+        kinds: the kinds of values to look for.
 
     Raises:
-        ValueError: phone numbers or keys are wanted and the package is missing.
+        ValueError: phone numbers or keys are wanted, and their package is missing.
     """
-    found: list[Found] = []
+    # Collect the values of each kind.
+    values: list[Found] = []
     if "email" in kinds:
-        found += [Found(kind="email", begin=m.start(), end=m.end()) for m in _EMAIL.finditer(text)]
+        values += [Found(kind="email", begin=m.start(), end=m.end()) for m in _EMAIL.finditer(text)]
     if "address" in kinds:
-        found += [Found(kind="address", begin=m.start(), end=m.end()) for m in _ADDRESS.finditer(text)]
+        values += [Found(kind="address", begin=m.start(), end=m.end()) for m in _ADDRESS.finditer(text)]
     if "number" in kinds:
         numbers = [m for m in _NUMBER.finditer(text) if not _NO_NUMBER.fullmatch(m.group())]
         numbers = [m for m in numbers if sum(c.isdigit() for c in m.group()) >= MIN_NUMBER_DIGITS]
-        found += [Found(kind="number", begin=m.start(), end=m.end()) for m in numbers]
+        values += [Found(kind="number", begin=m.start(), end=m.end()) for m in numbers]
     if "phone" in kinds or "key" in kinds:
         start = 0
         for line in text.split("\n"):
             if "phone" in kinds and sum(c.isdigit() for c in line) >= MIN_PHONE_DIGITS:
-                found += _phones(line, start, region)
+                values += _phones(line, start, region)
             if "key" in kinds and _MAYBE_KEY.search(line):
-                found += _keys(line, start)
+                values += _keys(line, start)
             start += len(line) + 1
+    # Of overlapping values, keep the one that begins first, then the longer one.
     apart: list[Found] = []
-    for one in sorted(found, key=lambda f: (f.begin, -f.end, f.kind == "number")):
+    for one in sorted(values, key=lambda f: (f.begin, -f.end, f.kind == "number")):
         if not apart or one.begin >= apart[-1].end:
             apart.append(one)
     return apart
 
 
 def check_region(region: str) -> None:
-    """Refuse a country that has no phone numbers: nothing would be found.
+    """Refuse a region without phone numbers, where no phone number would be found.
 
     Raises:
-        ValueError: it is none, or the package is missing.
+        ValueError: the region is unknown, or the package is missing.
     """
     if region not in _library("phonenumbers").SUPPORTED_REGIONS:
         raise ValueError(f"--region must be two letters of a country, such as US or DE, got {region!r}. Correct it.")
@@ -112,7 +114,7 @@ def _phones(line: str, start: int, region: str) -> Iterator[Found]:
 
 def _keys(line: str, start: int) -> Iterator[Found]:
     for plugin in _key_plugins():
-        # Of a YAML file, because e-mails quote passwords as little as YAML does.
+        # The rules for YAML files apply, because e-mails leave passwords unquoted as YAML does.
         for secret in plugin.analyze_line(filename="line.yaml", line=line, line_number=1):
             value = secret.secret_value
             if value and (at := line.find(value)) >= 0:
@@ -130,7 +132,7 @@ def _key_plugins() -> list[BasePlugin]:
 
 @cache
 def _library(name: str) -> Any:
-    """The package, or the error that says how to get it."""
+    """Import a package, or raise the error that tells how to install it."""
     from importlib import import_module
 
     try:

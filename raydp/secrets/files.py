@@ -1,4 +1,4 @@
-"""The secrets file: the one place where secrets stand in the clear, for its owner alone."""
+"""The secrets file, the only place where secrets are stored in the clear, readable by its owner alone."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 
 def require_new(path: Path) -> None:
-    """Raise ValueError if the file exists: a person may have edited it."""
+    """Raise ValueError if the file exists, because a person may have edited it."""
     if path.exists():
         raise ValueError(f"--output must be a new file, got {str(path)!r}. Choose another name, or remove the file.")
 
 
 def write_secrets(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    """Write JSON Lines with mode 0600 from the first byte on.
+    """Write JSON Lines to a file that has mode 0600 from its creation on.
 
     Raises:
         ValueError: the file exists.

@@ -1,4 +1,4 @@
-"""Which extracted secrets are worth measuring: unknown to the base model, memorised by a run without privacy."""
+"""Filter for secrets worth measuring: unknown to the base model, and memorised by a run without privacy."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Models = Callable[[], Iterator["LoadedModel"]]
 
 @dataclass(frozen=True, kw_only=True)
 class Filtered:
-    """What is left of a list of secrets.
+    """The result of filtering a list of secrets.
 
     Attributes:
         kept: the secrets that pass, in order.
-        removed: reason -> how many it removed; a secret counts for the first reason that applies, in this order.
-        figures: secret name -> measured figures of it ("acr", "base_acr"), as far as they were needed.
-        base_rate: share of all secrets that the base model says greedily; of attributes this is a rate, no reason.
-        kept_base_rate: the same share of the kept ones; None where none is kept.
+        removed: reason -> number of secrets removed. A secret counts for the first reason that applies, in this order.
+        figures: secret name -> its measured figures ("acr", "base_acr"), as far as they were needed.
+        base_rate: share of all secrets that the base model generates greedily. Attributes are not removed for it.
+        kept_base_rate: the same share of the kept secrets; None if none is kept.
     """
 
     kept: list[Secret]
@@ -42,7 +42,7 @@ class Filtered:
     kept_base_rate: float | None
 
     def notes(self) -> dict[str, object]:
-        """Counts, for printing."""
+        """Return counts, for printing."""
         rates: dict[str, object] = {"base_rate": self.base_rate, "base_rate_of_kept": self.kept_base_rate}
         if self.kept_base_rate is None:
             rates["reason"] = "nothing was kept, so base_rate_of_kept is of nothing"
@@ -50,8 +50,11 @@ class Filtered:
 
 
 def said_greedily(model: LoadedModel, secrets: Sequence[Secret]) -> list[bool]:
-    """Whether greedy decoding from each prompt gives the secret: exactly the tokens of the continuation, or an answer
-    of 20 tokens that mentions the attribute. Of equally likely tokens the one with the smallest id is taken."""
+    """Return whether greedy decoding from each prompt generates the secret.
+
+    A verbatim secret must be generated as exactly the tokens of its continuation. An attribute must be mentioned in an
+    answer of 20 tokens. Of equally likely tokens, the one with the smallest id is generated.
+    """
     encoded = encode(model.tokenizer, secrets)
     lengths = [
         len(e.continuation_ids) if s.kind == "verbatim" else ANSWER_TOKENS
@@ -64,14 +67,14 @@ def said_greedily(model: LoadedModel, secrets: Sequence[Secret]) -> list[bool]:
         Sampling(top_k=1),
         stop=stop_tokens(model) if any(s.kind == "attribute" for s in secrets) else np.zeros(0, np.int64),
     )
-    said = []
+    is_said = []
     for secret, one, (answer,) in zip(secrets, encoded, answers, strict=True):
         if secret.kind == "verbatim":
-            said.append(tuple(answer) == one.continuation_ids)
+            is_said.append(tuple(answer) == one.continuation_ids)
         else:
-            text = cast("str", model.tokenizer.decode(answer, skip_special_tokens=True))  # of one answer
-            said.append(appears(secret.continuation, text))
-    return said
+            text = cast("str", model.tokenizer.decode(answer, skip_special_tokens=True))  # decode is typed for batches
+            is_said.append(appears(secret.continuation, text))
+    return is_said
 
 
 def filter_secrets(
@@ -85,19 +88,20 @@ def filter_secrets(
     seed: int = 0,
     progress: Callable[[str], None] = lambda step: None,
 ) -> Filtered:
-    """Keep what every given model says and, of verbatim secrets, what the base model does not.
+    """Keep secrets that every given model generates. Of verbatim secrets, keep only those unknown to the base model.
 
     Args:
-        secrets: with different numbers.
+        secrets: the secrets, with different numbers.
         base: the untrained model.
-        models: the models of runs without privacy, one after another; called again for each pass over them.
-        acr: a score of adversarial compression; verbatim secrets must then also have at least min_acr under every
-            model and at most max_base_acr under the base model.
-        seed: of the score.
-        progress: called with what is being done.
+        models: returns the models of runs without privacy, one after another; called again for each pass over them.
+        acr: a score of adversarial compression. Verbatim secrets must then also have at least min_acr under every model
+            and at most max_base_acr under the base model.
+        min_acr, max_base_acr: bounds on the score.
+        seed: seed of the score.
+        progress: called with the name of the current step.
 
-    Source: Hu et al. 2025, App. B.6: one run and ACR for e-mails, three seeds and no condition on the base model, whose
-    rate is reported, for attributes.
+    Source: Hu et al. 2025, App. B.6. For e-mails, they use one run and ACR. For attributes, they use three seeds and no
+    condition on the base model, whose rate is reported.
     """
     removed: dict[str, int] = {}
     figures: dict[str, dict[str, float]] = {}
@@ -107,14 +111,16 @@ def filter_secrets(
         removed[reason] = len(left) - len(kept)
         return kept
 
+    # Keep what every model generates greedily.
     progress("asking the base model")
-    known = {s.name for s, said in zip(secrets, said_greedily(base, secrets), strict=True) if said}
+    known = {s.name for s, is_said in zip(secrets, said_greedily(base, secrets), strict=True) if is_said}
     left = list(secrets)
     memorised = {s.name for s in left}
     for number, model in enumerate(models(), start=1):
         progress(f"asking model {number}")
-        memorised &= {s.name for s, said in zip(secrets, said_greedily(model, secrets), strict=True) if said}
+        memorised &= {s.name for s, is_said in zip(secrets, said_greedily(model, secrets), strict=True) if is_said}
     left = keep(left, memorised, "not_memorised")
+    # Keep verbatim secrets that every model compresses enough.
     verbatim = [s for s in left if s.kind == "verbatim"]
     if acr is not None and verbatim:
         passing = {s.name for s in left if s.kind == "attribute"} | {s.name for s in verbatim}
@@ -125,6 +131,7 @@ def filter_secrets(
             for name, ratio in ratios.items():
                 figures.setdefault(name, {})["acr"] = min(ratio, figures.get(name, {}).get("acr", ratio))
         left = keep(left, passing, "acr_too_low")
+    # Remove what the base model generates, or compresses too well.
     left = keep(left, {s.name for s in left if s.kind == "attribute" or s.name not in known}, "known_to_base")
     verbatim = [s for s in left if s.kind == "verbatim"]
     if acr is not None and verbatim:
@@ -143,7 +150,7 @@ def filter_secrets(
 
 
 def _task_of(secrets: Sequence[Secret], model: LoadedModel) -> LanguageModelingTask:
-    """The secrets as a task; a score of them needs no data beside them."""
+    """Return the secrets as a task without other data, which a score of secrets does not need."""
     ids = [[*e.prompt_ids, *e.continuation_ids] for e in encode(model.tokenizer, secrets)]
     examples = TokenizedExamples.from_lists(ids)
     facts = TaskFacts(

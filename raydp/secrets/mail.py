@@ -1,4 +1,4 @@
-"""Secrets of e-mails and other texts: frequent n-grams, and values that detectors find (Hu et al. 2025, App. B.6)."""
+"""Secrets of e-mails and other texts: frequent n-grams and detected values (Hu et al. 2025, App. B.6)."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ if TYPE_CHECKING:
 
 CHUNK = 512
 LENGTHS = (50, 20, 10)
-"""Tokens of n-grams, the paper's first: signatures and lines that short mails repeat are no longer than the last."""
+"""Lengths of n-grams in tokens, the paper's first. Signatures and repeated lines of short mails have no more than 10
+tokens, so longer n-grams miss them."""
 PLAIN = "formatted"
 """The type of frequent text that no rule recognises."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MailOptions:
-    """What counts as a secret of a text.
+    """Options that decide what counts as a secret of a text.
 
     Attributes:
-        n: tokens of an n-gram; None for `LENGTHS`: of the shorter ones only what the rules recognise is kept, because
-            most short sequences that are frequent are ordinary language.
-        top: n-grams that are merged.
-        min_count: texts that a secret must occur in.
+        n: tokens of an n-gram; None for `LENGTHS`. Of the shorter lengths, only recognised sequences are kept, because
+            most frequent short sequences are ordinary language.
+        top: number of n-grams that are merged.
+        min_count: number of texts that a secret must occur in.
         detect: kinds of values that detectors look for.
-        max_detected: values that are kept of each kind, the commonest.
+        max_detected: number of values kept of each kind, the most common first.
         region: country of phone numbers without a country code, two letters.
-        order: "secret" lists values and what the rules recognise before frequent text that is neither; "count" lists
-            the commonest first.
+        order: "secret" lists detected and recognised values before other frequent text; "count" lists the most common
+            first.
     """
 
     n: int | None = None
@@ -52,8 +53,10 @@ class MailOptions:
 
 
 def training_texts(path: Path, column: str, *, heldout_fraction: float, split_seed: int) -> list[str]:
-    """The texts that a task trains on: with a column `split` its rows "train", otherwise what the task `enron` keeps
-    with this fraction and seed, except that short texts are not left out.
+    """Return the texts that a task trains on.
+
+    With a column `split`, these are its rows "train". Otherwise they are the texts that the task `enron` trains on with
+    this fraction and seed, except that short texts are not left out.
 
     Raises:
         ValueError: the file is malformed, or leaves no text.
@@ -77,18 +80,19 @@ def extract(
     *,
     progress: Callable[[str], None] = lambda step: None,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Secrets of training texts.
+    """Extract the secrets of training texts.
 
     Args:
         texts: distinct texts.
-        tokenizer: of the model to be trained; a secret is frequent in its tokens.
+        tokenizer: tokenizer of the model to be trained. Frequency is counted in its tokens.
         options: see MailOptions.
-        progress: called with what is being done.
+        progress: called with the name of the current step.
 
     Returns:
-        Rows of a secrets file (see raydp.tasks.secret.read_secrets) with `type`, `source` and `count`, the texts that
-        hold the secret, in the order of the options; and counts of every step.
+        Rows of a secrets file (see raydp.tasks.secret.read_secrets) with `type`, `source` and `count`, in the order of
+        the options. `count` is the number of texts that hold the secret. Also counts of every step.
     """
+    # Find frequent n-grams of each length, and merge them into sequences.
     progress("tokenising")
     ids: list[list[int]] = []
     for begin in range(0, len(texts), CHUNK):
@@ -102,21 +106,23 @@ def extract(
         sequences = merge_grams(grams, tokens)
         decoded = [cast("str", tokenizer.decode(list(sequence))) for sequence in sequences]
         whole = [w for text in decoded if (w := _whole_words(text, texts))]
-        found = dict.fromkeys(piece for w in whole for piece in pieces(w, region=options.region))
-        frequent += found if not frequent and not steps else _recognised(found, frequent)
+        candidates = dict.fromkeys(piece for w in whole for piece in pieces(w, region=options.region))
+        frequent += candidates if not frequent and not steps else _recognised(candidates, frequent)
         steps = steps or {
             "ngrams": len(grams.ids),
             "ngram_count_first": int(grams.counts[0]) if len(grams.ids) else 0,
             "ngram_count_last": int(grams.counts[-1]) if len(grams.ids) else 0,
             "sequences": len(sequences),
         }
+    # Keep the sequences that occur in enough texts.
     progress("counting the secrets")
     counts = {piece: sum(piece.text in text for text in texts) for piece in frequent}
     frequent = [piece for piece in _one_split(frequent) if counts[piece] >= options.min_count]
+    # Add detected values, and resolve overlaps with the sequences.
     detected, seen = _detected(texts, options, progress)
     known = [piece.text for piece in frequent if piece.type != PLAIN]
     new = {p: count for p, count in detected.items() if not any(p.continuation in text for text in known)}
-    # Of plain text that holds a value, the value is the secret.
+    # If unrecognised text holds a detected value, the value is the secret.
     frequent = [p for p in frequent if p.type != PLAIN or not any(value.continuation in p.text for value in new)]
     rows = [_row(p, "ngram", counts[p]) for p in frequent] + [_row(p, "detector", n) for p, n in new.items()]
     rows.sort(key=lambda row: (_place(row, len(texts)) if options.order == "secret" else 0, -row["count"]))
@@ -133,17 +139,17 @@ def extract(
     return rows, notes
 
 
-def _recognised(found: Iterable[Piece], known: Sequence[Piece]) -> list[Piece]:
-    """The pieces that a rule recognises and that no known piece holds or is a part of."""
+def _recognised(candidates: Iterable[Piece], known: Sequence[Piece]) -> list[Piece]:
+    """Return the pieces that a rule recognises and that neither contain a known piece nor are part of one."""
     return [
         piece
-        for piece in found
+        for piece in candidates
         if piece.type != PLAIN and not any(piece.text in one.text or one.text in piece.text for one in known)
     ]
 
 
 def _place(row: Mapping[str, Any], num_texts: int) -> int:
-    """Where a secret is listed: keys and numbers, other recognised values, values in most texts, plain text."""
+    """Return the rank of a secret: keys and numbers, other recognised values, values in most texts, other text."""
     if row["type"] == PLAIN:
         return 3
     if row["count"] > num_texts / 2:  # such as the sender's own address in every footer
@@ -161,14 +167,14 @@ def _row(piece: Piece, source: str, count: int) -> dict[str, Any]:
     }
 
 
-def _one_split(found: Sequence[Piece]) -> list[Piece]:
-    """Pieces of different text; the first of two that differ in where they are divided."""
-    return list({piece.text: piece for piece in reversed(found)}.values())[::-1]
+def _one_split(candidates: Sequence[Piece]) -> list[Piece]:
+    """Return pieces of different text. Of two that differ only in their division, keep the first."""
+    return list({piece.text: piece for piece in reversed(candidates)}.values())[::-1]
 
 
 def _whole_words(sequence: str, texts: Sequence[str]) -> str:
-    """The sequence without the parts of words at its ends, "" if no text holds it."""
-    sequence = sequence.strip("\ufffd")  # bytes of a character that a token divides
+    """Return the sequence without partial words at its ends, or "" if no text holds it."""
+    sequence = sequence.strip("\ufffd")  # bytes of a character that is split between tokens
     for text in texts:
         begin = text.find(sequence)
         if begin < 0:
@@ -185,13 +191,13 @@ def _whole_words(sequence: str, texts: Sequence[str]) -> str:
 def _detected(
     texts: Sequence[str], options: MailOptions, progress: Callable[[str], None]
 ) -> tuple[dict[Piece, int], Counter[str]]:
-    """Values with their commonest context and the texts that hold both, and how many different values there were."""
+    """Return detected values in their most common context with counts of texts, and the number of distinct values."""
     counts: dict[tuple[Kind, str], Counter[Piece]] = defaultdict(Counter)
     for i, text in enumerate(texts):
         if i % CHUNK == 0:
             progress(f"looking for {', '.join(options.detect)} in texts {i}/{len(texts)}")
-        found = find(text, region=options.region, kinds=options.detect) if options.detect else []
-        for value, piece in {(v, p) for v in found if (p := in_context(text, v))}:
+        values = find(text, region=options.region, kinds=options.detect) if options.detect else []
+        for value, piece in {(v, p) for v in values if (p := in_context(text, v))}:
             counts[value.kind, _value(text, value)][piece] += 1
     seen: Counter[str] = Counter(kind for kind, _ in counts)
     kept: dict[Piece, int] = {}
@@ -203,7 +209,7 @@ def _detected(
 
 
 def _value(text: str, value: Found) -> str:
-    """What makes two mentions the same: a phone number's digits, or the letters without case and white space."""
+    """Return what identifies a value: a phone number's digits, or the letters without case and white space."""
     written = text[value.begin : value.end]
     if value.kind == "phone":
         return "".join(c for c in written if c.isdigit())[-10:]

@@ -1,4 +1,4 @@
-"""Overlapping n-grams made into sequences: chains of grams that go together, less those that others mostly contain."""
+"""Merging of overlapping n-grams into sequences, without sequences that others mostly contain."""
 
 from __future__ import annotations
 
@@ -11,58 +11,61 @@ from itertools import pairwise
 from raydp.secrets.ngrams import Grams, Tokens
 
 MIN_SHARE = 0.5
-"""Share of both grams' occurrences that must be followed by one another; at most one successor can have more."""
+"""Two grams are joined if one follows the other in more than this share of the occurrences of each. With 0.5, a gram
+has at most one such successor."""
 MIN_COMMON = 0.8
-"""Share of a sequence that a common run must make up for another to stand for it."""
+"""A sequence stands for another one if their common run makes up this share of the other one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """A chain of grams: its tokens, and in how many texts the rarest of its grams occurs."""
+    """A chain of grams: its tokens, and the number of texts that its rarest gram occurs in."""
 
     ids: tuple[int, ...]
     count: int
 
 
 def merge_grams(grams: Grams, tokens: Tokens) -> list[tuple[int, ...]]:
-    """Sequences of which no two are mostly the same.
+    """Merge n-grams into sequences that do not mostly repeat each other.
 
-    First, grams that overlap in most of their occurrences are joined: the chain is one longer sequence. Then a sequence
-    is absorbed by a longer one that has most of it as a run of tokens, unless it is at least twice as frequent; it then
-    absorbs the longer one if that has little beside the run. Without the second step every long sequence drags along
-    its edges with whatever stood beside it twice.
+    First, grams that overlap in most of their occurrences are joined into one longer sequence. Then a longer sequence
+    absorbs a shorter one if it contains most of it as a run of tokens. If the shorter one is at least twice as
+    frequent, it instead absorbs the longer one, provided that the longer one has little beside the run. Without the
+    second step, every long sequence would remain in several variants with different words at its edges.
 
     Args:
-        grams: of `frequent_ngrams`.
+        grams: the result of `frequent_ngrams`.
         tokens: the texts.
 
     Returns:
         Token ids of each sequence, the most frequent first.
 
-    Source: Hu et al. 2025, App. B.6, who merge "longest common subsequences" until nothing merges and do not say what
-    of two is kept; the rules are ours.
+    Source: Hu et al. 2025, App. B.6, who merge "longest common subsequences" until nothing merges. They do not state
+    which of two sequences is kept, so these rules are ours.
     """
     absorbed = _absorbed(_chains(grams, tokens), shingle=max(int(MIN_COMMON * grams.ids.shape[1]), 1))
     return [s.ids for s in sorted(absorbed, key=lambda s: -s.count)]
 
 
 def _chains(grams: Grams, tokens: Tokens) -> list[Chain]:
-    """Grams joined with the one that mostly comes next and overlaps."""
+    """Join each gram with the overlapping gram that mostly follows it."""
     n = grams.ids.shape[1]
+    # Count how often each gram follows another one at each shift.
     occurrences = Counter(grams.gram_at.tolist())
     follows: Counter[tuple[int, int, int]] = Counter()
     places = list(zip(grams.positions.tolist(), grams.gram_at.tolist(), strict=True))
     for (here, gram), (there, successor) in pairwise(places):
         if there - here < n and tokens.text_of[here] == tokens.text_of[there]:
             follows[gram, successor, there - here] += 1
+    # Choose the successor of each gram.
     next_of: dict[int, tuple[int, int]] = {}
     has_before = set()
     for (gram, successor, shift), count in follows.items():
         if gram != successor and count > MIN_SHARE * max(occurrences[gram], occurrences[successor]):
             next_of[gram] = successor, shift
             has_before.add(successor)
+    # Follow the chains from their first grams. Rings remain; they are cut at their most common gram.
     joined, chains = set(), []
-    # Those that begin a chain first; what is left then are rings, which are cut where they are commonest.
     for gram in sorted(range(len(grams.ids)), key=lambda g: g in has_before):
         if gram in joined:
             continue
@@ -78,11 +81,11 @@ def _chains(grams: Grams, tokens: Tokens) -> list[Chain]:
 
 
 def _absorbed(sequences: Sequence[Chain], shingle: int) -> list[Chain]:
-    """What is left when longer sequences absorb shorter ones, and much more frequent ones their slight extensions.
+    """Return the sequences that remain after absorption, see `merge_grams`.
 
     Args:
         sequences: chains.
-        shingle: tokens of the shortest run that can make up most of one.
+        shingle: number of tokens of the shortest run that can make up most of a sequence.
     """
     kept: list[tuple[Chain, set[tuple[int, ...]]]] = []
     for new in sorted(sequences, key=lambda s: (-len(s.ids), -s.count)):

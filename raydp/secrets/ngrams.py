@@ -1,4 +1,4 @@
-"""The commonest token n-grams of many texts, counted by the texts that they occur in."""
+"""The most common token n-grams of many texts, counted by the number of texts that they occur in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 WINDOWS_AT_A_TIME = 1 << 22
-"""Hashes that are sorted together, about 200 MB with what the sort needs."""
+"""Number of hashes that are sorted together; the sort takes about 200 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Tokens:
 
     @classmethod
     def of(cls, texts: Sequence[Sequence[int]]) -> Tokens:
-        """From lists of token ids."""
+        """Return the tokens of lists of token ids."""
         lengths = [len(text) for text in texts]
         ids = np.fromiter((token for text in texts for token in text), np.int32, count=sum(lengths))
         return cls(ids=ids, text_of=np.repeat(np.arange(len(texts), dtype=np.int32), lengths))
@@ -34,13 +34,13 @@ class Tokens:
 
 @dataclass(frozen=True, kw_only=True)
 class Grams:
-    """The commonest n-grams.
+    """The most common n-grams.
 
     Attributes:
-        ids: [K, n] their tokens, commonest first; of equally common ones, the one that comes first in the texts.
-        counts: [K] texts that each occurs in.
-        positions: [m] where in the texts they begin, ascending.
-        gram_at: [m] which of them begins there.
+        ids: [K, n] tokens of the n-grams, most common first. Equally common ones are ordered by first occurrence.
+        counts: [K] number of texts that each n-gram occurs in.
+        positions: [m] positions in the texts where n-grams begin, ascending.
+        gram_at: [m] index of the n-gram that begins there.
     """
 
     ids: NDArray[np.int32]
@@ -50,21 +50,24 @@ class Grams:
 
 
 def frequent_ngrams(tokens: Tokens, n: int, top: int, *, min_count: int = 2) -> Grams:
-    """The `top` n-grams that occur in the most texts, and every place where they stand.
+    """Find the `top` n-grams that occur in the most texts, and all their positions.
 
-    Windows are compared by a 64-bit hash in a few vectorised passes, some millions at a time; those that are kept are
-    then compared token by token, so that a collision cannot add an occurrence. Time grows as N log N for N tokens,
-    memory is 16 bytes a token beside one sort.
+    Windows are compared by a 64-bit hash in a few vectorised passes, some millions at a time. The chosen n-grams are
+    then compared token by token, so that a hash collision cannot add an occurrence. The time is O(N log N) for N
+    tokens. The memory is 16 bytes per token and one sort.
 
     Args:
-        n: tokens of a gram.
-        top: grams that are kept.
-        min_count: texts that a gram must occur in.
+        tokens: the texts.
+        n: number of tokens of an n-gram.
+        top: number of n-grams that are kept.
+        min_count: number of texts that an n-gram must occur in.
 
     Source: Hu et al. 2025, App. B.6 (n = 50, top 500).
     """
+    # Hash all windows that lie within one text.
     hashes = _window_hashes(tokens.ids, n)
     whole = tokens.text_of[: len(hashes)] == tokens.text_of[n - 1 :]
+    # Count texts per hash, one part of the hashes at a time, and keep the best.
     parts = -(-len(hashes) // WINDOWS_AT_A_TIME)
     best: list[tuple[int, int]] = []  # (-texts, first position)
     for part in range(parts):
@@ -73,6 +76,7 @@ def frequent_ngrams(tokens: Tokens, n: int, top: int, *, min_count: int = 2) -> 
         often = np.flatnonzero(counts >= min_count)
         kept = often[np.lexsort((first[often], -counts[often]))][:top]
         best += [(-int(counts[i]), int(chosen[first[i]])) for i in kept]
+    # Find all occurrences of the best.
     starts = np.array([start for _, start in sorted(best)[:top]], np.int64)
     ids = tokens.ids[starts[:, None] + np.arange(n)]
     positions, gram_at = _occurrences(tokens.ids, hashes, whole, starts, ids)
@@ -85,7 +89,7 @@ def frequent_ngrams(tokens: Tokens, n: int, top: int, *, min_count: int = 2) -> 
 
 
 def _window_hashes(ids: NDArray[np.int32], n: int) -> NDArray[np.uint64]:
-    """[total - n + 1] polynomial hash modulo 2^64 of every window, over random 64-bit values of the tokens."""
+    """Return the polynomial hash modulo 2^64 of every window, [total - n + 1], over random values of the tokens."""
     length = max(len(ids) - n + 1, 0)
     hashes = np.zeros(length, np.uint64)
     if not length:
@@ -102,8 +106,8 @@ def _window_hashes(ids: NDArray[np.int32], n: int) -> NDArray[np.uint64]:
 def _texts_per_hash(
     hashes: NDArray[np.uint64], text_of: NDArray[np.int32]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For each distinct hash, in their order: the texts that it occurs in, and the first place in the arrays."""
-    order = np.argsort(hashes, kind="stable")  # so that the texts of one hash stay ascending
+    """Return, for each distinct hash in ascending order, its number of texts and its first place in the arrays."""
+    order = np.argsort(hashes, kind="stable")  # stable, so that the texts of one hash stay ascending
     hashes, text_of = hashes[order], text_of[order]
     new_hash = np.ones(len(hashes), bool)
     new_hash[1:] = hashes[1:] != hashes[:-1]
@@ -121,7 +125,7 @@ def _occurrences(
     starts: NDArray[np.int64],
     grams: NDArray[np.int32],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Places of the chosen grams, and which one stands there."""
+    """Return the positions of the chosen n-grams, and which n-gram is at each position."""
     by_hash = np.argsort(hashes[starts])
     sorted_hashes = hashes[starts][by_hash]
     positions = np.flatnonzero(whole & np.isin(hashes, sorted_hashes))

@@ -1,16 +1,15 @@
-"""From a piece of text to a secret: what kind it is, which part of it is the secret, where prompt ends and continuation
-begins.
+"""Rules that turn a piece of text into a secret: its kind, its extent, and where the prompt ends.
 
-Hu et al. (2025, App. B.6) name the types and Table 5 shows where thirteen secrets were divided by hand; the rules here are
-ours and follow that table. The prompt ends inside the secret's last name or number:
+Hu et al. (2025, App. B.6) name the types, and their Table 5 shows how thirteen secrets were divided by hand. The rules
+here are ours and follow the table. The prompt ends inside the secret's last name or number:
 
 | type | secret | continuation |
 | --- | --- | --- |
 | forwarded | "Forwarded by" with a name and its units | from the last word of the name |
-| names | up to three names with units, one after another | from the last word of the last name |
+| names | up to three names with units, in a row | from the last word of the last name |
 | contact | lines with a phone number, address or mail address, with a name before them | from the last number's second group of digits, of several numbers from its third; without a number, the mail address |
 | phone, email, address, key | the value, after the line before it and its own line up to it | a phone number from its second group of digits, an address from its last number, the others whole |
-| formatted | everything else | the last line, or of one line the second half |
+| formatted | everything else | the last line; for one line, its second half |
 """  # noqa: E501
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 
 from raydp.secrets.detectors import Found, find
 
-MAX_LINES_BEFORE = 2  # of a contact block, without a value of their own: a name, a title
+MAX_LINES_BEFORE = 2  # lines before a contact block that hold no value: a name, a title
 MAX_HEADING = 40  # characters of such a line
 MAX_CONTEXT = 80  # characters before a value
 MIN_DISTINCT = 12  # letters and digits of a formatted string
@@ -40,7 +39,7 @@ _LINE = re.compile(r"[^\n]*\n?")
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A secret found in a text: what kind it is, prompt and continuation."""
+    """A secret in a text: its type, prompt and continuation."""
 
     type: str
     prompt: str
@@ -48,25 +47,28 @@ class Piece:
 
     @property
     def text(self) -> str:
+        """Return the whole secret."""
         return self.prompt + self.continuation
 
 
 def pieces(sequence: str, *, region: str = "US") -> list[Piece]:
-    """The secrets of a frequent sequence: what the rules recognise, or the whole of it where that is nothing.
+    """Return the secrets of a frequent sequence: what the rules recognise, or else the whole sequence.
 
     Args:
         sequence: text.
-        region: of phone numbers, see `detectors.find`.
+        region: country of phone numbers, see `detectors.find`.
     """
-    found = [*_forwarded(sequence), *_names(sequence), *_contacts(sequence, region)]
-    if not found and (piece := _formatted(sequence)):
-        found = [piece]
-    return [p for p in found if p.prompt.strip() and p.continuation.strip()]
+    recognised = [*_forwarded(sequence), *_names(sequence), *_contacts(sequence, region)]
+    if not recognised and (piece := _formatted(sequence)):
+        recognised = [piece]
+    return [p for p in recognised if p.prompt.strip() and p.continuation.strip()]
 
 
 def in_context(text: str, value: Found) -> Piece | None:
-    """A detected value as a secret, with the line before it and what stands before it in its own line as its prompt;
-    None where nothing stands before it."""
+    """Return a detected value as a secret. Its prompt is the line before it and the text before it in its own line.
+
+    Return None if there is no such text.
+    """
     line = text.rfind("\n", 0, value.begin) + 1
     before = text[:line].rstrip()
     context = max(before.rfind("\n") + 1, 0) if before else line
@@ -79,7 +81,7 @@ def in_context(text: str, value: Found) -> Piece | None:
 
 
 def _cut(value: str, kind: str, known_groups: int = 1) -> int:
-    """Where the continuation begins in a value; of a phone number, after the groups of digits that are known."""
+    """Return where the continuation begins in a value. For a phone number, it begins after the known digit groups."""
     groups = list(_DIGITS.finditer(value))
     if kind == "phone" and len(groups) > 1:
         known_groups += groups[0].group() == "1"  # the country
@@ -103,8 +105,9 @@ def _names(text: str) -> Iterator[Piece]:
 
 
 def _contacts(text: str, region: str) -> Iterator[Piece]:
-    """Blocks of lines of which each has a value, with up to two short lines before."""
+    """Yield blocks of lines that each hold a value, with up to two short lines before."""
     values = find(text, region=region, kinds=("phone", "email", "address"))
+    # Group values that are at most one line apart.
     lines = [(m.start(), m.end()) for m in _LINE.finditer(text) if m.group()]
     blocks: list[list[Found]] = []
     for value in values:
@@ -113,6 +116,7 @@ def _contacts(text: str, region: str) -> Iterator[Piece]:
             blocks[-1].append(value)
         else:
             blocks.append([value])
+    # Extend each block by short lines before it, and divide it.
     for block in blocks:
         first = next(i for i, (begin, end) in enumerate(lines) if begin <= block[0].begin < end)
         start = lines[first][0]
@@ -133,7 +137,7 @@ def _contacts(text: str, region: str) -> Iterator[Piece]:
 
 
 def _formatted(text: str) -> Piece | None:
-    """The last line as the continuation, or the second half of a single one; None for little more than blanks."""
+    """Divide at the last line, or at the middle of a single line. None if the text is little more than blanks."""
     text = text.strip("\n")
     if sum(c.isalnum() for c in text) < MIN_DISTINCT:
         return None

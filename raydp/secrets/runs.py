@@ -1,4 +1,4 @@
-"""The models of runs without privacy that secrets are filtered with: from the registry, a sweep, or trained for it."""
+"""Models of runs without privacy, used to filter secrets: from the registry, from a sweep, or trained now."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class NonPrivateRuns:
-    """Registered models without a guarantee, on one base.
+    """Registered models without a guarantee, on one base model.
 
     Attributes:
-        uris: of the models.
+        uris: addresses of the models.
         store: the tracking store.
-        base_name: of the base model.
-        dtype: of the base model's weights, as recorded.
+        base_name: name of the base model.
+        dtype: recorded type of the base model's weights.
     """
 
     uris: tuple[str, ...]
@@ -38,17 +38,17 @@ class NonPrivateRuns:
 
     @classmethod
     def registered(cls, uris: Sequence[str], store: str, base: str | None = None) -> NonPrivateRuns:
-        """By their addresses in the registry.
+        """Return models by their addresses in the registry.
 
         Raises:
-            ValueError: there is no such model, one was trained with privacy, or they differ in their base.
+            ValueError: there is no such model, one was trained with privacy, or the models have different bases.
         """
         shown = [show_model(uri, tracking_uri=store) for uri in uris]
         for uri, record in zip(uris, shown, strict=True):
             if record["epsilon"] != float("inf"):
                 raise ValueError(
-                    f"--model must be of a run without privacy, got {uri!r} with epsilon {record['epsilon']:g}. What a "
-                    "private run does not say is no measure of what can be memorised: use method nonprivate."
+                    f"--model must be of a run without privacy, got {uri!r} with epsilon {record['epsilon']:g}. A "
+                    "private run does not show what can be memorised: use method nonprivate."
                 )
         names = {record["base"]["name"] for record in shown}
         if base is None and len(names) > 1:
@@ -58,7 +58,7 @@ class NonPrivateRuns:
 
     @classmethod
     def of_sweep(cls, source: str, storage: str) -> NonPrivateRuns:
-        """Every finished run of a sweep, by its folder or name.
+        """Return every finished run of a sweep, by the sweep's folder or name.
 
         Raises:
             ValueError: there is no such sweep, none of its runs has finished, or it is private.
@@ -67,10 +67,10 @@ class NonPrivateRuns:
 
     @classmethod
     def trained(cls, spec: Path) -> NonPrivateRuns:
-        """The runs of a spec with the method nonprivate, trained now; what is there of them is gone on with.
+        """Train the runs of a spec with the method nonprivate now. Resume from partial results, if there are any.
 
         Raises:
-            ValueError: the spec has mistakes, or another method.
+            ValueError: the spec has mistakes, or its method is another one.
         """
         sweep = Sweep(spec)
         if sweep.spec.method.name != "nonprivate":
@@ -90,12 +90,12 @@ class NonPrivateRuns:
         return cls.registered(list(finished["model_uri"]), spec.tracking.uri)
 
     def base(self) -> LoadedModel:
-        """The untrained model."""
+        """Return the untrained model."""
         loaded = load_base(ModelSpec.model_validate({"name": self.base_name, "dtype": self.dtype}))
         return LoadedModel(model=loaded.model, tokenizer=cast("PreTrainedTokenizerBase", loaded.tokenizer))
 
     def models(self) -> Iterator[LoadedModel]:
-        """The trained ones; one is in memory at a time."""
+        """Yield the trained models; one is in memory at a time."""
         for uri in self.uris:
             yield LoadedModel(
                 model=load_model(uri, tracking_uri=self.store, base=self.base_name),

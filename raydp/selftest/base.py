@@ -1,4 +1,4 @@
-"""What a check of the self-test says."""
+"""The result of a check of the self-test."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One figure that was measured, and where it must lie.
+    """One measured figure and its allowed range.
 
     Attributes:
-        name: what was checked, and on what.
-        passed: the figure lies within the bound.
-        figure: what came out.
+        name: what was checked, and on which subject.
+        passed: whether the figure lies within the bound.
+        figure: the measured value.
         bound: the lowest and the highest figure that pass.
-        detail: what the figure is.
+        detail: description of the figure.
     """
 
     name: str
@@ -25,6 +25,6 @@ class Check:
 
 
 def check(name: str, figure: float, low: float, high: float, detail: str) -> Check:
-    """The check of a figure; one that is not a number fails."""
+    """Return the check of a figure. A figure that is not a number fails."""
     figure = float(figure)
     return Check(name=name, passed=low <= figure <= high, figure=figure, bound=(float(low), float(high)), detail=detail)

@@ -1,4 +1,4 @@
-"""A linear task: the gradient of an example is a given matrix, whatever the weights are."""
+"""A linear task: the gradient of an example is a given matrix, for any weights."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from raydp.training.trial import TrainingContext
 
 
 class LinearTask:
-    """Example i has the loss Σ_k targets_i · (W_k inputs_i) over the layers W_k, so the gradient targets_i inputs_iᵀ in
-    each of them. Nothing is held out, and nothing is secret.
+    """Task in which example i has the loss Σ_k targets_i · (W_k inputs_i) over the layers W_k.
+
+    The gradient of example i is therefore targets_i inputs_iᵀ in each layer. No example is held out, and there are no
+    secrets.
 
     Args:
         inputs: [n, in] fp32.
         targets: [n, out] fp32.
-        num_reference: of the examples, those that are reference data.
+        num_reference: number of examples that are reference data.
     """
 
     def __init__(self, inputs: torch.Tensor, targets: torch.Tensor, num_reference: int = 0) -> None:
@@ -43,7 +45,7 @@ class LinearTask:
         return self._lengths
 
     def unit_sizes(self) -> None:
-        """Every example is a unit."""
+        """Return None, because every example is a unit."""
 
     def by_user(self) -> LinearTask:
         raise ValueError("privacy.unit must be example in a linear task, got user. It does not know any users.")
@@ -76,7 +78,7 @@ class LinearTask:
 
 
 def linear_trainee(in_features: int, out_features: int, num_layers: int) -> TrainingContext:
-    """Layers side by side, all weights 0."""
+    """Return a context with parallel layers whose weights are all 0."""
     model = nn.Sequential(*(nn.Linear(in_features, out_features, bias=False) for _ in range(num_layers))).eval()
     for parameter in model.parameters():
         nn.init.zeros_(parameter)

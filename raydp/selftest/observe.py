@@ -1,4 +1,4 @@
-"""A method's updates, step by step, in units of the sum that the guarantee bounds."""
+"""Observation of a method's updates, step by step, in units of the sum that the guarantee bounds."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from raydp.training.trial import Trained, TrainingContext
 from raydp.training.trial_plan import TrialPlan
 
 LEARNING_RATE = 2.0**20
-"""An update is then so much larger than the weights that their rounding does not show; a power of two adds none."""
+"""Learning rate of observed runs, so large that an update hides the rounding of the weights. A power of two adds no
+rounding of its own."""
 NO_NOISE = 1e-30
-"""A noise multiplier whose noise vanishes in fp32; a private method refuses 0."""
+"""A noise multiplier whose noise vanishes in fp32. Private methods refuse 0."""
 
 
 def observed_plan(
     run_id: str, *, batch_size: int, num_steps: int, num_examples: int, noise_multiplier: float
 ) -> TrialPlan:
-    """A run whose updates are to be observed."""
+    """Return the plan of a run whose updates are observed."""
     return TrialPlan(
         run_id=run_id,
         batch_size=batch_size,
@@ -45,7 +46,7 @@ IndicesFn = Callable[[int], NDArray[np.int64]]
 
 
 class AccountedMethod(Protocol):
-    """A private method, as its accountant sees it."""
+    """A private method, as its accountant uses it."""
 
     def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian:
         """See `raydp.methods.base.Method`, also for the functions below."""
@@ -54,7 +55,7 @@ class AccountedMethod(Protocol):
 
 
 class NoisyMethod(AccountedMethod, Protocol):
-    """A private method that adds noise in its steps: a pydantic model."""
+    """A private method that adds noise in its steps. It is a pydantic model."""
 
     max_grad_norm: float
 
@@ -87,7 +88,7 @@ M = TypeVar("M", bound=NoisyMethod)
 
 
 def with_sgd(method: M, indices_fn: IndicesFn | None = None) -> M:
-    """The method with plain SGD, so that its update is the privatised gradient, and with batches given by step."""
+    """Return the method with plain SGD, so that its update is the privatised gradient, and optionally given batches."""
 
     class Observed(type(method)):  # type: ignore[misc]
         def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
@@ -101,7 +102,7 @@ def with_sgd(method: M, indices_fn: IndicesFn | None = None) -> M:
 
 
 def with_fixed_threshold(method: M) -> M:
-    """The method; with flat clipping instead of adaptive, whose unit of noise moves from step to step."""
+    """Return the method, with flat instead of adaptive clipping, whose unit of noise would change between steps."""
     if method.traits.clipping != "adaptive":
         return method
     values = {k: v for k, v in method.model_dump().items() if not k.startswith(("clip_", "count_"))}
@@ -115,20 +116,22 @@ def without_reference_weight(method: M) -> M:
 
 
 def noise_strategy(method: AccountedMethod, plan: TrialPlan) -> NDArray[np.float64]:
-    """The first column of the matrix C that makes a method's noise independent of step to step: (1,) if it is so."""
+    """Return the first column of C, the matrix that decorrelates a method's noise over steps; (1,) if independent."""
     return np.array(method.noise_strategy(plan))
 
 
 def accounted_event(method: AccountedMethod, plan: TrialPlan) -> tuple[PoissonGaussian, int]:
-    """What the method's event claims for a run with the plan's noise, and the number of updates of this run: at least
-    as many as the noise spans."""
+    """Return the method's event for a run with the plan's noise, and the run's number of updates.
+
+    The run has at least as many updates as the noise spans.
+    """
     num_updates = max(plan.num_steps, len(noise_strategy(method, plan)))
-    run = replace(plan, num_steps=num_updates, learning_rate=1e-9)  # some methods refuse a rate that observing needs
+    run = replace(plan, num_steps=num_updates, learning_rate=1e-9)  # some methods refuse the observed learning rate
     return method.event(run, plan.noise_multiplier), num_updates
 
 
 def accounted_noise(method: AccountedMethod, plan: TrialPlan) -> float:
-    """The noise multiplier that the method's event claims, as the accountant and the record have it."""
+    """Return the noise multiplier that the method's event claims, as used by the accountant and the record."""
     return accounted_event(method, plan)[0].noise_multiplier
 
 
@@ -140,7 +143,7 @@ def summed_updates(
     comm: Comm,
     store: CheckpointStore | None = None,
 ) -> list[torch.Tensor]:
-    """The updates of `observed_training`."""
+    """Return the updates of `observed_training`."""
     return observed_training(method, plan, context, task, comm, store)[0]
 
 
@@ -152,16 +155,17 @@ def observed_training(
     comm: Comm,
     store: CheckpointStore | None = None,
 ) -> tuple[list[torch.Tensor], list[dict[str, float]]]:
-    """Train, and put the weights back.
+    """Train, observe the updates, and restore the weights.
 
     Args:
-        store: the run goes on from its newest checkpoint, whose weights must be the context's; only the updates after
-            that are seen.
+        method, plan, context, task, comm: the run.
+        store: a run is resumed from its newest checkpoint, whose weights must be the context's. Only the updates after
+            the checkpoint are observed.
 
     Returns:
-        Per step [number of trained weights] fp32, in the order of the parameters: the change of the weights times
-        b over the learning rate, and over the scale of weighted units; for SGD that is the clipped sum with its noise.
-        And the history of the run.
+        The updates and the history of the run. An update is [number of trained weights] fp32, in the order of the
+        parameters: the change of the weights times b over the learning rate, and over the scale of weighted units. For
+        SGD the update is the clipped sum with its noise.
     """
     start = _flat(context)
     states = [start]

@@ -1,4 +1,4 @@
-"""A language model with layers that the engine has no rule for."""
+"""A language model with layers that the gradient engine has no rule for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM
 
 
 class CausalConvolution(nn.Module):
-    """A convolution over the last three tokens, each channel by itself, as in state space models."""
+    """A convolution over the last three tokens, separate for each channel, as in state space models."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class CausalConvolution(nn.Module):
 
 
 def with_odd_layers(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """A Llama, changed in place: a convolution before every MLP, and activations with a learned slope."""
+    """Change a Llama in place: add a convolution before every MLP, and activations with a learned slope."""
     for layer in model.model.layers:
         mlp = layer.get_submodule("mlp")
         mlp.act_fn = nn.PReLU()

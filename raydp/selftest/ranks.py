@@ -1,4 +1,4 @@
-"""A worker group of threads in one process."""
+"""A worker group of threads in one process, for the self-test."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ class ThreadComm:
         return self._gathered(value)[0]
 
     def _gathered(self, value: T) -> list[T]:
-        """Every rank's value."""
+        """Return every rank's value."""
         self._slots[self.rank] = value
         self._barrier.wait(TIMEOUT_SECONDS)
         values = cast("list[T]", list(self._slots))
-        self._barrier.wait(TIMEOUT_SECONDS)  # nobody writes the next value before everybody has read this one
+        self._barrier.wait(TIMEOUT_SECONDS)  # all ranks must read this value before any writes the next one
         return values
 
 
 def on_ranks(world_size: int, work: Callable[[Comm], T]) -> list[T]:
-    """Call `work` once a rank, at the same time; a rank that fails releases the others, and its error is raised."""
+    """Call `work` once per rank, concurrently. If a rank fails, release the others and raise the error."""
     barrier = threading.Barrier(world_size)
     slots: list[object] = [None] * world_size
 
     def run(rank: int) -> T:
         try:
             return work(ThreadComm(rank, barrier, slots))
-        except BaseException:  # whatever it is, raised again: the other ranks must not wait for this one
+        except BaseException:  # raised again below; the other ranks must not wait for this one
             barrier.abort()
             raise
 

@@ -1,4 +1,4 @@
-"""All checks of the self-test, one after another."""
+"""Run all checks of the self-test."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ from raydp.spec.document import SweepSpec
 
 
 def run_selftest(spec: SweepSpec | None, progress: Callable[[str], None] | None = None) -> list[Check]:
-    """Check that training does what its ε assumes, and that ε is right; see each room of the self-test.
+    """Check that training does what its ε assumes, and that ε is correct; see the modules in `checks`.
 
     Args:
-        spec: also checks its own task and model for sensitivity, and its own method for noise and sampling; of output
-            perturbation and PATE, its own method on examples that are made for it.
-        progress: called with what is being checked.
+        spec: also check its task and model for sensitivity, and its method for noise and sampling. Output perturbation
+            and PATE are checked on generated examples instead.
+        progress: called with the name of the current check.
 
     Returns:
-        The checks, of which all should have passed. They use a fixed key, so the same code gives the same figures.
+        The checks, all of which should pass. They use a fixed key, so the same code gives the same figures.
 
     Raises:
         ValueError: the spec's model, data or method cannot be used.
     """
     say = progress or (lambda what: None)
     subjects = toy_subjects()
+    # Choose the method of each group of checks: the spec's own if it fits, else a default.
     own = None if spec is None else spec.method.params
     released = own if isinstance(own, OutputPerturbation) else OutputPerturbation()
     asked = own if isinstance(own, PATE) else PATE(threshold=30.0, threshold_noise=1.5)
@@ -51,6 +52,7 @@ def run_selftest(spec: SweepSpec | None, progress: Callable[[str], None] | None 
     if spec is not None and in_steps:
         say("reading the spec's data and model")
         subjects.append(spec_subject(spec))
+    # Check the steps of training, then the other methods, then sweeps and accountants.
     checks: list[Check] = []
     for subject in subjects:
         say(f"sensitivity: {subject.name}")

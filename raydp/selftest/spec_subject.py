@@ -22,24 +22,26 @@ from raydp.training.trial import TrainingContext
 
 
 def spec_subject(spec: SweepSpec) -> Subject:
-    """A spec's own, on units from the longest to the shortest, and with the frozen prefix that its sweep would use.
+    """Return the subject of a spec: units from the longest to the shortest, with the frozen prefix of its sweep.
 
     Raises:
-        ValueError: the model or the data are not usable, or the method has no guarantee to check.
+        ValueError: the model or the data is not usable, or the method has no guarantee to check.
     """
     if not spec.method.params.private:
         raise ValueError(
             f"method.name must be a private method, got {spec.method.name!r}. Without a guarantee there is "
             "nothing to check; run `raydp selftest` without SPEC."
         )
+    # Load the task and the model with its adapter.
     task = task_of(spec, models.tokenizer_if_any(spec.model.name))
     pretrained = models.load_base(spec.model, new_tokens=task.facts().num_new_tokens)
     context = typed_trainee(pretrained, spec.model, spec.cluster.microbatch_size)
+    # Choose units of evenly spread lengths.
     units = Units.of(task)
     by_length = units.share(np.arange(len(units)), LocalComm())
     indices = by_length[np.unique(np.linspace(0, len(by_length) - 1, NUM_EXAMPLES).round().astype(np.int64))]
     if task.facts().num_reference:
-        indices = np.union1d(indices, [0, len(units) - 1])  # both sets, and in order: reference data are the last
+        indices = np.union1d(indices, [0, len(units) - 1])  # one unit of each set; reference data come last
     if isinstance(task, LanguageModelingTask) and spec.cluster.prefix_cache_gib:
         task, indices = _prefixed(task, indices, context), np.arange(len(indices))
     return Subject(
@@ -53,13 +55,13 @@ def spec_subject(spec: SweepSpec) -> Subject:
 
 
 def _prefixed(task: LanguageModelingTask, indices: NDArray[np.int64], context: TrainingContext) -> LanguageModelingTask:
-    """The chosen units as a task of their own: the prefix of all of them would take minutes."""
+    """Return the chosen units as a task of their own, because the prefix of all units would take minutes."""
     few = task.train.select(Units.of(task).examples(indices))
     sizes = task.unit_sizes()
     referenced = int((indices >= task.task_facts.num_training).sum())
     facts = replace(task.task_facts, num_examples=len(few), num_units=len(indices), num_reference=referenced)
     few_task = replace(task, train=few, heldout=few, sizes=None if sizes is None else sizes[indices], task_facts=facts)
-    with tempfile.TemporaryDirectory() as folder:  # the mapped files outlive their names
+    with tempfile.TemporaryDirectory() as folder:  # the mapped files stay readable after their deletion
         return with_frozen_prefix(
             few_task, context.model, context.parameters, weight_hash="", folder=Path(folder),
             max_bytes=float("inf"), say=lambda sentence: None,

@@ -1,4 +1,4 @@
-"""What the sensitivity checks run on: small models of every supported kind."""
+"""Subjects of the sensitivity checks: small models of every supported kind."""
 
 from __future__ import annotations
 
@@ -37,16 +37,19 @@ ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 DTYPES: tuple[str, ...] = get_args(ModelSpec.model_fields["dtype"].annotation)
 """Every type that `model.dtype` of a spec may name."""
 AS_WITH_USERS = ("Llama, layers without a rule, bfloat16", "GPT-2, tied, full, bfloat16")
-"""Left out, as the same models with users are there."""
+"""Names of subjects to leave out, because the same models with users are included."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """Something to train on a few examples.
+    """A model, a task and a method to train on a few examples.
 
     Attributes:
-        method: clips at its max_grad_norm.
-        indices: the units.
+        name: name in the checks.
+        context: the model to train.
+        task: the examples.
+        method: the method, which clips at its max_grad_norm.
+        indices: the units to train on.
         tolerance: relative error that rounding explains.
     """
 
@@ -59,10 +62,12 @@ class Subject:
 
 
 def toy_subjects(dtypes: Sequence[str] = DTYPES) -> list[Subject]:
-    """Random models: tied embeddings trained in full, LoRA, a soft prompt, a prefix, layers without a rule, and GPT-2
-    with Conv1D, LayerNorm and positions; the last two also with users of several examples, one of them with weight
-    decay in the loss; LoRA also with training and reference data that weigh differently. Each with a clipping norm that
-    some of its gradients exceed and some do not. Those that clip differently are there in every type.
+    """Return subjects with random models.
+
+    The models are: tied embeddings trained in full, LoRA, a soft prompt, a prefix, layers without a rule, and GPT-2
+    with Conv1D, LayerNorm and positions. The last two also come with users of several examples, GPT-2 with users also
+    with weight decay in the loss. LoRA also comes with training and reference data of different weights. Each clipping
+    norm is exceeded by some gradients and not by others. Models that clip differently are included in every type.
 
     Args:
         dtypes: types that a spec may name, float32 first.
@@ -87,8 +92,11 @@ def toy_subjects(dtypes: Sequence[str] = DTYPES) -> list[Subject]:
 
 
 def _subjects_in(dtype: str) -> list[Subject]:
-    """The random models in a type: of their weights under an adapter, of the products of full fine-tuning. The smaller
-    the type, the more their large random weights let rounding show."""
+    """Return the random models in one number type.
+
+    Under an adapter, it is the type of the base weights. In full fine-tuning, it is the type of matrix products. The
+    smaller the type, the more the large random weights expose rounding.
+    """
     kinds: dict[str, tuple[Callable[[], PreTrainedModel], AdapterSpec, float, LanguageModelingTask]] = {
         "Llama, tied, full": (_llama, FULL, 5.2, _task()),
         "Llama, LoRA": (_llama, LORA, 2.3, _task()),
@@ -116,8 +124,11 @@ def _subjects_in(dtype: str) -> list[Subject]:
 
 
 def prefix_subjects(other: str) -> tuple[Subject, Subject]:
-    """Two subjects whose hidden states below the adapter differ in one example: of other "data", or of another "model".
-    The example is the shortest, so that a look at the longest ones does not tell the two apart."""
+    """Return two subjects whose hidden states below the adapter differ in one example.
+
+    They differ in the "data" or in the "model". The example is the shortest, so the longest examples do not tell the
+    two subjects apart.
+    """
     adapter = AdapterSpec(r=2, alpha=4, target_modules=("q_proj",), layers_to_transform=(1,))
     subjects = []
     for number in range(2):
@@ -142,14 +153,14 @@ def prefix_subjects(other: str) -> tuple[Subject, Subject]:
 
 
 def typed_trainee(base: PretrainedModel, spec: ModelSpec, microbatch_size: int | None = None) -> TrainingContext:
-    """The model with the adapter and in the type of a spec."""
+    """Return the model with the adapter and in the type of a spec."""
     base.model.to(getattr(torch, spec.weight_dtype))
     context = start_trainee(base, spec.adapter, microbatch_size)
     return replace(context, autocast=torch.bfloat16 if spec.uses_autocast else None)
 
 
 def start_trainee(base: PretrainedModel, adapter: AdapterSpec, microbatch_size: int | None = None) -> TrainingContext:
-    """The model with its adapter; LoRA's B is moved away from 0, where A would have no gradient."""
+    """Return the model with its adapter. LoRA's B is moved away from 0, where A would have no gradient."""
     model = adapters.attach_adapter(base, adapter)
     parameters = adapters.trainable_parameters(model, adapter)
     adapters.initialise(parameters, adapter, {n: p.detach().clone() for n, p in parameters.items()}, seed=0)
@@ -200,7 +211,7 @@ def _gpt2() -> GPT2LMHeadModel:
 
 
 def _task() -> LanguageModelingTask:
-    """Random sentences of 4 to 19 tokens, in which one token comes again and again."""
+    """Return random sentences of 4 to 19 tokens, in which one token repeats."""
     rng = np.random.default_rng(0)
     sentences = [rng.integers(1, VOCABULARY, 4 + 3 * i) for i in range(NUM_EXAMPLES)]
     for sentence in sentences:

@@ -1,4 +1,4 @@
-"""The attack on models that were trained on halves: what each says of a common pool, and what that tells."""
+"""The attack on models that were trained on halves: their losses on a common pool, and the attacks' scores."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from raydp.sweep.store.folder import SweepFolder
 from raydp.tasks.wrappers.half import Divisible, HalfTask
 
 POOL = 10_000
-"""Examples that are attacked, and of the population, at most: a sample of more."""
+"""The largest number of attacked examples, and of population examples. Larger sets are sampled."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """What every model is asked about.
+    """The examples that every model is evaluated on.
 
     Attributes:
-        task: the whole that the halves are made of.
+        task: the whole task that the halves are made of.
         examples: [N] positions in its training examples.
-        population: [Z] positions in its held-out examples; nobody was trained on them.
+        population: [Z] positions in its held-out examples, which no model was trained on.
     """
 
     task: Divisible
@@ -44,7 +44,7 @@ class Pool:
 
     @classmethod
     def of(cls, task: Divisible, seed: int) -> Pool:
-        """All examples, or a sample of them; held-out copies of training examples are no population."""
+        """Return all examples, or a sample of them. Held-out copies of training examples are left out."""
         rng = np.random.default_rng([seed, POOL])
         parts = (np.arange(len(task.train)), fresh(task))
         if not len(parts[1]):
@@ -53,7 +53,7 @@ class Pool:
         return cls(task=task, examples=chosen[0], population=chosen[1])
 
     def digest(self) -> str:
-        """What names it among stored losses."""
+        """Return an identifier of the pool, for file names of stored losses."""
         content = self.task.facts().content_hash.encode() + self.examples.tobytes() + self.population.tobytes()
         return hashlib.sha256(content).hexdigest()[:16]
 
@@ -62,24 +62,28 @@ def attack(specs: Sequence[SweepSpec], folders: Sequence[SweepFolder], seed: int
     """Attack the first model with the others as its shadows.
 
     Returns:
-        What `raydp mia SPEC --json` prints.
+        The document that `raydp mia SPEC --json` prints.
 
     Raises:
         ValueError: the data have changed since the models were trained.
     """
+    # Find which examples each model was trained on, and the pool.
     halves = [spec.task.params for spec in specs]
     tokenizer = models.tokenizer_if_any(specs[0].model.name)
     whole = halves[0].whole(tokenizer)
     included = np.stack([_included(h, f, whole) for h, f in zip(halves, folders, strict=True)], axis=1)
     pool = Pool.of(whole, seed)
-    found = list(_all_losses(specs[0], folders, pool))
+    # Attack with the losses of the base model, the target and the shadows.
+    losses_by_model = list(_all_losses(specs[0], folders, pool))
     member = included[pool.examples, 0]
+    base, target, *shadows = losses_by_model
+    scores = shadow_attacks(base, target, shadows, included[pool.examples, 1:])
     results = {
         name: {
             **best_accuracy(s[member], s[~member]).document("best_accuracy"),
             **curve_figures(s[member], s[~member]),
         }
-        for name, s in shadow_attacks(found[0], found[1], found[2:], included[pool.examples, 1:]).items()
+        for name, s in scores.items()
     }
     plan = folders[0].plan()
     (trial,) = plan.trials
@@ -99,7 +103,7 @@ def attack(specs: Sequence[SweepSpec], folders: Sequence[SweepFolder], seed: int
 
 
 def _included(half: HalfTask, folder: SweepFolder, whole: Divisible) -> NDArray[np.bool_]:
-    """Which examples of the whole a model was trained on."""
+    """Return which examples of the whole task a model was trained on."""
     included = half.includes(whole.train)
     trained_on = folder.plan().facts.content_hash
     if whole.subset(np.flatnonzero(included)).facts().content_hash != trained_on:
@@ -111,8 +115,9 @@ def _included(half: HalfTask, folder: SweepFolder, whole: Divisible) -> NDArray[
 
 
 def _all_losses(spec: SweepSpec, folders: Sequence[SweepFolder], pool: Pool) -> Iterator[Losses]:
-    """Of the base model, the target and the shadows, from the sweeps' folders where they are there."""
+    """Yield the losses of the base model, the target and the shadows, from the sweeps' folders if they are there."""
     name = f"mia-{pool.digest()}.npz"
+    # Compute the losses that are not stored yet.
     kept = [folders[0].path / f"base-{name}", *(f.trial(run_id_of(f)) / name for f in folders)]
     missing = [path for path in kept if not path.is_file()]
     if missing:
@@ -130,22 +135,22 @@ def _all_losses(spec: SweepSpec, folders: Sequence[SweepFolder], pool: Pool) -> 
 
 
 def losses_of(model: nn.Module, pool: Pool) -> Losses:
-    """What a model says of the pool."""
+    """Return a model's losses on the pool."""
     return Losses(
         examples=losses(model, pool.task, "train", pool.examples),
         population=losses(model, pool.task, "heldout", pool.population),
     )
 
 
-def _write(path: Path, found: Losses) -> None:
-    """Whole or not at all; losses of private examples are for the owner's eyes."""
+def _write(path: Path, of_model: Losses) -> None:
+    """Write losses, whole or not at all. Only the owner may read losses of private examples."""
     part = path.with_suffix(".part.npz")
-    np.savez(part, examples=found.examples, population=found.population)
+    np.savez(part, examples=of_model.examples, population=of_model.population)
     part.chmod(0o600)
     part.replace(path)
 
 
 def run_id_of(folder: SweepFolder) -> str:
-    """The one run of a sweep of one run."""
+    """Return the run of a sweep that has one run."""
     (trial,) = folder.plan().trials
     return trial.run_id

@@ -1,7 +1,7 @@
-"""Shadow models: a target and shadows are trained on random halves of a task, each a sweep of one run, and attacked.
+"""Shadow models: a target and shadows are trained on random halves of a task, each as a sweep of one run, and attacked.
 
-What is measured is a configuration, not a model that exists already: whoever releases a model trained on all the data
-learns how well membership in a model trained in the same way on half of it can be told.
+The attack measures a configuration, not an existing model. Whoever releases a model trained on all data learns how well
+an attacker detects membership in a model that was trained in the same way on half of the data.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ Point = tuple[int, int, float]
 
 
 def shadow_specs(spec: SweepSpec, num_shadows: int, configuration: Point | None, seed: int) -> list[SweepSpec]:
-    """The target's sweep and then the shadows', each of one configuration and one seed label.
+    """Return the target's sweep and then the shadows' sweeps, each of one configuration and one seed.
 
-    Shadows come in pairs of complementary halves, so that each example is in one half of them.
+    Shadows come in pairs of complementary halves, so half of the shadows were trained on each example.
 
     Args:
-        configuration: (b, T, η); the first of the spec's space by default.
-        seed: of the halves.
+        spec: the sweep to derive from.
+        num_shadows: number of shadows, even.
+        configuration: (b, T, η); by default the first of the spec's space.
+        seed: seed of the halves.
 
     Raises:
-        ValueError: the spec is of a kind that halves cannot be made of, or num_shadows is odd.
+        ValueError: the spec does not allow halves, or num_shadows is odd.
     """
     if num_shadows < 2 or num_shadows % 2:
         raise ValueError(f"--shadows must be an even number from 2, got {num_shadows}. Shadows are trained in pairs.")
@@ -60,7 +62,7 @@ def _derived(spec: SweepSpec, part: str, coin: int, complement: bool, point: Poi
 
 
 def first_configuration(space: SpaceSpec) -> Point:
-    """The first (b, T, η) as the spec writes them."""
+    """Return the first (b, T, η) of a space, in the spec's order."""
     if space.name is not None:
         first = load_space(space.name).configurations[0]
         return first.batch_size, first.num_steps, first.learning_rate
@@ -72,7 +74,7 @@ def first_configuration(space: SpaceSpec) -> Point:
 
 
 def train(spec: SweepSpec) -> SweepFolder | None:
-    """Run a sweep of one run, or go on with it; None where it was interrupted or the run has failed."""
+    """Run or resume a sweep of one run. Return None if it was interrupted or the run has failed."""
     sweep = Sweep(spec)
     if sweep.begun:
         kept = SweepFolder.resume(spec)

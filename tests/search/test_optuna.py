@@ -16,7 +16,7 @@ from replay import replay
 from analysis import configuration_means
 from analysis.tables.points import KEY, configurations
 from raydp.search.base import Goal, SearchState
-from raydp.search.optuna_search import OptunaSearch, _told
+from raydp.search.optuna_search import OptunaSearch, _observations
 from raydp.search.optuna_study import FILE, SearchStudy, _Nearest, opened
 from raydp.search.random_order import RandomSearch
 from search_spaces import Configuration, grid
@@ -102,7 +102,7 @@ def test_a_share_of_the_gain_is_judged_anew_with_every_result(tmp_path: Path) ->
     assert trials(tmp_path)[0].constraints["utility_loss"] <= 0
     now = state(table, tmp_path, worst, best)
     with opened(tmp_path) as record:
-        study = SearchStudy.of(record, now, _told(now.points, goal))
+        study = SearchStudy.of(record, now, _observations(now.points, goal))
         seen = {ran(trial): trial.constraints["utility_loss"] for trial in study.copy.trials if trial.constraints}
     assert seen[worst] > 0 >= seen[best]
 

@@ -115,7 +115,7 @@ def test_what_runs_on_a_drained_node_is_given_back_untried_and_goes_elsewhere() 
         again = await queue.lease(0)
         assert again[0] == run_id
         assert await queue.complete(*again, finished())
-        assert (await waiting[0])["attempts"] == 1, "it does not count as tried"
+        assert (await waiting[0]).attempts == 1, "it does not count as tried"
         idle = asyncio.create_task(queue.lease(0))
         await asyncio.sleep(0.05)
         await queue.drain(["node-2"])
@@ -191,7 +191,7 @@ def test_what_a_dead_controllers_workers_held_brings_its_slot_back() -> None:
         assert not await queue.complete(run_id, stale, finished()), "workers outlive their controller"
         run_id, token = await queue.lease(0)
         assert await queue.complete(run_id, token, finished())
-        assert (await waiting[0])["attempts"] == 2
+        assert (await waiting[0]).attempts == 2
         assert not await queue.has_work_for(0)
 
     run(scenario())

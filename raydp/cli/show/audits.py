@@ -1,4 +1,4 @@
-"""What `raydp audit` prints for people."""
+"""Printed output of `raydp audit`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = {"epsilon_hat": "ε̂", "epsilon_gdp": "ε̂ if Gaussian", "p_value": "p
 
 
 def show_audit(report: AuditReport) -> None:
-    """The bounds as tables, and what they mean for the stated ε."""
+    """Print the bounds as tables, and their meaning for the stated ε."""
     word = "claimed" if report.claimed else "stated"
     stated = (
         "without a guarantee" if report.epsilon is None else f"{word} ε = {report.epsilon:g} at δ = {report.delta:.3g}"
@@ -46,4 +46,4 @@ def show_audit(report: AuditReport) -> None:
             markup=False,
         )
     elif report.epsilon is not None:
-        stdout.print(f"no alarm: nothing speaks against the {word} ε, which proves nothing for it", markup=False)
+        stdout.print(f"no alarm: the audit does not refute the {word} ε. It does not prove it either", markup=False)

@@ -1,4 +1,4 @@
-"""What `raydp plan` prints of costs, for people."""
+"""Printed output of `raydp plan` about costs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from raydp.io.output import print_table, stderr, stdout
 
 
 def show_measured(measured: dict[str, Any]) -> None:
-    """The measured steps, how far they are from proportion to compute, and what the estimates assume; on stderr, so
-    that `--json` keeps its one document."""
+    """Print the measured steps, the fit of their time, and the assumptions of the estimates.
+
+    The text goes to stderr, so that `--json` prints only its document to stdout.
+    """
     law = measured["law"]
     for step in measured["steps"]:
         stderr.print(
@@ -29,7 +31,7 @@ def show_measured(measured: dict[str, Any]) -> None:
 
 
 def show_simulation(found: dict[str, Any]) -> None:
-    """Makespans beside the lower bound, and whether the driver keeps up."""
+    """Print the makespans beside their lower bound, and whether the driver keeps up."""
     stdout.print(
         f"{'at most ' if found['at_most'] else ''}{found['runs']} runs on {found['slots']} "
         f"{'slot' if found['slots'] == 1 else 'slots'} "

@@ -1,4 +1,4 @@
-"""What `raydp mia` prints."""
+"""Printed output of `raydp mia`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def stored_outputs_command(path: Path, *, given: Mapping[str, object], neural: b
     """Attack a target model's stored outputs with thresholds from a shadow model's.
 
     Raises:
-        ValueError: the file is not usable, or an option of the other kind of source is given.
+        ValueError: the file is not usable, or an option for a SPEC is given.
     """
     if wrong := [name for name, value in given.items() if value is not None]:
         raise ValueError(f"{wrong[0]} must go with a SPEC, got FILE.npz. Leave it out.")
@@ -40,7 +40,7 @@ def stored_outputs_command(path: Path, *, given: Mapping[str, object], neural: b
 
 
 def show_attacks(results: Mapping[str, Mapping[str, Any]]) -> None:
-    """A table with a row for each attack, 95 % intervals in brackets, and the reasons of what is not there."""
+    """Print a table with a row per attack, 95 % intervals in brackets, and the reasons of missing figures."""
     shown = [name for name in FIGURES if any(name in figures for figures in results.values())]
     print_table(
         "membership inference",

@@ -1,4 +1,4 @@
-"""What `raydp score SWEEP` and `raydp analyze scores|correlations` print for people."""
+"""Printed output of `raydp score SWEEP` and `raydp analyze scores|correlations|methods`."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from raydp.io.output import print_table, stdout
 from search_spaces.configuration import HYPERPARAMETERS
 
 NAMED = 3
-"""Failures that are told in full; `--json` has them all."""
+"""The largest number of failures printed in full. `--json` has all of them."""
 
 
 def show_sweep_scores(answer: dict[str, Any]) -> None:
-    """One row per measurement, then what failed and where the values are."""
+    """Print one row per measurement, then the failures and the place of the values."""
     rows = []
-    for label, found in answer["scores"].items():
-        if "measured" not in found:
-            stdout.print(f"{label}: {found['note']}; another label measures it again", markup=False)
+    for label, measurement in answer["scores"].items():
+        if "measured" not in measurement:
+            stdout.print(f"{label}: {measurement['note']}; another label measures it again", markup=False)
             continue
-        counts = {"measured": found["measured"], "before": found["already"], "failed": len(found["failed"])}
-        figures = {key: found[key] for key in ("base", "min", "mean", "max", "seconds")}
+        failed = len(measurement["failed"])
+        counts = {"measured": measurement["measured"], "before": measurement["already"], "failed": failed}
+        figures = {key: measurement[key] for key in ("base", "min", "mean", "max", "seconds")}
         rows.append({"score": label, **counts, **figures})
     if rows:
         print_table(f"{answer['folder'].name}: scores of its models", rows)
-    for label, found in answer["scores"].items():
-        for failure in found.get("failed", [])[:NAMED]:
+    for label, measurement in answer["scores"].items():
+        for failure in measurement.get("failed", [])[:NAMED]:
             stdout.print(f"failed {label} of {failure['run_id']}: {failure['reason']}", markup=False)
     if answer["note"] is not None:
         stdout.print(f"note: {answer['note']}", markup=False)
@@ -35,8 +36,8 @@ def show_sweep_scores(answer: dict[str, Any]) -> None:
 
 
 def show_intervals(answer: dict[str, Any]) -> None:
-    """One table a score, one row a configuration."""
-    for name, found in answer["scores"].items():
+    """Print one table per score, one row per configuration."""
+    for name, score in answer["scores"].items():
         rows = [
             {
                 **{key: row[key] for key in HYPERPARAMETERS},
@@ -46,15 +47,15 @@ def show_intervals(answer: dict[str, Any]) -> None:
                 **{f"q{q}": value for q, value in row["quantiles"].items()},
                 "max": row["max"],
             }
-            for row in found["configurations"]
+            for row in score["configurations"]
         ]
-        spread = {"std of means": found["score_std"], "std of maxima": found["worst_case_std"]}
-        told = ", ".join(f"{key} {value:.4g}" for key, value in spread.items() if value is not None)
-        print_table(f"{name}: {told}", rows)
+        spread = {"std of means": score["score_std"], "std of maxima": score["worst_case_std"]}
+        text = ", ".join(f"{key} {value:.4g}" for key, value in spread.items() if value is not None)
+        print_table(f"{name}: {text}", rows)
 
 
 def show_correlations(answer: dict[str, Any]) -> None:
-    """One row a pair, of models and, where an audit was given, of configurations."""
+    """Print one row per pair: over models and, if an audit is given, over configurations."""
     print_table(f"correlations over {answer['models']} models", [_pair(pair, "models") for pair in answer["pairs"]])
     audit = answer.get("audit")
     if audit is not None:
@@ -65,7 +66,7 @@ def show_correlations(answer: dict[str, Any]) -> None:
 
 
 def _pair(pair: dict[str, object], of: str) -> dict[str, Any]:
-    """A row of two figures."""
+    """Return the row of two figures."""
     return {
         "a": pair["a"],
         "b": pair["b"],
@@ -80,12 +81,12 @@ def _pair(pair: dict[str, object], of: str) -> dict[str, Any]:
 
 
 def show_methods(answer: dict[str, Any]) -> None:
-    """What the methods do not share, and one table for every two, one row a figure."""
+    """Print the comparability warnings, then one table per two methods with one row per figure."""
     for warning in answer["warnings"]:
         stdout.print(f"warning: {warning}", markup=False)
     rows: dict[str, list[dict[str, Any]]] = {}
     for row in answer["comparisons"]:
-        told = {
+        shown = {
             "figure": row["figure"],
             "n": row["configurations"],
             "a − b": row["mean_difference"],
@@ -97,7 +98,7 @@ def show_methods(answer: dict[str, Any]) -> None:
             "RMSE": row["rmse"],
             "r": row["pearson"],
         }
-        rows.setdefault(f"a: {row['a']}, b: {row['b']}", []).append(told)
+        rows.setdefault(f"a: {row['a']}, b: {row['b']}", []).append(shown)
     for title, table in rows.items():
         print_table(title, table)
-    stdout.print("n: configurations that both have; a difference that is not found is not shown to be none")
+    stdout.print("n: configurations that both have. Finding no difference does not prove that there is none")

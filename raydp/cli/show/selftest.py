@@ -1,4 +1,4 @@
-"""`raydp selftest`: run the checks, print them."""
+"""Printed output of `raydp selftest`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raydp.spec.document import load_spec
 
 
 def selftest_command(spec: Path | None, *, json: bool) -> bool:
-    """Run the self-test and print a table, or {"passed", "checks"} as JSON; says whether all passed.
+    """Run the self-test and print a table, or {"passed", "checks"} as JSON. Return whether all checks passed.
 
     Raises:
         ValueError: the spec cannot be used.
@@ -35,7 +35,7 @@ def selftest_command(spec: Path | None, *, json: bool) -> bool:
 
 
 def bound_text(check: Check) -> str:
-    """The bound in words; 0 as a lower end of what cannot be negative is left out."""
+    """Return the bound in words. A lower end of 0 is left out."""
     low, high = check.bound
     return f"<= {high:.6g}" if low == 0 else f"{low:.4g} to {high:.4g}"
 

@@ -1,4 +1,4 @@
-"""`raydp mia SPEC`: shadow models trained, attacked, and what the attacks found."""
+"""`raydp mia SPEC`: train shadow models, attack with them, and print the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from search_spaces import Configuration
 def shadows_command(
     path: Path, num_shadows: int | None, configuration: Configuration | None, *, seed: int, neural: bool, json: bool
 ) -> None:
-    """Train what is not trained yet, attack, and print.
+    """Train the models that are not trained yet, attack, and print the results.
 
     Raises:
         ValueError: the spec or an option is not usable.
@@ -29,16 +29,18 @@ def shadows_command(
     point = None
     if configuration is not None:
         point = (configuration.batch_size, configuration.num_steps, configuration.learning_rate)
+    # Train the target and the shadows.
     specs = shadow_specs(load_spec(path), DEFAULT_SHADOWS if num_shadows is None else num_shadows, point, seed)
     folders = []
     for number, spec in enumerate(specs, start=1):
         stderr.print(f"model {number} of {len(specs)}: {spec.name}", markup=False)
-        with redirect_stdout(sys.stderr):  # Ray prints messages of its own
+        with redirect_stdout(sys.stderr):  # Ray prints its own messages to stdout
             folder = train(spec)
         if folder is None:
-            stderr.print(f"{spec.name} has not finished; the same command goes on with it", markup=False)
+            stderr.print(f"{spec.name} has not finished; the same command continues it", markup=False)
             raise typer.Exit(1)
         folders.append(folder)
+    # Attack.
     answer = attack(specs, folders, seed)
     if json:
         print_json(answer)

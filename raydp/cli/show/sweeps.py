@@ -1,4 +1,4 @@
-"""What the commands about sweeps print for people."""
+"""Printed output of the commands about sweeps."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from raydp.sweep.driver import SweepResult
 
 BOUNDS = ("threshold", "bound")
-"""Last words of the names of a selection's steps that keep to a bound."""
+"""Endings of the names of selection steps that apply a bound."""
 NAMED = 3
-"""Configurations that a line names; `--json` has them all."""
+"""The largest number of configurations that a line names. `--json` has all of them."""
 
 
 def show_plan(table: pd.DataFrame) -> None:
-    """The plan as a table, with warnings and what was left out."""
+    """Print the plan as a table, with warnings and the configurations that were left out."""
     for note in table.attrs["facts"].sentences():
         stdout.print(note, markup=False)
     for warning in table.attrs["warnings"]:
@@ -42,7 +42,7 @@ def show_plan(table: pd.DataFrame) -> None:
 
 
 def _show_remarks(remarks: Sequence[str]) -> None:
-    """The first sentences on what ε and σ are."""
+    """Print the first sentences on the meaning of ε and σ."""
     for sentence in remarks[:NAMED]:
         stdout.print(sentence, markup=False)
     if len(remarks) > NAMED:
@@ -50,7 +50,7 @@ def _show_remarks(remarks: Sequence[str]) -> None:
 
 
 def show_selection(selection: dict[str, Any]) -> None:
-    """What was selected and what each step kept."""
+    """Print the selected configuration and the configurations that each step kept."""
     for warning in selection["warnings"]:
         stdout.print(f"warning: {warning}", markup=False)
     if selection["explanation"] is not None:
@@ -58,36 +58,37 @@ def show_selection(selection: dict[str, Any]) -> None:
     for step in selection["steps"]:
         left = step["survivors"]
         names = ", ".join(configuration_name(c) for c in left[:NAMED]) + (", ..." if len(left) > NAMED else "")
-        # The rules of other steps are long; a bound has a figure that a reader may want to give again.
+        # The rules of other steps are long. The rule of a bound holds a figure that the reader may want to reuse.
         bound = f" ({step['rule']})" if step["name"].endswith(BOUNDS) else ""
         stdout.print(f"{step['name']}{bound}: {len(step['dropped'])} dropped, {len(left)} left: {names}", markup=False)
     stdout.print(f"selected by {selection['rule']}: {_summary(selection)}", style="bold", markup=False)
 
 
 def show_predictions(rows: list[dict[str, object]]) -> None:
-    """What configurations that have not been run would give; short names, so that the table fits a terminal."""
+    """Print the predictions for configurations that have not been run. The names are short to fit a terminal."""
     names = {
         "score_interval": "score 95 %",
         "score_run_interval": "of a run",
         "utility_interval": "loss 95 %",
         "utility_run_interval": "of a run ",
     }
-    told = [{names.get(k, k): v for k, v in row.items()} for row in rows]
-    print_table("predictions; 95 % intervals of the expectation over seeds, and of one run", told)
+    shown = [{names.get(k, k): v for k, v in row.items()} for row in rows]
+    print_table("predictions; 95 % intervals of the expectation over seeds, and of one run", shown)
     if any(row["beyond"] for row in rows):
         stdout.print(
-            "warning: rows with a hyperparameter `beyond` the measured values are extrapolations along a line: they "
-            "know neither a score's range nor a run that diverges.",
+            "warning: rows with a hyperparameter `beyond` the measured values are linear extrapolations: they ignore "
+            "the range of a score, and that runs may diverge.",
             markup=False,
         )
 
 
 def show_status(folder: Path, found: dict[str, Any], summary: dict[str, Any] | None) -> None:
-    """How far a sweep is, and what came of it.
+    """Print the progress of a sweep and its result.
 
     Args:
-        found: see `raydp.sweep.store.points.counts`.
-        summary: what its end has written, None before.
+        folder: the sweep's folder.
+        found: the counts of `raydp.sweep.store.points.counts`.
+        summary: the summary written at the sweep's end, None before the end.
     """
     if "note" in found:
         stdout.print(found["note"], markup=False)
@@ -108,7 +109,7 @@ def show_status(folder: Path, found: dict[str, Any], summary: dict[str, Any] | N
 
 
 def show_result(sweep: Sweep, result: SweepResult) -> None:
-    """The end of a sweep: the table of configurations, the selection, where to look and how to load the model."""
+    """Print the end of a sweep: the configurations, the selection, the report, and how to load the model."""
     private = sweep.spec.privacy.selects
     if private:
         stdout.print(result.counts["note"], markup=False)
@@ -133,7 +134,7 @@ def show_result(sweep: Sweep, result: SweepResult) -> None:
 
 
 def _show_guarantee(sweep: Sweep) -> None:
-    """What ε holds for, or why there is none; what it does not cover is on each model's card."""
+    """Print the guarantee of ε, or why there is none. Its limits are on each model's card."""
     from raydp.privacy import remarks
     from raydp.sweep.ending.notes import promise_of, together_notes
 
@@ -158,7 +159,7 @@ def _show_counts(result: SweepResult) -> None:
 
 
 def show_search(search: dict[str, Any]) -> None:
-    """Why a search has ended, and the first of what it did not run."""
+    """Print why a search has ended, and the first configurations that it did not run."""
     skipped = search["skipped"]
     stdout.print(f"the search has ended: {search['reason']}; {len(skipped)} configurations skipped", markup=False)
     for row in skipped[:NAMED]:
@@ -168,8 +169,10 @@ def show_search(search: dict[str, Any]) -> None:
 
 
 def lookup_commands(spec: SweepSpec) -> list[str]:
-    """Shell commands that list the sweep's models and load the selected one, or of a non-private sweep, which selects
-    none to prefer, the best one."""
+    """Return shell commands that list the sweep's models and load the selected one.
+
+    A non-private sweep has no preferred model, so its best-utility model is loaded instead.
+    """
     tracking = spec.tracking
     alias = "privacy-preferred" if spec.method.params.private else "best-utility"
     load = (
@@ -183,23 +186,23 @@ def lookup_commands(spec: SweepSpec) -> list[str]:
 
 
 def _program(name: str) -> str:
-    """How to call a program of this environment from here: by its name where the shell finds it, else by its path."""
+    """Return the shell command of a program of this environment: its name if the shell finds it, else its path."""
     own = shutil.which(name, path=str(Path(sys.executable).parent))
     if own is None:
         return f"{_from_here(Path(sys.executable))}{' -m raydp' if name == 'raydp' else ''}"
-    found = shutil.which(name)
-    on_path = found is not None and Path(found).absolute() == Path(own).absolute()
+    in_shell = shutil.which(name)
+    on_path = in_shell is not None and Path(in_shell).absolute() == Path(own).absolute()
     return name if on_path else _from_here(Path(own))
 
 
 def _from_here(path: Path) -> str:
-    """A path for the shell, relative where it is inside the current folder."""
+    """Quote a path for the shell, relative if it is inside the current folder."""
     path, here = path.absolute(), Path.cwd()
     return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
 def _show_configurations(sweep: Sweep, result: SweepResult) -> None:
-    """One row per configuration, means over seeds, the selected and the best-utility one marked."""
+    """Print one row per configuration, means over seeds, with marks for the selected and the best-utility one."""
     from analysis import configuration_means
 
     points = sweep.points()
@@ -227,7 +230,7 @@ def _show_configurations(sweep: Sweep, result: SweepResult) -> None:
 
 
 def show_failures(failures: Sequence[Mapping[str, object]]) -> None:
-    """A line for each failed run, with its reason."""
+    """Print a line for each failed run, with its reason."""
     for failure in failures:
         stdout.print(f"failed {run_name(failure)}, run {failure['run_id']}: {failure['reason']}", markup=False)
 

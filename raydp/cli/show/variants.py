@@ -1,4 +1,4 @@
-"""What `raydp variants` prints for people."""
+"""Printed output of `raydp variants`."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from search_spaces.configuration import HYPERPARAMETERS
 
 
 def _show_values(variants: Sequence[VariantResult]) -> None:
-    """What the names do not say."""
+    """Print the values that the variants' names do not contain."""
     for variant in variants:
-        if told := [f"{field} = {value}" for field, value in variant.values.items() if isinstance(value, dict | list)]:
-            stdout.print(f"{variant.name}: {', '.join(told)}", markup=False)
+        texts = [f"{field} = {value}" for field, value in variant.values.items() if isinstance(value, dict | list)]
+        if texts:
+            stdout.print(f"{variant.name}: {', '.join(texts)}", markup=False)
 
 
 def plan_rows(variants: Sequence[Variant]) -> list[dict[str, object]]:
-    """Every configuration of every variant; see `raydp.plan`."""
+    """Return a row per configuration of every variant; see `raydp.plan`."""
     plans = zip(variants, plans_of(variants), strict=True)
     return [{"sweep": variant.spec.name, **row} for variant, plan in plans for row in plan.rows()]
 
 
 def show_plans(rows: Sequence[dict[str, object]]) -> None:
-    """The plans as one table."""
+    """Print the plans as one table."""
     print_table("plan", rows, spare=("cost_tokens", "updates", "compute"))
 
 
 def show_variants(result: VariantsResult) -> None:
-    """A row for each variant: what its sweep selected, and its lowest loss."""
+    """Print a row for each variant: its sweep's selection, and its lowest loss."""
     rows, marks = [], {}
     for position, variant in enumerate(result.variants):
         chosen, best = variant.selected or {}, variant.best_utility or {}
@@ -41,8 +42,8 @@ def show_variants(result: VariantsResult) -> None:
             "lowest loss": best.get("utility_loss"),
         })  # fmt: skip
         named = (("lowest score", result.lowest_score), ("lowest loss", result.lowest_loss))
-        if told := ", ".join(mark for mark, name in named if name == variant.name):
-            marks[position] = told
+        if mark_text := ", ".join(mark for mark, name in named if name == variant.name):
+            marks[position] = mark_text
     print_table("selected configuration of each variant", rows, marks=marks)
     _show_values(result.variants)
     for variant in result.variants:

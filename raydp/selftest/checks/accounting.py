@@ -1,4 +1,4 @@
-"""Whether ε is what the events cost, by closed forms and by a composition that shares no code with the accountants."""
+"""Check the accountants' ε against closed forms and against a composition that shares no code with them."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from raydp.training.trial_plan import TrialPlan
 
 DELTA = 1e-5
 NEARLY_ALL = 1 - 1e-9
-"""A sample rate that takes the way of subsampled steps, and changes δ of the full batch by a share of 1e-9 a step."""
+"""A sample rate that uses the code for subsampled steps, but changes δ of a full batch by a relative 1e-9 per step."""
 MESH = 2e-4
-"""Spacing of the losses here: each is rounded down, so that 41 steps lose at most 0.0082 of ε."""
+"""Spacing of the losses in this module. Each loss is rounded down, so 41 steps lose at most 0.0082 of ε."""
 LOOSE = {"pld": 1e-3, "prv": 0.03, "rdp": 0.3}
-"""How far above the exact ε each accountant may be, relative; more, and the check would not notice what is left out."""
+"""Relative excess over the exact ε that is allowed to each accountant. A larger one would hide omissions."""
 PRV_ERROR = 0.01
-"""What prv's bound allows for its approximation at ε >= 1 (Gopi et al. 2021, Theorem 5.5)."""
+"""The error that prv adds to its bound for its approximation at ε >= 1 (Gopi et al. 2021, Theorem 5.5)."""
 
 
 def accounting_checks() -> list[Check]:
-    """Every accountant, of one release and of several.
+    """Check every accountant on one release and on several.
 
     1. ε of a T-fold Gaussian is at least the closed form (Balle and Wang 2018, Theorem 8), and not far above it.
     2. ε of one Poisson step is at least its closed form (Balle, Barthe and Gaboardi 2018, Theorem 8).
-    3. `prv` adds its error to the central estimate, which bounds nothing by itself.
-    4. ε of several models together, three of which have equal events, is at least that of the composition of all.
+    3. `prv` adds its error to the central estimate, which is not an upper bound by itself.
+    4. ε of several models together, three of which have equal events, is at least the ε of the composition of all.
     """
-    alone = [found for name in LOOSE for found in accountant_checks(name)]
+    alone = [result for name in LOOSE for result in accountant_checks(name)]
     return [*alone, prv_error_check(), *map(together_check, LOOSE)]
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """ε of one Gaussian mechanism with sensitivity over noise std μ."""
+    """Return ε of one Gaussian mechanism whose ratio of sensitivity to noise std is μ."""
 
     def excess(epsilon: float) -> float:
         lower = math.exp(epsilon) * stats.norm.cdf(-mu / 2 - epsilon / mu)
@@ -49,21 +49,21 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def step_epsilon(q: float, sigma: float, delta: float) -> float:
-    """ε of one Poisson step: δ(ε) = q δ_Gauss(ln(1 + (e^ε - 1) / q))."""
+    """Return ε of one Poisson step: δ(ε) = q δ_Gauss(ln(1 + (e^ε - 1) / q))."""
     return math.log1p(q * math.expm1(gaussian_epsilon(1 / sigma, delta / q)))
 
 
 def composed_at_least(runs: Sequence[tuple[float, float, int]], delta: float) -> float:
-    """A lower bound on ε of all runs together, each (q, σ, T), where a record is removed.
+    """Return a lower bound on ε of all runs (q, σ, T) together, for the removal of a record.
 
-    The losses of one step, rounded down to a multiple of MESH, are added up by a discrete Fourier transform.
+    The privacy losses of one step are rounded down to a multiple of MESH, and convolved by a Fourier transform.
     """
     size = fft.next_fast_len(int(60 / MESH))
     spectrum = np.ones(size // 2 + 1, np.complex128)
     for q, sigma, steps in runs:
         x = np.linspace(-12 * sigma, 12 * sigma + 1, 200_001)
         below = (1 - q) * stats.norm.cdf(x / sigma) + q * stats.norm.cdf((x - 1) / sigma)
-        loss = np.log1p(q * np.expm1((2 * x[:-1] - 1) / (2 * sigma**2)))  # grows in x: the left end is the least
+        loss = np.log1p(q * np.expm1((2 * x[:-1] - 1) / (2 * sigma**2)))  # grows in x, so the left end is a lower bound
         masses = np.zeros(size)
         np.add.at(masses, np.floor(loss / MESH).astype(np.int64), np.diff(below))  # a negative loss wraps around
         spectrum *= fft.rfft(masses) ** steps
@@ -78,7 +78,7 @@ def composed_at_least(runs: Sequence[tuple[float, float, int]], delta: float) ->
 
 
 def accountant_checks(name: str) -> list[Check]:
-    """ε of one release, by an accountant."""
+    """Check an accountant's ε of one release against the exact ε."""
     many = PoissonGaussian(sample_rate=NEARLY_ALL, noise_multiplier=8.0, num_steps=40)
     one = PoissonGaussian(sample_rate=0.1, noise_multiplier=0.8, num_steps=1)
     whole = PoissonGaussian(sample_rate=1.0, noise_multiplier=8.0, num_steps=40)
@@ -98,14 +98,14 @@ def accountant_checks(name: str) -> list[Check]:
 
 
 def prv_error_check() -> Check:
-    """What `prv` says above the exact ε."""
+    """Check the difference between `prv`'s ε and the exact ε."""
     one = PoissonGaussian(sample_rate=0.1, noise_multiplier=0.8, num_steps=1)
     added = (PRVAccountant().epsilon(one, DELTA) - step_epsilon(0.1, 0.8, DELTA)) / PRV_ERROR
     return check("error that is added (prv)", added, 0.5, 2.2, f"ε less the exact ε, over the error {PRV_ERROR:g}")
 
 
 def together_check(name: str) -> Check:
-    """Four models, of which three differ in seed and learning rate only, and so have equal events."""
+    """Check ε of four models together, three of which differ only in seed and learning rate and have equal events."""
     equal = [(0.1, 1.6, 12, 0.01), (0.1, 1.6, 12, 0.02), (0.1, 1.6, 12, 0.01)]
     runs = [*equal, (0.25, 2.5, 5, 0.01)]
     trials = [

@@ -1,4 +1,4 @@
-"""Whether a clipping threshold that adapts is paid for: the noise on its count, and the wider noise on the sum."""
+"""Check that adaptive clipping is accounted for: the noise on its count, and the wider noise on its sum."""
 
 from __future__ import annotations
 
@@ -14,32 +14,35 @@ from raydp.training.comm import LocalComm
 from raydp.training.trial_plan import TrialPlan
 
 SIGMA, COUNT_SIGMA = 2.0, 1.5
-"""The count then has 4/9 of the budget: a sum whose noise leaves none for it is easily told."""
+"""The count uses 4/9 of the privacy budget here. So a sum whose noise ignores the count is easily detected."""
 NUM_EXAMPLES, NUM_STEPS, WIDTH, NUM_LAYERS = 4, 400, 24, 1
 SHARE = (0.85, 1.06)
-"""Where the measured figure lies for right noise: of 400 draws of the count, whose part is 4/9, the standard deviation
-is off by less than 14 % at a level of 1e-4; the draws on the sum, 200,000, are off by less than 1 %."""
+"""Range of the measured figure for correct noise. The count has 400 draws and a part of 4/9: its standard deviation is
+off by less than 14 % at a level of 1e-4. The sum has 200,000 draws: its standard deviation is off by less than 1 %."""
 
 
 def adaptive_checks(method: NoisyMethod) -> list[Check]:
-    """What one record moves in a step of adaptive clipping, over the noise on it, against what the event claims.
+    """Compare one record's effect on a step of adaptive clipping, relative to the noise, with the event's claim.
 
-    Both is measured: how far the count of a step moves the next threshold when a record is left out, how far the next
-    threshold is spread by the noise on the count, and how far the noise spreads the coordinates of the sum, over the
-    threshold of the step. Two Gaussian mechanisms with shifts of μ1 and μ2 standard deviations are one of
+    All figures are measured: how far the next threshold moves when a record is left out, how far the noise on the
+    count spreads the next threshold, and how far the noise spreads the coordinates of the sum, relative to the step's
+    threshold. Two Gaussian mechanisms with shifts of μ1 and μ2 standard deviations equal one with a shift of
     sqrt(μ1² + μ2²), which must be at most 1 / σ.
 
     Args:
-        method: itself, where its threshold adapts; else DP-SGD is looked at.
+        method: the method to check if its threshold adapts. Otherwise DP-SGD is checked instead.
     """
+    # Measure the noise on the threshold and on the sum.
     adaptive = _adaptive(method)
     thresholds, noise = _run(adaptive, np.arange(NUM_EXAMPLES))
     logs = np.log(thresholds)
     spread = float(np.diff(logs).std())
+    # Measure how far each record moves the next threshold.
     moves = []
     for left_out in range(NUM_EXAMPLES):
         others, _ = _run(adaptive, np.delete(np.arange(NUM_EXAMPLES), left_out), num_steps=2)
         moves.append(abs(float(np.log(others[1]) - logs[1])))
+    # Combine both shifts, and compare them with the claim.
     claimed = accounted_noise(adaptive, _plan(NUM_STEPS))
     of_count = max(moves) / spread if spread else np.inf
     of_sum = 1.0 / float(np.sqrt(np.mean(np.square(noise))))
@@ -52,7 +55,7 @@ def adaptive_checks(method: NoisyMethod) -> list[Check]:
 
 
 def _adaptive(method: NoisyMethod) -> NoisyMethod:
-    """With a threshold that moves slowly, whatever the method's own rate is."""
+    """Return the method, or DP-SGD, with a threshold that moves slowly, regardless of the method's own rate."""
     own: NoisyMethod = method if method.traits.clipping == "adaptive" else DPSGD(clipping="adaptive")
     changes = {"clip_quantile": 0.5, "clip_learning_rate": 0.1, "count_noise_multiplier": COUNT_SIGMA}
     return type(own).model_validate({**own.model_dump(), **changes})
@@ -68,10 +71,10 @@ def _plan(num_steps: int) -> TrialPlan:
 def _run(
     method: NoisyMethod, indices: NDArray[np.int64], num_steps: int = NUM_STEPS
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """[step] the thresholds, and [step, coordinate] the noise on coordinates that no gradient touches, over them.
+    """Return the thresholds [step], and the relative noise [step, coordinate] on coordinates without gradient.
 
-    Half of the examples have gradients of length 0, half of a length that no threshold reaches, in one column: so the
-    count is the same in every step, and what differs is noise.
+    The noise is divided by the step's threshold. Half of the examples have gradients of length 0, and half a length
+    that no threshold reaches, in one column. So the count is the same in every step, and only the noise differs.
     """
     inputs, targets = torch.zeros(NUM_EXAMPLES, WIDTH), torch.zeros(NUM_EXAMPLES, WIDTH)
     inputs[:, 0] = 1

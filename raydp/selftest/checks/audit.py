@@ -1,4 +1,4 @@
-"""A white-box audit: how well an attacker who sees every noisy gradient tells that a record was there."""
+"""A white-box audit: how well an attacker who sees every noisy gradient detects a record."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from raydp.training.comm import LocalComm
 
 TARGET = PrivacyTarget(epsilon=4.0, delta=1e-5)
 CONFIDENCE = 0.999
-"""Of both error rates together, so of the lower bound on ε."""
+"""Confidence in both error rates together, and so in the lower bound on ε."""
 FOUND = 0.6
-"""Share of the stated ε that the audit must find; less, and it would not notice what it is there for."""
+"""Share of the stated ε that the audit must reach. An audit that reaches less would not detect missing noise."""
 NUM_RUNS, NUM_STEPS, NUM_EXAMPLES, WIDTH = 2000, 2, 4, 6
 MAX_GRAD_NORM = 0.5
 
 
 def audit_check(num_runs: int = NUM_RUNS) -> Check:
-    """A lower bound on ε from DP-SGD runs with and without a canary, against the ε that they are calibrated to.
+    """Compare a lower bound on ε, from DP-SGD runs with and without a canary, with the ε they are calibrated to.
 
     The canary's clipped gradient is c along a coordinate that no other example touches. The attacker adds up that
-    coordinate of the noisy gradients and says "was there" above the midpoint between the two expectations. At q = 1
+    coordinate of the noisy gradients and says "present" above the midpoint between the two expectations. At q = 1
     training is one Gaussian mechanism with μ = sqrt(T) / σ, and the two error rates bound μ from below.
 
     Args:
-        num_runs: with the canary, and as many without.
+        num_runs: number of runs with the canary, and number of runs without.
 
     Source: Nasr et al. 2023 (white-box audit of DP-SGD in terms of μ-GDP).
     """
     sigma = math.sqrt(NUM_STEPS) / gaussian_mu(TARGET)
     threshold = NUM_STEPS * MAX_GRAD_NORM / 2  # fixed before any run
-    said = [[_statistic(run, sigma, canary) > threshold for run in range(num_runs)] for canary in (False, True)]
-    false_positives, false_negatives = sum(said[0]), num_runs - sum(said[1])
+    guesses = [[_statistic(run, sigma, canary) > threshold for run in range(num_runs)] for canary in (False, True)]
+    false_positives, false_negatives = sum(guesses[0]), num_runs - sum(guesses[1])
     mu = mu_lower_bound(false_positives, false_negatives, num_runs)
     return check(
         "audit with a canary", gaussian_epsilon(mu, TARGET.delta), FOUND * TARGET.epsilon, TARGET.epsilon,
@@ -50,8 +50,10 @@ def audit_check(num_runs: int = NUM_RUNS) -> Check:
 
 
 def mu_lower_bound(false_positives: int, false_negatives: int, num_runs: int) -> float:
-    """The μ of which the errors are evidence: Φ⁻¹(1 - FPR) - Φ⁻¹(FNR) at the Clopper-Pearson upper bounds of both, 0 at
-    least (Dong, Roth and Su 2022, equation 6: FNR >= Φ(Φ⁻¹(1 - FPR) - μ))."""
+    """Return a lower bound on μ, Φ⁻¹(1 - FPR) - Φ⁻¹(FNR) at the Clopper-Pearson upper bounds of both, and at least 0.
+
+    Source: Dong, Roth and Su 2022, equation 6: FNR >= Φ(Φ⁻¹(1 - FPR) - μ).
+    """
     level = (1 - CONFIDENCE) / 2
     fpr, fnr = (
         1.0 if k == num_runs else stats.beta.isf(level, k + 1, num_runs - k) for k in (false_positives, false_negatives)
@@ -60,10 +62,10 @@ def mu_lower_bound(false_positives: int, false_negatives: int, num_runs: int) ->
 
 
 def _statistic(run: int, sigma: float, canary: bool) -> float:
-    """The canary's coordinate of the noisy gradients, added up over the steps.
+    """Return the canary's coordinate of the noisy gradients, added up over the steps.
 
-    Without the canary there is a record with gradient 0 in its place: the sum is the one without the record, and n and
-    b, which are public, stay as they are.
+    Without the canary, a record with gradient 0 takes its place. The sum is then the one without the record, while n
+    and b, which are public, stay as they are.
     """
     plan = observed_plan(
         f"selftest/audit/{canary}/{run}",

@@ -1,4 +1,4 @@
-"""Whether the price of a private selection covers what choosing costs, and whether labels keep the number of runs."""
+"""Check that the price of a private selection covers the cost of choosing, and that labels hide the number of runs."""
 
 from __future__ import annotations
 
@@ -16,38 +16,37 @@ from raydp.sweep.private_selection.draws import draw
 MEAN, MEAN_OF_POISSON, DELTA = 1000.0, 30.0, 1e-5
 ORDERS = (1.25, 1.5, 2.0, 3.0, 8.0)
 RARE = 1e-9
-"""Probability of the best outcome where the record is there, far below 1 / MEAN: the best of K runs then has it MEAN
-times as often, with the record and without, and log E[K] is what that costs."""
+"""Probability of the best outcome with the record, far below 1 / MEAN. The best of K runs then has this outcome MEAN
+times as often, with the record and without, which costs log E[K]."""
 GAUSSIAN = 0.2
-"""Sensitivity over noise std of one run."""
+"""Ratio of sensitivity to noise std of one run."""
 NUM_KEYS, LEVEL = 1500, 1e-4
 Masses = NDArray[np.float64]
 
 
 def choice_checks() -> list[Check]:
-    """The best of K runs, by the generating function of K, for each distribution of K.
+    """Check the best of K runs, by the generating function of K, for each distribution of K.
 
-    1. Of two outcomes, a rare one and a common one, the best of K runs diverges (Rényi, at low orders) by no more than
-       the price says.
-    2. The same at a high order where the record makes the best outcome rarer.
+    1. With a rare and a common outcome, the best of K runs diverges (Rényi, at low orders) by at most the price.
+    2. The best of K runs diverges by at most the price at a high order, if the record makes the best outcome rarer.
     3. The best of K Gaussians needs no larger ε than is stated.
-    4. The label that a released run carries tells neither its place in the order nor K.
+    4. The label of a released run tells neither its place in the order nor K.
     """
     kinds: dict[str, NumRuns] = {
         "Poisson": PoissonRuns(mean=MEAN_OF_POISSON),
         **{f"η = {eta:g}": TruncatedNegativeBinomial.with_mean(MEAN, eta=eta) for eta in (-0.5, 0.0, 1.0)},
     }
-    return [*(found for name, num_runs in kinds.items() for found in _price(name, num_runs)), *_labels()]
+    return [*(result for name, num_runs in kinds.items() for result in _price(name, num_runs)), *_labels()]
 
 
 def generating(num_runs: NumRuns) -> tuple[Callable[[Masses], Masses], Callable[[Masses], Masses]]:
-    """x -> 1 - E[(1 - x)^K], and x -> the derivative E[K (1 - x)^(K - 1)], for x in [0, 1]."""
+    """Return x -> 1 - E[(1 - x)^K], and its derivative x -> E[K (1 - x)^(K - 1)], for x in [0, 1]."""
     if isinstance(num_runs, PoissonRuns):
         mean = num_runs.mean
         return lambda x: -np.expm1(-mean * x), lambda x: mean * np.exp(-mean * x)
     assert isinstance(num_runs, TruncatedNegativeBinomial)
     eta, gamma = num_runs.eta, num_runs.gamma
-    # 1 - (1 - γ)(1 - x), over γ: by how much it grows from x = 0.
+    # Both formulas use 1 - (1 - γ)(1 - x) relative to its value γ at x = 0.
     if eta == 0:
         scale = -math.log(gamma)
         return (
@@ -88,20 +87,23 @@ def _price(name: str, num_runs: NumRuns) -> list[Check]:
 
 
 def _share(num_runs: NumRuns, p: Masses, q: Masses, order: float) -> float:
-    """The exact divergence of the best of K runs, the larger direction, over its bound; the best outcome first."""
+    """Return the exact divergence of the best of K runs, the larger direction, over its bound. Best outcome first."""
     best, _ = generating(num_runs)
     chosen_p, chosen_q = (np.diff(best(np.cumsum(masses)), prepend=0.0) for masses in (p, q))
 
     def curve(at: float) -> float:
         return max(_renyi(p, q, at), _renyi(q, p, at))
 
-    found = max(_renyi(chosen_p, chosen_q, order), _renyi(chosen_q, chosen_p, order))
-    return found / (curve(order) + num_runs.cost(order, curve))
+    divergence = max(_renyi(chosen_p, chosen_q, order), _renyi(chosen_q, chosen_p, order))
+    return divergence / (curve(order) + num_runs.cost(order, curve))
 
 
 def _adversarial(num_runs: NumRuns) -> tuple[Masses, Masses, float]:
-    """Where the record makes the best outcome rarer, so that many runs more often end with what comes after it: by
-    e^((1 + η) ε), beside the outcome's own e^ε; or by e^(E[K] (q - p)) where K is Poisson."""
+    """Return outcomes with and without the record, the best first, and the order to test.
+
+    The record makes the best outcome rarer. The best of many runs is then more often the next outcome: by the factor
+    e^((1 + η) ε), beside the outcome's own e^ε. For a Poisson number of runs, the factor is e^(E[K] (q - p)).
+    """
     if isinstance(num_runs, PoissonRuns):
         return np.array([0.3, 0.7]), np.array([0.489, 0.511]), 4.0  # a ratio of 1.63, above 4/3 and below 5/3
     p, q = np.array([0.05, 1e-4 * math.e]), np.array([0.05 * math.e, 1e-4])
@@ -109,27 +111,32 @@ def _adversarial(num_runs: NumRuns) -> tuple[Masses, Masses, float]:
 
 
 def _rare_and_common(order: float) -> tuple[Masses, Masses]:
-    """With a record and without, the best outcome first: p^λ q^(1-λ) = 1 makes it half of the divergence at λ."""
+    """Return outcomes with and without the record, the best and rare one first.
+
+    The rare outcome has p^λ q^(1-λ) = 1, so it contributes half of the divergence at order λ.
+    """
     rare = RARE ** (order / (order - 1))
     return np.array([RARE, 1 - RARE]), np.array([rare, 1 - rare])
 
 
 def _gaussians() -> tuple[Masses, Masses]:
-    """N(GAUSSIAN, 1) and N(0, 1) in cells, the best first: the price of a Poisson number of runs has a part that is in
-    proportion to E[K] and hides all else where outcomes are rare."""
+    """Return N(GAUSSIAN, 1) and N(0, 1) in cells, the best first.
+
+    The price of a Poisson number of runs has a part in proportion to E[K], which would hide the rest for rare outcomes.
+    """
     edges = np.linspace(-6, 6, 481)
     one, other = (np.diff(stats.norm.cdf(edges, -mean), prepend=0.0, append=1.0) for mean in (GAUSSIAN, 0.0))
     return one, other
 
 
 def _renyi(p: Masses, q: Masses, order: float) -> float:
-    there = (p > 0) & (q > 0)  # the worst of many runs may be below double precision; leaving it out lowers the sum
-    logs = order * np.log(p[there]) + (1 - order) * np.log(q[there])
+    positive = (p > 0) & (q > 0)  # the worst of many runs may underflow; leaving it out lowers the sum
+    logs = order * np.log(p[positive]) + (1 - order) * np.log(q[positive])
     return float(np.logaddexp.reduce(logs)) / (order - 1)
 
 
 def _best_gaussian(slope: Callable[[Masses], Masses]) -> float:
-    """The exact ε of the largest of K outputs N(0, 1), or N(GAUSSIAN, 1) with the record, by quadrature."""
+    """Return the exact ε of the largest of K outputs N(0, 1), or N(GAUSSIAN, 1) with the record, by quadrature."""
     x = np.linspace(-10, 10, 40_001)
     one, other = (stats.norm.pdf(x, mean) * slope(stats.norm.sf(x, mean)) for mean in (GAUSSIAN, 0.0))
 
@@ -141,12 +148,12 @@ def _best_gaussian(slope: Callable[[Masses], Masses]) -> float:
 
 
 def _labels() -> list[Check]:
-    """Under many keys: of three labels each is the largest as often, and no label goes with K."""
+    """Check over many keys: each of three labels is the largest equally often, and labels are unrelated to K."""
     num_runs = TruncatedNegativeBinomial.with_mean(6.0, eta=1.0)
     draws = [draw(num_runs, 3, k.to_bytes(32, "big")) for k in range(NUM_KEYS)]
     three = np.array([[label for _, label in runs[:3]] for runs in draws if len(runs) >= 3])
     low, high = stats.binom.ppf([LEVEL / 2, 1 - LEVEL / 2], len(three), 1 / 3) / len(three)
-    # In parts of four bits: a rank correlation sees the high bits of a part only.
+    # Labels are split into parts of four bits, because a rank correlation only depends on the high bits of a number.
     parts = [np.array([runs[at][1] >> shift & 0xF for runs in draws]) for at in (0, -1) for shift in range(0, 64, 4)]
     numbers = np.array([len(runs) for runs in draws])
     ranks = [abs(float(stats.spearmanr(part, numbers).statistic)) if np.ptp(part) else 1.0 for part in parts]

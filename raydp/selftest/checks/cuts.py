@@ -1,4 +1,4 @@
-"""Whether the cut of the work shows in what is released: workers, a kill and a resume, hidden states that are kept."""
+"""Check that dividing the work does not change the result: workers, a kill and resume, cached hidden states."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from raydp.training.trial_plan import TrialPlan
 
 NUM_EXAMPLES, BATCH_SIZE, NUM_STEPS, WIDTH, NUM_LAYERS = 40, 8, 8, 8, 2
 KILLED_IN = 5
-"""The step that is killed after its update and before its checkpoint, and so is done again."""
+"""The step that is killed after its update and before its checkpoint, so that it is repeated."""
 LITTLE_NOISE = 0.01
-"""Less than any count of adaptive clipping refuses, and a thousand times what rounding could hide."""
+"""Enough noise for the count of adaptive clipping to be accepted, and a thousand times what rounding could hide."""
 RANKS = (2, 3)
 ROUNDING = 1e-5
-"""Relative error of a sum that another order of adding explains."""
+"""Relative error of a sum that another order of addition explains."""
 
 
-class _Killed(Exception):  # noqa: N818 - what a kill looks like from inside
-    """The run ends here, without a word."""
+class _Killed(Exception):  # noqa: N818 - a simulated kill, not an error
+    """Raised to simulate a kill of the run."""
 
 
 def cut_checks(method: NoisyMethod) -> list[Check]:
-    """What one worker releases in one go, compared with the same work cut otherwise.
+    """Compare the work of one worker without interruption with the same work divided differently.
 
-    1. The sums of several workers are those of one worker, so every drawn example counts once.
+    1. The sums of several workers equal those of one worker, so every drawn example counts once.
     2. A run that is killed between an update and its checkpoint, and then resumed, has the weights of an undisturbed
-       run after every step: the step that is done again has the same batch and the same noise, and no later step has
-       those of an earlier one.
-    3. Losses from hidden states that are kept are those of the data and of the model at hand, after others were kept.
+       run after every step. So the repeated step has the same batch and the same noise, and no later step reuses those
+       of an earlier one.
+    3. Losses from cached hidden states belong to the current data and model, also after those of others were cached.
     """
     whole = _sums(method, LocalComm())
     size = float(whole.norm())
@@ -66,6 +66,7 @@ def cut_checks(method: NoisyMethod) -> list[Check]:
 
 
 def _on(method: NoisyMethod, ranks: int) -> list[torch.Tensor]:
+    """Return each worker's sums, with the work divided among some workers."""
     return on_ranks(ranks, lambda comm: _sums(method, comm))
 
 
@@ -76,7 +77,7 @@ def _task() -> LinearTask:
 
 
 def _plan(method: NoisyMethod, noise_multiplier: float) -> TrialPlan:
-    """At a batch size that as many bands leave room for."""
+    """Return the plan. If noise is correlated, the batch size leaves room for the bands."""
     plan = observed_plan(
         "selftest/cuts", batch_size=BATCH_SIZE, num_steps=NUM_STEPS, num_examples=NUM_EXAMPLES,
         noise_multiplier=noise_multiplier,
@@ -88,14 +89,16 @@ def _plan(method: NoisyMethod, noise_multiplier: float) -> TrialPlan:
 
 
 def _sums(method: NoisyMethod, comm: Comm) -> torch.Tensor:
-    """[step, coordinate] the clipped sums without noise, on the batches that the method draws."""
+    """Return the clipped sums without noise, on the batches that the method draws. Shape [step, coordinate]."""
     context = linear_trainee(WIDTH, WIDTH, NUM_LAYERS)
     return torch.stack(summed_updates(with_sgd(method), _plan(method, NO_NOISE), context, _task(), comm))
 
 
 def _resumed(method: NoisyMethod) -> tuple[float, float]:
-    """Relative differences of the weights of a run that was killed from those of one that was not: after the step that
-    was done again, and the largest after the steps that follow."""
+    """Return relative differences of the weights between a killed and resumed run and an undisturbed one.
+
+    The first is after the repeated step, the second is the largest after the following steps.
+    """
 
     def train(kill: bool, store: CheckpointStore | None) -> dict[int, torch.Tensor]:
         context, after = linear_trainee(WIDTH, WIDTH, NUM_LAYERS), dict[int, torch.Tensor]()
@@ -124,8 +127,11 @@ def _resumed(method: NoisyMethod) -> tuple[float, float]:
 
 
 def _cached(other: str) -> float:
-    """The largest difference between the losses with kept hidden states and without, where those of other data, or of
-    another model, were kept before in the same folder. The longest examples of the two data sets are the same."""
+    """Return the largest difference between losses with and without cached hidden states.
+
+    The hidden states of other data, or of another model, were cached before in the same folder. The longest examples of
+    both data sets are equal.
+    """
     first, second = prefix_subjects(other)
     with tempfile.TemporaryDirectory() as folder:
         for subject in (first, second):

@@ -1,4 +1,4 @@
-"""Whether output perturbation's sensitivity holds for every step size and weight decay that it accepts."""
+"""Check output perturbation's sensitivity for every step size and weight decay that it accepts."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from raydp.training.trial_plan import TrialPlan
 
 NUM_EXAMPLES, BATCH_SIZE, WIDTH, CLASSES = 8, 3, 5, 4
 NUM_STEPS = (1, 2, 3, 4, 11, 30)
-"""3 is one pass, 4 begins the second; in 30 an example is used 10 times."""
+"""Numbers of steps. One pass has 3 steps, so 4 begins the second pass; in 30 steps an example is used 10 times."""
 DECAYS = (0.0, 1e-2, 2.0)
 SURE = 60.0
-"""Bias of a class that no example has: each loss is then linear, and its gradient as long as can be."""
+"""Bias of a class that no example has. Each loss is then linear, with the longest possible gradient."""
 TINY = 1e-3
-"""How far two sets of weights differ in a logit: a step moves them by its derivative, up to a share of 1e-7."""
+"""Distance of two sets of weights in a logit. A step moves them apart by its derivative, up to a relative 1e-7."""
 
 
 def descent_checks(method: OutputPerturbation) -> list[Check]:
-    """The method's steps, with its own weight decay and with others.
+    """Check the method's steps, with its own weight decay and with others.
 
-    1. At the largest learning rate that is accepted, a step takes two sets of weights no further apart than the decay
-       says; a larger one would, so the limit is the right one.
-    2. After up to ten passes no example has moved the weights by more than the stated sensitivity, and one by as much.
+    1. At the largest accepted learning rate, a step takes two sets of weights no further apart than the decay
+       allows. A larger rate would take them further apart, so the limit is correct.
+    2. After up to ten passes, no example has moved the weights by more than the stated sensitivity, and one reaches it.
     """
     checks = []
     for decay in sorted({*DECAYS, method.weight_decay}):
@@ -54,7 +54,7 @@ def _plan(learning_rate: float, num_steps: int) -> TrialPlan:
 
 
 def _largest_rate(method: OutputPerturbation) -> float:
-    """By bisection of what the method accepts."""
+    """Return the largest learning rate that the method accepts, by bisection."""
     low, high = 1e-12, 1e12
     while high / low > 1 + 1e-9:
         middle = math.sqrt(low * high)
@@ -67,7 +67,10 @@ def _largest_rate(method: OutputPerturbation) -> float:
 
 
 def _stretch(method: OutputPerturbation, learning_rate: float) -> float:
-    """Where the loss curves most, two classes as likely as each other, and where it is flat."""
+    """Return the largest growth of the distance between two sets of weights in a step, over the decay factor.
+
+    It is measured where the loss curves most (two classes equally likely) and where the loss is flat.
+    """
     descent = method.descent(_plan(learning_rate, 1))
     x = torch.full((BATCH_SIZE, WIDTH), 1e6)
     batch = LabelledBatch(inputs=x, labels=torch.zeros(BATCH_SIZE, dtype=torch.int64))
@@ -75,22 +78,25 @@ def _stretch(method: OutputPerturbation, learning_rate: float) -> float:
     direction = torch.zeros(CLASSES, WIDTH + 1, dtype=torch.float64)
     direction[0], direction[1] = features, -features
     direction *= TINY / float(features @ features)
-    found = []
+    growth = []
     for curved in (True, False):
         start = torch.zeros(CLASSES, WIDTH + 1, dtype=torch.float64)
-        start[2:, -1] = -SURE  # the two others are out of the question
+        start[2:, -1] = -SURE  # makes the two other classes impossible
         start[0, -1] = 0.0 if curved else SURE
         here, there = start - direction / 2, start + direction / 2
         before = float(torch.linalg.vector_norm(there - here))
         for weights in (here, there):
             descent.step(weights, batch)
         shrunk = 1 - learning_rate * method.weight_decay
-        found.append(float(torch.linalg.vector_norm(there - here)) / before / shrunk)
-    return max(found)
+        growth.append(float(torch.linalg.vector_norm(there - here)) / before / shrunk)
+    return max(growth)
 
 
 def _moved(method: OutputPerturbation, largest: float, num_steps: int) -> float:
-    """So slow that the start stays wrong about every example."""
+    """Return the largest distance of the weights without one example, over the sensitivity.
+
+    Training is so slow that the start stays wrong about every example.
+    """
     plan = _plan(largest / 200, num_steps)
     descent = method.descent(plan)
     inputs = 1e6 * torch.eye(NUM_EXAMPLES, WIDTH) + 1.0

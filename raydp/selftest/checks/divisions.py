@@ -1,4 +1,4 @@
-"""Whether one row more or less leaves every other row on its side, and whether a user's rows are one unit."""
+"""Check that adding a row keeps every other row in its part, and that a user's rows are one unit."""
 
 from __future__ import annotations
 
@@ -21,30 +21,31 @@ from raydp.training.gradients.microbatches import Units
 
 NUM_ROWS, NUM_USERS, NUM_ADDED = 72, 12, 5
 CLASSES = ("no", "is")
-"""Each one token of the tiny model's tokenizer."""
+"""Class names. Each is one token of the tiny model's tokenizer."""
 WORDS = ("paper", "table", "window", "garden", "river", "letter", "music", "winter")
 Row = dict[str, str | int]
 
 
 class Divided(Protocol):
-    """A task's plug-in whose task can be looked into."""
+    """A task's plug-in whose task can be inspected."""
 
     def build(self, tokenizer: PreTrainedTokenizerBase | None) -> LanguageModelingTask | ClassificationTask:
-        """The task."""
+        """Return the task."""
 
 
 def division_checks() -> list[Check]:
-    """Tasks on files that are made for it.
+    """Check tasks on generated files.
 
-    1. A row that is added, at the start, in the middle or at the end, moves no other row from one part to another:
-       training, held-out, public, reference.
-    2. All rows of a user, who has rows here and there in the file, are in one unit, and no unit has two users' rows.
+    1. A row that is added at the start, in the middle or at the end moves no other row from one part to another. The
+       parts are training, held-out, public and reference.
+    2. All rows of a user, which are scattered in the file, are in one unit, and no unit has rows of two users.
     """
     tokenizer = models.load_tokenizer("tiny")
     assert tokenizer is not None
     checks = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        # Add a row in each place, and compare the parts.
         for title, task_of in _tasks(folder).items():
             before = _parts(task_of(_rows()).build(tokenizer))
             moved = 0
@@ -53,6 +54,7 @@ def division_checks() -> list[Check]:
                 after = _parts(task_of(rows).build(tokenizer))
                 moved = max(moved, *(len(before[part] - after[part]) for part in before))
             checks.append(check(f"rows that one row more moves ({title})", moved, 0, 0, f"of {NUM_ROWS}"))
+        # Compare units and users.
         by_user = _tasks(folder)["text, by user"](_rows()).build(tokenizer).by_user()
         assert isinstance(by_user, LanguageModelingTask)
         checks += _of_users(by_user, tokenizer)
@@ -60,7 +62,7 @@ def division_checks() -> list[Check]:
 
 
 def _row(number: int, user: int) -> Row:
-    """A row whose text tells its number and its user."""
+    """Return a row whose text contains its number and its user."""
     word = WORDS[number % len(WORDS)]
     return {
         "text": f"User {user} wrote row {number} about the {word}.",
@@ -72,12 +74,12 @@ def _row(number: int, user: int) -> Row:
 
 
 def _rows() -> list[Row]:
-    """Users take turns, so that no two rows in a row are one user's."""
+    """Return rows of users in turn, so that no two neighbouring rows belong to one user."""
     return [_row(number, number % NUM_USERS) for number in range(NUM_ROWS)]
 
 
 def _tasks(folder: Path) -> dict[str, Callable[[Sequence[Row]], Divided]]:
-    """For each kind of task what makes it of rows."""
+    """Return, for each kind of task, the function that makes the task from rows."""
 
     def task(name: str, parameters: Mapping[str, object]) -> Divided:
         plugin = resolve_plugin("tasks", "task", {"name": name, **parameters}, [])
@@ -109,7 +111,7 @@ def _tasks(folder: Path) -> dict[str, Callable[[Sequence[Row]], Divided]]:
 
 
 def _parts(task: LanguageModelingTask | ClassificationTask) -> dict[str, set[bytes]]:
-    """Contents of each part of a task."""
+    """Return the contents of each part of a task."""
     contents, num_training = task.train.contents(), task.facts().num_training
     public = task.public if isinstance(task, ClassificationTask) else None
     return {

@@ -1,4 +1,4 @@
-"""Whether noise is ever drawn again, how fine it is, and whether what a step releases lies on a public lattice."""
+"""Check that noise is never reused, that it is fine enough, and that releases lie on a public lattice."""
 
 from __future__ import annotations
 
@@ -32,32 +32,33 @@ from raydp.training.sharding import Part
 from raydp.training.trial_plan import TrialPlan
 
 LEVEL = 1e-6
-"""Chance that right noise fails a check; with the fixed test key it passes always or never."""
+"""Probability that correct noise fails a check. With the fixed test key, a check passes always or never."""
 STEPS, NEAR = 4096, 300
-"""So many steps in a row of which words are drawn, and so many of which normals are, which cost more."""
+"""Numbers of consecutive steps whose words (first) and normals (second) are drawn. Normals cost more."""
 FAR = sorted({2**k for k in range(8, 41)} | {2**k - 1 for k in range(12, 34)} | {10**k for k in range(3, 13)})
-"""Steps further on: a counter cut to k bits, or taken modulo one of these numbers, returns to step 0 there."""
+"""Single steps far beyond the consecutive ones. A counter cut to k bits, or taken modulo one of these numbers, would
+repeat step 0 there."""
 RUN_IDS, NAMES, PURPOSES = ("selftest/draws/0", "selftest/draws/1"), ("w", "v"), ("noise", "count", "mask")
 COORDINATES, WIDTH, NUM_LAYERS = 8, 8, 2
 LARGE = 200_000
-"""Coordinates of a large parameter."""
+"""Number of coordinates of a large parameter."""
 
 
 def draw_checks(method: NoisyMethod) -> list[Check]:
-    """What a step of a method draws, compared with what all other steps draw, and what becomes of it."""
+    """Compare the draws of a method's steps with those of all other steps, and check how they are used."""
     return [*repeat_checks(method), *resolution_checks(), *lattice_checks(method)]
 
 
 def repeat_checks(method: NoisyMethod) -> list[Check]:
-    """That no noise comes twice.
+    """Check that no noise repeats.
 
-    1. Of the stream, over 1,200 steps in a row and steps as far as 2^40, two runs, two parameters, two workers that
-       hold a part of a parameter each, and the positions of a large parameter.
-    2. Of the updates of two runs of the method, at 300 steps in a row and, for a run that goes on from a checkpoint, at
-       the steps further on.
-    3. Of the words for noise, counts and batches, over 4,096 steps in a row and the steps further on.
+    1. In the stream: over 1,200 consecutive steps and steps up to 2^40, two runs, two parameters, two workers that
+       each hold a part of a parameter, and the positions of a large parameter.
+    2. In the updates of two runs of the method: at 300 consecutive steps and, for a run resumed from a checkpoint, at
+       the later steps.
+    3. In the words for noise, counts and batches: over 4,096 consecutive steps and the later steps.
     """
-    normals, words = (np.concatenate(list(found)) for found in (_normals(), _words()))
+    normals, words = (np.concatenate(list(draws)) for draws in (_normals(), _words()))
     cosine, bound, count = _largest_cosine(_noise_of_steps(method))
     return [
         check("noise drawn twice", _repeats(np.abs(normals)), 0, 0, f"equal values among {len(normals)}"),
@@ -67,7 +68,7 @@ def repeat_checks(method: NoisyMethod) -> list[Check]:
 
 
 def resolution_checks() -> list[Check]:
-    """That normals have the resolution of double precision, also where they are added to a sum."""
+    """Check that normals have the resolution of double precision, also after they are added to a sum."""
     normals = KeyedStream(key=TEST_KEY, run_id=RUN_IDS[0]).normal(LARGE, step=0, purpose="noise", name="large")
     radii = normals[: LARGE // 2] ** 2 + normals[LARGE // 2 :] ** 2
     total = torch.zeros(LARGE, dtype=torch.float64)
@@ -84,7 +85,7 @@ def resolution_checks() -> list[Check]:
 
 
 def lattice_checks(method: NoisyMethod) -> list[Check]:
-    """That all coordinates of an update are multiples of one power of two, which does not depend on the data."""
+    """Check that all coordinates of an update are multiples of one power of two that does not depend on the data."""
     first, other = (_common_power(method, seed) for seed in (0, 1))
     return [
         check(
@@ -96,12 +97,12 @@ def lattice_checks(method: NoisyMethod) -> list[Check]:
 
 
 def _steps(in_a_row: int) -> Iterator[int]:
-    """Steps in a row, and those further on."""
+    """Return consecutive steps, and the later steps."""
     return chain(range(in_a_row), (far for far in FAR if far >= in_a_row))
 
 
 def _normals() -> Iterator[NDArray[np.float64]]:
-    """Normals of many steps, runs, parameters, parts and positions: what a step of training asks for."""
+    """Yield normals of many steps, runs, parameters, parts and positions, as training requests them."""
     noise, everything = CorrelatedNoise(), Part(count=COORDINATES, start=0, stop=COORDINATES)
     for number, (run_id, name) in enumerate(product(RUN_IDS, NAMES)):
         stream = KeyedStream(key=TEST_KEY, run_id=run_id)
@@ -117,7 +118,7 @@ def _normals() -> Iterator[NDArray[np.float64]]:
 
 
 def _words() -> Iterator[NDArray[np.uint64]]:
-    """Words of all purposes under the same run, steps and parameter name."""
+    """Yield words of all purposes under the same run, steps and parameter name."""
     stream = KeyedStream(key=TEST_KEY, run_id=RUN_IDS[0])
     for purpose in PURPOSES:
         for step in _steps(STEPS):
@@ -125,27 +126,29 @@ def _words() -> Iterator[NDArray[np.uint64]]:
 
 
 def _repeats(values: NDArray[np.generic]) -> int:
-    """How many values have come before."""
+    """Return how many values repeat an earlier one."""
     return len(values) - len(np.unique(values))
 
 
 def _noise_of_steps(method: NoisyMethod) -> NDArray[np.float64]:
-    """[draw, coordinate] updates of a method on empty batches, which are noise: of two runs, steps in a row, and single
-    steps further on; each layer is a draw. Noise that leans on earlier steps is drawn from the first step on again, so
-    that it is seen in a row only."""
+    """Return a method's updates on empty batches, which are pure noise. Shape [draw, coordinate].
+
+    They are of two runs, at consecutive steps and at single later steps. Each layer is a draw. Correlated noise is
+    generated from the first step on again, so it is only checked at consecutive steps.
+    """
     bands = len(noise_strategy(method, _plan(RUN_IDS[0], 1)))
-    found = [_updates(method, run_id, 0, NEAR) for run_id in RUN_IDS]
+    updates = [_updates(method, run_id, 0, NEAR) for run_id in RUN_IDS]
     if bands == 1:
-        found += [_updates(method, RUN_IDS[0], step, step + 1) for step in FAR if step >= NEAR]
-    return np.concatenate(found).reshape(-1, WIDTH * WIDTH) if bands == 1 else _independent(method, found)
+        updates += [_updates(method, RUN_IDS[0], step, step + 1) for step in FAR if step >= NEAR]
+    return np.concatenate(updates).reshape(-1, WIDTH * WIDTH) if bands == 1 else _independent(method, updates)
 
 
-def _independent(method: NoisyMethod, found: list[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """[draw, coordinate] C times the noise, which is independent from step to step."""
+def _independent(method: NoisyMethod, of_runs: list[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return C times the noise, which is independent between steps. Shape [draw, coordinate]."""
     column = noise_strategy(method, _plan(RUN_IDS[0], 1))
     rows = [
         sum(c * updates[step - lag] for lag, c in enumerate(column) if lag <= step)
-        for updates in found
+        for updates in of_runs
         for step in range(len(updates))
     ]
     return np.stack(rows).reshape(-1, WIDTH * WIDTH)
@@ -156,7 +159,7 @@ def _plan(run_id: str, num_steps: int) -> TrialPlan:
 
 
 def _updates(method: NoisyMethod, run_id: str, first: int, stop: int) -> NDArray[np.float64]:
-    """[step, coordinate] the updates of the steps from the first on; if it is not 0, of a run that goes on."""
+    """Return the updates of the steps first to stop - 1, [step, coordinate]. If first > 0, the run is resumed there."""
     context, empty = linear_trainee(WIDTH, WIDTH, NUM_LAYERS), np.zeros(0, np.int64)
     task, plan = LinearTask(torch.zeros(2, WIDTH), torch.zeros(2, WIDTH), num_reference=1), _plan(run_id, stop)
     observed = with_sgd(method, lambda step: empty)
@@ -170,7 +173,7 @@ def _updates(method: NoisyMethod, run_id: str, first: int, stop: int) -> NDArray
 
 
 def _largest_cosine(rows: NDArray[np.float64]) -> tuple[float, float, int]:
-    """The largest |cosine| of two rows, what it is at most at LEVEL, and the number of rows."""
+    """Return the largest |cosine| of two rows, its bound at LEVEL, and the number of rows."""
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     cosines = np.abs(unit @ unit.T)
     np.fill_diagonal(cosines, 0)
@@ -180,22 +183,22 @@ def _largest_cosine(rows: NDArray[np.float64]) -> tuple[float, float, int]:
 
 
 def _coarse(values: NDArray[np.float64]) -> int:
-    """How many of the values single precision holds."""
+    """Return how many values single precision can represent."""
     return int((values == values.astype(np.float32)).sum())
 
 
 def _most_coarse(count: int) -> float:
-    """Double precision has 29 bits more: that they are all 0 has a chance of 2^-29, if the values are not rounded."""
+    """Return the bound on `_coarse`. Double precision has 29 more bits, all 0 with probability 2^-29 if unrounded."""
     return float(stats.binom.isf(LEVEL, count, 2.0**-27))
 
 
 def _most_equal_radii(count: int) -> float:
-    """Of squared radii, which are exponential with mean 2, in cells of 2^-36: the chance of a pair is 2^-38."""
+    """Return the bound on equal squared radii in cells of 2^-36. They are exponential with mean 2: 2^-38 per pair."""
     return float(stats.poisson.isf(LEVEL, count**2 / 2 * 2.0**-38))
 
 
 def _common_power(method: NoisyMethod, seed: int) -> float:
-    """The largest power of two of which all coordinates of the first update are multiples, over c 2^-13 / sqrt(d)."""
+    """Return the largest power of two that divides all coordinates of the first update, over c 2^-13 / sqrt(d)."""
     generator = torch.Generator().manual_seed(seed)
     inputs, targets = (torch.randn(16, 32, generator=generator) for _ in range(2))
     plain = without_reference_weight(method)

@@ -1,10 +1,10 @@
-"""Whether the noise is what the accountant was told: N(0, (σc)²) on every coordinate of the sum, once, never reused.
+"""Check that the noise is as accounted: N(0, (σc)²) on every coordinate of the sum, added once, never reused.
 
-σ is what the method's own event claims, so that an event which claims more noise than is drawn is found: of 5 % more
-every one of the 49,152 draws of a run of the self-test has 9 % less variance, where the test allows for 2.5 %.
+σ is what the method's own event claims, so an event that claims more noise than is drawn is detected. If it claims 5 %
+more, each of the 49,152 draws of a self-test has 9 % less variance, and the test allows only 2.5 %.
 
-Where the noise of a step leans on that of the steps before, this is asked of C times the noise, and of C that it moves
-no record by more than its gradient: that no column is longer than 1.
+If the noise of a step is correlated with the noise of earlier steps, C times the noise is checked instead. C is also
+checked not to amplify a record's gradient: no column of C may be longer than 1.
 """
 
 from __future__ import annotations
@@ -36,17 +36,19 @@ from raydp.training.noise.lattice import LATTICE_SHARE, NOISE_WIDENING
 from raydp.training.trial_plan import TrialPlan
 
 LEVEL = 1e-4
-"""Chance that right noise fails a check; with the fixed test key it passes always or never."""
+"""Probability that correct noise fails a check. With the fixed test key, a check passes always or never."""
 NUM_EXAMPLES, BATCH_SIZE, SIGMA = 24, 1, 2.0
 NUM_STEPS, MOST_STEPS, NUM_LAYERS, WIDTH = 6, 32, 2, 32
-"""More steps where noise leans on more of them, up to a limit: lags beyond are not looked at."""
+"""Correlated noise gets more steps, up to a limit. Longer lags are not checked."""
 RUN_IDS = tuple(f"selftest/noise/{k}" for k in range(4))
 RANKS = 2
 
 
 def noise_checks(method: NoisyMethod) -> list[Check]:
-    """C times the noise of a method's updates, (update with noise - update without) · b, over its std, in 1 and 2
-    workers; C is the identity where noise is independent from step to step."""
+    """Check C times the noise of a method's updates, in units of its std, with 1 and 2 workers.
+
+    The noise is (update with noise - update without) · b. C is the identity for independent noise.
+    """
     alone = np.stack([_noise(method, run_id, LocalComm()) for run_id in RUN_IDS])  # [run, step, layer, coordinate]
     shared = on_ranks(RANKS, lambda comm: _noise(method, RUN_IDS[0], comm))
     runs = np.concatenate(alone, axis=1)  # [step, run · layer, coordinate]
@@ -74,19 +76,22 @@ def noise_checks(method: NoisyMethod) -> list[Check]:
 
 
 def _strategy(method: NoisyMethod) -> NDArray[np.float64]:
-    """[b̂] the first column of C, which is its longest: the others are the same, moved down and cut off."""
+    """Return the first column of C, [b̂], the longest one. The other columns are the same, moved down and cut off."""
     return noise_strategy(method, _plan(RUN_IDS[0], SIGMA, 1))
 
 
 def _not_accounted(method: NoisyMethod) -> int:
-    """Updates with noise for which the method's event has no step; of correlated noise a step is a block of updates."""
+    """Return how many noisy updates the method's event does not account for.
+
+    For correlated noise, a step of the event is a block of updates.
+    """
     bands = len(_strategy(method))
     event, num_updates = accounted_event(method, _plan(RUN_IDS[0], SIGMA, bands))
     return max(0, num_updates - event.num_steps * bands)
 
 
 def _plan(run_id: str, noise_multiplier: float, bands: int) -> TrialPlan:
-    """Enough steps to see every band, and an example for each."""
+    """Return a plan with enough steps to see every band, and an example for each."""
     return observed_plan(
         run_id,
         batch_size=BATCH_SIZE,
@@ -97,8 +102,10 @@ def _plan(run_id: str, noise_multiplier: float, bands: int) -> TrialPlan:
 
 
 def _noise(method: NoisyMethod, run_id: str, comm: Comm) -> NDArray[np.float64]:
-    """[step, layer, coordinate] C times the noise, over its std; of independent noise a third of the steps draws no
-    example."""
+    """Return C times the noise over its std, [step, layer, coordinate].
+
+    With independent noise, a third of the steps draws no example.
+    """
     column = _strategy(method)
     plan = _plan(run_id, SIGMA, len(column))
     generator = torch.Generator().manual_seed(0)
@@ -118,12 +125,13 @@ def _noise(method: NoisyMethod, run_id: str, comm: Comm) -> NDArray[np.float64]:
 
 
 def variance(name: str, samples: NDArray[np.float64]) -> Check:
+    """Check the mean square of samples that should be standard normal."""
     low, high = stats.chi2.ppf([LEVEL / 2, 1 - LEVEL / 2], len(samples)) / len(samples)
     return check(name, np.square(samples).mean(), low, high, f"over its plan, {len(samples)} draws, chi-square test")
 
 
 def _cells(name: str, cells: NDArray[np.float64]) -> Check:
-    """The variance that is furthest from 1 among many, each tested at its share of the level."""
+    """Check the variance that is furthest from 1 among many, each tested at its share of the level."""
     variances = np.square(cells).mean(axis=1)
     share, count = LEVEL / len(cells), cells.shape[1]
     low, high = stats.chi2.ppf([share / 2, 1 - share / 2], count) / count
@@ -132,12 +140,13 @@ def _cells(name: str, cells: NDArray[np.float64]) -> Check:
 
 
 def mean(name: str, samples: NDArray[np.float64]) -> Check:
+    """Check the mean of samples that should be standard normal."""
     bound = stats.norm.isf(LEVEL / 2) / np.sqrt(len(samples))
     return check(name, samples.mean(), -bound, bound, f"over the planned std, {len(samples)} draws")
 
 
 def correlation(name: str, samples: list[NDArray[np.float64]]) -> Check:
-    """The largest correlation of two, each pair tested at its share of the level."""
+    """Check the largest correlation of two samples, each pair tested at its share of the level."""
     pairs = list(combinations(range(len(samples)), 2))
     bound = stats.norm.isf(LEVEL / 2 / len(pairs)) / np.sqrt(len(samples[0]))
     products = [float(np.mean(samples[i] * samples[j])) for i, j in pairs]

@@ -1,4 +1,4 @@
-"""Whether noise that is added once, to trained weights, is what the accountant was told."""
+"""Check the noise that is added once, to trained weights, against what is accounted."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from raydp.training.trial_plan import TrialPlan
 
 NUM_EXAMPLES, BATCH_SIZE, NUM_STEPS, SIGMA = 8, 3, 11, 2.0
 WIDTH = 1500
-"""Of the inputs: so many weights that noise 5 % too small is seen."""
+"""Width of the inputs. There are enough weights to detect noise that is 5 % too small."""
 SURE = 20.0
-"""Bias of one class at the start: whoever has another label then moves the weights as far as a record can."""
+"""Bias of one class at the start. An example with another label then moves the weights as far as a record can."""
 FOUND = 0.97
-"""Share of the sensitivity that a record must reach; less, and the check would not notice what it is there for."""
+"""Share of the sensitivity that a record must reach. A smaller share would not detect a wrong sensitivity."""
 
 
 def release_checks(method: OutputPerturbation) -> list[Check]:
-    """Output perturbation on examples that its start is wrong about, one of them not finite.
+    """Check output perturbation on examples that its start is wrong about, one of which is not finite.
 
-    1. Leaving out any one example moves the trained weights by at most their sensitivity, one by nearly as much.
+    1. Leaving out any one example moves the trained weights by at most their sensitivity, and one nearly reaches it.
     2. Every pass uses each place once.
-    3. The noise is N(0, (σΔ)²) on every weight, drawn once, with other draws in another run.
+    3. The noise is N(0, (σΔ)²) on every weight, drawn once, and different in another run.
     """
     task = _task()
     apart = [_moved(method, task, last) for last in range(NUM_EXAMPLES)]
@@ -74,7 +74,7 @@ def _as_task(examples: LabelledExamples) -> ClassificationTask:
 
 
 def _plan(method: OutputPerturbation, run_id: str, noise_multiplier: float) -> TrialPlan:
-    """So slow that the start's error stays what it is."""
+    """Return a plan that is so slow that the start's error stays."""
     plan = TrialPlan(
         run_id=run_id, batch_size=BATCH_SIZE, num_steps=NUM_STEPS, learning_rate=1e-9, seed=0,
         num_examples=NUM_EXAMPLES, noise_multiplier=noise_multiplier,
@@ -84,7 +84,7 @@ def _plan(method: OutputPerturbation, run_id: str, noise_multiplier: float) -> T
 
 def _weights(method: OutputPerturbation, task: ClassificationTask, plan: TrialPlan, comm: Comm) -> torch.Tensor:
     layer = nn.Linear(task.train.inputs.shape[1], task.num_classes).double()
-    nn.init.zeros_(layer.weight)  # whatever layers draw at their start, two workers in one process share a generator
+    nn.init.zeros_(layer.weight)  # two workers in one process share a generator, so layers would start differently
     nn.init.zeros_(layer.bias)
     layer.bias.data[0] = SURE
     context = TrainingContext(model=layer.eval(), parameters=dict(sorted(layer.named_parameters())))
@@ -93,7 +93,7 @@ def _weights(method: OutputPerturbation, task: ClassificationTask, plan: TrialPl
 
 
 def _moved(method: OutputPerturbation, task: ClassificationTask, last: int) -> float:
-    """How far the weights are from those without one example, whose place is then empty, over the sensitivity."""
+    """Return how far leaving out one example, whose place stays empty, moves the weights, over the sensitivity."""
     order = np.append(np.delete(np.arange(NUM_EXAMPLES), last), last)
     plan = _plan(method, f"selftest/release/without/{last}", NO_NOISE)
     whole, less = (_as_task(task.train.select(indices)) for indices in (order, order[:-1]))
@@ -102,7 +102,7 @@ def _moved(method: OutputPerturbation, task: ClassificationTask, last: int) -> f
 
 
 def _noise(method: OutputPerturbation, task: ClassificationTask, run_id: str, comm: Comm) -> NDArray[np.float64]:
-    """[d] the noise over its std."""
+    """Return the noise over its std, shape [d]."""
     noisy, quiet = (_weights(method, task, _plan(method, run_id, sigma), comm) for sigma in (SIGMA, NO_NOISE))
     sensitivity = method.descent(_plan(method, run_id, SIGMA)).sensitivity(NUM_STEPS)
     claimed = accounted_noise(method, _plan(method, run_id, SIGMA))
@@ -110,7 +110,7 @@ def _noise(method: OutputPerturbation, task: ClassificationTask, run_id: str, co
 
 
 def _passes(method: OutputPerturbation) -> list[int]:
-    """How often each place is used in each pass."""
+    """Return how often each place is used in each pass."""
     plan = _plan(method, "selftest/release/0", SIGMA)
     each = method.descent(plan).num_batches
     passes = [range(first, first + each) for first in range(0, 3 * each, each)]

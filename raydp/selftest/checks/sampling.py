@@ -1,4 +1,4 @@
-"""Whether the batches are what the accountant was told: each example independently, at the accounted rate."""
+"""Check the batches against what is accounted: each example independently, at the accounted rate."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from raydp.training.noise.stream import TEST_KEY
 from raydp.training.trial_plan import TrialPlan
 
 LEVEL = 1e-4
-"""Chance that right sampling fails a check; with the fixed test key it passes always or never."""
+"""Probability that correct sampling fails a check. With the fixed test key, a check passes always or never."""
 NUM_EXAMPLES, BATCH_SIZE, NUM_STEPS = 100, 13, 10_000
 
 
 def sampling_checks(method: NoisyMethod) -> list[Check]:
-    """The batches of a method in two runs, against Poisson sampling at the rate q of the event that it accounts for.
+    """Check the batches of a method in two runs against Poisson sampling at the rate q of the method's event.
 
-    A method whose noise spans several bands has as many updates for each step of its event: each example is drawn in
-    one of them at most, and two draws of it are so many updates apart (Choquette-Choo et al. 2023, Algorithm 2).
+    A method whose noise spans several bands makes that number of updates per step of its event. Each example is drawn
+    in at most one of them, and two draws of it are at least that many updates apart (Choquette-Choo et al. 2023,
+    Algorithm 2).
     """
     bands = len(noise_strategy(method, _plan("selftest/sampling", 1)))
     plans = [_plan(f"selftest/sampling/{k}", bands) for k in range(2)]
@@ -30,11 +31,11 @@ def sampling_checks(method: NoisyMethod) -> list[Check]:
     event = method.event(plans[0], 1.0)
     q, n, steps = event.sample_rate, plans[0].num_examples, event.num_steps
     masks, other = (
-        cast("NDArray[np.bool_]", found.reshape(steps, bands, n).any(axis=1)) for found in (updates, other_updates)
+        cast("NDArray[np.bool_]", drawn.reshape(steps, bands, n).any(axis=1)) for drawn in (updates, other_updates)
     )
     sizes = masks.sum(axis=1)
     overlaps = (masks[:-1] & masks[1:]).sum(axis=1)
-    # Neighbouring overlaps share a batch: their covariance counts twice (q³ - q⁴ for each example).
+    # Neighbouring overlaps share a batch, so their covariance counts twice (q³ - q⁴ for each example).
     overlap_std = np.sqrt(n * (q**2 * (1 - q**2) + 2 * (q**3 - q**4)) / (steps - 1))
     return [
         _within("sampling rate", masks.mean(), q, np.sqrt(q * (1 - q) / (n * steps)), f"q is {q:g}, {steps} steps"),
@@ -52,7 +53,7 @@ def sampling_checks(method: NoisyMethod) -> list[Check]:
 
 
 def _plan(run_id: str, bands: int) -> TrialPlan:
-    """About the same rate for any number of bands, and a whole number of rounds."""
+    """Return a plan with about the same rate for any number of bands, and a whole number of rounds."""
     return TrialPlan(
         run_id=run_id,
         batch_size=max(1, BATCH_SIZE // bands),
@@ -65,7 +66,7 @@ def _plan(run_id: str, bands: int) -> TrialPlan:
 
 
 def _masks(method: NoisyMethod, plan: TrialPlan) -> NDArray[np.bool_]:
-    """[step, example] who is in the batch."""
+    """Return which examples are in each batch, shape [step, example]."""
     masks = np.zeros((plan.num_steps, plan.num_examples), np.bool_)
     for step in range(plan.num_steps):
         masks[step, method.batch_indices(plan, TEST_KEY, step)] = True
@@ -73,12 +74,13 @@ def _masks(method: NoisyMethod, plan: TrialPlan) -> NDArray[np.bool_]:
 
 
 def _within(name: str, figure: float, expected: float, std: float, detail: str) -> Check:
+    """Check that a figure lies as near to its expectation as its standard deviation allows."""
     reach = stats.norm.isf(LEVEL / 2) * std
     return check(name, figure, expected - reach, expected + reach, detail)
 
 
 def _separation(updates: NDArray[np.bool_], bands: int) -> Check:
-    """The fewest updates from a draw of an example to its next one."""
+    """Check the smallest number of updates between two draws of an example."""
     rows = [np.diff(np.flatnonzero(drawn)) for drawn in updates.T]
     fewest = min((int(gaps.min()) for gaps in rows if len(gaps)), default=len(updates))
     return check(
@@ -88,7 +90,7 @@ def _separation(updates: NDArray[np.bool_], bands: int) -> Check:
 
 
 def _rates(rates: NDArray[np.float64], q: float, steps: int) -> Check:
-    """The rate of the example that is furthest from q, each tested at its share of the level."""
+    """Check the rate of the example that is furthest from q, each tested at its share of the level."""
     furthest = rates[np.abs(rates - q).argmax()]
     share = LEVEL / len(rates)
     low, high = (stats.binom.ppf([share / 2, 1 - share / 2], steps, q)) / steps
@@ -96,7 +98,7 @@ def _rates(rates: NDArray[np.float64], q: float, steps: int) -> Check:
 
 
 def _dispersion(sizes: NDArray[np.int64], n: int, q: float) -> Check:
-    """The spread of the batch sizes; its own spread from the binomial's fourth moment."""
+    """Check the variance of the batch sizes. Its own spread follows from the binomial's fourth moment."""
     variance = n * q * (1 - q)
     fourth = 3 * variance**2 + variance * (1 - 6 * q * (1 - q))
     std = np.sqrt((fourth - variance**2) / len(sizes)) / variance

@@ -1,4 +1,4 @@
-"""Whether one record moves the update by more than the guarantee allows."""
+"""Check that one record moves the update by at most what the guarantee allows."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from raydp.training.noise.lattice import LATTICE_SHARE
 
 
 def sensitivity_checks(subject: Subject) -> list[Check]:
-    """Checks of one noise-free step of the method, whose expected batch size is not the drawn number.
+    """Check one noise-free step of the method, whose expected batch size differs from the drawn number of units.
 
-    1. The update times b equals the sum of autograd's own gradients of each unit alone, clipped.
-    2. Leaving out any one unit (an example, or a user with all its examples) changes it by at most the clipping norm c;
-       where units have weights, by at most its weight times c.
+    1. The update times b equals the sum of autograd's clipped gradients of each unit alone.
+    2. Leaving out any one unit (an example, or a user with all its examples) changes it by at most the clipping norm c.
+       If units have weights, the change is at most the unit's weight times c.
     3. Loss and gradient of a unit are the same alone and in the batch.
-    4. The sum of a batch of one unit is at most c long, in whatever type the model computes: its gradient may be
-       rounded, but what is released of it is a sum in single precision.
-    5. Where units have several examples, neither micro-batches of one example nor micro-batches of as few tokens as
+    4. The sum of a batch of one unit is at most c long, for any type of the model. The gradient may be rounded, but the
+       released sum is in single precision.
+    5. If units have several examples, neither micro-batches of one example nor micro-batches of as few tokens as
        possible change the update.
 
-    The first two, the fourth and the fifth allow for the lattice that the sum is rounded to, which the noise of a step
-    pays for.
+    Checks 1, 2, 4 and 5 allow for the lattice that the sum is rounded to. The noise of a step accounts for the lattice.
 
-    The first fails for a divisor that depends on the draw, the third for a loss that is a mean over the batch's tokens
-    (then a record changes the others' gradients, which no clipping bounds).
+    Check 1 fails for a divisor that depends on the draw. Check 3 fails for a loss that is a mean over the batch's
+    tokens: a record then changes the others' gradients, which no clipping bounds.
     """
     c, indices, shares = subject.method.max_grad_norm, subject.indices, _shares(subject)
     expected, unclipped, apart = _clipped_autograd(subject)
     full = _update(subject, indices)
     error = _norm(full - expected) / _norm(expected)
+    # A unit of weight w may move the sum by w c. Adding 1 - w makes 1 the bound for every unit.
     changes = [
         _norm(full - _update(subject, np.delete(indices, i))) / c + (1 - share) for i, share in enumerate(shares)
     ]
@@ -69,7 +69,7 @@ def sensitivity_checks(subject: Subject) -> list[Check]:
 
 
 def _micro_batches(subject: Subject, full: torch.Tensor) -> list[Check]:
-    """Of a subject with users: the update of the same batch in pieces that are smaller than a user."""
+    """Check the update of the same batch in pieces that are smaller than a user, for a subject with users."""
     if subject.task.unit_sizes() is None:
         return []
     budget = TokenBudget()
@@ -89,7 +89,7 @@ def _micro_batches(subject: Subject, full: torch.Tensor) -> list[Check]:
 
 
 def _shares(subject: Subject) -> list[float]:
-    """Weights of the subject's units, as the accountant has them."""
+    """Return the weights of the subject's units, as the accountant uses them."""
     facts = subject.task.facts()
     sets = weighted_sets(subject.method.traits.reference_weight, facts)
     if sets is None:
@@ -98,10 +98,10 @@ def _shares(subject: Subject) -> list[float]:
 
 
 def _update(subject: Subject, indices: NDArray[np.int64]) -> torch.Tensor:
-    """b times the update of one step without noise on the given units."""
+    """Return b times the update of one step without noise on the given units."""
     plan = observed_plan(
         "selftest/sensitivity",
-        batch_size=len(subject.indices) + 2,  # neither the number drawn nor that number less one
+        batch_size=len(subject.indices) + 2,  # differs from the drawn number, and from that number minus one
         num_steps=1,
         num_examples=len(Units.of(subject.task)),
         noise_multiplier=NO_NOISE,
@@ -111,8 +111,10 @@ def _update(subject: Subject, indices: NDArray[np.int64]) -> torch.Tensor:
 
 
 def _clipped_autograd(subject: Subject) -> tuple[torch.Tensor, int, float]:
-    """The clipped sum from one backward pass a unit, how many are not clipped, and the largest relative difference
-    between a unit alone and in the batch."""
+    """Return the clipped sum from one backward pass per unit, the number of unclipped units, and a difference.
+
+    The difference is the largest relative one between a unit alone and in the batch.
+    """
     c, automatic = subject.method.max_grad_norm, subject.method.traits.clipping == "automatic"
     together, units = _losses(subject, subject.indices), Units.of(subject.task)
     weights = torch.cat([p.detach().flatten() for p in subject.context.parameters.values()])
@@ -131,7 +133,7 @@ def _clipped_autograd(subject: Subject) -> tuple[torch.Tensor, int, float]:
 
 
 def _losses(subject: Subject, indices: NDArray[np.int64]) -> list[torch.Tensor]:
-    """The summed loss of each unit, all of them in one batch."""
+    """Return the summed loss of each unit, all units in one batch."""
     units = Units.of(subject.task)
     losses = losses_of(subject.context, subject.task, subject.task.batch(units.examples(indices)))
     sizes = units.offsets[indices + 1] - units.offsets[indices]

@@ -1,4 +1,4 @@
-"""Whether a sweep keeps what its training assumes: records that a plan can answer for, a secret key, a fresh start."""
+"""Check that a sweep ensures what its training assumes: correct records, a secret key, no state from earlier runs."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ from raydp.training.trial_plan import TrialPlan
 ACCOUNTANT, TARGET_EPSILON, DELTA_EXPONENT = "prv", 4.0, 1.1
 NUM_UNITS, BATCH_SIZE, FULL_STEPS = 2000, 16, 3
 ALMOST = 0.9
-"""At this share of its ε a run must spend more than its δ: else what is looked at is not what was calibrated. Rényi
-divergences are too loose for that."""
+"""At this share of its ε a run must spend more than its δ. Otherwise the records do not belong to the calibrated run.
+Rényi divergences are too loose for this check."""
 KEY_LEVEL = 1e-9
 
 
 def sweep_checks(method: NoisyMethod, accountant: str = ACCOUNTANT) -> list[Check]:
-    """What a sweep plans and keeps, seen from its records, its key file and its results.
+    """Check a sweep's plan and state, from its records, its key file and its results.
 
-    1. A record's own σ, q, T and δ have the ε that it states: δ at this ε, and at a little less, in closed form, for
-       one step on a sample and for several on everything. And σ is what the run is trained with, δ what the spec asks
-       for.
-    2. Two sweeps of one spec, started by processes that are alike, have keys of their own, in files that nobody else
-       can read. No run with the public test key is certified, and no other sweep takes that key.
-    3. A run leaves nothing in its worker that the next one starts from.
+    1. The σ, q, T and δ of a record give the ε that it states. δ at this ε, and at a slightly smaller one, is computed
+       in closed form, for one step on a sample and for several steps on all data. Also, σ is the one used in training,
+       and δ is the one that the spec asks for.
+    2. Two sweeps of one spec, started by identical processes, have different keys, in files that only the owner can
+       read. No run with the public test key is certified, and no other sweep accepts that key.
+    3. A run leaves nothing in its worker that changes the next run.
 
     Args:
-        method: a private one that adds noise in its steps.
-        accountant: whose records are checked.
+        method: a private method that adds noise in its steps.
+        accountant: the accountant whose records are checked.
     """
     return [
         *_record_checks(with_fixed_threshold(method), accountant),
@@ -87,7 +87,7 @@ def _spec(storage: Path, **changes: object) -> SweepSpec:
 
 
 def _record_checks(method: NoisyMethod, accountant: str) -> list[Check]:
-    """The run that comes closest to a violation of each kind."""
+    """Check the records, by the run that comes closest to a violation of each kind."""
     plan, delta = _planned(method, accountant, "secret")
     sigmas = {trial.run_id: trial.noise_multiplier for trial in plan.trials}
     spent, almost, apart = list[float](), list[float](), list[float]()
@@ -107,7 +107,7 @@ def _record_checks(method: NoisyMethod, accountant: str) -> list[Check]:
 
 
 def _planned(method: NoisyMethod, accountant: str, noise_key: str) -> tuple[SweepPlan, float]:
-    """The plan of a sweep with one accounted step on a sample and some on everything; and the δ of its spec."""
+    """Return the plan of a sweep with one step on a sample and several on all data, and the δ of its spec."""
     plain = without_reference_weight(method)
     slow = observed_plan("", batch_size=1, num_steps=1, num_examples=1, noise_multiplier=1.0)
     bands = len(noise_strategy(plain, replace(slow, learning_rate=1e-6)))
@@ -126,9 +126,11 @@ def _planned(method: NoisyMethod, accountant: str, noise_key: str) -> tuple[Swee
 
 
 def _delta(record: Mapping[str, Any], epsilon: float) -> float:
-    """δ at an ε of what a record says was released, exactly, with no accountant: one Poisson-subsampled Gaussian, the
-    larger of both directions of adjacency; or a Gaussian mechanism on everything, any number of times (Balle and Wang
-    2018, Theorem 8; Dong, Roth and Su 2022, Corollary 3.3)."""
+    """Return the exact δ at an ε of the release that a record describes, without an accountant.
+
+    The release is one Poisson-subsampled Gaussian, with the larger of both directions of adjacency, or a Gaussian
+    mechanism on all data, any number of times (Balle and Wang 2018, Theorem 8; Dong, Roth and Su 2022, Corollary 3.3).
+    """
     q, sigma, steps = (record[name] for name in ("sample_rate", "noise_multiplier", "num_steps"))
     if q == 1:
         mu = math.sqrt(steps) / sigma
@@ -136,19 +138,19 @@ def _delta(record: Mapping[str, Any], epsilon: float) -> float:
     assert steps == 1, "of several steps on samples there is no closed form"
 
     def excess(epsilon: float, of_sample: float, of_rest: float) -> float:
-        """Where the likelihood ratio of mixture and Gaussian exceeds e^ε, so much of the one is not in the other."""
+        """Integrate the difference of both densities where the likelihood ratio of mixture and Gaussian exceeds e^ε."""
         edge = sigma**2 * math.log((math.expm1(epsilon) + q) / q) + 0.5
         mixture = (1 - q) * stats.norm.sf(edge / sigma) + q * stats.norm.sf((edge - 1) / sigma)
         return float(of_sample * mixture + of_rest * stats.norm.sf(edge / sigma))
 
     removed = excess(epsilon, 1.0, -math.exp(epsilon))
-    if math.expm1(-epsilon) + q <= 0:  # adding a record makes no outcome so much likelier
+    if math.expm1(-epsilon) + q <= 0:  # adding a record makes no outcome likelier by this factor
         return removed
     return max(removed, 1 - math.exp(epsilon) + excess(-epsilon, math.exp(epsilon), -1.0))
 
 
 def _key_checks() -> list[Check]:
-    """On keys of two sweeps of one spec; and on what is certified."""
+    """Check the keys of two sweeps of one spec, and what is certified."""
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / str(number) for number in range(2)]
         _in_processes_alike([partial(_start, path) for path in paths])
@@ -172,7 +174,7 @@ def _key_checks() -> list[Check]:
 
 
 def _start(storage: Path) -> None:
-    """Begin a sweep: its folder and its key."""
+    """Start a sweep: create its folder and its key."""
     facts = TaskFacts(num_examples=1, num_units=1, privacy_unit="example", content_hash="", num_tokens=1)
     SweepFolder.create(
         _spec(storage), lambda key: Plan(sweep_id="0" * 16, facts=facts, delta=1e-5, trials=(), privacy={})
@@ -180,7 +182,7 @@ def _start(storage: Path) -> None:
 
 
 def _is_refused(path: Path) -> bool:
-    """Whether a sweep whose records are certified refuses to go on when its key is the public one."""
+    """Return whether a sweep whose records are certified refuses to continue with the public key."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "sweep.key").write_bytes(TEST_KEY)
     try:
@@ -191,10 +193,10 @@ def _is_refused(path: Path) -> bool:
 
 
 def _in_processes_alike(works: Sequence[Callable[[], None]]) -> None:
-    """Do each work in a copy of this process: all generators of random numbers are in the same state in each copy."""
+    """Run each function in a copy of this process, so that all random number generators start in the same state."""
     for work in works:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the copy does not need
+            warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which the copy does not need
             child = os.fork()
         if child == 0:
             status = 1
@@ -207,7 +209,7 @@ def _in_processes_alike(works: Sequence[Callable[[], None]]) -> None:
 
 
 def _leftover() -> float:
-    """The difference between two results of one run: of a worker that did another run before, and of a new worker."""
+    """Return the difference between a run's result in a worker that did another run before, and in a new worker."""
     with tempfile.TemporaryDirectory() as folder:
         spec = _spec(Path(folder), privacy={"target_epsilon": TARGET_EPSILON, "accountant": "rdp", "noise_key": "test"})
         task, weight_hash = build_task(spec)

@@ -1,4 +1,4 @@
-"""Whether PATE's votes and the noise on them are what the accountant was told."""
+"""Check PATE's votes and the noise on them against what is accounted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from raydp.training.trial_plan import TrialPlan
 NUM_EXAMPLES, NUM_QUERIES, NUM_CLASSES, WIDTH = 20, 40, 4, 6
 TEACHING = Teaching(num_teachers=4, num_steps=6, batch_size=None, learning_rate=0.3)
 DRAWS, RANKS, SIGMA, LEVEL = 120_000, 2, 1.5, 1e-6
-"""So many draws that noise 5 % too small is seen at this level."""
+"""With this number of draws, noise that is 5 % too small is detected at this level."""
 PLAN = TrialPlan(
     run_id="selftest/votes", batch_size=1, num_steps=1, learning_rate=0.1, seed=0, num_examples=NUM_EXAMPLES,
     noise_multiplier=SIGMA,
@@ -30,12 +30,12 @@ PLAN = TrialPlan(
 
 
 def vote_checks(method: PATE) -> list[Check]:
-    """The teachers of a small task, which learn random classes by heart, and the method's own noise.
+    """Check the teachers of a small task, which memorise random classes, and the method's own noise.
 
-    1. Leaving out any one example moves the counts of a query by at most sqrt(2) and the largest by at most 1, and of
-       some query by that much.
-    2. Of two classes the one with fewer votes wins as often as noise of the accounted size lets it, and as many largest
-       counts pass the threshold.
+    1. Leaving out any one example moves the counts of a query by at most sqrt(2) and the largest count by at most 1.
+       Some query's counts move by sqrt(2).
+    2. Of two classes, the one with fewer votes wins as often as noise of the accounted size implies. The largest count
+       passes the threshold as often as accounted noise implies.
     """
     task = _task()
     whole = _votes(task, LocalComm())
@@ -57,7 +57,7 @@ def vote_checks(method: PATE) -> list[Check]:
 
 
 def _noise_checks(method: PATE) -> list[Check]:
-    """With votes that noise turns over in about a quarter of the cases."""
+    """Check the noise with votes that noise reverses in about a quarter of the cases."""
     asked = method.model_copy(update={"num_queries": DRAWS})
     sigma = asked.answer_noise(SIGMA)
     gap = max(1, round(sigma))
@@ -101,6 +101,7 @@ def _task() -> ClassificationTask:
 
 
 def _votes(task: ClassificationTask, comm: Comm) -> NDArray[np.int64]:
+    """Collect the teachers' votes on the held-out examples, shape [query, class]."""
     model = NetworkName(architecture="linear", input_shape=task.input_shape, num_classes=task.num_classes).build()
     context = TrainingContext(model=model, parameters=dict(sorted(model.named_parameters())))
     return collect_votes(PLAN, TEACHING, context, task, task.heldout, comm, TEST_KEY, None)
