@@ -182,7 +182,7 @@ class _Shape:
         return np.where(logq >= self.logq0, self.order / self.sigma**2, dependent)
 
     def sensitivity(self, logq: Array) -> Array:
-        """Return [...] how far one teacher moves the cost at q. The new q is at most B_U(q), at least B_L(q) (Alg. 3)."""
+        """Return [...] how far one teacher moves the cost at q. The new q is in [B_L(q), B_U(q)] (Algorithm 3)."""
         logq = np.where((self.logq1 <= logq) & (logq <= self.logq0), self.logq1, logq)
         here = self.cost(logq)
         up = np.minimum(0.0, _moved(logq, self.sigma, self.num_classes, -1) + ROUNDING)  # at least q0 when from q1
