@@ -74,7 +74,7 @@ class DPMF(DPSGD):
         if self.num_bands * plan.batch_size > plan.num_examples:
             raise ValueError(
                 f"method.num_bands must be <= num_examples / batch_size = {plan.num_examples} / {plan.batch_size}, got "
-                f"{self.num_bands}: a step draws from one of so many groups. Lower it, or the batch size."
+                f"{self.num_bands}: a step draws from one of num_bands groups. Lower it, or the batch size."
             )
         return PoissonGaussian(
             sample_rate=self.num_bands * plan.batch_size / plan.num_examples,

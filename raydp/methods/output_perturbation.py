@@ -64,7 +64,7 @@ class OutputPerturbation(MethodSection):
         if spec.stopping is not None:
             raise ValueError(
                 "stopping must be left out with method output_perturbation, got checks. Noise is added at the end: a "
-                "check would see weights without. Remove it."
+                "check would see weights without noise. Remove it."
             )
 
     def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian:

@@ -86,8 +86,8 @@ class PATE(MethodSection):
             )
         if self.threshold is not None and self.threshold > self.num_teachers:
             raise ValueError(
-                f"method.threshold must be <= num_teachers {self.num_teachers}, got {self.threshold:g}: so many votes "
-                "there are not. Lower it."
+                f"method.threshold must be <= num_teachers {self.num_teachers}, got {self.threshold:g}: no "
+                "class can have more votes. Lower it."
             )
         ignored = OF_PROMPTED if self.teachers == "trained" else OF_TRAINED
         if given := [name for name in ignored if name in self.model_fields_set]:

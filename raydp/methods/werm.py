@@ -67,8 +67,9 @@ class WeightedRiskMinimization(NonPrivate):
         if sharding.in_parts(context.parameters):
             raise ValueError(
                 f"method.keep_best_of must be 1 with cluster.sharding full, got {self.keep_best_of}: no worker has all "
-                "weights at hand. Leave it out."
+                "weights. Leave it out."
             )
+        # Train, measure the held-out loss at each check, and remember the best weights.
         checks = {math.ceil(plan.num_steps * i / self.keep_best_of) for i in range(1, self.keep_best_of + 1)}
         losses: dict[int, float] = {}
         best: dict[str, torch.Tensor] = {}
@@ -84,6 +85,7 @@ class WeightedRiskMinimization(NonPrivate):
         trained = super().train(plan, replace(context, progress=check), task, comm, key, None)
         if trained.ended_early:
             return trained
+        # Restore the best weights, and record the losses.
         with torch.no_grad():
             for name, parameter in context.parameters.items():
                 parameter.copy_(best[name])

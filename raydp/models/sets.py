@@ -80,7 +80,7 @@ class TrainedModels:
             return
         adapter = _adapter_of(folder) if (folder / ADAPTER_CONFIG).is_file() else None
         if _kind(adapter) != _kind(self._config):
-            raise ValueError(f"{name} must have the adapter of the other models, got another one. Score it apart.")
+            raise ValueError(f"{name} must have the adapter of the other models, got another. Score it separately.")
         self._put(_weights(folder), name)
         yield self._loaded
 
@@ -117,7 +117,7 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
     """Read every tensor of a folder's safetensors files."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise ValueError(f"a trained model must hold safetensors weights, got {folder.name!r} without. Restore it.")
+        raise ValueError(f"a trained model must hold safetensors weights, got none in {folder.name!r}. Restore it.")
     try:
         return {name: tensor for file in files for name, tensor in load_file(file).items()}
     except SafetensorError as error:

@@ -78,7 +78,7 @@ def requests_of(written: Sequence[object], *, of_a_file: bool = False) -> list[S
             continue
         if of_a_file and not _names_a_score(entry.get("name")):
             known = ", ".join(registries.names("scores"))
-            problems.append(f"{field}.name must be the name of a score, got another. Known: {known}.")
+            problems.append(f"{field}.name must be the name of a score, got an unknown name. Known: {known}.")
             continue
         called = entry.get("label", entry.get("name"))
         plugin = resolve_plugin("scores", field, {k: v for k, v in entry.items() if k != "label"}, problems)

@@ -32,7 +32,7 @@ def read_secrets(path: str | Path, field: str) -> list[Secret]:
         place = f"{Path(path).name}, line {line}"
         secret = replace(_secret_of(row, field, place), number=line)
         if secret.id in secrets:
-            raise ValueError(f"{field} must hold each secret once, got one again in {place}. Remove the line.")
+            raise ValueError(f"{field} must hold each secret once, got a repeated one in {place}. Remove the line.")
         secrets[secret.id] = secret
     if not secrets:
         raise ValueError(f"{field} must hold at least one secret, got none in {Path(path).name}. Add lines to it.")

@@ -179,6 +179,7 @@ def _accumulate(
     Raises:
         RuntimeError: the micro-batches do not fit into memory, and cannot or must not be smaller.
     """
+    # Start from zero sums.
     for gradient in total.values():
         gradient.zero_()
     device = next(iter(total.values())).device
@@ -193,6 +194,7 @@ def _accumulate(
         into = idle if microbatch is None else running
         weights = None if rule.weights is None or microbatch is None else rule.weights.of(indices, device)
         assert weights is None or per_unit == 1, "weights are of units of one example"
+        # Add the micro-batch's gradients; if memory runs out, ask for smaller micro-batches or give up.
         try:
             losses, norms = rule.gradients.accumulate(partial(losses_of, context, task, batch), into, per_unit, weights)
         except (RuntimeError, MemoryError) as error:
@@ -204,6 +206,7 @@ def _accumulate(
                 context.budget.halve()
                 raise RuntimeError(START_AGAIN) from error
             raise RuntimeError(_too_large(context, batch, per_unit)) from error
+        # Count losses, norms and units.
         if microbatch is None:
             continue
         unclipped = (norms <= rule.clipping.max_grad_norm).sum()

@@ -143,7 +143,7 @@ def test_a_row_more_leaves_the_others_where_they_were(tmp_path: Path) -> None:
             "as many rows in labels as in feats",
         ),
         ("texas100", {"feats": b"1,0\n", "labels": b"101\n"}, {"num_examples": 1}, "the classes 1 to 100"),
-        ("texas100", {"feats": b"1,x\n", "labels": b"1\n"}, {"num_examples": 1}, "numbers with commas between"),
+        ("texas100", {"feats": b"1,x\n", "labels": b"1\n"}, {"num_examples": 1}, "numbers separated by commas"),
         ("texas100", {"feats": b"1,0\n", "labels": b"1\n"}, {"num_examples": 5}, "must be at most 1 together, got 6"),
     ],
 )

@@ -81,6 +81,7 @@ class PRVAccountant(Accountant):
         steps = [event.num_steps for event in events]
         delta_error = min(deltas) * self.delta_error_ratio
         try:
+            # Choose the grid, and refuse it if it is too large.
             half_width = compute_safe_domain_size(prvs, steps, eps_error=eps_error, delta_error=delta_error)
             self._check_size(float(half_width), sum(steps), eps_error, delta_error)
             with warnings.catch_warnings():
@@ -89,6 +90,7 @@ class PRVAccountant(Accountant):
                 accountant = Library(
                     prvs, eps_error, delta_error, max_self_compositions=steps, eps_max=float(half_width)
                 )
+            # Compose, and read ε at each δ.
             whole = accountant.compute_composition(steps)
             ratio = self.delta_error_ratio
             uppers = [float(whole.compute_epsilon(delta, delta * ratio, eps_error)[2]) for delta in deltas]

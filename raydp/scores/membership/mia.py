@@ -69,6 +69,7 @@ class MembershipInference(OneByOne):
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
         """Score a model on a sample of examples."""
         task, heldout = _usable(task)
+        # Draw members and non-members.
         rng = np.random.default_rng([seed, SAMPLE])
         chosen: dict[Split, NDArray[np.int64]] = {
             "train": sample(rng, positions_of(self.members, task), self.num_examples),
@@ -78,10 +79,11 @@ class MembershipInference(OneByOne):
         def read(measured: LoadedModel) -> dict[Split, Signals]:
             return {s: signals(measured.model, task, s, i, fraction=self.min_k_fraction) for s, i in chosen.items()}
 
+        # Read the model and its base, with the same batches, so that the base's own difference is exactly 0.
         of_model = read(model)
-        # The base is read with the batches of the model, so that its own difference is exactly 0.
         key = ("mia", self.members, self, seed, task.facts().content_hash)
         of_base = model.of_base(key, read)
+        # Compute the scores of every attack, and their figures.
         lengths = {s: zlib_lengths(model.tokenizer, task, s, i) for s, i in chosen.items()}
         scores: dict[Attack, tuple[Scores, Scores]] = {
             "loss": _both(lambda s: -of_model[s].loss),

@@ -110,37 +110,38 @@ class AdversarialCompression(Section):
         places = {name: place for place, name in enumerate(models.names) if name not in context.done}
         names = sorted(places)
         targets: list[Target] = []
-        found = FoundPrompts(
+        known = FoundPrompts(
             context.folder, {"score": self.model_dump(), "seed": seed, "task": task.facts().content_hash}
         )
         failed: dict[str, Exception] = {}
         # Search every model that is not searched yet.
         for finished, name in enumerate(names, start=1):
-            if found.searched(name) is None or not targets:
+            if known.searched(name) is None or not targets:
                 try:
                     with models.loaded(places[name]) as model:
                         targets = self.targets(model, task)
-                        if found.searched(name) is None:
-                            found.put(name, self._search(model, targets, found, seed))
+                        if known.searched(name) is None:
+                            known.put(name, self._search(model, targets, known, seed))
                 except Exception as error:  # noqa: BLE001 - raised below, so that other models keep their values
                     failed[name] = error
             if context.progress is not None:
                 context.progress(finished, len(names))
         # Exchange prompts between the models until no model improves.
-        searched = found.in_turn([name for name in names if name not in failed])
+        searched = known.in_turn([name for name in names if name not in failed])
         changed = True
         while changed:
             changed = False
             for name in searched:
-                before = found.searched(name)
+                before = known.searched(name)
                 assert before is not None
-                if any(found.shorter(target.name, before) for target in targets):
+                if any(known.shorter(target.name, before) for target in targets):
                     with models.loaded(places[name]) as model:
-                        after = self._search(model, targets, found, seed, before)
-                    found.put(name, after)
+                        after = self._search(model, targets, known, seed, before)
+                    known.put(name, after)
                     changed |= after.prompts != before.prompts
+        # Yield the values, then raise the first error.
         for name in sorted(searched):
-            result = found.searched(name)
+            result = known.searched(name)
             assert result is not None
             yield name, replace(self._measurement(result, targets), seed=seed)
         if failed:

@@ -29,16 +29,16 @@ def read_idx(folder: Path, name: str, field: str) -> NDArray[np.uint8]:
     """
     path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
     if path is None:
-        raise ValueError(f"{field} must hold {name} or {name}.gz, got {str(folder)!r} without. Put it there.")
+        raise ValueError(f"{field} must hold {name} or {name}.gz, got {str(folder)!r} without it. Put it there.")
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError) as error:
-        raise ValueError(f"{field} must hold whole files, got {path.name!r}, which is none. Get it again.") from error
+        raise ValueError(f"{field} must hold whole files, got a damaged {path.name!r}. Get it again.") from error
     dimensions = content[3] if len(content) >= 4 else 0
     head = 4 + 4 * dimensions
     shape = tuple(np.frombuffer(content[4:head], ">u4").tolist()) if len(content) >= head else ()
     if content[:3] != bytes([0, 0, IDX_BYTES]) or not shape or len(content) - head != math.prod(shape):
-        raise ValueError(f"{field} must hold IDX files of bytes, got {path.name!r}, which is none. Get it again.")
+        raise ValueError(f"{field} must hold IDX files of bytes, got {path.name!r} in another form. Get it again.")
     return np.frombuffer(content[head:], np.uint8).reshape(shape)
 
 
@@ -58,11 +58,12 @@ def read_cifar(paths: Sequence[Path], label_bytes: int, label_at: int, field: st
     for path in paths:
         if not path.is_file():
             raise ValueError(
-                f"{field} must hold {path.name}, got {str(path.parent)!r} without. Unpack the binary version there."
+                f"{field} must hold {path.name}, got {str(path.parent)!r} without it. Unpack the binary "
+                "version there."
             )
         content = np.frombuffer(path.read_bytes(), np.uint8)
         if not len(content) or len(content) % (label_bytes + 3072):
-            raise ValueError(f"{field} must hold CIFAR's binary files, got {path.name!r}, which is none. Get it again.")
+            raise ValueError(f"{field} must hold CIFAR's binary files, got another {path.name!r}. Get it again.")
         rows.append(content.reshape(-1, label_bytes + 3072))
     content_rows = np.concatenate(rows)
     pixels = content_rows[:, label_bytes:].reshape(-1, 3, 32, 32).astype(np.float32)
@@ -84,8 +85,8 @@ def read_matrix(path: Path, field: str) -> NDArray[np.float32]:
         table = pd.read_csv(path, header=None, dtype=np.float32, engine="c")
     except (ValueError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"{field} must hold numbers with commas between, as many in each row, got {path.name!r} with something else"
-            f"{_first_other(path)}. Correct the file."
+            f"{field} must hold numbers separated by commas, equally many in each row, got something else in "
+            f"{path.name!r}{_first_other(path)}. Correct the file."
         ) from error
     values = table.to_numpy()
     if not np.isfinite(values).all():

@@ -72,6 +72,7 @@ class TabularTask(Section):
         return LabelledExamples(inputs=inputs, labels=labels), int(labels.max()) + 1
 
     def _csv(self) -> tuple[LabelledExamples, int]:
+        """Read a .csv: every column but the label as numbers, and the labels as classes."""
         rows = read_csv_rows(self.path, "task.path")
         if not rows or self.label not in rows[0][1]:
             raise ValueError(
@@ -88,10 +89,12 @@ class TabularTask(Section):
                     f"{self.path.name!r}. Encode it as numbers."
                 ) from error
             inputs.append(numbers)
+        # Convert to single precision; a number beyond its range becomes infinite and is refused.
         with np.errstate(over="ignore"):
             values = np.array(inputs, np.float64).astype(np.float32)
         if not np.isfinite(values).all():
             raise ValueError(f"task.path must hold finite numbers, got others in {self.path.name!r}. Correct them.")
+        # Number the classes in the order of their names.
         names, labels = np.unique([str(row[self.label]) for _, row in rows], return_inverse=True)
         if len(names) < 2 or not values.shape[1]:
             raise ValueError(

@@ -64,7 +64,7 @@ class TextClassificationTask(Section):
     def _has_a_place_for_the_text(cls, template: str) -> str:
         if template.count("{text}") != 1 or not template.partition("{text}")[2].strip():
             raise ValueError(
-                f"must hold {{text}} once and say after it what is asked, got {template!r}. Write {TEMPLATE!r}, say."
+                f"must hold {{text}} once and some text after it, got {template!r}. Write {TEMPLATE!r}, say."
             )
         return template
 
@@ -104,7 +104,7 @@ class TextClassificationTask(Section):
         rows = self._read() if self.path is not None else write_reviews(self.num_reviews or NUM_REVIEWS, self.data_seed)
         words = self.label_words or {name: f" {name}" for name in sorted({kind for _, kind in rows})}
         if len(words) < 2:
-            raise ValueError(f"task.label must tell two classes at least, got {len(words)} in task.path. Give others.")
+            raise ValueError(f"task.label must have at least two classes, got {len(words)}. Give other data.")
         texts, numbers = [text for text, _ in rows], {name: number for number, name in enumerate(words)}
         inputs, cut = encode_texts(tokenizer, texts, self.template, self.max_length)
         examples = LabelledExamples(inputs=inputs, labels=np.array([numbers[kind] for _, kind in rows], np.int64))

@@ -82,11 +82,13 @@ class TextTask(WindowedTask):
             ValueError: the data or a file is missing or malformed, no text is left to train or evaluate on, or no
                 secret occurs in the training examples.
         """
+        # Read the training texts and their users.
         train = _read(self.path, self.column, self.split, "task.path", "task.split")
         users = None
         if self.user_column is not None:
             users = _read(self.path, self.user_column, self.split, "task.path", "task.split", users=True)
             _require_named(users)
+        # Read the held-out texts, if they are given separately.
         heldout = None
         if self.heldout_path or self.heldout_split:
             heldout = _read(

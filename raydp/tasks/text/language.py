@@ -112,6 +112,7 @@ class LanguageModelingTask:
                 "privacy.unit must be example where the task does not know its users, got user. With the task text, "
                 "task.user_column names them."
             )
+        # Put the examples of a user next to each other.
         order, sizes = np.argsort(self.users.of_example, kind="stable"), self.users.sizes()
         facts, noun = self.task_facts, self.users.noun
         notes = facts.notes

@@ -90,6 +90,7 @@ class WithReferenceTask(DerivedTask):
     def _joined(self, task: DividedTask, other: DividedTask) -> DividedTask:
         """Return the first task with the second task's training examples appended as reference data."""
         identity = f"{task.task_facts.content_hash} {other.task_facts.content_hash}".encode()
+        # Leave out examples that the first task holds out.
         held = set(task.heldout.contents())
         kept = np.array([i for i, content in enumerate(other.train.contents()) if content not in held], np.int64)
         if not len(kept):
@@ -102,6 +103,7 @@ class WithReferenceTask(DerivedTask):
             "reference_examples_held_out": len(other.train) - len(kept),
         }
         facts = replace(task.task_facts, notes=notes)
+        # Append the others; both tasks must be of one kind.
         if isinstance(task, LanguageModelingTask) and isinstance(other, LanguageModelingTask):
             train = type(task.train).concatenated(task.train, other.train.select(kept))
             task = replace(task, train=train, users=None, task_facts=facts)

@@ -115,9 +115,9 @@ def _told(secret: Secret, holders: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the examples that contain a secret; raise ValueError unless their number is the secret's count."""
     if len(holders) != secret.count:
         raise ValueError(
-            f"task.secrets must be such that the examples with them can be told, got {secret.name}, which the task "
-            f"counts in {secret.count} examples and whose text is in {len(holders)}. Leave it out; if task.of is "
-            "itself made of another task, make this one of that other task first."
+            f"task.secrets must be secrets whose examples can be found, got {secret.name}, which the task counts in "
+            f"{secret.count} examples and whose text is in {len(holders)}. Leave it out; if task.of is itself made of "
+            "another task, make this task of that other task first."
         )
     return holders
 

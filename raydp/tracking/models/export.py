@@ -83,7 +83,7 @@ def export_model(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"--output must be a new or empty folder, got {str(folder)!r}. Name another one.")
     if not merge and (dtype, signing_key) != (None, None):
-        raise ValueError("--dtype and --signing-key must go with --merge, got them without. Add it.")
+        raise ValueError("--dtype and --signing-key must go with --merge, got them without it. Add --merge.")
     if merge and with_base:
         raise ValueError("--with-base must go without --merge, got both. A merged model holds its base's weights.")
     key = None if signing_key is None else SigningKey.load(Path(signing_key))

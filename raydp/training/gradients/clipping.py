@@ -178,18 +178,21 @@ class ClippedGradients:
         def forward_hook(
             module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: torch.Tensor
         ) -> torch.Tensor:
+            # Make the output a node of the graph that the model cannot change in place.
             x = only_input(args, kwargs, output, self._names[module]).detach()
             kept = output.detach() if self._rules[module] == "vjp" else None
             if not output.requires_grad:
                 output.requires_grad_(True)  # makes it a leaf, where the backward pass ends
             if output.is_leaf or kept is not None:
                 output = output.clone()  # the model may change the output in place
+            # Record the call once the backward pass knows the gradient of its output.
             device = x.device.type
             autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
             call = partial(_Call, module=module, x=x, version=x._version, output=kept, autocast=autocast)
             output.register_hook(lambda g: calls.append(call(g=g.detach())))
             return output
 
+        # The weights themselves need no gradient during the block.
         required = {p: p.requires_grad for p in self.parameters.values()}
         handles = [module.register_forward_hook(forward_hook, with_kwargs=True) for module in self._modules]
         try:
@@ -216,8 +219,8 @@ class ClippedGradients:
         idle = sorted(self.parameters.keys() - uses.keys())
         if idle:
             raise ValueError(
-                f"model.adapter must train weights that take part in the loss, got {', '.join(idle)}, which took none. "
-                "Leave them untrained."
+                f"model.adapter must train weights that take part in the loss, got {', '.join(idle)}, which took no "
+                "part. Leave them untrained."
             )
         return {name: joined(uses[name], parameter.shape) for name, parameter in self.parameters.items()}
 
