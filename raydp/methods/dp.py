@@ -137,7 +137,7 @@ class DPSGD(MethodSection):
 
     @property
     def _decoupled_decay(self) -> float:
-        """Return λ of the optimizer."""
+        """Return λ of the decoupled weight decay, which the optimizer applies."""
         return self.weight_decay - self.loss_decay
 
     def _check_decay(self, plan: TrialPlan) -> None:

@@ -147,7 +147,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a language model.
 
     Raises:
-        ValueError: the model cannot be found, or it is a network of classification, which has no tokenizer.
+        ValueError: the model cannot be found, or it is a classification network, which has no tokenizer.
     """
     if NetworkName.parse(name) is not None:
         raise ValueError(f"the tokenizer must be a language model's, got the network {name}. Name a language model.")
@@ -155,7 +155,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def tokenizer_if_any(name: str) -> PreTrainedTokenizerBase | None:
-    """Load the tokenizer of a base model. A network of classification has none."""
+    """Load the tokenizer of a base model. A classification network has no tokenizer."""
     return None if NetworkName.parse(name) is not None else load_tokenizer(name)
 
 

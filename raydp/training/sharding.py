@@ -106,7 +106,7 @@ def like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def empty_like(parameter: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    """Return an empty tensor of an optimizer's state. If it has the parameter's shape, it is sharded like it."""
+    """Return an empty tensor for an optimizer's state. With the parameter's shape, it is sharded like the parameter."""
     if shape == parameter.shape:
         return torch.empty_like(parameter.detach(), dtype=dtype)
     return torch.empty(shape, dtype=dtype, device=local(parameter).device)

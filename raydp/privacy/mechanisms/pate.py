@@ -158,7 +158,7 @@ def gnmax_rdp(logq: Array, sigma: float, orders: Array = GRID) -> Array:
 
 
 def by_agreement(logq: Array, sigma: float, orders: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """Return the divergence of Theorem 6, and whether its conditions hold. Arguments are broadcast."""
+    """Return the divergence of Papernot et al. 2018, Theorem 6, and whether its conditions hold; with broadcasting."""
     with np.errstate(all="ignore"):  # values for which the conditions fail are not used
         mu2 = sigma * np.sqrt(-logq)
         mu1 = mu2 + 1

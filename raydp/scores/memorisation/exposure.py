@@ -74,8 +74,8 @@ class Exposure(OneByOne):
     """m, the size of the sample of a large space. The exposure is then -log2 (rank in the sample / (m + 1)), at most
     log2 (m + 1)."""
     extrapolate: bool = False
-    """For sampled spaces, compute the rank from a skew-normal distribution fitted to the sample; at most log2 |R|. If
-    one half of the sample rejects the fit to the other half (Kolmogorov-Smirnov, 1 %), the sample's own rank is
+    """For sampled spaces, compute the exposure from a skew-normal distribution fitted to the sample; at most log2 |R|.
+    If one half of the sample rejects the fit to the other half (Kolmogorov-Smirnov, 1 %), the rank in the sample is
     used."""
 
     def check(self, task: Task) -> None:

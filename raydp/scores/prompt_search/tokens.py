@@ -49,7 +49,7 @@ class Vocabulary:
         return self.tokenizer is None or self._again(prompt) == prompt
 
     def draw(self, length: int, rng: np.random.Generator) -> Prompt:
-        """Draw a random prompt. It is an accepted one if a hundred attempts find one."""
+        """Draw a random prompt. Up to a hundred attempts search for one that `accepts` allows."""
         for _ in range(100):
             prompt = tuple(rng.choice(self.allowed, size=2 * length).tolist())
             if self.tokenizer is None:

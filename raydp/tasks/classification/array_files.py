@@ -58,8 +58,7 @@ def read_cifar(paths: Sequence[Path], label_bytes: int, label_at: int, field: st
     for path in paths:
         if not path.is_file():
             raise ValueError(
-                f"{field} must hold {path.name}, got {str(path.parent)!r} without it. Unpack the binary "
-                "version there."
+                f"{field} must hold {path.name}, got {str(path.parent)!r} without it. Unpack the binary version there."
             )
         content = np.frombuffer(path.read_bytes(), np.uint8)
         if not len(content) or len(content) % (label_bytes + 3072):

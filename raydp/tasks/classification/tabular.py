@@ -46,7 +46,8 @@ class TabularTask(Section):
     def build(self, tokenizer: PreTrainedTokenizerBase | None) -> ClassificationTask:
         """Read and split the rows."""
         rows, num_classes = self._npz() if self.path.suffix == ".npz" else self._csv()
-        contents = (f"row {content.hex()}" for content in rows.contents())  # independent of hashes of a further split
+        # "row" makes this hash independent of the hash of a later split.
+        contents = (f"row {content.hex()}" for content in rows.contents())
         held = np.array([is_held_out(c, self.heldout_fraction, self.data_seed) for c in contents], np.bool_)
         if held.all() or not held.any():
             raise ValueError(

@@ -35,7 +35,7 @@ class Texts:
     """The texts that a plug-in has read.
 
     Attributes:
-        train: texts to train on; also split into training and held-out texts if `heldout` is None.
+        train: texts to train on. If `heldout` is None, a part of them is held out.
         heldout: the held-out texts if they are given separately.
         users: the user of each training text. If None, every text has its own user.
         noun: a text in words: "e-mail", "row".

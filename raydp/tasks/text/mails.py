@@ -144,7 +144,7 @@ def draw_fact(rng: np.random.Generator) -> Fact:
 
 @cache
 def _names() -> tuple[str, ...]:
-    """Return every name, in an order that never changes. The pools are slices of it."""
+    """Return every name, in an order that never changes. Each pool is a slice of this order."""
     names = [f"{given} {head}{tail}" for given, head, tail in product(GIVEN_NAMES, SURNAME_HEADS, SURNAME_TAILS)]
     return tuple(names[i] for i in np.random.default_rng(0).permutation(len(names)))
 

@@ -73,7 +73,7 @@ def _fused_nll(causal: PreTrainedModel, read: Reading, labels: torch.Tensor) -> 
 
 
 def _has_plain_frozen_head(causal: PreTrainedModel) -> bool:
-    """Return whether the output layer is one plain product without gradient (hooks belong to the DP step)."""
+    """Return whether the output layer is one plain product, without gradient and without the hooks of DP training."""
     head = causal.get_output_embeddings()
     return (
         causal.config.model_type in PLAIN_HEADS

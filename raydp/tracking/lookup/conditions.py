@@ -190,7 +190,7 @@ class Conditions:
         return frame[keep]
 
     def _wheres(self) -> Sequence[Where]:
-        """Return `where` with the named metric for `score`. Without a name, conditions on `score` are left out."""
+        """Return `where` with the metric of the named score for `score`; without a name, skip conditions on `score`."""
         if self.score is None:
             return [where for where in self.where if where.column != "score"]
         meant = f"score.{self.score}"
