@@ -87,7 +87,7 @@ class DPSGD(MethodSection):
         if self.reference_weight is not None and self.clipping == "adaptive":  # its count weighs all examples equally
             raise ValueError(
                 f"method.clipping must be flat or automatic with reference_weight {self.reference_weight:g}, got "
-                "'adaptive'. Give a max_grad_norm that stays."
+                "'adaptive'. Give a fixed max_grad_norm."
             )
         return self
 
@@ -145,7 +145,7 @@ class DPSGD(MethodSection):
         if plan.learning_rate * self._decoupled_decay >= 1:
             raise ValueError(
                 f"method.weight_decay must be < 1 / learning_rate = {1 / plan.learning_rate:g} where it is decoupled, "
-                f"got {self.weight_decay:g}: a step would turn the weights' signs. Lower it, or the learning rate."
+                f"got {self.weight_decay:g}: a step would flip the weights' signs. Lower it, or the learning rate."
             )
 
     def train(

@@ -53,8 +53,8 @@ class DPMF(DPSGD):
     def _the_threshold_stays(self) -> Self:
         if self.clipping == "adaptive":
             raise ValueError(
-                "method.clipping must be flat or automatic with dp_mf, got adaptive: a step takes back noise of steps "
-                "before, which a threshold that moves would have scaled otherwise. Use one of them, or dp_sgd."
+                "method.clipping must be flat or automatic with dp_mf, got adaptive: a step cancels noise of earlier "
+                "steps, which had another scale if the threshold moves. Use one of them, or dp_sgd."
             )
         return self
 

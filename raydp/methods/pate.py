@@ -160,8 +160,8 @@ class PATE(MethodSection):
         """
         if plan.batch_size > self.num_queries:
             raise ValueError(
-                f"space.batch_size must be <= method.num_queries {self.num_queries}, got {plan.batch_size}: it is "
-                "of the student, who learns from the answers. Lower it, or ask more."
+                f"space.batch_size must be <= method.num_queries {self.num_queries}, got {plan.batch_size}: the "
+                "student learns from the answers. Lower it, or raise num_queries."
             )
         return PoissonGaussian(sample_rate=1.0, noise_multiplier=noise_multiplier, num_steps=1)
 

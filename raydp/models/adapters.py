@@ -119,8 +119,8 @@ def _check_attention(model: nn.Module, base: str) -> None:
         else:
             return
     raise ValueError(
-        f"model.adapter.type must fit {base!r}, got 'prefix': it has layers that forget what was read before, or keep "
-        "it in another form. Use type 'lora' or 'soft_prompt'."
+        f"model.adapter.type must fit {base!r}, got 'prefix': its layers do not keep all keys and values, or keep "
+        "them in another form. Use type 'lora' or 'soft_prompt'."
     )
 
 

@@ -186,8 +186,8 @@ def check(spec: ModelSpec, *, sharded: bool = False) -> tuple[PreTrainedTokenize
         shardable_layers(model)
     if sharded and spec.adapter.virtual_tokens:
         raise ValueError(
-            f"cluster.sharding must be none with adapter.type {spec.adapter.type!r}, got full. What stands before the "
-            "text is read outside of the model's own pass; use a LoRA adapter."
+            f"cluster.sharding must be none with adapter.type {spec.adapter.type!r}, got full. Virtual tokens are "
+            "read outside of the model's own pass; use a LoRA adapter."
         )
     if spec.adapter.type != "none":
         hollow = PretrainedModel(name=spec.name, model=model, tokenizer=tokenizer, weight_hash="")

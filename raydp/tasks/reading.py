@@ -128,7 +128,7 @@ def _open_text(path: Path, field: str) -> Iterator[io.TextIOBase]:
         raise ValueError(f"{field} must be UTF-8 text, got other bytes in {path.name}. Convert the file.") from error
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:  # not str(error): it may show the file's first bytes
         raise ValueError(
-            f"{field} must be a whole gzip file, got {path.name}, which is damaged or none. Copy it again."
+            f"{field} must be a whole gzip file, got {path.name}, which is damaged or not gzipped. Copy it again."
         ) from error
 
 

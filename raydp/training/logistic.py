@@ -51,7 +51,7 @@ class LogisticDescent:
             raise ValueError(
                 f"space.learning_rate must be at most {self.largest_learning_rate:.4g} with method.max_input_norm "
                 f"{self.max_input_norm:g} and weight_decay {self.weight_decay:g}, got {self.learning_rate:g}. Above it "
-                "steps need not bring two neighbours' weights together. Lower it, or the others."
+                "steps may move the weights of neighbouring data sets apart. Lower it, or the others."
             )
 
     @property

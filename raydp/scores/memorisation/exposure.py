@@ -148,8 +148,8 @@ def _with_space(task: Task) -> list[tuple[Secret, Space]]:
     pairs = [(secret, secret.space) for secret in secrets if secret.space is not None]
     if not pairs:
         raise ValueError(
-            f"task.secrets must know what they were drawn from for the score 'exposure', got {len(secrets)} that do "
-            "not. Plant canaries with the task planted, or choose another score."
+            f"task.secrets must know the space of their continuations for the score 'exposure', got {len(secrets)} "
+            "without. Plant canaries with the task planted, or choose another score."
         )
     return pairs
 

@@ -121,7 +121,7 @@ def read_npz(path: Path, names: tuple[str, str], field: str) -> tuple[NDArray[np
             if missing:
                 present = columns_in_words(arrays).replace("column", "array")
                 raise ValueError(
-                    f"{field} must hold the array {missing[0]!r}, got {present} in {path.name!r}. Save it so."
+                    f"{field} must hold the array {missing[0]!r}, got {present} in {path.name!r}. Save it by this name."
                 )
             inputs, labels = (_stored(arrays, name, field) for name in names)
     except (OSError, zipfile.BadZipFile, EOFError) as error:

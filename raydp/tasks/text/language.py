@@ -70,8 +70,8 @@ class LanguageModelingTask:
             )
         if self.task_facts.num_reference:
             raise ValueError(
-                "task.of must be a task without reference data where examples are added or left out, got one with. "
-                "Make with_reference of the changed task instead."
+                "task.of must be a task without reference data where examples are added or left out, got a task "
+                "with them. Apply with_reference to the changed task instead."
             )
 
     def _with_train(self, train: TokenizedExamples, unit: str) -> LanguageModelingTask:

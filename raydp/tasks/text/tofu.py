@@ -224,8 +224,8 @@ class TofuTask(Section):
         )
         if not len(encoded.examples):
             raise ValueError(
-                f"task.max_length must leave room for answers, got {self.max_length}, which no question of a part fits "
-                "into. Raise it."
+                f"task.max_length must leave room for answers, got {self.max_length}, into which no question of a "
+                "split fits. Raise it."
             )
         return encoded
 

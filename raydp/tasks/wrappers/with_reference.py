@@ -48,7 +48,7 @@ class WithReferenceTask(DerivedTask):
             raise ValueError(
                 "task.reference must be given, or else task.fraction, got "
                 f"{'neither' if self.fraction is None else 'both'}. Name a task with reference data, or the share of "
-                "the training examples that is to be it."
+                "the training examples that becomes reference data."
             )
         if self.fraction is None and self.data_seed:
             raise ValueError(
