@@ -1,4 +1,4 @@
-"""Training without a guarantee, for comparison: the same sampler, no clipping, no noise."""
+"""Training without a guarantee, for comparison: the sampler of the private methods, no clipping and no noise."""
 
 from __future__ import annotations
 

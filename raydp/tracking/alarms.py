@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 Configuration = tuple[int, int, float]
-"""b, T, η."""
+"""batch_size b, num_steps T and learning_rate η."""
 
 
 def set_alarms(

@@ -38,7 +38,7 @@ _DEFAULTS = {
 
 
 class UnreachableError(ValueError):
-    """Nothing answers at a server's address."""
+    """No server answers at an address."""
 
 
 @dataclass(frozen=True, kw_only=True)

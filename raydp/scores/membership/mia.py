@@ -104,7 +104,7 @@ class MembershipInference(OneByOne):
         return Measurement(value=value.value, std_error=value.std_error, num_samples=1, details=details)
 
     def expected_bounds(self) -> tuple[float, float]:
-        """An area."""
+        """Return the bounds of an area."""
         return 0.0, 1.0
 
 

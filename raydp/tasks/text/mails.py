@@ -70,7 +70,7 @@ SENTENCES: dict[Style, tuple[str, ...]] = {
 DIRECTORY_SIZE = 300
 MET_ONCE_SIZE = 24_400
 EXTENSION_SHARE = 0.7
-"""Share of the mails that tell an extension, among those about people met once and those of the public directory."""
+"""Share of mails that tell an extension; for mails about people met once and about the public directory."""
 PUBLIC_ROUTINE_SHARE = 0.5
 """Share of the public mails whose small talk follows the public routine; private mails always follow their own."""
 

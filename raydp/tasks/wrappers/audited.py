@@ -50,7 +50,7 @@ class AuditedTask(DerivedTask):
         built = self.of.params.build(None) if tokenizer is None else self.inner(tokenizer)
         if isinstance(built, CanaryTask | CanaryClassificationTask):
             raise ValueError(
-                f"task.of must be a task without canaries, got {self.of.name!r}. Audit the task that it is derived from."
+                f"task.of must be a task without canaries, got {self.of.name!r}. Audit the task it is derived from."
             )
         if tokenizer is None:
             return self._labelled(cast(ClassificationTask, built))

@@ -41,7 +41,7 @@ class Prompting:
         seed: list[int],
         stream: KeyedStream,
     ) -> torch.Tensor:
-        """See raydp.training.aggregation.teachers.Teachers."""
+        """Return the votes of one teacher; see `raydp.training.aggregation.teachers.Teachers`."""
         shown = self.shown(task.train.select(shard), stream)
         with torch.inference_mode(), without_adapter(context.model):
             logits = prompted_logits(context.model, task, shown, queries)

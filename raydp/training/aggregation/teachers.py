@@ -77,7 +77,7 @@ class Teaching:
         seed: list[int],
         stream: KeyedStream,
     ) -> torch.Tensor:
-        """See Teachers."""
+        """Train one teacher and return its votes; see `Teachers`."""
         start = {name: p.detach().clone() for name, p in context.parameters.items()}
         _teach(self, context, task, shard, seed)
         logits, _ = task.outputs(context.model, queries)

@@ -10,7 +10,7 @@ from raydp.training.noise.lattice import noisy_count
 from raydp.training.noise.stream import KeyedStream
 
 GAMMA = 0.01
-"""The constant of AUTO-S (Bu et al. 2023, section 4; their default)."""
+"""Constant of AUTO-S that is added to the norm; the default of Bu et al. 2023, section 4."""
 
 
 class Clipping:
@@ -35,7 +35,7 @@ class Clipping:
 
 
 class AutomaticClipping(Clipping):
-    """Automatic clipping: every gradient is scaled by c / (norm + 0.01), small ones up (Bu et al. 2023, AUTO-S)."""
+    """Automatic clipping: a gradient is scaled by c / (norm + 0.01), even if it grows (Bu et al. 2023, AUTO-S)."""
 
     def factors(self, norms: torch.Tensor) -> torch.Tensor:
         return self.max_grad_norm / (norms + GAMMA)
