@@ -157,6 +157,7 @@ class DPSGD(MethodSection):
         key: bytes,
         store: CheckpointStore | None,
     ) -> Trained:
+        """Train with clipped gradients and noise; see `Method.train`."""
         assert plan.noise_multiplier > 0, "a private run has noise"
         clipping = self._clipping(plan)
         rule = loop.StepRule(

@@ -112,6 +112,7 @@ class DPWeights(MethodSection):
         key: bytes,
         store: CheckpointStore | None,
     ) -> Trained:
+        """Train with clipped gradients, then add noise to the weights; see `Method.train`."""
         assert plan.claimed_epsilon is not None, "the plan says what is claimed"
         clipping = Clipping(self.max_grad_norm)
         rule = loop.StepRule(

@@ -210,6 +210,7 @@ class PATE(MethodSection):
         key: bytes,
         store: CheckpointStore | None,
     ) -> Trained:
+        """Collect the teachers' votes, release noisy answers, and train the student on them; see `Method.train`."""
         assert plan.noise_multiplier > 0, "a private run has noise"
         assert isinstance(task, ClassificationTask), "checked with the spec"
         assert task.public is not None, "checked with the spec"

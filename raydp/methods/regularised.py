@@ -78,6 +78,7 @@ class RegularisedClassifier(NonPrivate):
         key: bytes,
         store: CheckpointStore | None,
     ) -> Trained:
+        """Train on the loss with the regulariser; see `Method.train`."""
         classes = classification(task)
         if is_sharded(context.model):
             raise ValueError("cluster.sharding must be none for this method, got full. Leave it out.")

@@ -62,6 +62,7 @@ class WeightedRiskMinimization(NonPrivate):
         key: bytes,
         store: CheckpointStore | None,
     ) -> Trained:
+        """Train on the weighted risk; see `Method.train`."""
         if self.keep_best_of == 1:
             return super().train(plan, context, task, comm, key, store)
         if sharding.in_parts(context.parameters):

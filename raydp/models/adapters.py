@@ -79,6 +79,7 @@ def building_peft_model() -> Iterator[None]:
 
 
 def _peft_config(adapter: AdapterSpec, base: str) -> LoraConfig | PrefixTuningConfig | PromptTuningConfig:
+    """Return peft's configuration of an adapter."""
     from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig
 
     if adapter.type != "lora":

@@ -92,6 +92,7 @@ class TrainedModels:
             yield base
 
     def _put(self, weights: dict[str, torch.Tensor], name: str) -> None:
+        """Put a trained model's weights into the model in memory."""
         if self._full:
             missing = sorted(set(self._loaded.base_weights) - set(weights))
             if missing:

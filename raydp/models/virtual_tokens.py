@@ -121,6 +121,8 @@ class FixedCache(Cache):
 
 
 class _FixedLayer(DynamicLayer):
+    """One layer of a `FixedCache`: it returns the fixed keys and values with the new ones, and stores nothing."""
+
     keys: torch.Tensor
     values: torch.Tensor
 

@@ -133,6 +133,7 @@ def _open_text(path: Path, field: str) -> Iterator[io.TextIOBase]:
 
 
 def _json_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects of a JSON Lines file with their line numbers. Blank lines are skipped."""
     for number, line in enumerate(file, start=1):
         if not line.strip():
             continue

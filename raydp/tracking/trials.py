@@ -193,6 +193,7 @@ class TrialWriter:
                 raise
 
     def _create_version(self, run: Run, trial: TrialRecord, model: LoggedModel) -> str:
+        """Register the logged model as a new version, with its lookup tags, and return the version number."""
         tags = {
             **self._lookup_tags(trial),
             **trial.configuration(),

@@ -181,6 +181,7 @@ def _profile(guarantee: Mapping[str, Any]) -> list[str]:
 
 
 def _attack(attack: Mapping[str, Any], observer: str) -> list[str]:
+    """Return the section about attackers, as lines of Markdown."""
     if "reason" in attack:
         return ["## What an attacker can reach", "", f"Not known: {attack['reason']}", ""]
     rows = [f"| {row['false_positive_rate']:g} | {row['bound']:.4g} |" for row in attack["true_positive_rates"]]

@@ -149,6 +149,7 @@ class ClassificationTask:
         return self._with_train(train, f"{facts.privacy_unit}, or {unit}", num_reference=facts.num_reference)
 
     def _with_train(self, train: LabelledExamples, unit: str, *, num_reference: int) -> ClassificationTask:
+        """Return this task with other training examples, and with facts and an identity for them."""
         identity = content_hash(train, self.heldout, self.num_classes, self.measured_by, self.label_words)
         if self.public is not None or num_reference:
             digest = hashlib.sha256(f"{identity} {num_reference}".encode())

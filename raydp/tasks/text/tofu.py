@@ -215,6 +215,7 @@ class TofuTask(Section):
         return notes
 
     def _encode(self, tokenizer: PreTrainedTokenizerBase, authors: Sequence[Sequence[Row]]) -> EncodedAnswers:
+        """Encode the rows of authors; raise ValueError if no row has room for an answer."""
         encoded = encode_answers(
             tokenizer,
             [row for rows in authors for row in rows],

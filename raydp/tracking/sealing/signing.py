@@ -127,6 +127,7 @@ def signature_fits(public: str, signature: str, message: bytes) -> bool:
 
 
 def _from_file(path: Path) -> set[str]:
+    """Return the public keys in a file; raise ValueError if it has none, or a private one."""
     remedy = "Give `ed25519:...` or the .pub file that `raydp models keygen` wrote."
     try:
         lines = [line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()]

@@ -104,6 +104,7 @@ def _build(task: LanguageModelingTask, model: nn.Module, layer: int, dtype: torc
 
 
 def _fill(examples: TokenizedExamples, model: nn.Module, layer: int, out: NDArray[np.generic]) -> None:
+    """Compute the hidden states that enter a layer, for all examples, and write them into `out`."""
     causal = causal_model(model)
     device = next(causal.parameters()).device
     backbone_and_layers = decoder_layers(model)
