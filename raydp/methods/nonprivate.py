@@ -103,7 +103,7 @@ class _PlainSum:
         examples_per_unit: int = 1,
         weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Add the gradients of a micro-batch to `total`; see `GradientSum`."""
+        """Add the gradients of a micro-batch to `total`; see `raydp.training.loop.GradientSum`."""
         losses = loss_fn()
         weighted = losses.sum() if weights is None else losses @ weights.to(losses)
         names = list(self._parameters)

@@ -155,7 +155,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def tokenizer_if_any(name: str) -> PreTrainedTokenizerBase | None:
-    """Load the tokenizer of a base model. A classification network has no tokenizer."""
+    """Load the tokenizer of a base model; return None for a classification network."""
     return None if NetworkName.parse(name) is not None else load_tokenizer(name)
 
 

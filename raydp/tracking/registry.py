@@ -43,8 +43,8 @@ def find_models(
 ) -> pd.DataFrame:
     """Return the registered models that meet every given condition.
 
-    Bounds on ε or δ, `certified=True` and trusted keys ask for a guarantee. A model is then left out if its privacy
-    card is missing, belongs to another model or differs from the sealed one, or if an audit refutes it.
+    Bounds on ε or δ, `certified=True`, trusted keys and `verify` ask for a guarantee. A model is then left out if its
+    privacy card is missing, belongs to another model or differs from the sealed one, or if an audit refutes it.
 
     Args:
         tracking_uri: the store.

@@ -77,7 +77,7 @@ class AuditedTask(DerivedTask):
     def _prefixes(self, tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, ...]]:
         """Return [M] distinct random sequences of ordinary tokens."""
         ordinary = np.array(sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)))
-        if len(ordinary) ** self.prefix_tokens < 2 * self.num_canaries:  # so that most draws give a new prefix
+        if len(ordinary) ** self.prefix_tokens < 2 * self.num_canaries:  # at least half of the draws are new
             raise ValueError(
                 f"task.prefix_tokens must be larger for {self.num_canaries} canaries and {len(ordinary)} tokens, got "
                 f"{self.prefix_tokens}. Double it."
