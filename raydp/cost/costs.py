@@ -128,8 +128,10 @@ class Measured:
 
 
 def recorded_seconds(trials: Sequence[TrialPlan], results: Mapping[str, RunResult]) -> list[float]:
-    """Seconds of each run from what a sweep has recorded: its own where it has finished, else its configuration's mean,
-    else by a + k·b and the mean scoring time of those that did.
+    """Return the seconds of each run, from the runs that a sweep has recorded.
+
+    A finished run has its own time. Another run has its configuration's mean time. If no run of its configuration has
+    finished, its time is a + k·b per step plus the mean scoring time, fitted to the finished runs.
 
     Raises:
         ValueError: no run has finished.

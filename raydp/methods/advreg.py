@@ -1,4 +1,4 @@
-"""Adversarial regularisation (Nasr et al. 2018) as Kaplan et al. 2024, appendix B.1, train it, and its variant."""
+"""Adversarial regularisation (Nasr et al. 2018) as trained by Kaplan et al. 2024, appendix B.1, and its variant."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from raydp.training.trial import TrainingContext
 from raydp.training.trial_plan import TrialPlan
 
 ATTACK_SEED = 0x616476
-"""Keeps the attack model's initialisation apart from other uses of a seed."""
+"""Number that is mixed into the seed, so that the attack model's start is independent of other uses of the seed."""
 
 
 class AdversarialRegularization(RegularisedClassifier):
     """AdvReg: the classifier is trained against an attack model h that tells training from reference data.
 
-    h maximises G = mean_T log h + mean_R log(1 - h) (Kaplan et al. 2024, equation 7); the classifier minimises
-    L_T + λ mean_T log h, the gradient that Nasr et al. take, without the reference data's term (equation 19). h sees
-    confidence vector and label, as in the released code.
+    h maximises G = mean_T log h + mean_R log(1 - h) (Kaplan et al. 2024, equation 7). The classifier minimises
+    L_T + λ mean_T log h. This is the gradient of Nasr et al., without the term of the reference data (equation 19). h
+    sees confidence vector and label, as in the released code.
 
-    In appendix B.1 each batch goes to the classifier with probability 1 / (1 + ratio) and else to the attack model. So
-    it is here, and num_steps counts the classifier's batches: before each of them the attack model is trained on a
-    geometric number of batches of its own.
+    In appendix B.1 each batch goes to the classifier with probability 1 / (1 + ratio) and otherwise to the attack
+    model. Here num_steps counts the classifier's batches. Before each of them the attack model is trained on a
+    geometric number of batches, which has the same distribution.
     """
 
     attack_ratio: Annotated[float, Field(ge=0, le=1000)] = 20.0
-    """Batches for the attack model to one batch for the classifier, on average."""
+    """Number of batches for the attack model per batch for the classifier, on average."""
     attack_learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
     """Learning rate of the attack model's Adam."""
     attack_width: Annotated[int, Field(ge=16, le=4096)] = 1024
-    """Width of the attack model's first hidden layer; the other layers are in proportion. 1024 in Nasr et al."""
+    """Width of the attack model's first hidden layer; the other layers scale with it. 1024 in Nasr et al."""
     reference_term: ClassVar[bool] = False
 
     def regulariser(
@@ -50,14 +50,16 @@ class AdversarialRegularization(RegularisedClassifier):
 
 
 class AdversarialRegularizationOnBoth(AdversarialRegularization):
-    """AdvReg-RT: the classifier minimises L_T + λ G with the term of the reference data too, λ mean_R log(1 - h)
-    (Kaplan et al. 2024, section 4.3.2 and equation 20). Else as AdvReg."""
+    """AdvReg-RT: like AdvReg, but the classifier minimises L_T + λ G, with the term of the reference data.
+
+    The additional term is λ mean_R log(1 - h) (Kaplan et al. 2024, section 4.3.2 and equation 20).
+    """
 
     reference_term: ClassVar[bool] = True
 
 
 class _Adversary(Regulariser):
-    """The attack model of one run, and what it adds to the classifier's loss."""
+    """The attack model of one run, and the term that it adds to the classifier's loss."""
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class _Adversary(Regulariser):
         self._optimizer = torch.optim.Adam(self.attack.parameters(), lr=method.attack_learning_rate)
 
     def prepare(self, step: int) -> None:
-        """Train the attack model."""
+        """Train the attack model before a step of the classifier."""
         n, b = self._plan.num_examples, self._plan.batch_size
         for batch in range(self._num_batches(step)):
             mask = self._stream.poisson_mask(n, b, step=step, purpose=f"attack model's batch {batch}")
@@ -88,7 +90,7 @@ class _Adversary(Regulariser):
                 self._optimizer.step()
 
     def _num_batches(self, step: int) -> int:
-        """Geometric: tails before the first head of coins that show heads with probability 1 / (1 + ratio)."""
+        """Return a geometric number: tails before the first head, with probability 1 / (1 + ratio) of heads."""
         if self._method.attack_ratio == 0:
             return 0
         uniform = float(self._stream.uniform(1, step=step, purpose="attack model's batches")[0])
@@ -101,14 +103,16 @@ class _Adversary(Regulariser):
 
 
 def gain(attack: nn.Module, training: Seen, reference: Seen) -> torch.Tensor:
-    """[] G = mean_T log h + mean_R log(1 - h) (Kaplan et al. 2024, equation 7)."""
+    """Return the scalar G = mean_T log h + mean_R log(1 - h) (Kaplan et al. 2024, equation 7)."""
     of_both: torch.Tensor = F.logsigmoid(attack(training)).mean() + F.logsigmoid(-attack(reference)).mean()
     return of_both
 
 
 class AttackModel(nn.Module):
-    """h: a branch for the confidence vector, one for the label, and layers that combine the two (Nasr et al. 2018,
-    section 5, and their released code: 1024-512-64, 512-64, and 256-128-64-1)."""
+    """h: one branch for the confidence vector, one for the label, and layers that combine both.
+
+    Source: Nasr et al. 2018, section 5, and their released code: 1024-512-64, 512-64, and 256-128-64-1.
+    """
 
     def __init__(self, num_classes: int, width: int) -> None:
         super().__init__()
@@ -119,7 +123,7 @@ class AttackModel(nn.Module):
         self.both = nn.Sequential(_layers(2 * w[4], w[2], w[3], w[4]), nn.Linear(w[4], 1))
 
     def forward(self, seen: Seen) -> torch.Tensor:
-        """[B] logits of h."""
+        """Return [B] logits of h."""
         label = F.one_hot(seen.labels, self._num_classes).to(seen.logits.dtype)
         both = torch.cat([self.outputs(seen.probs), self.label(label)], dim=1)
         logits: torch.Tensor = self.both(both)[:, 0]

@@ -1,4 +1,4 @@
-"""The Method seam: how a model is trained. One object owns the sampler and the event that is accounted."""
+"""The interface of methods. A method trains a model, and owns both the sampler and the accounted event."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 def poisson_batch(plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
-    """The units (examples, or users) of one step under Poisson sampling at b/n; depends on key, run and step alone."""
+    """Return the units (examples or users) of one Poisson step at rate b/n; it depends on key, run and step alone."""
     stream = KeyedStream(key=key, run_id=plan.run_id)
     return np.flatnonzero(stream.poisson_mask(plan.num_examples, plan.batch_size, step=step))
 
 
 def weighted_sets(weight: float | None, facts: TaskFacts) -> WeightedSets | None:
-    """The task's two data sets in the loss (1 - w) L_T + w L_R; None without a weight.
+    """Return the task's two data sets with the weights of the loss (1 - w) L_T + w L_R; None without a weight w.
 
     Raises:
         ValueError: the task has no reference data.
@@ -48,7 +48,7 @@ def weighted_sets(weight: float | None, facts: TaskFacts) -> WeightedSets | None
 
 
 def unit_weights(weight: float | None, task: Task) -> UnitWeights | None:
-    """Weights of the task's units; None without a weight of the reference data."""
+    """Return the weights of the task's units; None without a weight of the reference data."""
     sets = None if weight is None else weighted_sets(weight, task.facts())
     if sets is None:
         return None
@@ -73,13 +73,13 @@ class StepTraits:
 
 
 class Method(Protocol):
-    """How a model is trained.
+    """Trains a model.
 
     Attributes:
-        max_grad_norm: what gradients are clipped to; None where they are not.
+        max_grad_norm: clipping norm of gradients; None if gradients are not clipped.
         private: whether its event is a guarantee, which is calibrated to the spec's (ε, δ).
-        claims: whether the spec's ε is a claim of the method that nothing proves; its event is then NonPrivate.
-        costs_its_steps: whether a run takes as long as its steps: what a few steps cost tells what all do.
+        claims: whether the spec's ε is only a claim of the method without proof; its event is then NonPrivate.
+        costs_its_steps: whether the time of a run is proportional to its steps, so that a few steps predict it.
     """
 
     max_grad_norm: float | None
@@ -92,13 +92,13 @@ class Method(Protocol):
         """What other packages must know of the method's steps."""
 
     def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian | NonPrivate:
-        """What the accountant accounts for the whole run."""
+        """Return the event that the accountant accounts for the whole run."""
 
     def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
-        """The units (examples, or users) of one step, the same on every rank; any step can be asked for at any time."""
+        """Return the units (examples or users) of one step, the same on every rank, for any step at any time."""
 
     def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-        """The rule that turns the privatised gradient into an update."""
+        """Return the optimizer that turns the privatised gradient into an update."""
 
     def train(
         self,
@@ -115,14 +115,14 @@ class Method(Protocol):
         """Return the first column of the matrix C, where the noise of all steps is C^{-1} Z with independent Z."""
 
     def check(self, spec: SweepSpec, task: Task) -> None:
-        """Raise ValueError if it cannot train what the spec asks for."""
+        """Raise ValueError if the method cannot train what the spec asks for."""
 
     def record_fields(self, plan: TrialPlan) -> dict[str, Any]:
-        """What a run's privacy record says besides: arguments of `raydp.privacy.privacy_record`."""
+        """Return the method's part of a run's privacy record: arguments of `raydp.privacy.privacy_record`."""
 
 
 class MethodSection(Section):
-    """A method of the spec that trains everything and has a guarantee, unless it says otherwise."""
+    """Base of methods in a spec. By default a method trains every task and has a guarantee."""
 
     private: ClassVar[bool] = True
     claims: ClassVar[bool] = False
@@ -138,8 +138,8 @@ class MethodSection(Section):
         return (1.0,)
 
     def check(self, spec: SweepSpec, task: Task) -> None:
-        """Everything can be trained."""
+        """Accept every spec and task."""
 
     def record_fields(self, plan: TrialPlan) -> dict[str, Any]:
-        """Nothing."""
+        """Return no further fields."""
         return {}

@@ -30,22 +30,23 @@ class DPSGD(MethodSection):
 
     Guarantee:
         The sequence of all updates is the Poisson-subsampled Gaussian mechanism with sample rate b/n and noise
-        multiplier σ, composed T times, for one unit added or removed: an example, or a user with all its examples, the
-        sum of whose gradients is then what is clipped; see raydp.privacy for its (ε, δ). Assumes that the loss of an
-        example depends on that example alone and that the sweep's key stays secret. So it is with every clipping:
-        automatic scaling leaves no gradient above c; the noisy count of adaptive clipping is part of the same Gaussian
-        mechanism, since the gradient's noise multiplier is raised to (σ^-2 - (2 σ_b)^-2)^(-1/2) (Andrew et al. 2021,
-        Theorem 1). Weight decay spends nothing: decoupled it is post-processing, and in the loss it is clipped.
+        multiplier σ, composed T times; see raydp.privacy for its (ε, δ). It protects one unit added or removed: an
+        example, or a user with all its examples. For a user, the sum of the gradients of its examples is clipped. The
+        guarantee assumes that the loss of an example depends on that example alone and that the sweep's key stays
+        secret. It holds for every kind of clipping. Automatic scaling leaves no gradient above c. The noisy count of
+        adaptive clipping is part of the Gaussian mechanism, because the gradient's noise multiplier is raised to
+        (σ^-2 - (2 σ_b)^-2)^(-1/2) (Andrew et al. 2021, Theorem 1). Weight decay costs no privacy: decoupled it is
+        post-processing, and in the loss it is clipped.
 
-        With a reference weight a clipped gradient is multiplied with (1 - w) N / N_T or w N / N_R, over the larger of
-        the two, and the noisy sum with that larger one. So an example of the set whose examples weigh more has the
-        guarantee above, and one of the other set that of a noise multiplier which is larger by the ratio of the weights
-        (raydp.privacy.WeightedSets.event_of). N_T and N_R are taken as public, like n.
+        With a reference weight, a clipped gradient is multiplied by (1 - w) N / N_T or w N / N_R over the larger of
+        these two, and the noisy sum by the larger one. An example of the set with the larger weight has the guarantee
+        above. An example of the other set has the guarantee of a noise multiplier that is larger by the ratio of the
+        weights (raydp.privacy.WeightedSets.event_of). N_T and N_R count as public, like n.
     """
 
     max_grad_norm: Annotated[float, Field(ge=1e-12, le=1e6)] = 0.5
     """Clipping norm c >= 1e-12 of a unit's gradient over all trained parameters; with clipping `adaptive` the norm of
-    the first step. (Gradients whose squares single precision takes for 0 are far below 1e-12.)"""
+    the first step. (Gradients whose squares round to 0 in single precision are far below 1e-12.)"""
     clipping: Literal["flat", "automatic", "adaptive"] = "flat"
     """`flat`: gradients above c are scaled down to c. `automatic`: every gradient is scaled by c / (norm + 0.01) (Bu et
     al. 2023, AUTO-S); c then only scales the update. `adaptive`: flat, and c follows a quantile of the norms
@@ -67,7 +68,7 @@ class DPSGD(MethodSection):
     2024, section 4.1)."""
     reference_weight: Annotated[float, Field(ge=0, le=1)] | None = None
     """w of the loss (1 - w) L_T + w L_R over training and reference data (Kaplan et al. 2024, equation 13), for a task
-    with both. Without it all examples weigh alike, as with w = N_R / N."""
+    with both. Without it all examples have equal weight, as with w = N_R / N."""
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> Self:
@@ -83,16 +84,16 @@ class DPSGD(MethodSection):
                 f"method.decay must be left out without weight_decay, got {self.decay!r}. Remove it, or give a "
                 "weight_decay."
             )
-        if self.reference_weight is not None and self.clipping == "adaptive":  # in the count all examples weigh alike
+        if self.reference_weight is not None and self.clipping == "adaptive":  # its count weighs all examples equally
             raise ValueError(
                 f"method.clipping must be flat or automatic with reference_weight {self.reference_weight:g}, got "
-                "'adaptive'. Give a max_grad_norm that stays."
+                "'adaptive'. Give a fixed max_grad_norm."
             )
         return self
 
     @model_serializer(mode="wrap")
     def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What is not in use is not part of a run's identity: a new option leaves the runs of before as they are."""
+        """Leave unused options out of a run's identity, so that a new option does not change existing runs."""
         values: dict[str, Any] = handler(self)
         adaptive = ("clip_quantile", "clip_learning_rate", "count_noise_multiplier")
         unused: tuple[str, ...] = () if self.clipping == "adaptive" else adaptive
@@ -101,11 +102,11 @@ class DPSGD(MethodSection):
         return {k: v for k, v in values.items() if k not in unused and (k, v) != ("clipping", "flat")}
 
     def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian:
-        """What the accountant accounts for the whole run: sums and, with adaptive clipping, counts.
+        """Return the event of the whole run: the sums and, with adaptive clipping, the counts.
 
         Raises:
-            ValueError: the count of adaptive clipping has so little noise that it alone spends more, or a step decays
-                weights through zero.
+            ValueError: the count of adaptive clipping has so little noise that it alone exceeds the event, or a step
+                decays weights through zero.
         """
         self._gradient_noise_multiplier(plan, noise_multiplier)
         self._check_decay(plan)
@@ -137,7 +138,7 @@ class DPSGD(MethodSection):
 
     @property
     def _decoupled_decay(self) -> float:
-        """λ of the optimizer."""
+        """Return λ of the decoupled weight decay, which the optimizer applies."""
         return self.weight_decay - self._loss_decay
 
     def _check_decay(self, plan: TrialPlan) -> None:
@@ -145,7 +146,7 @@ class DPSGD(MethodSection):
         if plan.learning_rate * self._decoupled_decay >= 1:
             raise ValueError(
                 f"method.weight_decay must be < 1 / learning_rate = {1 / plan.learning_rate:g} where it is decoupled, "
-                f"got {self.weight_decay:g}: a step would turn the weights' signs. Lower it, or the learning rate."
+                f"got {self.weight_decay:g}: a step would flip the weights' signs. Lower it, or the learning rate."
             )
 
     def train(
@@ -157,6 +158,7 @@ class DPSGD(MethodSection):
         key: bytes,
         store: CheckpointStore | None,
     ) -> Trained:
+        """Train with clipped gradients and noise; see `Method.train`."""
         assert plan.noise_multiplier > 0, "a private run has noise"
         clipping = self._clipping(plan)
         rule = loop.StepRule(
@@ -176,7 +178,7 @@ class DPSGD(MethodSection):
         return loop.run(plan, rule, context, task, comm, key, store)
 
     def _clipping(self, plan: TrialPlan) -> Clipping:
-        """A new threshold at its start."""
+        """Return a new clipping with the threshold at its start."""
         if self.clipping == "adaptive":
             return AdaptiveClipping(
                 self.max_grad_norm,
@@ -188,10 +190,11 @@ class DPSGD(MethodSection):
         return AutomaticClipping(self.max_grad_norm) if self.clipping == "automatic" else Clipping(self.max_grad_norm)
 
     def _count_noise_std(self, plan: TrialPlan) -> float:
+        """Return σ_b, in examples."""
         return plan.batch_size / 20 if self.count_noise_multiplier is None else self.count_noise_multiplier
 
     def _gradient_noise_multiplier(self, plan: TrialPlan, noise_multiplier: float) -> float:
-        """Noise std of the clipped sum over c such that the run is the accounted mechanism."""
+        """Return the noise std of the clipped sum over c at which the run is the accounted mechanism."""
         if self.clipping != "adaptive":
             return noise_multiplier
         count_noise_std = self._count_noise_std(plan)
@@ -205,8 +208,10 @@ class DPSGD(MethodSection):
 
 
 class DecayingSGD(torch.optim.SGD):
-    """SGD whose weights shrink by 1 - ηλ before each update. torch's own adds λθ to the gradient, and so to the
-    momentum."""
+    """SGD whose weights shrink by the factor 1 - ηλ before each update.
+
+    torch's SGD adds λθ to the gradient instead, and so to the momentum.
+    """
 
     def __init__(self, parameters: list[torch.Tensor], *, lr: float, momentum: float, decay: float) -> None:
         super().__init__(parameters, lr=lr, momentum=momentum)
@@ -214,7 +219,7 @@ class DecayingSGD(torch.optim.SGD):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Shrink, then update."""
+        """Shrink the weights, then update them."""
         if self._factor != 1:
             for group in self.param_groups:
                 for parameter in group["params"]:
@@ -223,8 +228,9 @@ class DecayingSGD(torch.optim.SGD):
 
 
 class DPAdam(DPSGD):
-    """DP-Adam: the privatised gradient of DP-SGD in torch's Adam (Li et al. 2022; Hu et al. 2025, Algorithm 3, prints
-    Adam's γ inside the root, torch adds eps outside).
+    """DP-Adam: the privatised gradient of DP-SGD in torch's Adam (Li et al. 2022).
+
+    Hu et al. 2025, Algorithm 3, prints Adam's γ inside the root; torch adds eps outside.
     """
 
     momentum: Annotated[float, Field(ge=0, le=0)] = 0.0

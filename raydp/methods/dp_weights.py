@@ -33,7 +33,7 @@ class DPWeights(MethodSection):
     """SGD on clipped gradients without noise; then Gaussian noise on every trained weight.
 
     Guarantee:
-        None: its event is NonPrivate. The ε of the spec is what the paper claims, and every record says so.
+        None: the method's event is NonPrivate. The ε of the spec is the paper's claim, and every record says so.
     """
 
     private: ClassVar[bool] = False
@@ -42,9 +42,9 @@ class DPWeights(MethodSection):
     max_grad_norm: Annotated[float, Field(ge=1e-12, le=1e6)] = 1.0
     """Clipping norm C of an example's gradient in training."""
     formula: Formula = "equation_3"
-    """The paper's formula that the noise is computed by, from ε and δ of the spec."""
+    """The paper's formula for the noise, from ε and δ of the spec."""
     epsilons: Annotated[tuple[Positive, ...], Field(max_length=100)] = ()
-    """Further ε at which utility and scores of the same training are measured. The model that is kept has the noise of
+    """Further ε at which utility and scores of the same training are measured. The saved model has the noise of
     privacy.target_epsilon."""
 
     @field_validator("epsilons")
@@ -60,18 +60,18 @@ class DPWeights(MethodSection):
         return values if self.epsilons else {k: v for k, v in values.items() if k != "epsilons"}
 
     def check(self, spec: SweepSpec, task: Task) -> None:
-        """Every worker adds the noise to whole weights."""
+        """Raise ValueError if weights are sharded: every worker adds the noise to whole weights."""
         if spec.cluster.sharding != "none":
             raise ValueError(
                 f"cluster.sharding must be none with method dp_weights, got {spec.cluster.sharding!r}. Leave it out."
             )
 
     def event(self, plan: TrialPlan, noise_multiplier: float) -> NonPrivate:
-        """What is known: nothing bounds what one record does to the trained weights."""
+        """Return NonPrivate: nothing bounds the effect of one record on the trained weights."""
         return NonPrivate()
 
     def record_fields(self, plan: TrialPlan) -> dict[str, Any]:
-        """The claim, and that it is one."""
+        """Return the claimed ε, and the caveat that it is only a claim."""
         assert plan.claimed_epsilon is not None, "the plan says what is claimed"
         return {
             "claimed_epsilon": plan.claimed_epsilon,
@@ -84,7 +84,7 @@ class DPWeights(MethodSection):
         }
 
     def noise_std(self, plan: TrialPlan, epsilon: float) -> float:
-        """Of the noise on each weight, as the formula has it for an ε."""
+        """Return the standard deviation of the noise on each weight, by the formula for an ε."""
         assert plan.delta is not None, "the plan says what is claimed"
         return claimed_noise_std(self.formula, epsilon=epsilon, delta=plan.delta, sensitivity=self._sensitivity(plan))
 
@@ -112,6 +112,7 @@ class DPWeights(MethodSection):
         key: bytes,
         store: CheckpointStore | None,
     ) -> Trained:
+        """Train with clipped gradients, then add noise to the weights; see `Method.train`."""
         assert plan.claimed_epsilon is not None, "the plan says what is claimed"
         clipping = Clipping(self.max_grad_norm)
         rule = loop.StepRule(
@@ -137,8 +138,10 @@ class DPWeights(MethodSection):
         stream: KeyedStream,
         epsilon: float,
     ) -> None:
-        """Put the weights of an ε into the model, the same on every rank. Each ε has noise of its own: the difference
-        of two models with the same noise, scaled, would give the weights away."""
+        """Put the weights of an ε into the model, the same on every rank.
+
+        Each ε has its own noise. With shared noise, the difference of two models would reveal the weights.
+        """
         std = self.noise_std(plan, epsilon)
         for name, parameter in context.parameters.items():
             noise = stream.normal(parameter.numel(), step=plan.num_steps, purpose=f"weights at {epsilon!r}", name=name)

@@ -13,16 +13,16 @@ from raydp.training.trial import TrainingContext
 from raydp.training.trial_plan import TrialPlan
 
 SMALLEST = 1e-12
-"""Added to a squared distance, as its root has no gradient at 0."""
+"""Added to a squared distance, because the root has no gradient at 0."""
 
 
 class MMDRegularization(RegularisedClassifier):
     """L_T + λ · the mean over classes of the MMD between confidence vectors of training and of reference data.
 
-    The classes are those that occur in both parts of the batch: for the others there is nothing to compare. The batch
-    must be large enough that most do (Kaplan et al. 2024, appendix B.2, use 512 for 100 classes).
+    The mean is over the classes that occur in both parts of the batch; other classes cannot be compared. The batch must
+    be large enough that most classes do (Kaplan et al. 2024, appendix B.2, use 512 for 100 classes).
 
-    Source: Kaplan et al. 2024, equation 9 and appendix B.2: the norm itself, not its square.
+    Source: Kaplan et al. 2024, equation 9 and appendix B.2, which uses the norm itself, not its square.
     """
 
     kernel_variance: Annotated[float, Field(gt=0, le=1e6)] = 1.0
@@ -40,15 +40,15 @@ class _MeanDiscrepancy(Regulariser):
 
     def value(self, training: Seen, reference: Seen) -> torch.Tensor:
         shared = sorted(set(training.labels.tolist()) & set(reference.labels.tolist()))
-        found = [
+        values = [
             discrepancy(training.probs[training.labels == k], reference.probs[reference.labels == k], self._variance)
             for k in shared
         ]
-        return torch.stack(found).mean() if found else torch.zeros((), device=training.logits.device)
+        return torch.stack(values).mean() if values else torch.zeros((), device=training.logits.device)
 
 
 def discrepancy(p: torch.Tensor, q: torch.Tensor, variance: float) -> torch.Tensor:
-    """[] ‖mean ψ(p_i) - mean ψ(q_j)‖ in the space of the Gaussian kernel: all pairs count, also those with itself.
+    """Return ‖mean ψ(p_i) - mean ψ(q_j)‖ in the space of the Gaussian kernel. Pairs of a point with itself count.
 
     Args:
         p, q: [M, K] and [N, K].

@@ -1,4 +1,4 @@
-"""Training without a guarantee, for comparison: the same sampler, no clipping, no noise."""
+"""Training without a guarantee, for comparison: the sampler of the private methods, no clipping and no noise."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from raydp.training.trial_plan import TrialPlan
 
 
 class NonPrivate(MethodSection):
-    """Adam or SGD on the same Poisson-sampled batches. ε is infinite."""
+    """Adam or SGD on Poisson-sampled batches, as in the private methods. ε is infinite."""
 
     private: ClassVar[bool] = False
 
@@ -58,7 +58,7 @@ class NonPrivate(MethodSection):
         return loop.run(plan, rule, context, task, comm, key, store)
 
     def _weights(self, task: Task) -> UnitWeights | None:
-        """All examples weigh alike."""
+        """Return None: all examples have equal weight."""
         return None
 
 
@@ -68,10 +68,10 @@ def plain_rule(
     optimizer: torch.optim.Optimizer,
     weights: UnitWeights | None = None,
 ) -> loop.StepRule:
-    """Training without clipping and noise."""
+    """Return the step rule of training without clipping and noise."""
     clipping = _NoClipping(math.inf)
     gradients: loop.GradientSum = _PlainSum(context.parameters)
-    if is_sharded(context.model):  # autograd would sum into weights that are gathered for a moment only
+    if is_sharded(context.model):  # autograd would sum into weights that are gathered only for a moment
         gradients = ClippedGradients(context.model, context.parameters, clipping)
     return loop.StepRule(
         indices_fn=indices_fn,
@@ -84,14 +84,14 @@ def plain_rule(
 
 
 class _NoClipping(Clipping):
-    """Every gradient as it is."""
+    """Leaves every gradient unchanged."""
 
     def factors(self, norms: torch.Tensor) -> torch.Tensor:
         return torch.ones_like(norms)
 
 
 class _PlainSum:
-    """Autograd's own sum of gradients; per-example norms are not computed (reported as 0)."""
+    """Sum of gradients by autograd. Per-example norms are not computed (reported as 0)."""
 
     def __init__(self, parameters: dict[str, torch.nn.Parameter]) -> None:
         self._parameters = parameters
@@ -103,6 +103,7 @@ class _PlainSum:
         examples_per_unit: int = 1,
         weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        """Add the gradients of a micro-batch to `total`; see `raydp.training.loop.GradientSum`."""
         losses = loss_fn()
         weighted = losses.sum() if weights is None else losses @ weights.to(losses)
         names = list(self._parameters)

@@ -1,4 +1,4 @@
-"""Output perturbation: train what is convex without noise, then add noise to the weights once (Wu et al. 2017)."""
+"""Output perturbation: train a convex model without noise, then add noise to the weights once (Wu et al. 2017)."""
 
 from __future__ import annotations
 
@@ -28,32 +28,33 @@ if TYPE_CHECKING:
 
 
 ROUNDING = NOISE_WIDENING - 1 - LATTICE_SHARE
-"""What rounding in training may add to the sensitivity: of the widened noise, the lattice pays with the rest."""
+"""Largest increase of the sensitivity by rounding in training. The lattice takes the rest of the noise's widening."""
 
 
 class OutputPerturbation(MethodSection):
     """Logistic regression without noise in training, and Gaussian noise on the trained weights.
 
-    Training takes T steps of constant η. A random order cuts the n places of the data set into batches of b, which are
-    used in turn; every example is used once a pass, ⌈T b / n⌉ times at most. See `LogisticDescent`.
+    Training takes T steps with constant η. A random order cuts the n places of the data set into batches of b places,
+    which are used in turn. Every example is used once a pass, at most ⌈T b / n⌉ times. See `LogisticDescent`.
 
     Guarantee:
-        Noise of std σ Δ on every weight, Δ the sensitivity of the trained weights, is one Gaussian mechanism of noise
-        multiplier σ: its (ε, δ) holds for one example added or removed, in a data set of at most n, whose other places
-        are empty. The intermediate weights are not covered and are not kept. Assumes that the sweep's key stays secret.
+        Noise of std σ Δ on every weight, with Δ the sensitivity of the trained weights, is one Gaussian mechanism of
+        noise multiplier σ. Its (ε, δ) holds for one example added or removed, in a data set of at most n examples whose
+        other places are empty. The intermediate weights are not covered and are not kept. The guarantee assumes that
+        the sweep's key stays secret.
 
-    Source: Chaudhuri et al. 2011 (output perturbation); Wu et al. 2017 (of permutation-based SGD).
+    Source: Chaudhuri et al. 2011 (output perturbation); Wu et al. 2017 (for permutation-based SGD).
     """
 
     max_grad_norm: ClassVar[None] = None
 
     max_input_norm: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
-    """R: in training, inputs of a larger L2 norm are scaled down to it."""
+    """R: in training, inputs with a larger L2 norm are scaled down to R."""
     weight_decay: Annotated[float, Field(ge=0, le=1e3)] = 1e-2
     """λ of λ/2 ‖θ‖², over all weights and biases; with a larger λ one example moves the weights less."""
 
     def check(self, spec: SweepSpec, task: Task) -> None:
-        """It trains a linear network, which has neither adapter nor shards, on labelled examples and to its end."""
+        """Raise ValueError unless a linear network is trained on labelled examples, without checks for stopping."""
         network = NetworkName.parse(spec.model.name)
         if not isinstance(task, ClassificationTask) or network is None or network.architecture != "linear":
             raise ValueError(
@@ -63,20 +64,20 @@ class OutputPerturbation(MethodSection):
         if spec.stopping is not None:
             raise ValueError(
                 "stopping must be left out with method output_perturbation, got checks. Noise is added at the end: a "
-                "check would see weights without. Remove it."
+                "check would see weights without noise. Remove it."
             )
 
     def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian:
-        """One release: every example takes part, and noise is added once.
+        """Return one release: every example takes part, and noise is added once.
 
         Raises:
-            ValueError: the learning rate is so large that the sensitivity is not known.
+            ValueError: the learning rate is too large for the sensitivity to be known.
         """
         self.descent(plan)
         return PoissonGaussian(sample_rate=1.0, noise_multiplier=noise_multiplier, num_steps=1)
 
     def record_fields(self, plan: TrialPlan) -> dict[str, Any]:
-        """How batches are drawn, and what is added to the trained weights."""
+        """Return how batches are drawn, and the noise on the trained weights."""
         sensitivity = self.descent(plan).sensitivity(plan.num_steps)
         return {
             "sampler": "none: fixed batches, each example once a pass; noise once, on the trained weights",
@@ -88,7 +89,7 @@ class OutputPerturbation(MethodSection):
         }
 
     def descent(self, plan: TrialPlan) -> LogisticDescent:
-        """The training of a run."""
+        """Return the gradient descent of a run."""
         return LogisticDescent(
             max_input_norm=self.max_input_norm,
             weight_decay=self.weight_decay,
@@ -98,11 +99,11 @@ class OutputPerturbation(MethodSection):
         )
 
     def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
-        """The places of the step's batch: the last one of a pass may have fewer than b."""
+        """Return the places of the step's batch. The last batch of a pass may have fewer than b places."""
         return _order(plan, key)[self.descent(plan).places(step)]
 
     def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-        """The rule of its steps; training takes them in double precision itself."""
+        """Return SGD with the rule of the steps. Training itself takes the steps in double precision."""
         return torch.optim.SGD(parameters, lr=plan.learning_rate, weight_decay=self.weight_decay)
 
     def train(
@@ -114,7 +115,7 @@ class OutputPerturbation(MethodSection):
         key: bytes,
         store: CheckpointStore | None,
     ) -> Trained:
-        """Rank 0 trains, the others wait: it is a matter of seconds, and what is interrupted starts again."""
+        """Train on rank 0 while the other ranks wait. Training takes seconds; an interrupted run starts again."""
         self.event(plan, plan.noise_multiplier)
         started = time.perf_counter()
         history = self._fit(plan, context, task, comm, key) if comm.rank == 0 else []
@@ -128,11 +129,12 @@ class OutputPerturbation(MethodSection):
     def _fit(
         self, plan: TrialPlan, context: TrainingContext, task: Task, comm: Comm, key: bytes
     ) -> list[dict[str, float]] | None:
-        """Train, add the noise and put the weights into the model; the history, or None where it is to pause."""
+        """Train, add the noise and put the weights into the model. Return the history, or None to pause."""
         assert plan.noise_multiplier > 0, "a private run has noise"
         descent, order, history = self.descent(plan), _order(plan, key), list[dict[str, float]]()
         (bias_name, bias), (weight_name, weight) = sorted(context.parameters.items(), key=lambda item: item[1].dim())
         theta = torch.cat([weight.detach(), bias.detach()[:, None]], dim=1).double()
+        # The noise must also cover the rounding of training.
         sensitivity, present = descent.sensitivity(plan.num_steps), len(task.lengths())
         if (rounding := descent.rounding(theta, plan.num_steps)) > ROUNDING * sensitivity:
             raise ValueError(
@@ -140,6 +142,7 @@ class OutputPerturbation(MethodSection):
                 f"{sensitivity:.3g}, got {self.max_input_norm:g}, where it can add {rounding:.2g}. Lower it, the "
                 "learning rate or the number of steps."
             )
+        # Train without noise, in double precision.
         for step in range(plan.num_steps):
             if context.pause_fn is not None and context.pause_fn():
                 return None
@@ -149,6 +152,7 @@ class OutputPerturbation(MethodSection):
             history.append({"step": step, "drawn": drawn, **({"loss": loss / drawn} if drawn else {})})
             if context.progress is not None:
                 context.progress(step + 1, plan.num_steps, history[-1])
+        # Record the release, then add noise to the weights once, on a lattice.
         if context.ledger is not None:
             context.ledger.record(plan.num_steps)
         stream = KeyedStream(key=key, run_id=plan.run_id)
@@ -162,11 +166,11 @@ class OutputPerturbation(MethodSection):
         return history
 
     def _noise_std(self, plan: TrialPlan, sensitivity: float) -> float:
-        """The widening pays for the lattice and for what double precision rounds."""
+        """Return the std of the noise. Its widening pays for the lattice and for rounding in double precision."""
         return plan.noise_multiplier * sensitivity * NOISE_WIDENING
 
 
 def _order(plan: TrialPlan, key: bytes) -> NDArray[np.int64]:
-    """[n] the places in the order in which a pass uses them: the same in every pass, and no matter what lies there."""
+    """Return [n] the order in which every pass uses the places. It does not depend on the examples in them."""
     bits = KeyedStream(key=key, run_id=plan.run_id).bits(plan.num_examples, step=0, purpose="order")
     return np.argsort(bits, kind="stable")

@@ -1,4 +1,4 @@
-"""PATE: teachers on disjoint shards vote on public inputs, and a student learns their noisy answers."""
+"""PATE: teachers on disjoint shards vote on public inputs, and a student learns the noisy answers."""
 
 from __future__ import annotations
 
@@ -34,48 +34,48 @@ OF_PROMPTED = ("num_demonstrations",)
 
 
 class PATE(MethodSection):
-    """A student that has learnt the noisy answers of teachers to public inputs (Papernot et al. 2017, 2018).
+    """A student that learns the noisy answers of teachers to public inputs (Papernot et al. 2017, 2018).
 
-    The training examples are divided among the teachers; each is trained without noise on its own, or is the frozen
-    language model prompted with some of them (PromptPATE; Duan et al. 2023, section 4.2). Asked about a public input,
-    they vote, and what is released is the class with the most votes after Gaussian noise on every count (GNMax).
-    The student is trained on these answers by Adam with the (b, T, η) of the configuration, which costs no privacy: b
-    is of the num_queries answers at most.
+    The training examples are divided among the teachers. A teacher is trained without noise on its own examples, or it
+    is the frozen language model prompted with some of them (PromptPATE; Duan et al. 2023, section 4.2). The teachers
+    vote on each public input. The answer is the class with the most votes after Gaussian noise on every count (GNMax).
+    The student is trained on these answers by Adam with the (b, T, η) of the configuration, which costs no privacy. b
+    is at most num_queries, the number of answers.
 
     Guarantee:
         One example added or removed changes one teacher, and so moves one vote of each query: the counts by sqrt(2),
-        the largest by 1. All answers together are one Gaussian mechanism of noise multiplier σ, with 1/σ² = Q (2/σ2² +
-        1/σ1²), whatever the votes are (Dong, Roth and Su 2022, Corollary 3, holds for queries that depend on answers
-        before). Its (ε, δ) covers the answers, the student and everything that is learnt from it. Assumes that the
-        sweep's key stays secret, and that the public inputs are public.
+        the largest count by 1. All answers together are one Gaussian mechanism of noise multiplier σ, with
+        1/σ² = Q (2/σ2² + 1/σ1²), for any votes (Dong, Roth and Su 2022, Corollary 3, which allows queries that depend
+        on earlier answers). Its (ε, δ) covers the answers, the student and everything that is derived from the student.
+        The guarantee assumes that the sweep's key stays secret, and that the public inputs are public.
 
-    Source: Papernot et al. 2018, Algorithm 1 and section 4; the data-independent bound. What these votes cost by
-        themselves, `raydp pate` says; that figure is private.
+    Source: Papernot et al. 2018, Algorithm 1 and section 4; the data-independent bound. `raydp pate` computes the cost
+        of the actual votes; that figure is private.
     """
 
     max_grad_norm: ClassVar[None] = None
     costs_its_steps: ClassVar[bool] = False
 
     teachers: Literal["trained", "prompted"] = "trained"
-    """`trained`: every teacher is trained on its own examples. `prompted`, in a task of text classification: the base
-    model, which is not trained, reads some of them."""
+    """`trained`: every teacher is trained on its own examples. `prompted`, only for text classification: every teacher
+    is the untrained base model, which reads some of the teacher's examples."""
     num_teachers: Annotated[int, Field(ge=2, le=100_000)] = 50
     """m, the number of teachers that the training examples are divided among."""
     num_queries: Annotated[int, Field(ge=1, le=10_000_000)] = 100
-    """Number of public inputs that the teachers are asked about; the first ones are taken."""
+    """Number of public inputs that the teachers vote on; the first ones are taken."""
     threshold: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    """Confident-GNMax: an input is answered only if its largest count of votes, after noise of its own, is at least
-    this."""
+    """Confident-GNMax: an input is answered only if its largest count of votes, with separate noise, is at least this
+    threshold."""
     threshold_noise: Annotated[float, Field(ge=1e-3, le=1e3)] | None = None
-    """Confident-GNMax: σ1 / σ2, the noise of that check over the noise of an answer."""
+    """Confident-GNMax: σ1 / σ2, the noise of the threshold check over the noise of an answer."""
     teacher_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 100
-    """Steps of a teacher's training by Adam; prompted teachers take none."""
+    """Number of Adam steps of a teacher's training; prompted teachers take none."""
     teacher_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """Batch size of a teacher's training; without it every step takes the teacher's whole shard."""
+    """Batch size of a teacher's training; by default every step takes the teacher's whole shard."""
     teacher_learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.01
     """Learning rate of a teacher's training by Adam."""
     num_demonstrations: Annotated[int, Field(ge=1, le=1000)] = 4
-    """Examples that a prompted teacher shows the model, at most."""
+    """Largest number of examples that a prompted teacher shows the model."""
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> Self:
@@ -86,8 +86,8 @@ class PATE(MethodSection):
             )
         if self.threshold is not None and self.threshold > self.num_teachers:
             raise ValueError(
-                f"method.threshold must be <= num_teachers {self.num_teachers}, got {self.threshold:g}: so many votes "
-                "there are not. Lower it."
+                f"method.threshold must be <= num_teachers {self.num_teachers}, got {self.threshold:g}: no "
+                "class can have more votes. Lower it."
             )
         ignored = OF_PROMPTED if self.teachers == "trained" else OF_TRAINED
         if given := [name for name in ignored if name in self.model_fields_set]:
@@ -100,13 +100,13 @@ class PATE(MethodSection):
 
     @model_serializer(mode="wrap")
     def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What is not said of trained teachers leaves the identity of the runs of before as it is."""
+        """Leave out options that do not apply to the kind of teachers, so that existing runs keep their identity."""
         values: dict[str, Any] = handler(self)
         ignored = {*OF_PROMPTED, "teachers"} if self.teachers == "trained" else OF_TRAINED
         return {k: v for k, v in values.items() if v is not None and k not in ignored}
 
     def check(self, spec: SweepSpec, task: Task) -> None:
-        """It asks about public inputs of a task of classification, and every worker holds a whole network."""
+        """Raise ValueError unless the task has enough public inputs and examples, and every worker a whole network."""
         if not isinstance(task, ClassificationTask) or task.public is None:
             raise ValueError(
                 f"task.name must be a task with public inputs for method pate, got {spec.task.name!r}. Write {{name: "
@@ -136,7 +136,7 @@ class PATE(MethodSection):
             self._check_context(spec, task)
 
     def _check_context(self, spec: SweepSpec, task: ClassificationTask) -> None:
-        """A language model has positions for demonstrations and a query."""
+        """Raise ValueError unless the model has positions for the demonstrations and a query."""
         if task.label_words is None or task.public is None:
             raise ValueError(
                 f"task.name must be a task of text classification for prompted teachers, got {spec.task.name!r}. Write "
@@ -153,25 +153,25 @@ class PATE(MethodSection):
             )
 
     def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian:
-        """All answers together.
+        """Return the event of all answers together.
 
         Raises:
             ValueError: the student's batches are larger than the number of answers.
         """
         if plan.batch_size > self.num_queries:
             raise ValueError(
-                f"space.batch_size must be <= method.num_queries {self.num_queries}, got {plan.batch_size}: it is "
-                "of the student, who learns from the answers. Lower it, or ask more."
+                f"space.batch_size must be <= method.num_queries {self.num_queries}, got {plan.batch_size}: the "
+                "student learns from the answers. Lower it, or raise num_queries."
             )
         return PoissonGaussian(sample_rate=1.0, noise_multiplier=noise_multiplier, num_steps=1)
 
     def answer_noise(self, noise_multiplier: float) -> float:
-        """σ2, standard deviation of the noise on each count, such that all answers together have the multiplier."""
+        """Return σ2, the std of the noise on each count at which all answers together have the noise multiplier."""
         check = 0.0 if self.threshold_noise is None else self.threshold_noise**-2
         return noise_multiplier * math.sqrt(self.num_queries * (2 + check))
 
     def record_fields(self, plan: TrialPlan) -> dict[str, Any]:
-        """What is released."""
+        """Return what the method releases."""
         sigma = self.answer_noise(plan.noise_multiplier)
         checked = ""
         if self.threshold is not None and self.threshold_noise is not None:
@@ -195,7 +195,7 @@ class PATE(MethodSection):
         }
 
     def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
-        """The student's: positions among the answers, as if all queries had one."""
+        """Return the student's batch: positions among the answers, as if all queries had an answer."""
         return poisson_batch(replace(plan, num_examples=self.num_queries), key, step)
 
     def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
@@ -210,12 +210,15 @@ class PATE(MethodSection):
         key: bytes,
         store: CheckpointStore | None,
     ) -> Trained:
+        """Collect the teachers' votes, release noisy answers, and train the student on them; see `Method.train`."""
         assert plan.noise_multiplier > 0, "a private run has noise"
         assert isinstance(task, ClassificationTask), "checked with the spec"
         assert task.public is not None, "checked with the spec"
+        # Collect the votes of all teachers.
         queries = task.public.select(np.arange(self.num_queries))
         beside = None if store is None else store.beside("teachers")
         votes = collect_votes(plan, self._teachers(), context, task, queries, comm, key, beside)
+        # Release noisy answers.
         if context.ledger is not None and comm.rank == 0:
             context.ledger.record(0)
         answers, answered = self.released(plan, votes, key)
@@ -224,6 +227,7 @@ class PATE(MethodSection):
                 f"method.threshold must be lower than {self.threshold}: none of {len(votes)} queries has an answer. "
                 "Lower it, or have more teachers."
             )
+        # Train the student on the answers.
         learnt = LabelledExamples(inputs=queries.inputs[answered], labels=answers[answered])
         student = replace(task, train=learnt)
         of_student = replace(plan, num_examples=len(learnt), batch_size=min(plan.batch_size, len(learnt)))
@@ -256,7 +260,7 @@ class PATE(MethodSection):
     def released(
         self, plan: TrialPlan, votes: NDArray[np.int64], key: bytes
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """[Q] the class with the most votes after noise, and whether the query is answered.
+        """Return [Q] the class with the most votes after noise, and [Q] whether the query is answered.
 
         Source: Papernot et al. 2018, Algorithm 1 (Confident-GNMax): one noise on the largest count, another on each.
         """

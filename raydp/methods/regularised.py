@@ -1,4 +1,4 @@
-"""What AdvReg and MMD share: a classifier of training data that is held to look alike on reference data."""
+"""Shared base of AdvReg and MMD: a classifier that is regularised to behave alike on training and reference data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """Examples of one data set in a batch, and what the classifier says of them.
+    """Examples of one data set in a batch, with the classifier's logits.
 
     Attributes:
         logits: [B, K].
@@ -40,7 +40,7 @@ class Seen:
 
     @property
     def probs(self) -> torch.Tensor:
-        """[B, K] the confidence vectors."""
+        """Return [B, K] the confidence vectors."""
         return self.logits.softmax(dim=1)
 
     def __len__(self) -> int:
@@ -48,9 +48,9 @@ class Seen:
 
 
 class RegularisedClassifier(NonPrivate):
-    """The base of such methods: Adam or SGD on L_T + λ · a regulariser of training and reference data.
+    """Base of regularised classifiers: Adam or SGD on L_T + λ · a regulariser of training and reference data.
 
-    A step draws examples of both sets, each with probability b / N; the loss is the mean over the drawn training
+    A step draws examples of both sets, each with probability b / N. The loss is the mean over the drawn training
     examples. ε is infinite.
     """
 
@@ -60,14 +60,14 @@ class RegularisedClassifier(NonPrivate):
     """Number of steps at the start that train the classifier without the regulariser."""
 
     def check(self, spec: SweepSpec, task: Task) -> None:
-        """Raise ValueError if the task is not one of classification with reference data."""
+        """Raise ValueError if the task is not a classification task with reference data."""
         classification(task)
 
     @abstractmethod
     def regulariser(
         self, plan: TrialPlan, context: TrainingContext, task: ClassificationTask, key: bytes
     ) -> Regulariser:
-        """A new one, for one run."""
+        """Return a new regulariser for one run."""
 
     def train(
         self,
@@ -78,6 +78,7 @@ class RegularisedClassifier(NonPrivate):
         key: bytes,
         store: CheckpointStore | None,
     ) -> Trained:
+        """Train on the loss with the regulariser; see `Method.train`."""
         classes = classification(task)
         if is_sharded(context.model):
             raise ValueError("cluster.sharding must be none for this method, got full. Leave it out.")
@@ -104,21 +105,21 @@ class RegularisedClassifier(NonPrivate):
 
 
 class Regulariser:
-    """What is added to the loss of the training data."""
+    """The term that is added to the loss of the training data."""
 
     def prepare(self, step: int) -> None:
-        """Called before each step that it takes part in."""
+        """Prepare for a step. Called before each step that uses the regulariser."""
 
     @abstractmethod
     def value(self, training: Seen, reference: Seen) -> torch.Tensor:
-        """[] of a batch in which neither set is empty."""
+        """Return the scalar value for a batch in which neither set is empty."""
 
 
 def classification(task: Task) -> ClassificationTask:
-    """The task, if it is one of classification with reference data.
+    """Return the task if it is a classification task with reference data.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the task is of another kind.
     """
     if not isinstance(task, ClassificationTask) or not task.facts().num_reference:
         raise ValueError(
@@ -129,7 +130,7 @@ def classification(task: Task) -> ClassificationTask:
 
 
 def look_at(context: TrainingContext, task: ClassificationTask, units: NDArray[np.int64]) -> tuple[Seen, Seen]:
-    """What the classifier says of a batch's training and of its reference examples."""
+    """Return the classifier's logits of a batch's training examples, and of its reference examples."""
     device = next(iter(context.parameters.values())).device
     first = task.facts().num_training
     parts = []

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 class WeightedRiskMinimization(NonPrivate):
     """WERM: Adam or SGD on (1 - w) L_T + w L_R (Kaplan et al. 2024, equation 13), for a task with reference data.
 
-    A step draws examples of both sets, each with probability b / N, and its update is their gradients' sum, weighted
-    (1 - w) N / N_T and w N / N_R, over b: in expectation the gradient of the loss. ε is infinite; its DP form is
-    dp_sgd or dp_adam with a reference_weight.
+    A step draws examples of both sets, each with probability b / N. Its update is the sum of their gradients with the
+    weights (1 - w) N / N_T and w N / N_R, over b. In expectation this is the gradient of the loss. ε is infinite; the
+    DP form of WERM is dp_sgd or dp_adam with a reference_weight.
 
     WERM-ES (section 4.3.1) is WERM with fewer steps: a smaller num_steps.
     """
@@ -43,8 +43,8 @@ class WeightedRiskMinimization(NonPrivate):
     """w in [0, 1]: a larger weight protects the training data more and the reference data less. A set of weight 0 takes
     no part."""
     keep_best_of: Annotated[int, Field(ge=1, le=1000)] = 1
-    """How often, evenly spaced and with the last at the end, the loss on held-out data is measured; the weights with
-    the lowest loss are kept. Utility and non-members come from the same held-out data, so with more than 1 the
+    """Number of times that the loss on held-out data is measured, evenly spaced, the last time at the end. The weights
+    with the lowest loss are kept. Utility and non-members come from the same held-out data, so with more than 1 the
     model depends on them. 1 keeps the last weights. With more than 1 an interrupted run starts again."""
 
     @property
@@ -68,39 +68,42 @@ class WeightedRiskMinimization(NonPrivate):
         key: bytes,
         store: CheckpointStore | None,
     ) -> Trained:
+        """Train on the weighted risk; see `Method.train`."""
         if self.keep_best_of == 1:
             return super().train(plan, context, task, comm, key, store)
         if sharding.in_parts(context.parameters):
             raise ValueError(
                 f"method.keep_best_of must be 1 with cluster.sharding full, got {self.keep_best_of}: no worker has all "
-                "weights at hand. Leave it out."
+                "weights. Leave it out."
             )
-        looks = {math.ceil(plan.num_steps * i / self.keep_best_of) for i in range(1, self.keep_best_of + 1)}
-        found: dict[int, float] = {}
+        # Train, measure the held-out loss at each check, and remember the best weights.
+        checks = {math.ceil(plan.num_steps * i / self.keep_best_of) for i in range(1, self.keep_best_of + 1)}
+        losses: dict[int, float] = {}
         best: dict[str, torch.Tensor] = {}
 
-        def look(done: int, total: int, row: Mapping[str, float]) -> None:
-            if done in looks:
-                found[done] = comm.broadcast_object(heldout_loss(context, task))
-                if not best or found[done] <= min(found.values()):
+        def check(done: int, total: int, row: Mapping[str, float]) -> None:
+            if done in checks:
+                losses[done] = comm.broadcast_object(heldout_loss(context, task))
+                if not best or losses[done] <= min(losses.values()):
                     best.update({name: p.detach().clone() for name, p in context.parameters.items()})
             if context.progress is not None:
                 context.progress(done, total, row)
 
-        trained = super().train(plan, replace(context, progress=look), task, comm, key, None)
+        trained = super().train(plan, replace(context, progress=check), task, comm, key, None)
         if trained.ended_early:
             return trained
+        # Restore the best weights, and record the losses.
         with torch.no_grad():
             for name, parameter in context.parameters.items():
                 parameter.copy_(best[name])
-        for done, loss in found.items():
+        for done, loss in losses.items():
             trained.history[done - 1]["heldout_loss"] = loss
         return trained
 
 
 @torch.no_grad()
 def heldout_loss(context: TrainingContext, task: Task) -> float:
-    """Mean loss (nats) of the held-out examples."""
+    """Return the mean loss (nats) of the held-out examples."""
     device = next(iter(context.parameters.values())).device
     total, lengths = 0.0, task.heldout_lengths()
     for indices in batches_by_length(np.asarray(lengths), EVALUATED_TOKENS):

@@ -1,4 +1,4 @@
-"""What is trained on a base model: attached, found, reset between trials, saved."""
+"""Trained weights on a base model: attach an adapter, find, reset and save the trained weights."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ if TYPE_CHECKING:
     from raydp.models.pretrained import PretrainedModel
 
 PREFIX_STD = 0.3
-"""Of a prefix before training: keys and values of the size of the model's own. peft's standard normal is more than ten
-times the values of SmolLM2's first layer, and doubles the loss; equal ones (0) would take equal gradients."""
+"""Standard deviation of a prefix before training. Keys and values then have the size of the model's own. peft's
+standard normal is more than ten times the values of SmolLM2's first layer, and doubles the loss. Equal values (0) would
+get equal gradients."""
 
 
 def attach_adapter(base: PretrainedModel, adapter: AdapterSpec, *, copy: bool = True) -> nn.Module:
-    """Add the adapter to the base model, in place; its weights are fp32 whatever the base's type.
+    """Add the adapter to the base model, in place. Its weights are fp32, whatever the base's dtype.
 
     Args:
-        copy: give full fine-tuning memory of its own, as the base's may be read-only; a model that is sharded next gets
-            it there.
+        copy: copy the weights for full fine-tuning, because the base's memory may be read-only. A model that is sharded
+            next needs no copy.
 
     Returns:
-        The peft model, or the base model itself where every weight is trained.
+        The peft model, or the base model itself if every weight is trained.
 
     Raises:
         ValueError: the adapter does not fit the model's layers.
@@ -49,7 +50,7 @@ def attach_adapter(base: PretrainedModel, adapter: AdapterSpec, *, copy: bool = 
 
     name = Path(base.name).name
     config = _peft_config(adapter, name)
-    # peft records this name: the spec's, never a path of this machine.
+    # peft records this name. It must be the spec's name, never a path of this machine.
     base.model.name_or_path = base.model.config._name_or_path = name
     try:
         with building_peft_model():
@@ -67,10 +68,10 @@ def attach_adapter(base: PretrainedModel, adapter: AdapterSpec, *, copy: bool = 
 
 @contextmanager
 def building_peft_model() -> Iterator[None]:
-    """Attach or load an adapter without a warning that no user can act on.
+    """Attach or load an adapter without a warning that users cannot act on.
 
     `PeftModel.__init__` of peft 0.21 reads `is_gradient_checkpointing`, a property that transformers 5 deprecates in
-    favour of `is_activation_checkpointing`. Only a later peft mends it; this filter can go then.
+    favour of `is_activation_checkpointing`. Remove this filter once a later peft has fixed it.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
@@ -78,6 +79,7 @@ def building_peft_model() -> Iterator[None]:
 
 
 def _peft_config(adapter: AdapterSpec, base: str) -> LoraConfig | PrefixTuningConfig | PromptTuningConfig:
+    """Return peft's configuration of an adapter."""
     from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig
 
     if adapter.type != "lora":
@@ -95,7 +97,7 @@ def _peft_config(adapter: AdapterSpec, base: str) -> LoraConfig | PrefixTuningCo
 
 
 def _check_width(model: PeftModel, width: int, base: str) -> None:
-    """peft takes the width of a virtual token from the configuration, whatever the embeddings have."""
+    """Raise ValueError if virtual tokens and embeddings differ in width; peft uses the configuration's width."""
     tokens = model.get_input_embeddings().embedding_dim
     if tokens != width:
         raise ValueError(
@@ -105,7 +107,7 @@ def _check_width(model: PeftModel, width: int, base: str) -> None:
 
 
 def _check_attention(model: nn.Module, base: str) -> None:
-    """A prefix needs layers that look back at everything, and keep it by itself as peft lays it out."""
+    """Raise ValueError unless all layers attend to the whole prefix and store it in peft's layout."""
     local = "local" in (getattr(causal_model(model).config, "attention_layers", None) or ())
     kept = DynamicCache(config=causal_model(model).config).layers
     if not local and all(type(layer) is DynamicLayer for layer in kept):
@@ -113,18 +115,18 @@ def _check_attention(model: nn.Module, base: str) -> None:
         try:
             with torch.no_grad():
                 how.model(**how.inputs, use_cache=False)
-        except RuntimeError:  # keys and values of another shape
+        except RuntimeError:  # keys and values have another shape
             pass
         else:
             return
     raise ValueError(
-        f"model.adapter.type must fit {base!r}, got 'prefix': it has layers that forget what was read before, or keep "
-        "it in another form. Use type 'lora' or 'soft_prompt'."
+        f"model.adapter.type must fit {base!r}, got 'prefix': its layers do not keep all keys and values, or keep "
+        "them in another form. Use type 'lora' or 'soft_prompt'."
     )
 
 
 def _check_targets(model: nn.Module, adapter: AdapterSpec, base: str) -> None:
-    """peft takes names that match no layer, or layers whose adapter has other weights, without a word."""
+    """Raise ValueError for target names without a linear layer. peft accepts such names silently."""
     adapted = [name for name, _ in model.named_parameters() if ".lora_A." in name]
     idle = [t for t in adapter.target_modules if not any(f".{t}.lora_A." in f".{name}" for name in adapted)]
     if idle:
@@ -136,7 +138,7 @@ def _check_targets(model: nn.Module, adapter: AdapterSpec, base: str) -> None:
 
 
 def without_adapter(model: nn.Module) -> AbstractContextManager[None]:
-    """The base model for the time of the block; a model that has no adapter stays as it is."""
+    """Switch the adapter off for the block. A model without an adapter stays unchanged."""
     if not hasattr(model, "disable_adapter"):
         return nullcontext()
     disabled: AbstractContextManager[None] = cast("PeftModel", model).disable_adapter()
@@ -144,20 +146,20 @@ def without_adapter(model: nn.Module) -> AbstractContextManager[None]:
 
 
 def trainable_parameters(model: nn.Module, adapter: AdapterSpec) -> dict[str, nn.Parameter]:
-    """What is trained, by name, sorted; a tied weight once."""
+    """Return the trained parameters by name, sorted; a tied weight occurs once."""
     named = model.named_parameters()  # each tensor once
     parts = {"none": ("",), "lora": (".lora_A.", ".lora_B.")}.get(adapter.type, ("prompt_encoder.",))
     return {n: p for n, p in sorted(named) if any(part in n for part in parts)}
 
 
 def causal_model(model: nn.Module) -> PreTrainedModel:
-    """The transformers model inside a peft model, or the model itself."""
+    """Return the transformers model inside a peft model, or the model itself."""
     inner = cast("PeftModel", model).get_base_model() if hasattr(model, "get_base_model") else model
     return cast(PreTrainedModel, inner)
 
 
 def decoder_layers(model: nn.Module) -> tuple[nn.Module, nn.ModuleList] | None:
-    """The backbone of a causal language model and its decoder layers, or None where they are not in one list."""
+    """Return the backbone of a causal language model and its decoder layers; None if they are not in one list."""
     causal = causal_model(model)
     backbone = getattr(causal, causal.base_model_prefix, None)
     layers = getattr(backbone, "layers", None)
@@ -165,27 +167,26 @@ def decoder_layers(model: nn.Module) -> tuple[nn.Module, nn.ModuleList] | None:
 
 
 def shardable_layers(model: nn.Module) -> nn.ModuleList:
-    """The parts of a model that are gathered one at a time where its weights are spread over workers.
+    """Return the parts of a model that are gathered one at a time if its weights are sharded.
 
     Raises:
-        ValueError: they are not known.
+        ValueError: the model's decoder layers are not known.
     """
-    found = decoder_layers(model)
-    if found is None:
+    backbone_and_layers = decoder_layers(model)
+    if backbone_and_layers is None:
         raise ValueError(
             f"cluster.sharding must be none for {type(causal_model(model)).__name__}, got full. Its decoder layers are "
             "not in one list; use another base model."
         )
-    return found[1]
+    return backbone_and_layers[1]
 
 
 @contextmanager
 def skipping_layers(model: nn.Module, count: int) -> Iterator[None]:
-    """Leave out the first decoder layers for the time of the block: `inputs_embeds` are then the hidden states that
-    enter layer `count`."""
-    found = decoder_layers(model)
-    assert found is not None
-    backbone, layers = found
+    """Leave out the first `count` decoder layers for the block. `inputs_embeds` must enter layer `count`."""
+    backbone_and_layers = decoder_layers(model)
+    assert backbone_and_layers is not None
+    backbone, layers = backbone_and_layers
     try:
         backbone.layers = layers[count:]
         yield
@@ -195,8 +196,10 @@ def skipping_layers(model: nn.Module, count: int) -> Iterator[None]:
 
 @contextmanager
 def calling(model: nn.Module, forward_fn: Callable[..., torch.Tensor]) -> Iterator[None]:
-    """Let a call of the model do something else for the time of the block. So its hooks know of it, which in a sharded
-    model gather the weights that are about to be used."""
+    """Replace the model's forward function for the block.
+
+    A call of the model still runs the model's hooks. In a sharded model the hooks gather the weights.
+    """
     own = model.__dict__.get("forward")
     model.forward = forward_fn
     try:
@@ -212,9 +215,9 @@ def initialise(
 ) -> None:
     """Set the trained parameters to their start.
 
-    LoRA: A as peft does (Kaiming uniform, from the seed), B zero. A soft prompt: standard normal from the seed, peft's
-    default (its `prompt_tuning_init` RANDOM). A prefix: normal with `PREFIX_STD` from the seed. Full fine-tuning: the
-    base's values.
+    LoRA: A is Kaiming uniform from the seed, as in peft; B is zero. A soft prompt: standard normal from the seed,
+    peft's default (its `prompt_tuning_init` RANDOM). A prefix: normal with `PREFIX_STD` from the seed. Full
+    fine-tuning: the base's values.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -238,10 +241,10 @@ def save_trained(
     folder: Path,
     state_dict: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write what was trained: peft's adapter_config.json and adapter_model.safetensors, or the whole model.
+    """Save the trained weights: peft's adapter_config.json and adapter_model.safetensors, or the whole model.
 
     Args:
-        state_dict: the model's weights, where it does not hold them itself.
+        state_dict: the model's weights, if the model does not hold them itself.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings(), without_progress_bar():

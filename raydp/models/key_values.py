@@ -1,4 +1,4 @@
-"""Keys and values of tokens that several sequences begin with, read once and used by all of them."""
+"""Keys and values of tokens that several sequences begin with. They are computed once and shared."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Prefix:
 
     @property
     def length(self) -> int:
-        """P, the tokens."""
+        """Return P, the number of tokens."""
         return self._layers[0][0].shape[2] if self._layers else 0
 
     @classmethod
     def of(cls, cache: DynamicCache, length: int) -> Prefix:
-        """The first positions of the first row of what a pass has left."""
+        """Take the first `length` positions of a cache's first row, after a pass."""
         layers = []
         for layer in cache.layers:
             assert isinstance(layer, CacheLayerMixin), "see can_share"
@@ -37,7 +37,7 @@ class Prefix:
         return cls(layers)
 
     def cache(self, rows: int, length: int | None = None) -> DynamicCache:
-        """A cache that a pass may extend, with the first positions (all, without length) for each of its rows."""
+        """Return a cache of `rows` rows that a pass may extend, with the first `length` positions (default all)."""
         cache = DynamicCache()
         for index, (keys, values) in enumerate(self._layers):
             cache.update(
@@ -47,5 +47,5 @@ class Prefix:
 
 
 def can_share(cache: object) -> TypeGuard[DynamicCache]:
-    """Whether every layer keeps all its keys and values: a sliding window or a recurrent state cannot be cut."""
+    """Return whether every layer keeps all its keys and values. A sliding window or recurrent state cannot be cut."""
     return isinstance(cache, DynamicCache) and all(type(layer) is DynamicLayer for layer in cache.layers)

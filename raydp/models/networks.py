@@ -1,7 +1,7 @@
-"""The papers' networks for classification, as transformers models: saved, hashed, shared and loaded like any other.
+"""The papers' classification networks, as transformers models: saved, hashed, shared and loaded like other models.
 
-A network's name says everything that its untrained weights depend on: "mlp:1x8x8:10" is the perceptron for inputs of
-[1, 8, 8] and 10 classes. Its weights come from one public seed.
+A network's name determines its untrained weights, which come from one public seed. For example, "mlp:1x8x8:10" is the
+perceptron for inputs of shape [1, 8, 8] and 10 classes.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from raydp.models.residual import resnet18
 
 SEED = 0
 _SEEDING = threading.Lock()
-"""torch draws initial weights from one generator for all threads of a process."""
+"""Lock for drawing initial weights: torch has one generator for all threads of a process."""
 
 
 @contextmanager
 def initial_weights(seed: int) -> Iterator[None]:
-    """Layers that are made in the block start with weights from the seed."""
+    """Draw the initial weights of layers that are made in the block from the seed."""
     with _SEEDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
 
 
 class NetworkConfig(PretrainedConfig):
-    """What a network is: its architecture, the shape of an input and the number of classes."""
+    """Definition of a network: its architecture, the shape of an input and the number of classes."""
 
     model_type = "raydp_network"
 
     def __init__(
         self, architecture: str = "linear", input_shape: tuple[int, ...] = (1,), num_classes: int = 2, **kwargs: object
     ) -> None:
-        super().__init__(**kwargs)  # type: ignore[arg-type]  # what transformers has saved
+        super().__init__(**kwargs)  # type: ignore[arg-type]  # the fields that transformers saves
         self.architecture, self.input_shape, self.num_classes = architecture, list(input_shape), num_classes
 
 
@@ -59,10 +59,10 @@ class Network(PreTrainedModel):
         self.post_init()  # type: ignore[no-untyped-call]  # transformers' own has no types
 
     def _init_weights(self, module: nn.Module) -> None:
-        """torch's own initialisation stands."""
+        """Keep torch's own initialisation."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """[B, num_classes] logits."""
+        """Return [B, num_classes] logits."""
         logits: torch.Tensor = self.layers(inputs)
         return logits
 
@@ -130,7 +130,7 @@ ARCHITECTURES: dict[str, Callable[[tuple[int, ...], int], nn.Sequential]] = {
     "cnn-cifar": _cnn_cifar,  # Opacus's example; Guo 2024, section 5.4
     "resnet18": _resnet18,  # Kaplan et al. 2024, section 4.2.1
 }
-"""Name -> builder of layers that take inputs of a shape to logits."""
+"""Name -> builder of the layers, from (input shape, number of classes)."""
 
 
 def _size(shape: tuple[int, ...]) -> int:
@@ -156,18 +156,18 @@ class NetworkName:
 
     @classmethod
     def parse(cls, name: str) -> NetworkName | None:
-        """From "mlp:1x8x8:10"; None where it is no such name."""
-        found = re.fullmatch(r"([a-z0-9-]+):(\d+(?:x\d+)*):(\d+)", name)
-        if found is None or found[1] not in ARCHITECTURES:
+        """Parse a name such as "mlp:1x8x8:10"; return None for other names."""
+        match = re.fullmatch(r"([a-z0-9-]+):(\d+(?:x\d+)*):(\d+)", name)
+        if match is None or match[1] not in ARCHITECTURES:
             return None
-        shape = tuple(map(int, found[2].split("x")))
-        return cls(architecture=found[1], input_shape=shape, num_classes=int(found[3]))
+        shape = tuple(map(int, match[2].split("x")))
+        return cls(architecture=match[1], input_shape=shape, num_classes=int(match[3]))
 
     def __str__(self) -> str:
         return f"{self.architecture}:{'x'.join(map(str, self.input_shape))}:{self.num_classes}"
 
     def build(self, seed: int = SEED, *, new_classes: int = 0) -> Network:
-        """The untrained network, with torch's own initialisation from a seed, and `add_classes`."""
+        """Build the untrained network, with torch's initialisation from a seed, and with `new_classes` added."""
         config = NetworkConfig(self.architecture, self.input_shape, self.num_classes)
         with initial_weights(seed):
             network = Network(config)
@@ -177,7 +177,7 @@ class NetworkName:
         return network
 
     def folder(self) -> Path:
-        """Where its untrained weights are, in the cache; they are written at the first use."""
+        """Return the folder of the untrained weights in the cache. They are written at the first use."""
         digest = hashlib.sha256(f"{self} {SEED} {torch.__version__}".encode()).hexdigest()[:16]
         target = cache_dir() / "networks" / f"{self.architecture}-{digest}"
         with without_progress_bar():
@@ -185,7 +185,7 @@ class NetworkName:
 
 
 def add_classes(network: Network, count: int) -> None:
-    """Classes after the network's own, with weights of zero."""
+    """Add classes after the network's own, with weights of zero."""
     old = network.layers[-1]
     assert isinstance(old, nn.Linear), "a network ends in a linear layer"
     new = nn.Linear(old.in_features, old.out_features + count, device="meta").to_empty(device=old.weight.device)
@@ -198,7 +198,9 @@ def add_classes(network: Network, count: int) -> None:
 
 
 def untrained_weights(name: str, seed: int, *, new_classes: int = 0) -> dict[str, torch.Tensor] | None:
-    """A network's start in the repetition with this seed; None where the name is another model's, which starts from its
-    weights."""
+    """Return a network's initial weights in the repetition with this seed.
+
+    Return None if the name is that of another model, which starts from its own weights.
+    """
     network = NetworkName.parse(name)
     return None if network is None else dict(network.build(seed, new_classes=new_classes).named_parameters())

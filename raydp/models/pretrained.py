@@ -1,4 +1,4 @@
-"""A base model as it was loaded."""
+"""A loaded base model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class PretrainedModel:
     """A base model, frozen, in eval mode.
 
     Attributes:
-        name: as the spec writes it.
+        name: the name in the spec.
         weight_hash: SHA-256 (hex) of the weight files.
-        note: what a reader of results must know of the weights, or "".
+        note: what a reader of results must know about the weights, or "".
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""transformers' own progress bar, switched off while models are loaded and saved."""
+"""Switch transformers' progress bar off while models are loaded and saved."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_progress_bar() -> Iterator[None]:
-    """Loading and saving take a second or two; transformers' bar would break up the output of commands."""
+    """Hide transformers' progress bar for the block. It would break up the output of commands for a second's work."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

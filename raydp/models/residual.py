@@ -1,7 +1,7 @@
 """ResNet-18 for small images (He et al. 2016, with CIFAR's stem), normalised over groups of channels.
 
-Batch normalisation would mix the examples of a batch, so that no example had a gradient of its own (Wu and He 2018 for
-the groups; De et al. 2022, section 3.1, for their use under DP-SGD).
+Batch normalisation would mix the examples of a batch, so that no example would have its own gradient (Wu and He 2018
+for group normalisation; De et al. 2022, section 3.1, for its use under DP-SGD).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ WIDTHS = (64, 128, 256, 512)
 
 
 class ResidualBlock(nn.Module):
-    """Two 3 x 3 convolutions beside a shortcut: [B, inputs, H, W] -> [B, outputs, H / stride, W / stride]."""
+    """Two 3 x 3 convolutions with a shortcut: [B, inputs, H, W] -> [B, outputs, H / stride, W / stride]."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -29,13 +29,13 @@ class ResidualBlock(nn.Module):
             self.shortcut = nn.Sequential(projection, nn.GroupNorm(GROUPS, outputs))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """[B, outputs, H / stride, W / stride]."""
+        """Return [B, outputs, H / stride, W / stride]."""
         inner = F.relu(self.first_norm(self.first(images)))
         return F.relu(self.second_norm(self.second(inner)) + self.shortcut(images))
 
 
 def resnet18(channels: int, num_classes: int) -> nn.Sequential:
-    """[B, channels, H, W] -> [B, num_classes]; 11.2 million weights with 3 channels and 100 classes."""
+    """Build ResNet-18: [B, channels, H, W] -> [B, num_classes]; 11.2 million weights for 3 channels, 100 classes."""
     layers: list[nn.Module] = [
         nn.Conv2d(channels, WIDTHS[0], 3, padding=1, bias=False), nn.GroupNorm(GROUPS, WIDTHS[0]), nn.ReLU(),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Many trained models on one copy of their base: one at a time is in memory."""
+"""Many trained models on one copy of their base. Only one of them is in memory at a time."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 ADAPTER_CONFIG = "adapter_config.json"
 ABOUT_THE_FILE = {"base_model_name_or_path", "inference_mode", "peft_version", "revision"}
-"""What two adapters of one kind may differ in."""
+"""Fields that may differ between two adapters of one kind."""
 
 
 class TrainedModels:
     """Models that were trained on one base, by name (see raydp.scores.base.ModelSet).
 
-    The base is in memory once; `loaded` puts a model's own weights into the adapter, or in full fine-tuning over the
-    base's, of which a second copy is kept.
+    The base is in memory once. `loaded` puts a model's own weights into the adapter. In full fine-tuning it overwrites
+    the base's weights, of which a second copy is kept.
 
     Args:
         base: the base model; the adapter is attached to it in place.
-        folders: name -> what save_pretrained wrote: an adapter or a whole model; None for the untrained base itself.
-        device: where the models are measured.
-
+        folders: name -> folder that save_pretrained wrote, with an adapter or a whole model; None for the untrained
+            base itself.
+        device: device of the measurements.
     """
 
     def __init__(
@@ -56,21 +56,21 @@ class TrainedModels:
             model = _adapted(base, self._config)
         model.to(device).requires_grad_(False).eval()
         values = {name: p.detach().clone() for name, p in model.named_parameters()} if self._full else {}
-        tokenizer = cast("PreTrainedTokenizerBase", base.tokenizer)  # a network has none, nor a score that asks for it
+        tokenizer = cast("PreTrainedTokenizerBase", base.tokenizer)  # None for a network, whose scores never ask for it
         self._loaded = LoadedModel(model=model, tokenizer=tokenizer, base_weights=values)
 
     def only(self, names: Sequence[str]) -> TrainedModels:
-        """The same set with some of its models, on the same base in memory."""
+        """Return the set with some of its models. It shares the base in memory."""
         part = copy.copy(self)
         part.names = tuple(names)
         return part
 
     @contextmanager
     def loaded(self, index: int) -> Iterator[LoadedModel]:
-        """One model, for the time of the block.
+        """Load one model for the block.
 
         Raises:
-            ValueError: its weights do not fit the base, or its adapter is not of the others' kind and size.
+            ValueError: its weights do not fit the base, or its adapter differs in kind or size from the others.
         """
         name = self.names[index]
         folder = self._folders[name]
@@ -80,18 +80,19 @@ class TrainedModels:
             return
         adapter = _adapter_of(folder) if (folder / ADAPTER_CONFIG).is_file() else None
         if _kind(adapter) != _kind(self._config):
-            raise ValueError(f"{name} must have the adapter of the other models, got another one. Score it apart.")
+            raise ValueError(f"{name} must have the adapter of the other models, got another. Score it separately.")
         self._put(_weights(folder), name)
         yield self._loaded
 
     @contextmanager
     def _untrained(self) -> Iterator[LoadedModel]:
-        if self._full:  # what is in the model may be another one's; `base()` exchanges with the values it keeps
+        if self._full:  # the model may hold another model's weights; `base()` exchanges them with the kept values
             self._copy_in(self._loaded.base_weights)
         with self._loaded.base() as base:
             yield base
 
     def _put(self, weights: dict[str, torch.Tensor], name: str) -> None:
+        """Put a trained model's weights into the model in memory."""
         if self._full:
             missing = sorted(set(self._loaded.base_weights) - set(weights))
             if missing:
@@ -102,7 +103,7 @@ class TrainedModels:
 
         placed = cast("_IncompatibleKeys", set_peft_model_state_dict(self._loaded.model, weights))
         wrong = [key for key in placed.missing_keys if ".lora_" in key]
-        wrong += [key for key in placed.unexpected_keys if key != "prompt_embeddings"]  # which peft puts in apart
+        wrong += [key for key in placed.unexpected_keys if key != "prompt_embeddings"]  # peft handles these separately
         if wrong:
             raise ValueError(f"the weights of {name} must be those of its adapter's layers, got others: {wrong[0]!r}.")
 
@@ -114,10 +115,10 @@ class TrainedModels:
 
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of a folder's safetensors files."""
+    """Read every tensor of a folder's safetensors files."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise ValueError(f"a trained model must hold safetensors weights, got {folder.name!r} without. Restore it.")
+        raise ValueError(f"a trained model must hold safetensors weights, got none in {folder.name!r}. Restore it.")
     try:
         return {name: tensor for file in files for name, tensor in load_file(file).items()}
     except SafetensorError as error:
@@ -127,17 +128,17 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _adapted(base: PretrainedModel, config: PeftConfig) -> nn.Module:
-    """The base with an adapter whose weights come later."""
+    """Attach an adapter to the base. Its weights are set later."""
     from peft import get_peft_model
 
     name = cast(str, config.base_model_name_or_path)
-    base.model.name_or_path = base.model.config._name_or_path = name  # else peft warns
+    base.model.name_or_path = base.model.config._name_or_path = name  # otherwise peft warns
     with building_peft_model():
         return get_peft_model(base.model, config)
 
 
 def _adapter_of(folder: Path) -> PeftConfig:
-    """An adapter's configuration, as peft reads it."""
+    """Read an adapter's configuration with peft."""
     from peft import PeftConfig
 
     config: PeftConfig = PeftConfig.from_pretrained(str(folder))

@@ -1,4 +1,4 @@
-"""One copy of the base weights for all processes of a node."""
+"""One copy of the base weights, shared by all processes of a node."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SharedModel:
 
 
 def disassemble(base: PretrainedModel) -> SharedModel:
-    """Take the tensors out of a model (which is empty afterwards)."""
+    """Take the tensors out of a model. The model is empty afterwards."""
     arrays = []
     owners: dict[int, int] = {}
     for path, module in base.model.named_modules():
@@ -30,7 +30,7 @@ def disassemble(base: PretrainedModel) -> SharedModel:
                 if tensor is None:
                     continue
                 dtype = str(tensor.dtype).removeprefix("torch.")
-                if id(tensor) in owners:  # tied: a reference to the first one
+                if id(tensor) in owners:  # a tied weight refers to its first occurrence
                     arrays.append((f"{path}|{kind}|{name}", "tied", dtype, np.array(owners[id(tensor)])))
                     continue
                 owners[id(tensor)] = len(arrays)
@@ -46,7 +46,7 @@ def disassemble(base: PretrainedModel) -> SharedModel:
 
 
 def assemble(shared: SharedModel) -> PretrainedModel:
-    """Put the tensors back, without a copy: they may be read-only memory that other processes map too."""
+    """Put the tensors back without a copy. They may be read-only memory that other processes map too."""
     modules = dict(shared.skeleton.model.named_modules())
     tensors: list[torch.Tensor] = []
     with warnings.catch_warnings():

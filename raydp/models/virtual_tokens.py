@@ -1,7 +1,8 @@
-"""The one place that knows how virtual tokens get in front of the text: for training, utility and every score.
+"""Virtual tokens in front of the text. Only this module knows how they get there, in training, utility and scores.
 
-A soft prompt is embeddings that the model reads before those of the tokens (Lester et al. 2021). A prefix is keys and
-values of every layer, as if something had been read before (Li and Liang 2021): it stands in the cache.
+A soft prompt consists of embeddings that the model reads before the embeddings of the tokens (Lester et al. 2021). A
+prefix consists of keys and values of every layer, as if the model had already read tokens (Li and Liang 2021). The
+prefix is put into the cache.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
 KeysAndValues = list[tuple[torch.Tensor, torch.Tensor]]
-"""For each layer its keys and its values, each [rows, heads, tokens, d]."""
+"""Keys and values of each layer, each [rows, heads, tokens, d]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How a model reads tokens directly after its virtual ones, if it has such.
+    """A call of a model that reads tokens directly after its virtual tokens, if it has any.
 
     Attributes:
-        model: what to call.
-        inputs: what to call it with: tokens, positions, the mask where there is padding, and what stands in the cache.
-        columns: the first columns of its outputs that belong to virtual tokens: m of a soft prompt, 0 of a prefix.
+        model: the module to call.
+        inputs: arguments of the call: tokens, positions, the mask if there is padding, and the cache.
+        columns: number of first output columns that belong to virtual tokens: m for a soft prompt, 0 for a prefix.
     """
 
     model: nn.Module
@@ -37,13 +38,13 @@ class Reading:
 
 
 def soft_prompt(model: nn.Module, rows: int) -> torch.Tensor | None:
-    """The virtual tokens of an enabled soft prompt, None for every other model.
+    """Return the virtual tokens of an enabled soft prompt; None for every other model.
 
-    Every row is read from the embedding by itself: peft reads one and repeats it, and reads the weight without its
-    layer where the model is not to be trained, and either way the gradient of an example could not be told.
+    Every row is read from the embedding separately, so that each example has its own gradient. peft reads one row and
+    repeats it. In eval mode it reads the weight without calling the embedding layer.
 
     Returns:
-        [rows, m, H] embeddings, in the type of the prompt's weight.
+        [rows, m, H] embeddings, in the dtype of the prompt's weight.
 
     Raises:
         ValueError: the adapter is neither a soft prompt nor a prefix.
@@ -55,12 +56,12 @@ def soft_prompt(model: nn.Module, rows: int) -> torch.Tensor | None:
 
 
 def prefix_states(model: nn.Module, rows: int) -> KeysAndValues | None:
-    """The keys and values of an enabled prefix of m virtual tokens, None for every other model.
+    """Return the keys and values of an enabled prefix of m virtual tokens; None for every other model.
 
-    Every row is read from the embedding by itself, as in `soft_prompt`; the layout within is peft's.
+    Every row is read from the embedding separately, as in `soft_prompt`. The layout within a row is peft's.
 
     Returns:
-        In the type of the base's weights.
+        Keys and values in the dtype of the base's weights.
 
     Raises:
         ValueError: the adapter is neither a soft prompt nor a prefix.
@@ -78,29 +79,29 @@ def prefix_states(model: nn.Module, rows: int) -> KeysAndValues | None:
 def reading(
     model: nn.Module, input_ids: torch.Tensor, padding: torch.Tensor | None = None, *, cache_grows: bool = False
 ) -> Reading:
-    """What to call, with what, so that the model reads its virtual tokens, if it has such, directly before the tokens.
+    """Return the module and the inputs of a call that reads the model's virtual tokens directly before the tokens.
 
-    peft's own forward would put a soft prompt before the padding, ignore positions, and put it again before every
-    decoded token; and its prefix, which is appended to, could not be read again by a layer that is computed twice.
+    peft's own forward does not fit. It would put a soft prompt before the padding, ignore positions, and repeat the
+    prompt before every decoded token. It also appends to the prefix, so a recomputed layer could not read it again.
 
     Args:
         input_ids: [B, L].
-        padding: [B] columns on the left of each row that are padding; virtual tokens take the positions after them.
-            None: no such.
-        cache_grows: a prefix stands in a cache that what is read is appended to, to decode from.
+        padding: [B] number of padding columns on the left of each row; virtual tokens take the positions after them.
+            None: no padding.
+        cache_grows: put a prefix into a cache that grows with the tokens read, to decode from.
     """
     rows, cached, inputs = len(input_ids), 0, dict[str, Any](input_ids=input_ids)
     prompt, states = soft_prompt(model, rows), prefix_states(model, rows)
     device, virtual = input_ids.device, 0 if prompt is None else prompt.shape[1]
     columns = torch.arange(virtual + input_ids.shape[1], device=device)
     start = torch.zeros(rows, 1, dtype=torch.int64, device=device) if padding is None else padding[:, None].to(device)
-    peft = cast("PeftModel", model)  # where there are virtual tokens
+    peft = cast("PeftModel", model)  # used only if there are virtual tokens
     if prompt is not None:
         inputs = {"inputs_embeds": _after_padding(prompt, peft.get_input_embeddings()(input_ids), columns, start)}
     elif states is not None:
         cached = states[0][0].shape[2]
         inputs["past_key_values"] = DynamicCache(states) if cache_grows else FixedCache(states)
-    # Positions have a row for each example: they are an input like any other where their embeddings are trained.
+    # Each example has its own row of positions, because trained position embeddings need per-example inputs.
     inputs["position_ids"] = cached + (columns - start).clamp(min=0)
     if padding is not None:
         read = torch.ones(rows, cached, dtype=torch.int64, device=device)
@@ -110,14 +111,18 @@ def reading(
 
 
 class FixedCache(Cache):
-    """Keys and values that are read and stay as they are: nothing is appended, so a layer may be computed again for the
-    backward pass, and what is read afterwards is not kept."""
+    """Keys and values that never change. Nothing is appended, and what is read afterwards is not kept.
+
+    So a layer can be recomputed in the backward pass.
+    """
 
     def __init__(self, states: KeysAndValues) -> None:
         super().__init__([_FixedLayer(keys, values) for keys, values in states])
 
 
 class _FixedLayer(DynamicLayer):
+    """One layer of a `FixedCache`: it returns the fixed keys and values with the new ones, and stores nothing."""
+
     keys: torch.Tensor
     values: torch.Tensor
 
@@ -133,8 +138,8 @@ class _FixedLayer(DynamicLayer):
 
 
 def _prompted(model: nn.Module) -> tuple[PeftModel, str] | tuple[None, None]:
-    """The model with peft's name for what stands before the text, None where nothing does."""
-    from peft import PeftModel  # takes longer to import than all that checks a spec
+    """Return the model and peft's name for its virtual tokens; None if it has none."""
+    from peft import PeftModel  # imported here, because the import takes longer than checking a spec
 
     if not isinstance(model, PeftModel) or not model.active_peft_config.is_prompt_learning:
         return None, None
@@ -150,7 +155,7 @@ def _prompted(model: nn.Module) -> tuple[PeftModel, str] | tuple[None, None]:
 
 
 def _embedded(model: PeftModel, rows: int) -> torch.Tensor:
-    """[rows, m, width] the rows of the adapter's embedding."""
+    """Return [rows, m, width] the adapter's embedding, repeated for each row."""
     embedding = cast(nn.Embedding, model.prompt_encoder[model.active_adapter].embedding)
     ids = torch.arange(embedding.num_embeddings, device=embedding.weight.device)
     embedded: torch.Tensor = embedding(ids.expand(rows, -1))
@@ -160,7 +165,7 @@ def _embedded(model: PeftModel, rows: int) -> torch.Tensor:
 def _after_padding(
     prompt: torch.Tensor, tokens: torch.Tensor, columns: torch.Tensor, start: torch.Tensor
 ) -> torch.Tensor:
-    """[B, m + L, H] padding, then the prompt, then the tokens, which stay at the end."""
+    """Return [B, m + L, H]: padding, then the prompt, then the tokens, which stay at the end."""
     whole, virtual = torch.cat([prompt.to(tokens.dtype), tokens], dim=1), prompt.shape[1]
     source = torch.where(columns < start, columns + virtual, columns - start)
     source = torch.where(columns < start + virtual, source, columns)

@@ -1,4 +1,4 @@
-"""The only room that computes an ε: events, accountants, calibration, profiles and privacy records. No torch."""
+"""Events, accountants, calibration, profiles and privacy records. Only this package computes an ε. No torch."""
 
 from raydp.privacy.accounting.accountants import (
     Accountant,

@@ -1,4 +1,4 @@
-"""The Score seam: what a trained model leaks."""
+"""The interface of scores. A score measures what a trained model leaks."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Measurement:
     Attributes:
         value: the mean over secrets.
         std_error: standard error of the mean over secrets (ddof = 1); None with fewer than two secrets.
-        num_samples: draws behind each secret's value (generations), 1 for a deterministic one.
-        per_secret: secret id -> value. Never the secret itself.
-        details: other figures of the measurement, name -> number: a base rate, a bound, how many searches ran out.
-            Never text from data or models.
-        cost: what it took, name -> number: "seconds" (see `measured`), and what the score itself counts, such as
-            "forward_passes".
-        seed: what the draws were made from; None where the caller did not say.
+        num_samples: number of generations behind each secret's value; 1 for a deterministic score.
+        per_secret: secret id -> value. It never holds the secret itself.
+        details: further figures of the measurement, name -> number; for example a base rate, a bound, or the number of
+            exhausted searches. They never hold text from data or models.
+        cost: what the measurement took, name -> number: "seconds" (see `measured`), and what the score itself counts,
+            such as "forward_passes".
+        seed: the seed of the draws; None if the caller gave none.
     """
 
     value: float
@@ -49,7 +49,7 @@ class Measurement:
 
     @classmethod
     def over_secrets(cls, values: ArrayLike, *, ids: Sequence[str], num_samples: int = 1) -> Measurement:
-        """Average [secret] values; the standard error is over secrets."""
+        """Average the values of the secrets ([secret]). The standard error is over secrets."""
         array = np.asarray(values, dtype=np.float64)
         error = float(array.std(ddof=1) / math.sqrt(len(array))) if len(array) > 1 else None
         return cls(
@@ -60,31 +60,31 @@ class Measurement:
         )
 
     def document(self) -> dict[str, Any]:
-        """As JSON records it; `Measurement(**document)` is the same again."""
+        """Return the measurement as JSON records it. `Measurement(**document)` restores it."""
         return {f.name: dict(v) if isinstance(v := getattr(self, f.name), Mapping) else v for f in fields(self)}
 
 
 class ModelSet(Protocol):
-    """Models that share a base; one at a time is in memory.
+    """Models that share a base. Only one of them is in memory at a time.
 
     Attributes:
-        names: what each is called in records: a run id, a folder's name.
+        names: the name of each model in records: a run id or a folder's name.
     """
 
     names: Sequence[str]
 
     def loaded(self, index: int) -> AbstractContextManager[LoadedModel]:
-        """One model, for the time of the block."""
+        """Load one model for the duration of the block."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a measurement of many models may use beside them.
+    """What a measurement of many models may use besides the models.
 
     Attributes:
-        folder: for what is kept between models and between calls that go on with the same measurement; None where
-            nothing is kept. What identifies a secret, such as a prompt that was found, lies in files of mode 0600.
-        done: names of models whose measurement is there already and is not to be made again.
+        folder: where a score keeps files between models and between resumed calls; None keeps nothing. Files that
+            identify a secret, such as found prompts, have mode 0600.
+        done: names of the models that are measured already and must not be measured again.
         progress: called with (models done, models in all).
     """
 
@@ -104,7 +104,7 @@ class Score(Protocol):
         """See `ScoreSection`, also for the class attributes."""
 
     def check(self, task: Task) -> None:
-        """Raise ValueError if the task has not what the score needs."""
+        """Raise ValueError if the task lacks something that the score needs."""
 
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
         """Score a model on the task's secrets."""
@@ -112,10 +112,10 @@ class Score(Protocol):
     def measure_many(
         self, models: ModelSet, task: Task, *, seed: int, context: Context
     ) -> Iterator[tuple[str, Measurement]]:
-        """Score models, each once; (name, measurement) as soon as it is known, those of context.done left out."""
+        """Score each model once, without those in context.done. Yield (name, measurement) as soon as it is known."""
 
     def expected_bounds(self) -> tuple[float, float]:
-        """Smallest and largest value that the score can take."""
+        """Return the smallest and the largest value that the score can take."""
 
 
 class ScoreSection(Section):
@@ -137,12 +137,12 @@ class ScoreSection(Section):
 
 
 class OneByOne(ScoreSection):
-    """The base of scores that measure every model by itself: no unknown parameters, and a loop over the models."""
+    """Base of scores that measure every model separately. It rejects unknown parameters and loops over the models."""
 
     def measure_many(
         self: Score, models: ModelSet, task: Task, *, seed: int, context: Context
     ) -> Iterator[tuple[str, Measurement]]:
-        """Measure one after another."""
+        """Measure one model after another."""
         left = [i for i, name in enumerate(models.names) if name not in context.done]
         for finished, index in enumerate(left, start=1):
             with models.loaded(index) as model:
@@ -152,7 +152,7 @@ class OneByOne(ScoreSection):
 
 
 def measured(score: Score, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
-    """Measure one model, with its seed and the seconds that it took on record."""
+    """Measure one model and record the seed and the seconds."""
     started = time.perf_counter()
     result = score.measure(model, task, seed=seed)
     cost = {"seconds": time.perf_counter() - started, **result.cost}

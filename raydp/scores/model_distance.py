@@ -1,4 +1,4 @@
-"""How far the models of a set are from each other (Hu et al. 2025, App. C.2)."""
+"""Distances between the models of a set (Hu et al. 2025, App. C.2)."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from raydp.tasks.base import Batch, Task
 
 HELD_BYTES = 2**32
-"""Memory for what is held of several models at a time: their weights, or their probabilities at some positions."""
+"""Memory for data of several models at a time: their weights, or their probabilities at some positions."""
 
 Weights = dict[str, tuple[torch.Tensor, torch.Tensor] | torch.Tensor]
-"""Name -> a trained tensor, or the two factors of an update, [out, r] with its scale and [r, in]."""
+"""Name -> a trained tensor, or the two factors of an update: [out, r], which includes the scale, and [r, in]."""
 
 
 class ModelDistance(ScoreSection):
     """A model's mean distance to the other models of its set.
 
-    Not a measure of leakage by itself: it answers whether models of different scores are simply far apart. Mean
-    pairwise distance of the set: `mean_pairwise` in the details of every measurement.
+    The distance does not measure leakage. It shows whether models with different scores are simply far apart. The
+    details of every measurement hold the mean pairwise distance of the set as `mean_pairwise`.
 
-    There is no standard error: the distances of one set are not independent.
+    There is no standard error, because the distances within one set are not independent.
 
     Source: Hu et al. 2025, App. C.2, Eq. (1).
     """
@@ -49,14 +49,14 @@ class ModelDistance(ScoreSection):
     of_a_set: ClassVar[bool] = True
 
     kind: Literal["parameter", "functional"] = "functional"
-    """`parameter`: the l2 distance of the effective weights, all together; of a LoRA adapter the distance of its
-    updates scale · B A. `functional`: the mean, over held-out examples and over the target positions of each, of
-    the l2 distance of the two softmaxes over the vocabulary (Eq. 1)."""
+    """`parameter`: the l2 distance of all effective weights; for a LoRA adapter the distance of the updates
+    scale · B A. `functional`: the mean, over held-out examples and over the target positions of each, of the l2
+    distance of the two softmaxes over the vocabulary (Eq. 1)."""
     max_examples: int | None = Field(256, ge=1)
-    """Kind `functional`: held-out examples that are drawn (by the seed); null takes all."""
+    """Kind `functional`: number of held-out examples to draw (by the seed); null takes all."""
 
     def check(self, task: Task) -> None:
-        """Raise ValueError if the task is one of classification and the kind is of distributions over all tokens."""
+        """Raise ValueError if the kind is functional and the task is a classification task."""
         if self.kind == "functional" and isinstance(task, ClassificationTask):
             raise ValueError(
                 "score model_distance must be of the kind parameter in a classification task, got functional. Write "
@@ -64,7 +64,7 @@ class ModelDistance(ScoreSection):
             )
 
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
-        """Refused: one model has no distance.
+        """Refuse to measure one model: a distance needs several.
 
         Raises:
             ValueError: always.
@@ -74,7 +74,7 @@ class ModelDistance(ScoreSection):
     def measure_many(
         self, models: ModelSet, task: Task, *, seed: int, context: Context
     ) -> Iterator[tuple[str, Measurement]]:
-        """Every model's mean distance to the others; all are compared before the first value is known.
+        """Return every model's mean distance to the others. All models are compared before the first value is known.
 
         Raises:
             ValueError: fewer than two models.
@@ -102,7 +102,7 @@ class ModelDistance(ScoreSection):
                 context.progress(finished, number)
 
     def expected_bounds(self) -> tuple[float, float]:
-        """Two distributions are at most sqrt(2) apart."""
+        """Return the bounds. Two distributions are at most sqrt(2) apart."""
         return 0.0, math.inf if self.kind == "parameter" else math.sqrt(2)
 
     def _functional(self, models: ModelSet, task: Task, seed: int) -> NDArray[np.float64]:
@@ -114,9 +114,9 @@ class ModelDistance(ScoreSection):
 
 
 def parameter_distances(models: ModelSet, *, held_bytes: int = HELD_BYTES) -> NDArray[np.float64]:
-    """[m, m] l2 distances of the models' effective trained weights.
+    """Return [m, m] l2 distances of the models' effective trained weights.
 
-    As many models as fit in `held_bytes` are held, and the others pass by one at a time.
+    Hold as many models in memory as fit in `held_bytes`, and load the others one at a time to compare.
     """
     number = len(models.names)
     squares = np.zeros((number, number))
@@ -124,10 +124,12 @@ def parameter_distances(models: ModelSet, *, held_bytes: int = HELD_BYTES) -> ND
     while start < number:
         held: list[Weights] = []
         for index in range(start, number):
+            # Load one model and compare it with all models in memory.
             with models.loaded(index) as loaded:
                 weights = effective_weights(loaded)
             for position, other in enumerate(held, start=start):
                 squares[position, index] = squares[index, position] = _square_distance(other, weights)
+            # Keep the model in memory if it fits and no model before it was left out.
             size = sum(_bytes(entry) for entry in weights.values())
             if len(held) == index - start and (not held or (len(held) + 1) * size <= held_bytes):
                 held.append(weights)
@@ -138,9 +140,11 @@ def parameter_distances(models: ModelSet, *, held_bytes: int = HELD_BYTES) -> ND
 def functional_distances(
     models: ModelSet, task: Task, examples: NDArray[np.int64], *, held_bytes: int = HELD_BYTES
 ) -> NDArray[np.float64]:
-    """[m, m] mean over held-out examples of the mean over one's target positions of the l2 distance of softmaxes.
+    """Return [m, m] mean distances of the models' softmaxes.
 
-    All models' probabilities exist for one batch at a time, of as many positions as fit in `held_bytes`.
+    The l2 distance of two softmaxes is averaged over the target positions of an example, then over the held-out
+    examples. The probabilities of all models are in memory for one batch at a time. A batch has as many positions as
+    fit in `held_bytes`.
     """
     number = len(models.names)
     lengths = task.heldout_lengths()[examples]
@@ -148,11 +152,13 @@ def functional_distances(
         row_bytes: int = 4 * number * causal_model(first.model).config.vocab_size
     total = np.zeros((number, number))
     for positions in batches_by_length(lengths, max(1, held_bytes // row_bytes)):
+        # Read one batch with every model.
         batch = task.heldout_batch(examples[positions])
         probabilities = []
         for index in range(number):
             with models.loaded(index) as loaded:
                 probabilities.append(target_probabilities(loaded, batch))
+        # Average over the target positions of each example, and sum over the examples.
         targets = batch.labels[:, 1:] != IGNORE
         owner = targets.nonzero()[:, 0].to(probabilities[0].device)
         weight = 1 / targets.sum(dim=1).double().to(owner.device)[owner]
@@ -164,7 +170,7 @@ def functional_distances(
 
 
 def target_probabilities(loaded: LoadedModel, batch: Batch) -> torch.Tensor:
-    """[P, V] fp32 softmax at every target position of a batch, row by row."""
+    """Return [P, V] fp32 softmax at every target position of a batch, row by row."""
     device = next(loaded.model.parameters()).device
     batch = batch.to(device)
     with evaluating(loaded.model):
@@ -175,7 +181,7 @@ def target_probabilities(loaded: LoadedModel, batch: Batch) -> torch.Tensor:
 
 
 def effective_weights(loaded: LoadedModel) -> Weights:
-    """What was trained, as it acts on the model; of a LoRA layer the factors of its update, scale · B and A."""
+    """Return the trained weights as they act on the model. A LoRA layer gives the factors scale · B and A."""
     if not hasattr(loaded.model, "peft_config"):
         return {name: p.detach().cpu().clone() for name, p in loaded.model.named_parameters()}
     model = cast("PeftModel", loaded.model)
@@ -199,10 +205,10 @@ def _square_distance(one: Weights, other: Weights) -> float:
 def _square(
     one: tuple[torch.Tensor, torch.Tensor] | torch.Tensor, other: tuple[torch.Tensor, torch.Tensor] | torch.Tensor
 ) -> float:
-    """Squared Frobenius norm of a difference.
+    """Return the squared Frobenius norm of a difference.
 
-    B A − D C = (B − D) A + D (A − C) = [B − D, D] [A; A − C], whose norm is that of the product of the triangular
-    factors of the two: exactly 0 for equal updates, and never as large as the layer.
+    For updates, B A − D C = (B − D) A + D (A − C) = [B − D, D] [A; A − C]. The norm of this product is the norm of the
+    product of the two triangular QR factors. It is exactly 0 for equal updates, and no matrix is as large as the layer.
     """
     if isinstance(one, torch.Tensor):
         assert isinstance(other, torch.Tensor)

@@ -1,4 +1,4 @@
-"""Which scores to measure, as a command or a file says it: `{name: ..., label: ..., **parameters}`."""
+"""Score requests of a command or a file: `{name: ..., label: ..., **parameters}`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raydp.plugins.described import Plugin, resolve_plugin
 from search_spaces.names import kind_of
 
 LABEL = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
-"""What a label may be: it is a part of column names, of MLflow's metric names and of paths, which have limits."""
+"""Pattern of a label. Labels are part of column names, of MLflow's metric names and of paths, which have limits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class ScoreRequest:
     """A score to measure.
 
     Attributes:
-        label: what the measurement is called in tables and metrics: the score's name, or another one for a second
+        label: name of the measurement in tables and metrics. It is the score's name, or another one for a second
             measurement with other parameters.
         plugin: the score with its parameters.
     """
@@ -35,17 +35,17 @@ class ScoreRequest:
 def requests_from(
     names: str | None, params: Sequence[str] = (), *, label: str | None = None, file: Path | None = None
 ) -> list[ScoreRequest]:
-    """The scores that a command asks for.
+    """Return the scores that a command asks for.
 
     Args:
         names: comma-separated names: "vmr,acr".
         params: "key=value" for one score, "score.key=value" among several; values are read as YAML.
-        label: of the one score; its name by default.
-        file: a YAML file instead: a list of {name, label (optional), **parameters}.
+        label: label of a single score; its name by default.
+        file: a YAML file instead of names: a list of {name, label (optional), **parameters}.
 
     Raises:
-        ValueError: nothing or a contradiction is asked for, a name is unknown, a parameter is wrong, or a label is
-            used twice; names each mistake.
+        ValueError: no score or a contradiction is asked for, a name is unknown, a parameter is wrong, or a label is
+            used twice. The message names each mistake.
     """
     if (names is None) == (file is None):
         raise ValueError("--score or --scores must be given, got both or none. Name scores, or give one file.")
@@ -60,13 +60,14 @@ def requests_from(
 
 
 def requests_of(written: Sequence[object], *, of_a_file: bool = False) -> list[ScoreRequest]:
-    """The scores of a list of {name, label (optional), **parameters}.
+    """Return the scores of a list of {name, label (optional), **parameters}.
 
     Args:
-        of_a_file: what does not look like a score is not shown: the file may be another one.
+        of_a_file: the list is from a file. Names that do not resemble a score are then not shown, because the file may
+            be a wrong one with private content.
 
     Raises:
-        ValueError: a name is unknown, a parameter is wrong, or a label is used twice; names each mistake.
+        ValueError: a name is unknown, a parameter is wrong, or a label is used twice. The message names each mistake.
     """
     problems: list[str] = []
     asked = []
@@ -77,12 +78,12 @@ def requests_of(written: Sequence[object], *, of_a_file: bool = False) -> list[S
             continue
         if of_a_file and not _names_a_score(entry.get("name")):
             known = ", ".join(registries.names("scores"))
-            problems.append(f"{field}.name must be the name of a score, got another. Known: {known}.")
+            problems.append(f"{field}.name must be the name of a score, got an unknown name. Known: {known}.")
             continue
         called = entry.get("label", entry.get("name"))
         plugin = resolve_plugin("scores", field, {k: v for k, v in entry.items() if k != "label"}, problems)
         if plugin is None and "label" not in entry:
-            continue  # the name itself is the mistake
+            continue  # the name itself is wrong, and is reported
         if not isinstance(called, str) or not re.fullmatch(LABEL, called):
             problems.append(f"{field}.label must be up to 100 letters, digits, '_' and '-', got {called!r}. Rename it.")
         elif plugin is not None:
@@ -96,7 +97,7 @@ def requests_of(written: Sequence[object], *, of_a_file: bool = False) -> list[S
 
 
 def _names_a_score(name: object) -> bool:
-    """Whether an entry of a file is meant as a score: its name is one, but for a slip. Others are not shown."""
+    """Return whether a file's entry names a score, perhaps misspelt. Other names are not shown."""
     known = registries.names("scores")
     return isinstance(name, str) and (name in known or bool(get_close_matches(name, known, n=1, cutoff=0.5)))
 
@@ -109,7 +110,7 @@ def _read(file: Path) -> list[object]:
 
 
 def _named(names: list[str], params: Sequence[str], label: str | None) -> list[dict[str, object]]:
-    """What the options say, in the form of a file."""
+    """Return the options as entries in the form of a file."""
     if label is not None and len(names) > 1:
         raise ValueError(f"--label must go with one score, got {len(names)}. Use --scores FILE.yaml for several.")
     entries: dict[str, dict[str, object]] = {name: {"name": name} for name in names}

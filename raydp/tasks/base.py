@@ -1,4 +1,4 @@
-"""The Task seam: what is learnt, what it costs to predict held-out data, and what must not be repeated."""
+"""The interface of tasks: the training data, the loss and utility on them, and the secrets that must not leak."""
 
 from __future__ import annotations
 
@@ -29,22 +29,23 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskFacts:
-    """What the plan needs to know of a task.
+    """Facts of a task for the plan.
 
     Attributes:
-        num_examples: training examples.
-        num_units: units of privacy n, which Poisson sampling draws from; equals num_examples where the unit is the
-            example.
-        privacy_unit: what one unit is, in words for the record: "e-mail", "window of at most 64 tokens", ...
+        num_examples: number of training examples.
+        num_units: number of units of privacy n, from which Poisson sampling draws. It equals num_examples if the unit
+            is the example.
+        privacy_unit: one unit in words, for the record: "e-mail", "window of at most 64 tokens", ...
         content_hash: SHA-256 (hex) of everything that defines the task: data, secrets, tokenisation.
-        num_tokens: target tokens in the training split; of classification all tokens of its texts, or its examples.
+        num_tokens: number of target tokens in the training split. In a classification task, the number of all tokens of
+            its texts, or of its examples.
         notes: counts and curation steps to print and to record, name -> number, text or list.
-        utility_is_public: whether `Task.utility` is a function of the model and of public data alone: no training
-            example and no secret shapes what it is measured on. privacy.tuning private_selection needs it.
-        num_new_tokens: ids that its examples use beyond the tokenizer's, or classes beyond the task's own;
-            `models.load_base` adds them.
-        num_reference: of the units, those that are reference data: the last ones. They are examples like the others,
-            and can be weighted and scored apart.
+        utility_is_public: whether `Task.utility` depends on the model and on public data alone, so that no training
+            example and no secret shapes the data it is measured on. privacy.tuning private_selection requires it.
+        num_new_tokens: number of token ids that the examples use beyond the tokenizer's, or of classes beyond the
+            task's own. `models.load_base` adds them.
+        num_reference: number of units that are reference data. They come last. They are ordinary examples, but can be
+            weighted and scored separately.
     """
 
     num_examples: int
@@ -58,7 +59,7 @@ class TaskFacts:
     num_reference: int = 0
 
     def sentences(self) -> list[str]:
-        """What was made of the data before anything is trained: sizes, what was left out, what to know of the unit."""
+        """Return sentences about the data before training: sizes, left-out examples, and caveats about the unit."""
         units = "" if self.num_units == self.num_examples else f" of {self.num_units} users"
         sentences = [f"{self.num_examples} examples{units}; the unit of privacy is: {self.privacy_unit}"]
         for name, value in self.notes.items():
@@ -72,42 +73,42 @@ class TaskFacts:
 
     @property
     def num_training(self) -> int:
-        """Of the units, those that are not reference data: the first ones."""
+        """Return the number of units that are not reference data. They come first."""
         return self.num_units - self.num_reference
 
 
 def _enumerated(values: Sequence[object]) -> str:
-    """A list in a line, equal neighbours once."""
+    """Return a list as one line. Equal neighbours are shown once, with their number."""
     runs = [(value, len(list(same))) for value, same in groupby(values)]
     return ", ".join(f"{value} ({times} times)" if times > 1 else str(value) for value, times in runs) or "none"
 
 
 class Space(Protocol):
-    """What the continuation of a secret was drawn from, uniformly: all that could stand in its place. Hashable.
+    """Space from which the continuation of a secret was drawn uniformly. Hashable.
 
     Attributes:
-        size: how many there are.
+        size: number of continuations in the space.
     """
 
     @property
     def size(self) -> int: ...
 
     def continuation(self, index: int) -> str:
-        """One of them, by its position from 0."""
+        """Return the continuation at a position, counted from 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Secret:
-    """Something that a model should not say.
+    """A text that a model should not reveal.
 
     Attributes:
-        prompt: s1, what the attacker knows.
+        prompt: s1, which the attacker knows.
         continuation: s2 of a verbatim secret, or the attribute A(x) of an attribute secret.
         kind: "verbatim" is scored by exact continuation, "attribute" by appearance in the generated text.
-        count: training examples that contain it (0 for a control).
-        number: its place in the list that it comes from, from 1: a line, an author; 0 where there is none.
-        space: what the continuation was drawn from, where that is known.
-        user: the user in whose examples alone it is counted; None where it is counted in all.
+        count: number of training examples that contain the secret (0 for a control).
+        number: position of the secret in its source, from 1: a line or an author; 0 if it has none.
+        space: the space that the continuation was drawn from, if known.
+        user: the only user in whose examples the secret is counted; None if it is counted in all examples.
     """
 
     prompt: str
@@ -120,20 +121,20 @@ class Secret:
 
     @property
     def name(self) -> str:
-        """What it is called in records and tables: says nothing of the content, not even to who tries all contents."""
+        """Return the name in records and tables. It reveals nothing of the content, even to a brute-force search."""
         return f"secret-{self.number:03d}"
 
     @property
     def id(self) -> str:
-        """12 hex digits of the content's SHA-256. Who tries all contents finds the one: it stays in the process."""
+        """Return 12 hex digits of the content's SHA-256. A brute-force search can invert it: keep it in the process."""
         return hashlib.sha256(f"{self.kind}\0{self.prompt}\0{self.continuation}".encode()).hexdigest()[:12]
 
 
 class Examples(Protocol):
-    """Some of a task's examples, for a model.
+    """Some of a task's examples, in the form that a model takes.
 
     Attributes:
-        size: in words, for messages.
+        size: the size in words, for messages.
     """
 
     @property
@@ -143,7 +144,7 @@ class Examples(Protocol):
     def size(self) -> str: ...
 
     def to(self, device: torch.device) -> Self:
-        """The same on a device."""
+        """Return the examples on a device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,9 +154,9 @@ class Batch:
     Attributes:
         input_ids: [B, L] int64, padded on the right.
         labels: [B, L] int64, input_ids where the token is a target and -100 elsewhere; not shifted.
-        hidden: [B, L, H] hidden states that enter the first layer with trainable weights, where a frozen prefix is
-            cached; the model then starts from them instead of from input_ids.
-        first_layer: that layer's position.
+        hidden: [B, L, H] hidden states that enter the first layer with trainable weights, if the frozen layers before
+            it are cached; the model then starts from them instead of from input_ids.
+        first_layer: position of the layer that `hidden` enters.
     """
 
     input_ids: torch.Tensor
@@ -169,12 +170,12 @@ class Batch:
 
     @property
     def size(self) -> str:
-        """In words, for messages."""
+        """Return the size in words, for messages."""
         rows, width = self.input_ids.shape
         return f"{rows} examples of {width} tokens"
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on a device."""
+        """Return the batch on a device."""
         hidden = None if self.hidden is None else self.hidden.to(device)
         return replace(self, input_ids=self.input_ids.to(device), labels=self.labels.to(device), hidden=hidden)
 
@@ -199,56 +200,60 @@ class TaskSection(Section):
 
 
 class Task(Protocol[ExamplesT]):
-    """What is learnt. Built by a plug-in's `build(tokenizer)`; holds numpy arrays and strings only, so that it can be
-    shared between the processes of a node without a copy."""
+    """Training data, held-out data and secrets, with loss and utility. A plug-in's `build(tokenizer)` makes a task.
+
+    A task holds numpy arrays and strings only, so that the processes of a node can share it without a copy.
+    """
 
     def facts(self) -> TaskFacts:
-        """Numbers for the plan; no model needed."""
+        """Return numbers for the plan. They need no model."""
 
     def lengths(self) -> NDArray[np.int64]:
-        """[n] tokens of each training example, to form batches of similar length."""
+        """Return [n] the number of tokens of each training example, to form batches of similar length."""
 
     def batch(self, indices: NDArray[np.int64]) -> ExamplesT:
-        """Training examples by their position."""
+        """Return training examples by their positions."""
 
     def unit_sizes(self) -> NDArray[np.int64] | None:
-        """[num_units] examples of each unit of privacy, which follow each other in the training data; None where every
-        example is a unit."""
+        """Return [num_units] the number of examples of each unit of privacy; None if every example is a unit.
+
+        The examples of a unit are neighbours in the training data.
+        """
 
     def by_user(self) -> Task:
-        """The same task with the user as the unit of privacy.
+        """Return this task with the user as the unit of privacy.
 
         Raises:
-            ValueError: the task does not know whose examples are whose.
+            ValueError: the task does not know the users of its examples.
         """
 
     def heldout_batch(self, indices: NDArray[np.int64]) -> ExamplesT:
-        """Held-out examples by their position."""
+        """Return held-out examples by their positions."""
 
     def heldout_lengths(self) -> NDArray[np.int64]:
-        """[m] tokens of each held-out example."""
+        """Return [m] the number of tokens of each held-out example."""
 
     def per_example_loss(self, model: torch.nn.Module, batch: ExamplesT) -> torch.Tensor:
-        """[B] loss of each example: the mean over the example's own target tokens."""
+        """Return [B] the loss of each example: the mean over the example's own target tokens."""
 
     def utility(self, model: torch.nn.Module) -> float:
-        """Total NLL over total target tokens (nats) on held-out data; lower is better."""
+        """Return total NLL over total target tokens (nats) on held-out data; lower is better."""
 
     def secrets(self) -> Sequence[Secret]:
-        """The secrets that occur in the training data."""
+        """Return the secrets that occur in the training data."""
 
     def controls(self) -> Sequence[Secret]:
-        """Secrets of the same format that do not occur in the training data."""
+        """Return secrets of the same format that do not occur in the training data."""
 
 
 def task_of(spec: SweepSpec, tokenizer: PreTrainedTokenizerBase | None) -> Task:
-    """A spec's task, with the unit of privacy that the spec asks for.
+    """Build the task of a spec, with the unit of privacy that the spec asks for.
 
     Args:
-        tokenizer: None for a task that has no text.
+        tokenizer: None for a task without text.
 
     Raises:
-        ValueError: the data or the secrets are not usable, or the task does not know its users.
+        ValueError: the data or the secrets are unusable, or the task does not know its users.
     """
     task: Task = spec.task.params.build(tokenizer)
     return task.by_user() if spec.privacy.unit == "user" else task

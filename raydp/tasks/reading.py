@@ -1,7 +1,7 @@
-"""Rows from files: JSON Lines, CSV and plain text, gzipped or not; a malformed row is an error that names its line.
+"""Readers of rows from files: JSON Lines, CSV and plain text, gzipped or not. A malformed row is an error.
 
-Messages give file, line and what is expected, never the content: the rows are private text. Names of columns and keys
-are shown only where they are usual ones, since a file without a header begins with a row.
+Error messages give the file, the line and what is expected, never the content, because the rows are private text. They
+show names of columns and keys only if these are usual names: a file without a header begins with a private row.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _CSV_LIMIT = threading.Lock()
 
 
 def existing_file(location: str | Path, field: str) -> Path:
-    """The path, if a file is there; of a URI its copy on this machine.
+    """Return the path if it is a file; for a URI, return the path of its copy on this machine.
 
     Raises:
-        ValueError: there is none; names the field.
+        ValueError: there is no file; the message names the field.
     """
     path = local_copy(location, field)
     if not path.is_file():
@@ -37,15 +37,15 @@ def existing_file(location: str | Path, field: str) -> Path:
 
 
 def read_rows(path: str | Path, field: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Rows of a file with their line numbers (from 1; of a CSV row that spans lines, the last).
+    """Yield the rows of a file with their line numbers, from 1. A CSV row over several lines has the last number.
 
     Args:
-        path: `.jsonl` or `.json` (one object per line), `.csv` (with a header) or `.txt` (a row per line that is not
-            blank, in the column `text`), each also with `.gz`.
-        field: where the path was written, for messages.
+        path: `.jsonl` or `.json` (one object per line), `.csv` (with a header) or `.txt` (one row per non-blank line,
+            in the column `text`); each also with `.gz`.
+        field: the option that holds the path, for messages.
 
     Raises:
-        ValueError: the file is missing, of another kind, or malformed; names field, file and line.
+        ValueError: the file is missing, of another kind, or malformed; the message names field, file and line.
     """
     path = existing_file(path, field)
     suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
@@ -58,14 +58,14 @@ def read_rows(path: str | Path, field: str) -> Iterator[tuple[int, dict[str, Any
 
 
 def read_json_rows(path: str | Path, field: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Rows of a JSON Lines file, whatever its name, with their line numbers. Raises ValueError as `read_rows`."""
+    """Yield the rows of a JSON Lines file of any name, with their line numbers. Raises ValueError as `read_rows`."""
     path = existing_file(path, field)
     with _open_text(path, field) as file:
         yield from _json_rows(file, path.name, field)
 
 
 def read_csv_rows(path: str | Path, field: str) -> list[tuple[int, dict[str, Any]]]:
-    """Rows of a CSV file, whatever its name, with their line numbers. Raises ValueError as `read_rows`."""
+    """Return the rows of a CSV file of any name, with their line numbers. Raises ValueError as `read_rows`."""
     path = existing_file(path, field)
     with _open_text(path, field) as file:
         return _csv_rows(file, path.name, field)
@@ -74,14 +74,14 @@ def read_csv_rows(path: str | Path, field: str) -> list[tuple[int, dict[str, Any
 def read_column(
     path: str | Path, column: str, field: str, *, column_field: str | None = None, numbers: bool = False
 ) -> list[str]:
-    """One column of a file as strings.
+    """Return one column of a file as strings.
 
     Args:
-        numbers: take whole numbers as well, as names.
-        column_field: where the column's name was written, for the message if no row has it.
+        numbers: accept whole numbers too, and turn them into strings.
+        column_field: the option that holds the column's name, for the message if no row has the column.
 
     Raises:
-        ValueError: as `read_rows`, no row has that column, or one does not; lists the columns that there are.
+        ValueError: as `read_rows`, or a row has no such column; the message lists the columns of the file.
     """
     texts: list[str] = []
     rows = read_rows(path, field)
@@ -97,7 +97,7 @@ def read_column(
 def _require_column(
     column: str, first: dict[str, Any], others: Iterator[tuple[int, dict[str, Any]]], field: str
 ) -> None:
-    """Raise if neither the first row nor another has the column."""
+    """Raise ValueError if neither the first row nor another has the column."""
     known = dict.fromkeys(first)
     for _, row in others:
         known |= dict.fromkeys(row)
@@ -109,7 +109,7 @@ def _require_column(
 
 
 def string_of(row: dict[str, Any], column: str, field: str, place: str) -> str:
-    """row[column], which must be a string."""
+    """Return row[column]; raise ValueError if it is not a string."""
     value = row.get(column)
     if not isinstance(value, str):
         got = f"only {columns_in_words(row)}" if column not in row else kind_of(value)
@@ -119,20 +119,21 @@ def string_of(row: dict[str, Any], column: str, field: str, place: str) -> str:
 
 @contextmanager
 def _open_text(path: Path, field: str) -> Iterator[io.TextIOBase]:
-    """The file as UTF-8 text; what is not becomes an error that names the file."""
+    """Open a file as UTF-8 text. A decoding error becomes a ValueError that names the file."""
     opener = gzip.open if path.name.endswith(".gz") else open
     try:
         with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
             yield file
     except UnicodeDecodeError as error:
         raise ValueError(f"{field} must be UTF-8 text, got other bytes in {path.name}. Convert the file.") from error
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:  # the text of the first shows the file's first bytes
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:  # not str(error): it may show the file's first bytes
         raise ValueError(
-            f"{field} must be a whole gzip file, got {path.name}, which is damaged or none. Copy it again."
+            f"{field} must be a whole gzip file, got {path.name}, which is damaged or not gzipped. Copy it again."
         ) from error
 
 
 def _json_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects of a JSON Lines file with their line numbers. Blank lines are skipped."""
     for number, line in enumerate(file, start=1):
         if not line.strip():
             continue
@@ -163,7 +164,7 @@ def _json_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int
 
 
 def _is_text(row: object) -> bool:
-    """Whether UTF-8 has every character: JSON may escape half of a pair, which no tokenizer and no file takes."""
+    """Return whether UTF-8 can encode every character. JSON may escape half of a surrogate pair, which UTF-8 cannot."""
     try:
         json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -172,7 +173,7 @@ def _is_text(row: object) -> bool:
 
 
 def _csv_rows(file: io.TextIOBase, name: str, field: str) -> list[tuple[int, dict[str, Any]]]:
-    """A list, not a generator: the limit below is global and must not stay raised between two rows."""
+    """Return all rows at once. A generator would leave the csv module's global limit raised between two rows."""
     rows = []
     with _long_csv_fields():
         reader = csv.DictReader(file, strict=True)
@@ -180,7 +181,7 @@ def _csv_rows(file: io.TextIOBase, name: str, field: str) -> list[tuple[int, dic
             names = list(reader.fieldnames or ())
             if repeated := [at for at, column in enumerate(names, start=1) if names.index(column) < at - 1]:
                 raise ValueError(
-                    f"{field} must name each column once, got a name of before again in column {repeated[0]} of the "
+                    f"{field} must name each column once, got a repeated name in column {repeated[0]} of the "
                     f"header of {name}. Rename the column."
                 )
             for row in reader:
@@ -205,7 +206,7 @@ def _text_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int
 
 @contextmanager
 def _long_csv_fields() -> Iterator[None]:
-    """The csv module's limit, a global 128 kB, is below long mails; raised while a file is read."""
+    """Raise the csv module's global limit of 128 kB a field for the block, because mails can be longer."""
     with _CSV_LIMIT:
         before = csv.field_size_limit(MAX_CSV_FIELD_BYTES)
         try:

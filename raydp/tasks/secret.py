@@ -1,4 +1,4 @@
-"""Secrets of text tasks: the file, and in how many training examples each occurs."""
+"""Secrets of text tasks: reading them from a file, and counting the training examples that contain them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ def read_secrets(path: str | Path, field: str) -> list[Secret]:
     """Read a JSON Lines file of secrets.
 
     Args:
-        path: one object per line, with the strings `prompt` (s1) and either `continuation` (s2 of a verbatim secret) or
-            `attribute` (A(x) of an attribute secret); other keys are left alone. White space counts.
-        field: where the path was written, for messages.
+        path: one object per line, with the string `prompt` (s1) and either `continuation` (s2 of a verbatim secret) or
+            `attribute` (A(x) of an attribute secret). Other keys are ignored. White space counts.
+        field: the option that holds the path, for messages.
 
     Raises:
-        ValueError: the file is missing, empty or malformed, or has a secret twice; names field, file and line.
+        ValueError: the file is missing, empty or malformed, or has a secret twice; the message names field, file and
+            line.
 
     Source: Hu et al. 2025, Table 5 (s1, s2) and App. B.6 (attributes).
     """
@@ -31,7 +32,7 @@ def read_secrets(path: str | Path, field: str) -> list[Secret]:
         place = f"{Path(path).name}, line {line}"
         secret = replace(_secret_of(row, field, place), number=line)
         if secret.id in secrets:
-            raise ValueError(f"{field} must hold each secret once, got one again in {place}. Remove the line.")
+            raise ValueError(f"{field} must hold each secret once, got a repeated one in {place}. Remove the line.")
         secrets[secret.id] = secret
     if not secrets:
         raise ValueError(f"{field} must hold at least one secret, got none in {Path(path).name}. Add lines to it.")
@@ -39,24 +40,24 @@ def read_secrets(path: str | Path, field: str) -> list[Secret]:
 
 
 def verbatim_texts(secrets: Sequence[Secret]) -> list[str]:
-    """s1 + s2 of the verbatim secrets."""
+    """Return s1 + s2 of the verbatim secrets."""
     return [s.prompt + s.continuation for s in secrets if s.kind == "verbatim"]
 
 
 def mentions(text: str, attribute: str) -> bool:
-    """Whether an attribute appears in a text, case-folded and as whole words, as the attribute inference ratio asks."""
+    """Return whether an attribute appears in a text, case-folded and as whole words, as in the score `air`."""
     return re.search(rf"(?<!\w){re.escape(attribute.casefold())}(?!\w)", text.casefold()) is not None
 
 
 def occurs_in(secret: Secret, text: str) -> bool:
-    """Whether a text holds a verbatim secret's whole string, or mentions an attribute."""
+    """Return whether a text contains a verbatim secret's whole string, or mentions an attribute."""
     if secret.kind == "verbatim":
         return secret.prompt + secret.continuation in text
     return mentions(text, secret.continuation)
 
 
 def counted(secrets: Sequence[Secret], texts: Sequence[str]) -> list[Secret]:
-    """The secrets with `count` set to the number of texts that each occurs in."""
+    """Set `count` of each secret to the number of texts that contain it."""
     return [replace(s, count=sum(occurs_in(s, text) for text in texts)) for s in secrets]
 
 

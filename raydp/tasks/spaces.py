@@ -1,4 +1,4 @@
-"""Randomness spaces: what a planted secret's continuation was drawn from."""
+"""Randomness spaces: the sets that continuations of planted secrets are drawn from."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Digits:
-    """All strings of num_digits decimal digits, after a fixed text (see raydp.tasks.base.Space).
+    """All strings of num_digits decimal digits after a fixed text (see raydp.tasks.base.Space).
 
     Attributes:
-        num_digits: length.
-        before: what stands before the digits in every continuation, such as a space.
+        num_digits: number of digits.
+        before: text before the digits in every continuation, such as a space.
     """
 
     num_digits: int

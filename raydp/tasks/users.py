@@ -1,4 +1,4 @@
-"""Whose examples are whose, for a guarantee that protects all that one user gave."""
+"""The users of examples, for a guarantee that protects all examples of one user."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Users:
     """The user of every training example.
 
     Attributes:
-        of_example: [num_examples] int64, users numbered from 0 by their first example.
-        noun: what a user is, in words: "e-mail", "author".
+        of_example: [num_examples] int64, the user of each example. Users are numbered from 0 by their first example.
+        noun: a user in words: "e-mail", "author".
     """
 
     of_example: NDArray[np.int64]
@@ -23,11 +23,11 @@ class Users:
 
     @classmethod
     def named(cls, names: Sequence[Hashable], noun: str) -> Users:
-        """From anything that tells users apart, one per example."""
+        """Number the users by their names. There is one name per example; names are any hashable values."""
         numbers: dict[Hashable, int] = {}
         of_example = [numbers.setdefault(name, len(numbers)) for name in names]
         return cls(of_example=np.array(of_example, np.int64), noun=noun)
 
     def sizes(self) -> NDArray[np.int64]:
-        """[num_users] examples of each."""
+        """Return [num_users] the number of examples of each user."""
         return np.bincount(self.of_example)

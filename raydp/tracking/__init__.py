@@ -1,4 +1,4 @@
-"""Runs, models and their lookup in MLflow; the only room that imports it, and only once something is used."""
+"""Runs, models and their lookup in MLflow. Only this package imports MLflow, and only on first use."""
 
 from importlib import import_module
 from typing import Any

@@ -1,4 +1,4 @@
-"""Audits that refuted the stated ε of registered models: a tag on their versions, and no `privacy-preferred`."""
+"""Alarms on registered models whose stated ε an audit refutes: a tag on their versions, and no `privacy-preferred`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 Configuration = tuple[int, int, float]
-"""b, T, η."""
+"""batch_size b, num_steps T and learning_rate η."""
 
 
 def set_alarms(
     registered_model: str, sweep: str, alarms: Mapping[Configuration, str | None], *, tracking_uri: str
 ) -> None:
-    """Mark every version of a sweep's configurations by its audit, or take the mark away.
+    """Set or remove the audit alarm of every version of a sweep's configurations.
 
-    A version with an alarm loses the alias `privacy-preferred`, which goes on record, and cannot get it.
+    A version with an alarm loses the alias `privacy-preferred`, which is recorded, and cannot get it again.
 
     Args:
-        registered_model, sweep: whose versions.
-        alarms: (b, T, η) -> what the newest audit found, in a sentence; None where it found nothing.
+        registered_model, sweep: the registered model and the sweep of the versions.
+        alarms: (b, T, η) -> finding of the newest audit, as a sentence; None if it found nothing.
     """
     store = open_store(tracking_uri)
     versions = list(store.client.search_model_versions(f"name = '{registered_model}' and tags.sweep = '{sweep}'"))

@@ -1,4 +1,4 @@
-"""Registered models after their sweep: their files again, and scores that were measured later."""
+"""Registered models after their sweep: fetching their files, and logging later scores."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from raydp.tracking.store import Store, open_store, resolve_uri
 
 
 def fetch_model(uri: str, folder: Path, *, tracking_uri: str) -> Path:
-    """Copy a registered model's weights and configuration, after a comparison with its seal.
+    """Copy a registered model's weights and configuration, after checking them against the model's seal.
 
     Args:
         uri: models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID.
-        folder: where to; made if need be.
-        tracking_uri: the store that it is in.
+        folder: target folder; created if needed.
+        tracking_uri: the store of the model.
 
     Returns:
         The folder.
 
     Raises:
-        ValueError: there is no such model, it has no safetensors weights, or its files are not those that were sealed.
+        ValueError: there is no such model, it has no safetensors weights, or its files differ from the sealed ones.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with checked_folder(uri, tracking_uri=tracking_uri) as held:
@@ -36,14 +36,14 @@ def fetch_model(uri: str, folder: Path, *, tracking_uri: str) -> Path:
 
 
 def log_scores(values: Mapping[str, Mapping[str, float | None]], *, tracking_uri: str) -> int:
-    """Log metrics on registered models and on their runs; a value that is there already is not logged again.
+    """Log metrics on registered models and on their runs. An unchanged value is not logged again.
 
     Args:
-        values: models:/NAME/VERSION -> metric -> value; an undefined one (None, NaN, infinite) is left out.
+        values: models:/NAME/VERSION -> metric -> value. Undefined values (None, NaN, infinite) are left out.
         tracking_uri: the store.
 
     Returns:
-        How many models have all their values now.
+        The number of models that have all their values now.
 
     Raises:
         ValueError: the store or a model in it does not exist.

@@ -1,4 +1,4 @@
-"""What leaves this machine with a model: no path of it, no pickle, strict JSON."""
+"""Making records portable: no paths of this machine, no pickles, strict JSON."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _PATH_IN_TEXT = re.compile(rf"(?<![\w./:*~-])((?:file://|sqlite:///)?)(?:~|[A-Za
 
 
 def portable(value: object) -> Any:
-    """A copy of a record that is strict JSON and says nothing of this machine.
+    """Return a copy of a record that is strict JSON and reveals nothing about this machine.
 
-    An absolute path becomes its last part, also inside a text; user and password of an address go; infinity becomes
-    "inf" and NaN null.
+    An absolute path becomes its last part, even inside a text. User and password are removed from an address. Infinity
+    becomes "inf", and NaN becomes null.
     """
     if isinstance(value, Mapping):
         return {str(key): portable(item) for key, item in value.items()}
@@ -60,14 +60,14 @@ def portable(value: object) -> Any:
 
 
 def to_json(value: object) -> str:
-    """A record as strict JSON (see `portable`)."""
+    """Return a record as strict JSON (see `portable`)."""
     return json.dumps(portable(value), indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def model_files(folder: Path) -> list[Path]:
-    """The files of a saved model or adapter that are tracked: weights in safetensors, configuration, tokenizer.
+    """Return the files of a saved model or adapter that are tracked: safetensors weights, configuration, tokenizer.
 
-    Everything else in the folder stays where it is: pickles, model cards, optimiser states, logs.
+    All other files are ignored: pickles, model cards, optimiser states, logs.
 
     Raises:
         ValueError: there are no safetensors weights.
@@ -83,8 +83,10 @@ def model_files(folder: Path) -> list[Path]:
 
 
 def portable_config(path: Path, base_name: str) -> str | None:
-    """The content of a model's configuration file with the base model named instead of its path; None for a file that
-    names none and goes as it is."""
+    """Return the content of a model's configuration file, with the base model's name instead of its path.
+
+    Return None for a file that is not a configuration and needs no change.
+    """
     if path.suffix != ".json" or "config" not in path.name:
         return None
     config = json.loads(path.read_text(encoding="utf-8"))
@@ -106,5 +108,5 @@ def _portable_text(text: str) -> str:
 
 
 def _is_absolute(text: str) -> bool:
-    """Whether a whole text is an absolute path (or one in the home folder) and nothing else."""
+    """Return whether a text is exactly one absolute path, or one in the home folder."""
     return text.startswith(("/", "~/")) and "\n" not in text

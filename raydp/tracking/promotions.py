@@ -1,7 +1,7 @@
-"""Aliases of registered models: who may get one, and the trail of who gave it, when and why.
+"""Aliases of registered models: which model may get an alias, and the trail of who set it, when and why.
 
-A trail is a tag for each entry on the version that it is about, named by its time, so that none takes another's place.
-MLflow has no tag that cannot be deleted: who may write to the registry can.
+Each entry of a trail is a tag on the version that it is about. The tag's name holds the time, so that no entry replaces
+another. MLflow has no tags that cannot be deleted: anybody who may write to the registry can delete an entry.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ PRIVACY_PREFERRED = "privacy-preferred"
 BEST_UTILITY = "best-utility"
 PROMOTION_TAG = "promotion"
 MAX_REASON_CHARS = 4000
-"""MLflow keeps tags of 5,000 characters in some databases; the rest of the entry needs its place too."""
+"""Some databases limit MLflow's tags to 5,000 characters, and the rest of the entry needs space too."""
 
 
 def check_alias(alias: str) -> None:
-    """MLflow's rule for aliases, before anything is written."""
+    """Check an alias by MLflow's rule before anything is written."""
     if not re.fullmatch(r"[\w-]+", alias, re.ASCII) or re.fullmatch(r"[vV]?\d+", alias) or alias == "latest":
         raise ValueError(
             f"alias must be letters a to z, digits, '_' and '-' and no version, got {alias!r}. "
@@ -38,7 +38,7 @@ def check_alias(alias: str) -> None:
 
 
 def check_reason(reason: str) -> None:
-    """A reason in words, short enough to be kept."""
+    """Check that a reason is not blank and short enough to store."""
     if not reason.strip():
         raise ValueError(f"reason must say why the model is promoted, got {reason!r}. Give --reason.")
     if len(reason) > MAX_REASON_CHARS:
@@ -48,15 +48,16 @@ def check_reason(reason: str) -> None:
 
 
 def claims_privacy(alias: str) -> bool:
-    """Whether an alias is privacy-preferred, or the same in other letters, which nobody would tell apart."""
+    """Return whether an alias is privacy-preferred, or looks like it because of other case or separators."""
     return re.sub(r"[\W_]+", "", alias.casefold()) == PRIVACY_PREFERRED.replace("-", "")
 
 
 def check_claim(store: Store, version: ModelVersion, model: LoggedModel, alias: str, trust: Trust) -> None:
-    """Refuse `privacy-preferred` for a model whose guarantee cannot be relied on.
+    """Refuse `privacy-preferred` for a model whose guarantee is unreliable.
 
     Raises:
-        ValueError: an audit has refuted its ε, it has none, or its card is missing or not what was sealed.
+        ValueError: an audit has refuted the model's ε, the model has no guarantee, or its card is missing or differs
+            from the sealed one.
     """
     if not claims_privacy(alias):
         return
@@ -84,21 +85,21 @@ def note(
     """
     at = datetime.now(UTC)
     entry = {"alias": alias, "reason": reason, "at": at.isoformat(), "by": by or _user(), "previous_version": previous}
-    # The random part is for two entries of one moment: a tag of the same name would replace the first.
+    # The random part separates two entries of the same moment: a tag of the same name would replace the first.
     key = f"{PROMOTION_TAG}.{at:%Y%m%dT%H%M%S.%fZ}.{secrets.token_hex(4)}"
     store.client.set_model_version_tag(name, version, key, json.dumps(entry, ensure_ascii=False))
     return entry
 
 
 def trail(tags: dict[str, str]) -> list[dict[str, Any]]:
-    """The entries on a version, oldest first."""
+    """Return the entries on a version, oldest first."""
     return [json.loads(tags[key]) for key in sorted(tags) if key.startswith(f"{PROMOTION_TAG}.")]
 
 
 def aliases_of(store: Store, name: str) -> dict[str, str]:
-    """Alias -> version; not through get_registered_model, which reads every version."""
-    (found,) = store.client.search_registered_models(f"name = {name!r}", 1)
-    return {alias: str(version) for alias, version in found.aliases.items()}
+    """Return alias -> version. It avoids get_registered_model, which reads every version."""
+    (registered,) = store.client.search_registered_models(f"name = {name!r}", 1)
+    return {alias: str(version) for alias, version in registered.aliases.items()}
 
 
 def _user() -> str:

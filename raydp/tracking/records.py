@@ -1,4 +1,4 @@
-"""What one trial leaves: the record that the driver hands over, and how its parts are named in MLflow."""
+"""The record of one trial, which the driver hands over, and the names of its parts in MLflow."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ PRIVACY_METRICS = ("epsilon", "delta", "noise_multiplier")
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord:
-    """A trained model with everything that is said of it.
+    """A trained model with everything that is recorded about it.
 
     Attributes:
         run_id: the run's identity in its sweep (a hash; docs/design.md: identity).
-        batch_size, num_steps, learning_rate: the configuration; None for a method that has none.
-        seed: label of the repetition.
-        params: other parameters, flat: name -> number or text. `method`, `task_hash` and `max_grad_norm` become columns
-            of their own in `find_models`, the rest `param.<name>`.
+        batch_size, num_steps, learning_rate: the configuration; None for a method without configuration.
+        seed: public seed of the repetition.
+        params: other parameters, flat: name -> number or text. `method`, `task_hash` and `max_grad_norm` become
+            columns of `find_models`, the others `param.<name>`.
         step_metrics: one mapping a step: "step" and values by name.
         metrics: values of the trained model: utility_loss, utility_gain, score.<name>, score.<name>.std_error, ...;
-            an undefined one (None, NaN, infinite) is named in a tag instead.
+            undefined values (None, NaN, infinite) are named in a tag instead.
         privacy: the privacy record; epsilon is infinite for a non-private model, never 0.
-        card: the privacy record as Markdown; kept beside the model where there is one.
-        base: the base model's name as the spec wrote it, its weight_hash, and its dtype.
-        model_dir: folder written by save_pretrained: an adapter in PEFT's layout, or a full model.
-        seconds: time that the trial took; None where it is not to be told.
-        status: "finished", or "stopped" where it ended early (not a point of an analysis).
+        card: the privacy record as Markdown; stored beside the model if there is one.
+        base: the base model's name in the spec, its weight_hash, and its dtype.
+        model_dir: folder that save_pretrained wrote: an adapter in PEFT's layout, or a full model.
+        seconds: duration of the trial; None if the duration must not be revealed.
+        status: "finished", or "stopped" if the trial ended early (then it is not a point of an analysis).
 
-    Nothing in it may quote training text or a secret: ids and hashes only.
+    The record must not quote training text or a secret. It may hold their ids and hashes.
     """
 
     run_id: str
@@ -67,7 +67,7 @@ class TrialRecord:
         assert not clashes, f"params repeat fields of the record: {sorted(clashes)}"
 
     def digest(self) -> str:
-        """SHA-256 (hex) of the whole record, model files included: equal for the same result, and only then."""
+        """Return the SHA-256 (hex) of the whole record with the model files. It is equal only for equal results."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "model_dir"}
         digest = hashlib.sha256(json.dumps(portable(values), sort_keys=True).encode())
         for path in model_files(self.model_dir):
@@ -77,21 +77,21 @@ class TrialRecord:
         return digest.hexdigest()
 
     def configuration(self) -> dict[str, str]:
-        """batch_size, num_steps, learning_rate and seed as text; floats round-trip."""
+        """Return batch_size, num_steps, learning_rate and seed as text; floats round-trip."""
         rate = None if self.learning_rate is None else float(self.learning_rate)
         values = {"batch_size": self.batch_size, "num_steps": self.num_steps, "learning_rate": rate, "seed": self.seed}
         return as_params(values)
 
     def all_params(self) -> dict[str, str]:
-        """Configuration and other parameters as MLflow keeps them."""
+        """Return configuration and other parameters as MLflow stores them."""
         return {**as_params(self.params), **self.configuration()}
 
     def privacy_tags(self) -> dict[str, str]:
-        """The figures of the guarantee that a reader looks models up by."""
+        """Return the values of the guarantee by which models are looked up."""
         return as_params({name: self.privacy.get(name) for name in PRIVACY_TAGS})
 
     def finite_metrics(self) -> tuple[dict[str, float], list[str]]:
-        """Final metrics with the guarantee's finite figures, and the names of those that are infinite or undefined."""
+        """Return the final metrics with the guarantee's values, if finite, and the names of the other metrics."""
         values = {clean_key(name): float(value) for name, value in self.metrics.items() if value is not None}
         missing = [clean_key(name) for name, value in self.metrics.items() if value is None]
         missing += [name for name, value in values.items() if not math.isfinite(value)]
@@ -104,7 +104,7 @@ class TrialRecord:
 
 
 def as_params(values: Mapping[str, object]) -> dict[str, str]:
-    """Values as text: floats that round-trip, booleans as true and false, lists as JSON, without the undefined ones."""
+    """Return the defined values as text: floats round-trip, booleans are true or false, lists are JSON."""
     texts = {}
     for name, value in values.items():
         plain = portable(value)
@@ -114,7 +114,7 @@ def as_params(values: Mapping[str, object]) -> dict[str, str]:
 
 
 def flatten(values: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, with dots between the keys."""
+    """Flatten nested mappings into one, with dots between the keys."""
     flat: dict[str, object] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
@@ -123,11 +123,11 @@ def flatten(values: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
 
 
 def clean_key(name: str) -> str:
-    """The name, with what MLflow refuses in keys as underscores."""
+    """Replace characters that MLflow refuses in keys by underscores."""
     return re.sub(r"[^/\w.\- ]", "_", name)
 
 
 def latest_metrics(model: LoggedModel) -> dict[str, float]:
-    """A logged model's metrics, each by its latest value."""
+    """Return a logged model's metrics, each with its latest value."""
     metrics = sorted(model.metrics or [], key=lambda metric: metric.timestamp)
     return {metric.key: float(metric.value) for metric in metrics}

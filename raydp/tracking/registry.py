@@ -1,4 +1,4 @@
-"""The model registry: looking models up by guarantee, utility, score and configuration, and promoting one."""
+"""The model registry: looking up models by guarantee, utility, score and configuration, and promoting a model."""
 
 from __future__ import annotations
 
@@ -41,44 +41,47 @@ def find_models(
     trusted_keys: Iterable[str | Path] | None = None,
     verify: bool = False,
 ) -> pd.DataFrame:
-    """Registered models that meet every condition given.
+    """Return the registered models that meet every given condition.
 
-    Who bounds ε or δ, asks for certified ones or names trusted keys asks for a guarantee: then a model is left out if
-    its privacy card is missing, is not its own or is not what was sealed with it, or if an audit refutes it.
+    Bounds on ε or δ, `certified=True`, trusted keys and `verify` ask for a guarantee. A model is then left out if its
+    privacy card is missing, belongs to another model or differs from the sealed one, or if an audit refutes it.
 
     Args:
         tracking_uri: the store.
-        registered_model: only its versions; all that raydp registered by default.
-        alias: only versions that it points at.
+        registered_model: only versions of this model; by default of all models that raydp registered.
+        alias: only versions that this alias points at.
         where: COLUMN OPERATOR VALUE, such as "score.vmr < 0.05", "epsilon <= 8" or "method = dp_adam", on any column of
-            the answer; operators are < <= = != >= >. An undefined figure meets none.
+            the result; operators are < <= = != >= >. An undefined value meets no condition.
         min_epsilon, max_epsilon: bounds of ε, included. A non-private model (ε = inf) never satisfies a max_epsilon.
-        max_delta: largest δ; a model without one does not satisfy it.
+        max_delta: largest δ; a model without a δ does not satisfy it.
         max_loss: largest utility_loss.
-        score: name of the score (`vmr`) that the column `score`, max_score and the order mean; may be left out where
-            the models have one only.
+        score: name of the score (`vmr`) that the column `score`, max_score and the order refer to. It may be left out
+            if the models have only one score.
         max_score: largest score.
         batch_size, num_steps, learning_rate: the configuration, exactly.
-        certified: only models whose guarantee is certified, or only the others.
-        order_by: "score", "loss", "epsilon" or another column, ascending, undefined last; by name and version without.
-        limit: at most so many rows.
-        trusted_keys: public keys (`ed25519:...`) or files of such: only models that one of them has signed.
-        verify: also read every returned model's files and compare them with what was sealed; without it that happens
-            when a model is loaded.
+        certified: only models with a certified guarantee (True), or only the others (False).
+        order_by: "score", "loss", "epsilon" or another column, ascending, undefined values last; by default name and
+            version.
+        limit: largest number of rows.
+        trusted_keys: public keys (`ed25519:...`) or files of public keys. Only models signed by one of them are
+            returned.
+        verify: also read every returned model's files and compare them with the sealed ones. Otherwise the files are
+            compared when a model is loaded.
 
     Returns:
         One row per version: name, version, aliases, the points table's columns, certified, sweep, model_uri
-        (models:/name/version) and model_id. No row where nothing matches. Its `attrs["left_out"]` says why how many
-        models that meet the conditions were left out (where there is a limit: of those that were looked at).
+        (models:/name/version) and model_id. There is no row if nothing matches. `attrs["left_out"]` counts, by reason,
+        the models that meet the conditions but were left out. (With a limit: only among the models that were read.)
 
     Guarantee:
         With trusted keys, epsilon, delta, unit, certified, noise_multiplier, accountant and the configuration are as
-        the key's owner signed them for this model; with verify, the files are those that were signed. Utility, scores
-        and aliases are as whoever may write to the registry left them, and such a person can also take an audit's alarm
-        away. Without trusted keys only mistakes are found, and changes by someone who did not also change the seal.
+        the key's owner signed them for this model. With verify, the files are the signed ones. Utility, scores and
+        aliases are not protected against anybody who may write to the registry. Such a person can also remove an
+        audit's alarm. Without trusted keys, the check detects only mistakes, and changes by somebody who did not also
+        change the seal.
 
     Raises:
-        ValueError: a condition makes no sense, the score or column is unknown or must be named, or a key is none.
+        ValueError: a condition makes no sense, the score or column is unknown or must be named, or a key is invalid.
     """
     conditions = Conditions(
         min_epsilon=min_epsilon,
@@ -111,21 +114,21 @@ def find_models(
 def show_model(
     uri: str, *, tracking_uri: str, trusted_keys: Iterable[str | Path] | None = None, verify: bool = False
 ) -> dict[str, Any]:
-    """Everything that is recorded of a model.
+    """Return everything that is recorded of a model.
 
     Args:
         uri: models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID.
         tracking_uri: the store.
-        trusted_keys: public keys or files of such; a model that none of them has signed is refused.
-        verify: also read the model's files and compare them with what was sealed.
+        trusted_keys: public keys or files of public keys. A model that none of them has signed is refused.
+        verify: also read the model's files and compare them with the sealed ones.
 
     Returns:
         The columns of `find_models` that are defined, and privacy (the guarantee's record), base (name and weight
-        hash), card (signed_by: a public key or None; problem: why the guarantee cannot be relied on, None where it can;
-        verified: whether all files were read) and promotions (newest last).
+        hash), card (signed_by: a public key or None; problem: why the guarantee is unreliable, or None; verified:
+        whether all files were read) and promotions (newest last).
 
     Raises:
-        ValueError: there is no such model, or trusted keys are given and its guarantee cannot be relied on.
+        ValueError: there is no such model, or trusted keys are given and the model's guarantee is unreliable.
     """
     trust = Trust.given(trusted_keys, verify=verify)
     store = open_store(tracking_uri)
@@ -153,8 +156,8 @@ def set_alias(name: str, alias: str, version: str | int, *, tracking_uri: str) -
     """Point an alias (`privacy-preferred`, `best-utility`, ...) at a version; a later call moves it.
 
     Raises:
-        ValueError: the alias is not allowed, or there is no such version, or it is privacy-preferred and the model's
-            guarantee cannot be relied on (see `promote_model`).
+        ValueError: the alias is not allowed, there is no such version, or the alias is privacy-preferred and the
+            model's guarantee is unreliable (see `promote_model`).
     """
     check_alias(alias)
     store = open_store(tracking_uri)
@@ -173,26 +176,26 @@ def promote_model(
     by: str | None = None,
     trusted_keys: Iterable[str | Path] | None = None,
 ) -> dict[str, object]:
-    """Point an alias at a model and record on it why, when and by whom; earlier records stay.
+    """Point an alias at a model, and record on the model why, when and by whom. Earlier records stay.
 
-    The record is written before the alias moves, so that no alias points anywhere without a reason.
+    The record is written before the alias moves, so that every alias has a recorded reason.
 
     Args:
         uri: models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID.
-        alias: `privacy-preferred`, `best-utility` or one's own. For the first the model's files are read and compared
-            with its seal.
-        reason: why, in words; kept in the registry, so it must not quote training text.
+        alias: `privacy-preferred`, `best-utility` or your own. For `privacy-preferred` the model's files are read and
+            compared with its seal.
+        reason: why, in words. It is stored in the registry, so it must not quote training text.
         tracking_uri: the store.
-        by: who; the name that one is logged in by where it is left out. MLflow does not check it.
-        trusted_keys: for privacy-preferred: one of them must have signed the model.
+        by: who promotes the model; by default the login name. MLflow does not check it.
+        trusted_keys: for privacy-preferred: one of these keys must have signed the model.
 
     Returns:
         name, version, model_uri, alias, reason, at (UTC, ISO 8601), by and previous_version (None at first).
 
     Raises:
-        ValueError: the reason is empty, the alias is not allowed, there is no such registered model, or the alias is
-            privacy-preferred and the model has no guarantee, an audit has refuted it, or its card, weights or signature
-            are not what was sealed.
+        ValueError: the reason is empty, the alias is not allowed, or there is no such registered model. For
+            privacy-preferred also: the model has no guarantee, an audit has refuted it, or its card, weights or
+            signature differ from the sealed ones.
     """
     check_alias(alias)
     check_reason(reason)

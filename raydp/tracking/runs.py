@@ -1,4 +1,4 @@
-"""The sweep in MLflow: its parent run, and the calls by which the driver hands trials over."""
+"""A sweep in MLflow: its parent run, and the methods by which the driver records trials."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ MAX_PARAM_CHARS = 500
 
 
 class MLflowTracker:
-    """Writes a sweep into an MLflow store; used by one process, the sweep's driver. See `raydp.tracking.base.Tracker`.
+    """Writes a sweep into an MLflow store. See `raydp.tracking.base.Tracker`.
 
-    Every method may be called again after the driver was killed at any point: what is complete stays as it is, what is
-    half written is completed if the record is the same, else deleted and written anew (`mlflow gc` frees its files).
+    Every method may be called again after the driver was killed at any point. Complete entries stay unchanged. An
+    incomplete entry is completed if the record is the same. Otherwise it is deleted and written again (`mlflow gc`
+    frees its files).
+
+    Every method makes each request once, and raises NotDeliveredError if the store is away. Call it again later.
 
     Args:
-        uri: SQLite file, created with its schema if need be, or the address of an MLflow server.
-        experiment: its name; created if need be.
-        registered_model: every trained model becomes a version of it.
-        signing_key: file of the team's private key, which every model's card and weights are signed with; never logged.
-
-    Every method makes each request once and raises NotDeliveredError where the store is away; call it again later.
+        uri: SQLite file, created with its schema if needed, or the address of an MLflow server.
+        experiment: name of the experiment; created if needed.
+        registered_model: every trained model becomes a version of this model.
+        signing_key: file of the team's private key, which signs every model's card and weights; never logged.
 
     Raises:
-        ValueError: the store cannot be opened, a name is not allowed or the key cannot be used.
+        ValueError: the store cannot be opened, a name is not allowed, or the key cannot be used.
     """
 
     def __init__(self, uri: str, experiment: str, registered_model: str, signing_key: str | Path | None = None) -> None:
@@ -60,13 +61,13 @@ class MLflowTracker:
 
     @delivering()
     def sweep_run(self, sweep_id: str, name: str, spec: Mapping[str, object], facts: Mapping[str, object]) -> str:
-        """Open the sweep's parent run, the same one for the same sweep_id.
+        """Open the sweep's parent run. The same sweep_id always gives the same run.
 
         Args:
             sweep_id: the sweep's identity, a hash.
-            name: shown in MLflow.
-            spec: the sweep's specification; kept as spec.json and, flat, as parameters.
-            facts: what the task says of itself; kept as facts.json and as parameters `facts.<name>`.
+            name: name shown in MLflow.
+            spec: the sweep's specification; stored as spec.json and, flattened, as parameters.
+            facts: the task's facts; stored as facts.json and as parameters `facts.<name>`.
 
         Returns:
             MLflow's id of the run.
@@ -96,15 +97,15 @@ class MLflowTracker:
 
     @delivering()
     def log_trial(self, trial: TrialRecord) -> str:
-        """Track a trained model: a run, a logged model with its artifacts, a registered version.
+        """Record a trained model: a run, a logged model with its artifacts, and a registered version.
 
-        A second call for a run that is complete changes nothing.
+        A second call for a complete run changes nothing.
 
         Returns:
             models:/name/version.
 
         Raises:
-            ValueError: the model folder holds no safetensors weights.
+            ValueError: the model folder has no safetensors weights.
         """
         return self._open_sweep().write(trial)
 
@@ -112,27 +113,27 @@ class MLflowTracker:
     def fail_trial(
         self, run_id: str, reason: str, params: Mapping[str, object] | None = None, *, status: str = "failed"
     ) -> None:
-        """Track a trial that left no model; a complete run of that identity stays as it is.
+        """Record a trial without a model. A complete run of the same identity stays unchanged.
 
         Args:
             run_id: the run's identity.
-            reason: the error, cut to its first 500 characters, paths of this machine shortened. It must not quote
+            reason: the error, cut to its first 500 characters, with paths of this machine shortened. It must not quote
                 training text.
             params: configuration, seed and other parameters, flat.
-            status: "failed", or "stopped" where it was ended early.
+            status: "failed", or "stopped" if the trial was ended early.
         """
         self._open_sweep().write_failure(run_id, reason, params or {}, status)
 
     @delivering()
     def update_privacy(self, model_uri: str, trial: TrialRecord) -> None:
-        """Replace the privacy record and card of a tracked model, as when it is known what was released with it.
+        """Replace the privacy record and card of a tracked model, for example when further models were released.
 
         Args:
-            model_uri: what log_trial returned.
+            model_uri: the URI that log_trial returned.
             trial: the same trial with its new record and card.
 
         Raises:
-            ValueError: the trial's model folder is gone, and what the server has was not sealed by the same key.
+            ValueError: the trial's model folder is gone, and another key sealed the files on the server.
         """
         name, version = model_uri.removeprefix("models:/").rsplit("/", 1)
         model_id = self._client.get_model_version(name, version).tags[MODEL_ID_TAG]
@@ -154,8 +155,8 @@ class MLflowTracker:
         """End the parent run.
 
         Args:
-            summary: counts, the selected configuration, ...; kept as summary.json, numbers also as metrics.
-            artifacts: folder whose files go to the run; they must not name a secret.
+            summary: counts, the selected configuration, ...; stored as summary.json, and its numbers as metrics.
+            artifacts: folder whose files are added to the run; they must not name a secret.
         """
         from mlflow.entities import Metric
 
@@ -174,8 +175,8 @@ class MLflowTracker:
 
     def _find_sweep(self, sweep_id: str) -> Run | None:
         condition = f"tags.`{SWEEP_ID_TAG}` = '{sweep_id}'"
-        found = self._client.search_runs([self._experiment_id], condition, max_results=1)
-        return found[0] if found else None
+        runs = self._client.search_runs([self._experiment_id], condition, max_results=1)
+        return runs[0] if runs else None
 
 
 def open_tracker(tracking: TrackingSpec) -> Tracker:

@@ -1,8 +1,8 @@
-"""What `mlflow models serve` and `mlflow.pyfunc.load_model` load a model's folder by: prompts in, texts out; of a
-classifier arrays in, probabilities out.
+"""Loader for `mlflow models serve` and `mlflow.pyfunc.load_model`.
 
-MLflow reads the folder's MLmodel, which names this module, before anything can be compared with the seal. Where the
-artifact store is not trusted, serve a folder that `raydp models export` wrote.
+A language model takes prompts and returns texts; a classifier takes arrays and returns probabilities. MLflow reads the
+folder's MLmodel, which names this module, before anything can be compared with the seal. If the artifact store is not
+trusted, serve a folder that `raydp models export` wrote.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OPTIONS = ("base", "dtype", "trusted_keys")
 
 @dataclass(frozen=True, kw_only=True)
 class TextGenerator:
-    """A model with its tokenizer, as MLflow's scoring server calls it."""
+    """A model with its tokenizer, in the form that MLflow's scoring server calls."""
 
     model: Any
     tokenizer: Any
@@ -39,10 +39,10 @@ class TextGenerator:
 
         Args:
             model_input: one column, `prompt`.
-            params: max_new_tokens, and temperature: 0 takes the most likely token each time, else it is sampled.
+            params: max_new_tokens, and temperature: 0 takes the most likely token, otherwise tokens are sampled.
 
         Returns:
-            A text for each row, without the prompt.
+            One text for each row, without the prompt.
         """
         import torch
 
@@ -55,36 +55,36 @@ class TextGenerator:
                 said = self.model.generate(
                     **tokens, max_new_tokens=int(given["max_new_tokens"]), **{"do_sample": False, **sampling}
                 )
-                # A soft prompt's virtual tokens are not among those that come back.
+                # The output does not contain the virtual tokens of a soft prompt.
                 texts.append(str(self.tokenizer.decode(said[0, tokens["input_ids"].shape[1] :])))
         return texts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier:
-    """A network of classification, as MLflow's scoring server calls it."""
+    """A classification network, in the form that MLflow's scoring server calls."""
 
     model: Any
 
     def predict(self, model_input: NDArray[np.float32], params: Mapping[str, Any] | None = None) -> NDArray[np.float32]:
-        """[n, K] probabilities of the classes, of inputs [n, *shape]."""
+        """Return [n, K] probabilities of the classes for inputs [n, *shape]."""
         import torch
 
         with torch.inference_mode():
             inputs = torch.as_tensor(np.asarray(model_input, dtype=np.float32))
-            found: NDArray[np.float32] = torch.softmax(self.model(inputs).float(), dim=1).numpy()
-            return found
+            probabilities: NDArray[np.float32] = torch.softmax(self.model(inputs).float(), dim=1).numpy()
+            return probabilities
 
 
 def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> TextGenerator | Classifier:
-    """MLflow's entry point.
+    """Load a model's folder; MLflow's entry point.
 
     Args:
         path: the model's folder.
         model_config: base (name or folder of the base model), dtype, and trusted_keys (a list), all optional.
 
     Raises:
-        ValueError: an option is unknown, or the folder is not what was sealed.
+        ValueError: an option is unknown, or the folder differs from the sealed one.
     """
     options = dict(model_config or {})
     if unknown := sorted(set(options) - set(OPTIONS)):
@@ -99,9 +99,9 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Te
 
     base = options.get("base")
     model = load_folder(folder, base, options.get("dtype"))
-    if ":" in recorded_base(folder)["name"]:  # a network of classification; no language model has one
+    if ":" in recorded_base(folder)["name"]:  # only the name of a classification network has a colon
         return Classifier(model=model)
     if TOKENIZER_CONFIG in sealed_names(folder):
         return TextGenerator(model=model, tokenizer=tokenizer_in(folder, base))
-    # An exported adapter's tokenizer is not sealed; the base's own is read.
+    # An exported adapter's tokenizer is not sealed, so the base's own is read.
     return TextGenerator(model=model, tokenizer=load_tokenizer(base or recorded_base(folder)["name"]))

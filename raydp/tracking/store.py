@@ -1,4 +1,4 @@
-"""Where MLflow keeps things: opening a store, its experiment, its artifacts, and what a URI names in its registry."""
+"""MLflow stores: opening a store, its experiments and artifacts, and resolving the URI of a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODEL_ID_TAG = "model_id"
 EXPERIMENT_ID_TAG = "experiment_id"
 CONNECT_SECONDS = 10.0
 
-# MLflow's defaults that do not suit a privacy tool with a machine-readable stdout; a value that the user set stays.
+# Replacements for MLflow's defaults that do not suit a privacy tool with a machine-readable stdout. User settings win.
 _DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -38,7 +38,7 @@ _DEFAULTS = {
 
 
 class UnreachableError(ValueError):
-    """Nothing answers at a server's address."""
+    """No server answers at an address."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +46,8 @@ class Store:
     """An open MLflow store.
 
     Attributes:
-        uri: its address; a SQLite path is absolute.
-        client: the only way in; nothing is set globally.
+        uri: the store's address; a SQLite path is absolute.
+        client: the client for every access; nothing is set globally.
     """
 
     uri: str
@@ -55,15 +55,16 @@ class Store:
 
     @property
     def database(self) -> Path | None:
-        """The file of a SQLite store."""
+        """Return the file of a SQLite store; None for a server."""
         return _database(self.uri)
 
 
 def check_store(uri: str) -> None:
-    """Check, without MLflow and without writing, that a store can be opened or made there.
+    """Check, without MLflow and without writing, that a store can be opened or created at an address.
 
     Raises:
-        ValueError: the address is of another kind, its folder is missing, its file is no database, or nothing answers.
+        ValueError: the address is of another kind, its folder is missing, its file is not a database, or no server
+            answers.
     """
     refuse_credentials(uri, "tracking.uri", MLFLOW_CREDENTIALS)
     database = _database(uri)
@@ -92,11 +93,11 @@ def open_store(uri: str, *, create: bool = False) -> Store:
     Args:
         uri: `sqlite:///FILE` (relative to the working directory, or absolute with four slashes) or the http(s) address
             of an MLflow server.
-        create: make the SQLite file and its schema where there is none; under a lock, as processes that create one
-            store at the same time race on the schema.
+        create: create the SQLite file and its schema if it does not exist. A lock protects the schema from other
+            processes that create the same store.
 
     Raises:
-        ValueError: the address is of another kind, names no store, or no server answers there.
+        ValueError: the address is of another kind, there is no store, or no server answers.
     """
     check_store(uri)
     database = _database(uri)
@@ -112,17 +113,17 @@ def open_store(uri: str, *, create: bool = False) -> Store:
 
     with _quiet_schema_creation(), FileLock(f"{database}.lock") if database and create else nullcontext():
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-        if database is not None:  # a file's schema is made by its first use; a server has made its own
+        if database is not None:  # the first use of a file makes its schema; a server has its schema already
             client.search_experiments(max_results=1)
             client.search_registered_models(max_results=1)
     return Store(uri=uri, client=client)
 
 
 def open_experiment(store: Store, name: str) -> str:
-    """The id of the experiment, created if need be; beside a SQLite file its artifacts go into the folder `mlruns`.
+    """Return the id of the experiment, created if needed. A SQLite store's artifacts go into `mlruns` beside the file.
 
     Raises:
-        ValueError: it was deleted.
+        ValueError: the experiment was deleted.
     """
     from mlflow.exceptions import MlflowException
 
@@ -143,7 +144,7 @@ def open_experiment(store: Store, name: str) -> str:
 
 @contextmanager
 def artifact(store: Store, location: str, path: str = "") -> Iterator[Path]:
-    """A file or folder of an artifact location: in place where it is local, else a copy for the time of the block.
+    """Return a file or folder of an artifact location: in place if it is local, else a copy for the block.
 
     A SQLite store that was moved together with its folder `mlruns` still finds its artifacts.
     """
@@ -155,16 +156,16 @@ def artifact(store: Store, location: str, path: str = "") -> Iterator[Path]:
 
     with tempfile.TemporaryDirectory(prefix="raydp-") as scratch:
         if not path and not list_artifacts(artifact_uri=location, tracking_uri=store.uri):
-            yield Path(scratch)  # MLflow would ask for the folder as a file, for minutes
+            yield Path(scratch)  # MLflow would request the empty folder as a file, for minutes
             return
         uri = f"{location.rstrip('/')}/{path}" if path else location
         yield Path(download_artifacts(artifact_uri=uri, dst_path=scratch, tracking_uri=store.uri))
 
 
 def artifact_bytes(store: Store, location: str, name: str) -> bytes | None:
-    """The content of one file of an artifact location; None where there is none of that name.
+    """Return the content of one file of an artifact location; None if there is no file of this name.
 
-    Looked for in the listing first: a server asks S3 for a file that is missing, calls that an error of its own, and
+    The listing is read first. Otherwise a server would ask S3 for the missing file and report an internal error, and
     MLflow would repeat the request for minutes.
     """
     local = _local_folder(store, location)
@@ -181,11 +182,11 @@ def artifact_bytes(store: Store, location: str, name: str) -> bytes | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelReference:
-    """What a model URI names.
+    """The model that a URI names.
 
     Attributes:
         model_id: the logged model (m-...).
-        name, version: the registered version; None where a logged model was never registered.
+        name, version: the registered version; None if the logged model was never registered.
     """
 
     model_id: str
@@ -194,10 +195,10 @@ class ModelReference:
 
 
 def resolve_uri(store: Store, uri: str) -> ModelReference:
-    """Follow `models:/NAME/VERSION`, `models:/NAME@ALIAS` or `models:/m-ID`.
+    """Resolve `models:/NAME/VERSION`, `models:/NAME@ALIAS` or `models:/m-ID`.
 
     Raises:
-        ValueError: the URI has another form, or names nothing in this store.
+        ValueError: the URI has another form, or names no model in this store.
     """
     from mlflow.exceptions import MlflowException
 
@@ -228,7 +229,7 @@ def resolve_uri(store: Store, uri: str) -> ModelReference:
 
 
 def _registered(store: Store, model_id: str) -> ModelReference:
-    """A logged model with its registered version, if it has one."""
+    """Return a logged model with its registered version, if it has one."""
     versions = store.client.search_model_versions(f"tags.{MODEL_ID_TAG} = '{model_id}'")
     if not versions:
         return ModelReference(model_id=model_id)
@@ -236,7 +237,7 @@ def _registered(store: Store, model_id: str) -> ModelReference:
 
 
 def _database(uri: str) -> Path | None:
-    """The absolute path in a SQLite URI; None for a server."""
+    """Return the absolute path in a SQLite URI; None for a server."""
     if urlsplit(uri).scheme in ("http", "https"):
         return None
     path = uri.removeprefix(SQLITE).partition("?")[0]
@@ -249,15 +250,15 @@ def _database(uri: str) -> Path | None:
 
 
 def _is_sqlite(database: Path) -> bool:
-    """Whether the file is a database or still empty."""
+    """Return whether the file is a database or still empty."""
     with database.open("rb") as stream:
         return stream.read(16) in (b"", b"SQLite format 3\0")
 
 
 def _check_server(uri: str) -> None:
-    """Fail at once where nothing listens: MLflow would retry for minutes."""
+    """Raise UnreachableError at once if no server listens; MLflow would retry for minutes."""
     parts = urlsplit(uri)
-    if parts.scheme in getproxies():  # the proxy answers for the server
+    if parts.scheme in getproxies():  # a proxy answers instead of the server
         return
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -274,7 +275,7 @@ def _check_server(uri: str) -> None:
 
 @contextmanager
 def _quiet_schema_creation() -> Iterator[None]:
-    """MLflow tells of every new table at INFO; warnings and errors still pass."""
+    """Hide MLflow's INFO lines about new tables for the block; warnings and errors still appear."""
     logger = logging.getLogger("mlflow.store.db.utils")
     level = logger.level
     logger.setLevel(logging.WARNING)
@@ -285,7 +286,7 @@ def _quiet_schema_creation() -> Iterator[None]:
 
 
 def _local_folder(store: Store, location: str) -> Path | None:
-    """The folder of a local artifact location, or the one beside a moved SQLite file; None for a remote one."""
+    """Return the folder of a local artifact location, or the one beside a moved SQLite file; None if it is remote."""
     parts = urlsplit(location)
     if parts.scheme not in ("", "file"):
         return None

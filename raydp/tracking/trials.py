@@ -1,7 +1,7 @@
-"""A trial in MLflow: a child run, a logged model and a registered version, written in stages that a kill may cut.
+"""A trial in MLflow: a child run, a logged model and a registered version, written in stages that survive a kill.
 
-The stages are: the run with its identity, the logged model with its files, metrics and parameters, the version, the
-mark that all is there. Each looks for what an earlier attempt left, so that none is written twice.
+The stages are: the run with its identity; the logged model with its files, metrics and parameters; the version; the
+mark of completeness. Each stage looks for the results of an earlier attempt, so that nothing is written twice.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ SWEEP_TAG = "raydp.sweep"
 STATUS_TAG = "raydp.status"
 REASON_TAG = "raydp.reason"
 DIGEST_TAG = "raydp.record_digest"
-MODEL_URI_TAG = "raydp.model_uri"  # written last: the run is complete
+MODEL_URI_TAG = "raydp.model_uri"  # written last; it marks the run as complete
 NONFINITE_TAG = "raydp.nonfinite_metrics"
 PARENT_TAG = "mlflow.parentRunId"
-VERSIONS_TAG = "mlflow.modelVersions"  # what MLflow's pages link a logged model to its versions by
+VERSIONS_TAG = "mlflow.modelVersions"  # MLflow's pages link a logged model to its versions by this tag
 
 MAX_REASON_CHARS = 500
 VERSION_ATTEMPTS = 30
-"""MLflow numbers versions by a race that it runs three times; many writers may lose all three."""
+"""MLflow tries three times to get a version's number. With many writers, one may lose all three races."""
 _ENDED = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
@@ -48,7 +48,7 @@ class TrialWriter:
     Attributes:
         parent_id: MLflow's id of the sweep's run.
         sweep: the sweep's name.
-        key: what models are sealed with; None leaves seals unsigned.
+        key: key that signs the seals of models; None leaves seals unsigned.
     """
 
     client: MlflowClient
@@ -59,7 +59,8 @@ class TrialWriter:
     key: SigningKey | None = None
 
     def write(self, trial: TrialRecord) -> str:
-        """Track a trained model; see `Tracker.log_trial`."""
+        """Record a trained model; see `Tracker.log_trial`."""
+        # A complete run stays; an incomplete one with another record is deleted.
         run = self._find(trial.run_id)
         if run is not None and MODEL_URI_TAG in run.data.tags:
             if run.info.status == "RUNNING":
@@ -70,6 +71,7 @@ class TrialWriter:
             self._delete_models(run)
             self.client.delete_run(run.info.run_id)
             run = None
+        # Write the missing stages.
         resumed = run is not None
         if run is None:
             start = int((time.time() - (trial.seconds or 0)) * 1000)
@@ -81,12 +83,13 @@ class TrialWriter:
         self.client.set_logged_model_tags(
             model.model_id, {VERSIONS_TAG: to_json([{"name": self.registered_model, "version": version}])}
         )
+        # Mark the run as complete, and end it.
         self.client.set_tag(run.info.run_id, MODEL_URI_TAG, model_uri)
         self._end(run, trial.status, trial)
         return model_uri
 
     def write_failure(self, run_id: str, reason: str, params: Mapping[str, Any], status: str) -> None:
-        """Track a trial that left no model; see `Tracker.fail_trial`."""
+        """Record a trial without a model; see `Tracker.fail_trial`."""
         from mlflow.entities import Param, RunTag
 
         texts = as_params(params)
@@ -106,15 +109,15 @@ class TrialWriter:
         self.client.set_terminated(run.info.run_id, _ENDED[status])
 
     def _find(self, run_id: str) -> Run | None:
-        """The trial's run in this sweep."""
+        """Return the trial's run in this sweep, or None."""
         condition = f"tags.`{RUN_ID_TAG}` = '{run_id}' AND tags.`{PARENT_TAG}` = '{self.parent_id}'"
-        found = self.client.search_runs([self.experiment_id], condition, max_results=1)
-        return found[0] if found else None
+        runs = self.client.search_runs([self.experiment_id], condition, max_results=1)
+        return runs[0] if runs else None
 
     def _create(
         self, run_id: str, configuration: Mapping[str, str], tags: dict[str, str], start: int | None = None
     ) -> Run:
-        """A run that says what it is for before it holds anything, so that it is found again."""
+        """Create a run that holds its identity from the beginning, so that a later attempt finds it."""
         short = {"batch_size": "b", "num_steps": "T", "learning_rate": "η", "seed": "seed"}
         name = " ".join(f"{letter}={configuration[key]}" for key, letter in short.items() if key in configuration)
         identity = {PARENT_TAG: self.parent_id, RUN_ID_TAG: run_id, SWEEP_TAG: self.sweep, **tags}
@@ -124,9 +127,9 @@ class TrialWriter:
         self.client.set_terminated(run.info.run_id, _ENDED[status], _end_time(run, trial))
 
     def _log_model(self, run: Run, trial: TrialRecord, resumed: bool) -> LoggedModel:
-        """The logged model with its files; one that a killed driver left is completed."""
-        found = self._models_of(run) if resumed else []
-        model = found[0] if found else None
+        """Return the logged model with its files. A model that a killed driver left incomplete is completed."""
+        models = self._models_of(run) if resumed else []
+        model = models[0] if models else None
         if model is None:
             model = self.client.create_logged_model(
                 self.experiment_id,
@@ -142,8 +145,10 @@ class TrialWriter:
         return model
 
     def _log_values(self, run: Run, trial: TrialRecord, model: LoggedModel) -> None:
-        """Parameters, tags and every metric in one batch. The time stamps follow from the record, so that MLflow drops
-        what a killed driver had written already."""
+        """Log parameters, tags and all metrics in one batch.
+
+        Time stamps are derived from the record, so that MLflow ignores values that a killed driver has written.
+        """
         from mlflow.entities import LoggedModelOutput, Param, RunTag
 
         outputs = run.outputs.model_outputs if run.outputs is not None else []
@@ -161,7 +166,7 @@ class TrialWriter:
         )
 
     def _register(self, run: Run, trial: TrialRecord, model: LoggedModel, resumed: bool) -> str:
-        """The version of the registered model that this trial is."""
+        """Return the trial's version of the registered model; register it if needed."""
         from mlflow.exceptions import MlflowException
 
         for attempt in range(VERSION_ATTEMPTS):
@@ -172,7 +177,7 @@ class TrialWriter:
             except MlflowException as error:
                 if error.error_code == "RESOURCE_DOES_NOT_EXIST":
                     self._create_registered_model()
-                elif "Model Version creation error" in str(error):  # others took the number three times
+                elif "Model Version creation error" in str(error):  # other writers took the number three times
                     time.sleep(random.uniform(0, 0.1 * (attempt + 1)))
                 else:
                     raise
@@ -184,10 +189,11 @@ class TrialWriter:
         try:
             self.client.create_registered_model(self.registered_model)
         except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # by another process
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another process has created it
                 raise
 
     def _create_version(self, run: Run, trial: TrialRecord, model: LoggedModel) -> str:
+        """Register the logged model as a new version, with its lookup tags, and return the version number."""
         tags = {
             **self._lookup_tags(trial),
             **trial.configuration(),
@@ -196,7 +202,7 @@ class TrialWriter:
             MODEL_ID_TAG: model.model_id,
             EXPERIMENT_ID_TAG: self.experiment_id,
         }
-        # Given as models:/m-..., the SQL registry would look the model up in the process's global store.
+        # With source models:/m-..., the SQL registry would look the model up in the process's global store.
         version = self.client.create_model_version(
             self.registered_model,
             source=model.artifact_location,
@@ -218,7 +224,7 @@ class TrialWriter:
         return list(self.client.search_model_versions(condition))
 
     def _delete_models(self, run: Run) -> None:
-        """Take back what a half-written run had published."""
+        """Delete what an incomplete run has published."""
         for version in self._versions_of(run):
             self.client.delete_model_version(version.name, version.version)
         for model in self._models_of(run):
@@ -226,12 +232,12 @@ class TrialWriter:
 
 
 def _end_time(run: Run, trial: TrialRecord) -> int:
-    """Milliseconds; from the run's stored start, so that it is the same in a second attempt."""
+    """Return milliseconds, from the run's stored start, so that a second attempt gets the same time."""
     return int(run.info.start_time + (trial.seconds or 0) * 1000)
 
 
 def _metrics(trial: TrialRecord, model: LoggedModel, end_time: int) -> tuple[list[Metric], list[str]]:
-    """Every step's values and the final ones, which also go to the model; and the names of those not finite."""
+    """Return every step's values and the final ones, which also go to the model, and the names of non-finite ones."""
     from mlflow.entities import Metric
 
     final, nonfinite = trial.finite_metrics()
@@ -246,7 +252,7 @@ def _metrics(trial: TrialRecord, model: LoggedModel, end_time: int) -> tuple[lis
                 metrics.append(Metric(clean_key(name), float(value), end_time - 1, step))
             else:
                 nonfinite.append(f"{clean_key(name)} at step {step}")
-    on_model = {metric.key for metric in model.metrics or []}  # beyond 100, MLflow trips over a model's repeated ones
+    on_model = {metric.key for metric in model.metrics or []}  # beyond 100 metrics, MLflow fails on repeated ones
     for name, value in final.items():
         model_id = None if name in on_model else model.model_id
         metrics.append(Metric(name, value, end_time, last, model_id=model_id))

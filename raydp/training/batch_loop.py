@@ -1,4 +1,4 @@
-"""The training loop of objectives that are no sum over examples: without a guarantee, and for small models."""
+"""The training loop for objectives that are not a sum over examples. It has no guarantee and is for small models."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from raydp.training.trial_plan import TrialPlan
 
 
 def run(plan: TrialPlan, context: TrainingContext, comm: Comm, step_fn: Callable[[int], dict[str, float]]) -> Trained:
-    """Train for plan.num_steps steps. Every rank does all the work; an interrupted run starts again from its start.
+    """Train for plan.num_steps steps. Every rank does all the work; an interrupted run starts again from step 0.
 
     Args:
-        step_fn: updates the model and says what it saw, for the history; a function of the step and of the steps
+        step_fn: updates the model and returns values for the history. It must depend only on the step and on the steps
             before.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Exact checkpoints of one trial: one file each, written so that a kill at any moment leaves a whole one behind."""
+"""Exact checkpoints of one trial, one file each. After a kill at any moment a complete checkpoint is left."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class CheckpointStore:
     """The checkpoints of one trial in one folder; the newest two are kept.
 
     Args:
-        folder: created when first written to.
-        run_id: a checkpoint of another run is never loaded.
-        warn: called with a sentence when a checkpoint cannot be written, or a damaged one is passed over.
+        folder: created at the first write.
+        run_id: checkpoints of other runs are never loaded.
+        warn: called with a sentence when a checkpoint cannot be written, or when a damaged one is skipped.
     """
 
     folder: Path
@@ -33,12 +33,12 @@ class CheckpointStore:
     warn: Callable[[str], None] = print
 
     def beside(self, name: str) -> CheckpointStore:
-        """Another store of the same run, for a part of it that has an end of its own."""
+        """Return another store of the same run, for a part of the run with its own progress."""
         return replace(self, folder=self.folder.with_name(f"{self.folder.name}-{name}"))
 
     def save(self, step: int, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
-        """Write the state after `step` steps. Training goes on without where the disk is full: those of before stay."""
-        from safetensors.torch import save  # brings torch along
+        """Write the state after `step` steps. If the disk is full, skip this checkpoint and keep the earlier ones."""
+        from safetensors.torch import save  # imports torch
 
         metadata = {"run_id": self.run_id, "step": str(step), "state": json.dumps(state)}
         content = save({k: v.detach().contiguous() for k, v in tensors.items()}, metadata=metadata)
@@ -52,7 +52,7 @@ class CheckpointStore:
             old.unlink()
 
     def load(self) -> tuple[int, dict[str, torch.Tensor], dict[str, Any]] | None:
-        """The newest whole checkpoint: steps done, tensors, state. None where there is none."""
+        """Return the newest complete checkpoint: steps done, tensors, state. None if there is none."""
         for path in sorted(self.folder.glob("step-*.safetensors"), reverse=True):
             try:
                 with safe_open(path, framework="pt") as file:

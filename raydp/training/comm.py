@@ -1,4 +1,4 @@
-"""What the ranks of one trial say to each other. Training knows this protocol, not who started the processes."""
+"""Communication between the ranks of one trial. Training depends on this protocol, not on who started the processes."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ T = TypeVar("T")
 
 
 class Comm(Protocol):
-    """Collective operations of one worker group; every rank calls each of them in the same order."""
+    """Collective operations of one worker group. Every rank calls them in the same order."""
 
     rank: int
     world_size: int
     device: torch.device
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> None:
-        """Replace the tensor by its sum over ranks, in place, in its own type."""
+        """Replace the tensor by its sum over ranks, in place, in its own dtype."""
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """Replace the tensor by rank 0's, in place."""
+        """Replace the tensor by rank 0's tensor, in place."""
 
     def broadcast_object(self, value: T) -> T:
-        """Rank 0's value, on every rank."""
+        """Return rank 0's value on every rank."""
 
 
 class LocalComm:
-    """One process."""
+    """Communication of a single process."""
 
     rank = 0
     world_size = 1
@@ -37,10 +37,10 @@ class LocalComm:
         self.device = torch.device(device)
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> None:
-        """One rank: the sum is the tensor."""
+        """Do nothing: the sum over one rank is the tensor itself."""
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """One rank: nothing to send."""
+        """Do nothing: there is no other rank."""
 
     def broadcast_object(self, value: T) -> T:
         return value

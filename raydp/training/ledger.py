@@ -1,4 +1,4 @@
-"""A run's ledger: every noisy step that was executed, also by attempts that died."""
+"""A run's ledger: every executed noisy step, including those of attempts that died."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ REPLAY_NOTE = "a replayed step draws the same noise, and only one execution of i
 
 
 class Ledger:
-    """Appends one line a noisy step, before its update is applied; a kill loses no line that an update followed.
+    """Appends one line per noisy step, before its update is applied. No kill can lose the line of an applied update.
 
     Args:
         path: the run's ledger; attempts append to the same file.
@@ -20,12 +20,12 @@ class Ledger:
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def record(self, step: int) -> None:
-        """A noisy gradient of this step is about to be used."""
+        """Record that a noisy gradient of this step is about to be used."""
         with self._path.open("a", encoding="ascii") as stream:
             stream.write(f"{step}\n")
 
     def summary(self) -> dict[str, Any]:
-        """ "executions" of noisy steps, distinct "noisy_steps", "replays", and what a replay is."""
+        """Return "executions" of noisy steps, distinct "noisy_steps", "replays", and a note on what a replay is."""
         steps = self._steps()
         return {
             "noisy_steps": len(set(steps)),

@@ -1,4 +1,4 @@
-"""Logistic regression by gradient steps over fixed batches, and how far one example can move it."""
+"""Logistic regression by gradient steps over fixed batches, and its sensitivity to one example."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from raydp.tasks.classification.labelled import LabelledBatch
 
 @dataclass(frozen=True, kw_only=True)
 class LogisticDescent:
-    """θ ← θ - η (1/b Σ_{i in the step's batch} ∇l_i(θ) + λ θ), where every example is in one of m fixed batches of at
-    most b, which follow each other in turn: step t takes batch t mod m.
+    """Gradient descent θ ← θ - η (1/b Σ_{i in the step's batch} ∇l_i(θ) + λ θ) over fixed batches.
 
-    l_i is the cross-entropy of softmax(θ x), x being the input, scaled to a norm of at most R, with a 1 for the bias.
+    Every example is in one of m fixed batches of at most b examples. The batches are used in turn: step t takes batch
+    t mod m. l_i is the cross-entropy of softmax(θ x), where x is the input, scaled to a norm of at most R, with a 1 for
+    the bias.
 
     Args:
         max_input_norm: R.
@@ -25,17 +26,18 @@ class LogisticDescent:
         num_batches: m.
 
     Guarantee:
-        `sensitivity(T)` bounds how far two results of T steps from the same start lie apart in the L2 norm over all
-        weights, if one example is in its place for one of them and the place is empty for the other. Each step is a
-        (1 - ηλ)-contraction, as l_i is convex and (R² + 1)/2-smooth and η <= `largest_learning_rate`; the example adds
-        at most η L / b where its batch is used, its loss being L-Lipschitz with L = sqrt(2 (R² + 1)); and of the places
-        that it can have, the last batch used is the worst. That is in real numbers; `rounding` is for the rest.
+        Take two runs of T steps from the same start; in one of them an example is in its place, in the other the place
+        is empty. `sensitivity(T)` bounds the L2 distance of their results over all weights. Each step is a
+        (1 - ηλ)-contraction, because l_i is convex and (R² + 1)/2-smooth and η <= `largest_learning_rate`. The example
+        adds at most η L / b when its batch is used, because its loss is L-Lipschitz with L = sqrt(2 (R² + 1)). The
+        worst place of the example is in the batch that is used last. All this is in real numbers; `rounding` bounds
+        the rest.
 
     Raises:
         ValueError: the learning rate is above the largest one.
 
-    Source: Wu et al. 2017 (Algorithm 2, Lemmas 6 to 8) with the constants of Hardt, Recht and Singer 2016 (Lemma 3.7);
-        there a record is replaced, which costs twice as much.
+    Source: Wu et al. 2017 (Algorithm 2, Lemmas 6 to 8) with the constants of Hardt, Recht and Singer 2016 (Lemma 3.7).
+        In these a record is replaced, which costs twice as much.
     """
 
     max_input_norm: float
@@ -49,37 +51,39 @@ class LogisticDescent:
             raise ValueError(
                 f"space.learning_rate must be at most {self.largest_learning_rate:.4g} with method.max_input_norm "
                 f"{self.max_input_norm:g} and weight_decay {self.weight_decay:g}, got {self.learning_rate:g}. Above it "
-                "steps need not bring two neighbours' weights together. Lower it, or the others."
+                "steps may move the weights of neighbouring data sets apart. Lower it, or the others."
             )
 
     @property
     def lipschitz(self) -> float:
-        """L: ‖∇l_i‖ = ‖softmax - label‖ ‖x‖ <= sqrt(2) sqrt(R² + 1)."""
+        """Return L: ‖∇l_i‖ = ‖softmax - label‖ ‖x‖ <= sqrt(2) sqrt(R² + 1)."""
         return math.sqrt(2 * (self.max_input_norm**2 + 1))
 
     @property
     def smoothness(self) -> float:
-        """β: the Hessian is (diag p - p pᵀ) ⊗ x xᵀ, whose first factor has eigenvalues of at most 1/2."""
+        """Return β. The Hessian is (diag p - p pᵀ) ⊗ x xᵀ, whose first factor has eigenvalues of at most 1/2."""
         return (self.max_input_norm**2 + 1) / 2
 
     @property
     def largest_learning_rate(self) -> float:
-        """2 / (β + 2λ), up to which max(|1 - ηλ|, |1 - η(β + λ)|) = 1 - ηλ."""
+        """Return 2 / (β + 2λ). Up to this rate, max(|1 - ηλ|, |1 - η(β + λ)|) = 1 - ηλ."""
         return 2 / (self.smoothness + 2 * self.weight_decay)
 
     def sensitivity(self, num_steps: int) -> float:
-        """Δ = η L / b Σ_{j < k} (1 - ηλ)^{jm}: an example in the last batch used was used k = ⌈T/m⌉ times, every m
-        steps."""
+        """Return Δ = η L / b Σ_{j < k} (1 - ηλ)^{jm}.
+
+        An example in the batch that is used last was used k = ⌈T/m⌉ times, every m steps.
+        """
         uses = -(-num_steps // self.num_batches)
         log_shrink = self.num_batches * math.log1p(-self.learning_rate * self.weight_decay)
         passes = uses if log_shrink == 0 else math.expm1(uses * log_shrink) / math.expm1(log_shrink)
         return self.learning_rate * self.lipschitz / self.batch_size * passes
 
     def rounding(self, start: torch.Tensor, num_steps: int) -> float:
-        """How much further apart two results can lie in double precision.
+        """Return how much further apart two results can be in double precision.
 
-        Each step's error is bounded by those of its inner products, of d and b terms, at weights that have come as far
-        as they can; later steps do not enlarge it.
+        The error of a step is bounded by the errors of its inner products, of d and b terms, at the largest weights
+        that training can reach. Later steps do not enlarge it.
 
         Args:
             start: the weights at the start, [K, d].
@@ -94,26 +98,26 @@ class LogisticDescent:
         return 2 * step * min(num_steps, 1 / decay if decay else math.inf)
 
     def places(self, step: int) -> slice:
-        """Where in the order of the examples the step's batch lies; the last one of a pass may be smaller."""
+        """Return the places of the step's batch in the order of the examples. The last batch may be smaller."""
         first = step % self.num_batches * self.batch_size
         return slice(first, first + self.batch_size)
 
     def features(self, inputs: torch.Tensor) -> torch.Tensor:
-        """[B, d + 1] float64: each input flat, scaled down to norm R, and a 1. What is not finite counts as 0."""
+        """Return [B, d + 1] float64: each input flat, scaled down to norm R, with a 1. Non-finite values become 0."""
         flat = torch.nan_to_num(inputs.flatten(1).double(), nan=0.0, posinf=0.0, neginf=0.0)
         norms = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
         flat *= self.max_input_norm / norms.clamp(min=self.max_input_norm)
         return torch.cat([flat, torch.ones_like(norms)], dim=1)
 
     def step(self, weights: torch.Tensor, batch: LabelledBatch) -> float:
-        """One step, in place.
+        """Take one step, in place.
 
         Args:
-            weights: θ, [K, d + 1] float64, the bias last.
-            batch: the examples of the step's batch; those that are missing are empty places.
+            weights: θ, [K, d + 1] float64, with the bias last.
+            batch: the examples of the step's batch. Missing examples are empty places.
 
         Returns:
-            The summed cross-entropy before it.
+            The summed cross-entropy before the step.
         """
         features = self.features(batch.inputs)
         log_probs = torch.log_softmax(features @ weights.T, dim=1)

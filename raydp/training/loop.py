@@ -1,4 +1,4 @@
-"""The training loop: draw, sum, add noise once, divide by b, step. The same for every method, rank count and resume."""
+"""The training loop: draw, sum, add noise once, divide by b, step. Methods, rank counts and resumes share it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from raydp.training.trial import Paused, Trained, TrainingContext
 from raydp.training.trial_plan import TrialPlan
 
 PAUSE = 4
-"""Where in a step's sums rank 0 says that the run is to pause."""
+"""Position in a step's sums at which rank 0 asks for a pause."""
 START_AGAIN = (
     "a micro-batch of a sharded model did not fit into memory, and the other workers wait in the middle of a pass. The "
     "next attempt takes half as many tokens; or set cluster.microbatch_size."
@@ -46,21 +46,21 @@ class GradientSum(Protocol):
         examples_per_unit: int = 1,
         weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Returns [2, U] losses and gradient norms of the units."""
+        """Return [2, U] the losses and gradient norms of the units."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepRule:
-    """What differs between methods.
+    """The parts of the training loop that differ between methods.
 
     Attributes:
         indices_fn: step -> the units of the global batch, identical on every rank.
-        gradients: how per-example gradients are summed.
-        clipping: owns the threshold c, which may move from step to step; inf where nothing is clipped.
+        gradients: sums the per-example gradients.
+        clipping: owns the threshold c, which may change from step to step; inf if nothing is clipped.
         noise_multiplier: standard deviation of the noise on the sum, per coordinate, over its sensitivity; 0 for none.
         optimizer: holds the trained parameters in the order of their sorted names.
-        noise: how the noise of a step leans on that of the steps before; it does not where nothing is given.
-        weights: of the units, each of one example; None where all weigh alike.
+        noise: correlation of the noise of a step with the noise of earlier steps; independent by default.
+        weights: weights of the units, each of one example; None for equal weights.
     """
 
     indices_fn: Callable[[int], NDArray[np.int64]]
@@ -83,11 +83,11 @@ def run(
 ) -> Trained:
     """Train for plan.num_steps steps, from the newest checkpoint if there is one.
 
-    The update of a step is (Σ_i clipped gradient_i + noise) / b with b the expected batch size, never the drawn one
-    (Abadi et al. 2016, Algorithm 1; Hu et al. 2025, Algorithm 2 divides by the drawn one). Where units have weights,
-    the clipped gradients are multiplied with them, and the whole with their scale. The noise is drawn once, on rank 0,
-    from the run's keyed stream; where the trained parameters are sharded, each rank has a part of the gradient
-    to itself and draws that part of the same noise.
+    The update of a step is (Σ_i clipped gradient_i + noise) / b. b is the expected batch size, never the drawn one
+    (Abadi et al. 2016, Algorithm 1; Hu et al. 2025, Algorithm 2, divides by the drawn one). With weights of units, the
+    clipped gradients are multiplied by the weights, and the noisy sum by their scale. The noise is drawn once, on rank
+    0, from the run's keyed stream. If the trained parameters are sharded, each rank alone holds a part of the gradient
+    and draws the same part of this noise.
     """
     started = time.perf_counter()
     stream = KeyedStream(key=key, run_id=plan.run_id)
@@ -95,24 +95,28 @@ def run(
     flat, total = _flat_views(context.parameters, comm.device)
     parts = {name: sharding.part_of(p) for name, p in context.parameters.items()}
     in_parts = sharding.in_parts(context.parameters)
-    holders = LocalComm(comm.device) if in_parts else comm  # the ranks that hold the same gradient as this one
+    holders = LocalComm(comm.device) if in_parts else comm  # the ranks that hold the same gradient as this rank
     first, history = resume(store, context, rule.optimizer, rule.clipping, comm)
     saver = _Saver(store, context, rule, comm)
     ended_early = first > 0 and first in context.check_steps and context.check_fn(first)  # killed before its check
     for step in [] if ended_early else range(first, plan.num_steps):
+        # Draw the step's units, and sum this rank's clipped gradients in micro-batches that fit into memory.
         pause = comm.rank == 0 and context.pause_fn is not None and context.pause_fn()
         threshold = rule.clipping.max_grad_norm
         drawn = rule.indices_fn(step)
         share = units.share(drawn if rule.weights is None else rule.weights.counting(drawn), comm)
         while (sums := _accumulate(units, share, rule, context, task, total, comm)) is None:
             context.budget.halve()
-        sums[PAUSE] += pause  # every rank hears of it with the step's sums
+        # Sum over ranks. The sums also carry rank 0's request to pause.
+        sums[PAUSE] += pause
         holders.all_reduce_sum(flat)
         comm.all_reduce_sum(sums)
+        # Record the step in the ledger, then add the noise.
         if rule.noise_multiplier > 0 and holders.rank == 0:
             if context.ledger is not None and comm.rank == 0:
                 context.ledger.record(step)
             _add_noise(total, parts, stream, step, rule.noise_multiplier, threshold, rule.noise)
+        # Divide by the expected batch size, and update the weights and the threshold.
         flat /= plan.batch_size
         if rule.weights is not None:
             flat *= rule.weights.scale
@@ -121,6 +125,7 @@ def run(
         history.append(_record(step, sums, threshold))
         unclipped, counted = sums[2:PAUSE].tolist()
         rule.clipping.update(unclipped, counted, stream, step)
+        # Report, save, pause, or end early.
         done = step + 1
         if context.progress is not None:
             context.progress(done, plan.num_steps, history[-1])
@@ -136,7 +141,7 @@ def run(
 
 
 class _Saver:
-    """Saves a run's state from time to time."""
+    """Saves a run's state at intervals."""
 
     def __init__(self, store: CheckpointStore | None, context: TrainingContext, rule: StepRule, comm: Comm) -> None:
         self._store, self._context, self._rule, self._comm = store, context, rule, comm
@@ -144,13 +149,13 @@ class _Saver:
         self._saved = time.monotonic()
 
     def save(self, done: int, history: list[dict[str, float]], *, now: bool) -> None:
-        """Save the state after so many steps if it is time, or now; called on every rank."""
+        """Save the state after `done` steps if the interval is over, or at once with `now`. Called on every rank."""
         if self._store is None:
             return
         due = now or time.monotonic() - self._saved >= self._context.checkpoint_seconds
         if not (self._comm.broadcast_object(due) if self._collective else due and self._comm.rank == 0):
             return
-        tensors = whole_state(self._context, self._rule.optimizer, self._comm)  # every rank gives its parts
+        tensors = whole_state(self._context, self._rule.optimizer, self._comm)  # collective if parameters are sharded
         if self._comm.rank == 0:
             self._store.save(done, tensors, {"history": history, "max_grad_norm": self._rule.clipping.max_grad_norm})
         self._saved = time.monotonic()
@@ -165,15 +170,16 @@ def _accumulate(
     total: dict[str, torch.Tensor],
     comm: Comm,
 ) -> torch.Tensor | None:
-    """Set `total` to the sum over this rank's units; to its part of the sum over all ranks' where it holds parts.
+    """Set `total` to the sum over this rank's units; if parameters are sharded, to this rank's part of the whole sum.
 
     Returns:
-        [5] float64 sums of loss, norm, whether unclipped, and drawn units, and a place for `PAUSE`; None where smaller
+        [5] float64 sums of loss, norm, unclipped units and drawn units, and a place for `PAUSE`; None if smaller
         micro-batches may fit into memory.
 
     Raises:
-        RuntimeError: they do not fit, and cannot or must not be made smaller.
+        RuntimeError: the micro-batches do not fit into memory, and cannot or must not be smaller.
     """
+    # Start from zero sums.
     for gradient in total.values():
         gradient.zero_()
     device = next(iter(total.values())).device
@@ -181,13 +187,14 @@ def _accumulate(
     sharded = sharding.is_sharded(context.model)
     running, idle = sharding.running_sums(context.model, context.parameters, total)
     batches = units.microbatches(share, context.microbatch_size, context.budget.tokens)
-    for found in sharding.in_lockstep(batches, comm) if sharded else batches:
-        # Without a micro-batch of its own a rank runs any example: the others need its weights. It counts for nothing.
-        indices, per_unit = found or (np.array([np.argmin(units.lengths)]), 1)
+    for microbatch in sharding.in_lockstep(batches, comm) if sharded else batches:
+        # A rank without a micro-batch runs any example, because the other ranks need its weights; it is not counted.
+        indices, per_unit = microbatch or (np.array([np.argmin(units.lengths)]), 1)
         batch: Examples = task.batch(indices).to(device)
-        into = idle if found is None else running
-        weights = None if rule.weights is None or found is None else rule.weights.of(indices, device)
+        into = idle if microbatch is None else running
+        weights = None if rule.weights is None or microbatch is None else rule.weights.of(indices, device)
         assert weights is None or per_unit == 1, "weights are of units of one example"
+        # Add the micro-batch's gradients; if memory runs out, ask for smaller micro-batches or give up.
         try:
             losses, norms = rule.gradients.accumulate(partial(losses_of, context, task, batch), into, per_unit, weights)
         except (RuntimeError, MemoryError) as error:
@@ -199,7 +206,8 @@ def _accumulate(
                 context.budget.halve()
                 raise RuntimeError(START_AGAIN) from error
             raise RuntimeError(_too_large(context, batch, per_unit)) from error
-        if found is None:
+        # Count losses, norms and units.
+        if microbatch is None:
             continue
         unclipped = (norms <= rule.clipping.max_grad_norm).sum()
         drawn = torch.full_like(norms[0], len(norms))
@@ -208,7 +216,7 @@ def _accumulate(
 
 
 def losses_of(context: TrainingContext, task: Task, batch: Examples) -> torch.Tensor:
-    """[B] per-example losses, with the matrix products in the context's precision."""
+    """Return [B] per-example losses, with matrix products in the context's precision."""
     with torch.autocast(batch.device.type, dtype=context.autocast, enabled=context.autocast is not None):
         return task.per_example_loss(context.model, batch)
 
@@ -228,8 +236,11 @@ def _too_large(context: TrainingContext, batch: Examples, per_unit: int) -> str:
 def _flat_views(
     parameters: dict[str, torch.nn.Parameter], device: torch.device
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """One fp32 vector for all gradients, so that ranks exchange one message, and each parameter's view of it, which is
-    also the gradient that the optimizer reads; this rank's parts where the parameters are sharded."""
+    """Return one fp32 vector for all gradients, and each parameter's view of it.
+
+    One vector lets ranks exchange one message. The views are also the gradients that the optimizer reads. If the
+    parameters are sharded, the vector holds this rank's parts.
+    """
     held = {name: sharding.local(p) for name, p in parameters.items()}
     flat = torch.zeros(sum(values.numel() for values in held.values()), device=device)
     views = flat.split([values.numel() for values in held.values()])
@@ -248,8 +259,10 @@ def _add_noise(
     threshold: float,
     source: CorrelatedNoise,
 ) -> None:
-    """Add noise of std σ c to every coordinate of the sum that this rank holds, on a lattice, from the stream of its
-    parameter's name. The lattice is that of the whole sum."""
+    """Add noise of std σ c to every coordinate of the sum that this rank holds, on a lattice.
+
+    The noise of a parameter is from the stream of its name. The lattice is that of the whole sum.
+    """
     lattice = lattice_step(threshold, sum(part.count for part in parts.values()))
     std = noise_multiplier * threshold * NOISE_WIDENING
     for name, gradient in total.items():

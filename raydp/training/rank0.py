@@ -1,4 +1,4 @@
-"""Work that one rank does with a model whose weights are spread over all."""
+"""Work that one rank does with a model whose weights are sharded over all ranks."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ PASS, EXCHANGE, END = "pass", "exchange", "end"
 
 
 def on_rank_0(loaded: LoadedModel, comm: Comm, work_fn: Callable[[LoadedModel], T]) -> T | None:
-    """Run something that only reads a sharded model; collective.
+    """Run a function that only reads a sharded model; collective.
 
-    Rank 0 does the work and announces each pass of the model; the others then run a pass of one token, and so give
-    their parts of the weights. How many passes there are is decided in one place: were every rank to do the same work,
-    a last bit that differs between two devices could part their samples, and one would wait for ever.
+    Rank 0 does the work and announces each pass of the model. The other ranks then run a pass of one token, which
+    contributes their parts of the weights. Only rank 0 decides how many passes there are. If every rank did the work, a
+    difference in a last bit between two devices could make their samples differ, and one rank would wait for ever.
 
     Args:
-        work_fn: gets the model; its passes are those of the whole model, its base() works.
+        work_fn: receives the model. Its passes are passes of the whole model, and its base() works.
 
     Returns:
-        What work_fn returned, on rank 0; None on the others. What it raises is raised on rank 0.
+        The result of work_fn on rank 0, None on the others. An error of work_fn is raised on rank 0.
     """
     if comm.rank != 0:
         _follow(loaded, comm)
@@ -46,7 +46,7 @@ def on_rank_0(loaded: LoadedModel, comm: Comm, work_fn: Callable[[LoadedModel], 
 
 
 def _follow(loaded: LoadedModel, comm: Comm) -> None:
-    """Do what rank 0 announces, until it has ended."""
+    """Do what rank 0 announces, until rank 0 has ended."""
     nothing: str | None = None
     while (announced := comm.broadcast_object(nothing)) != END:
         if announced == EXCHANGE:

@@ -1,4 +1,4 @@
-"""The state of a training run between two steps: whole tensors, so that any number of ranks can go on with it."""
+"""The state of a training run between two steps. Its tensors are whole, so that any number of ranks can resume it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raydp.training.trial import TrainingContext
 
 
 def whole_state(context: TrainingContext, optimizer: torch.optim.Optimizer, comm: Comm) -> dict[str, torch.Tensor]:
-    """Parameters and optimizer state under flat names, on rank 0: whole, whatever they are sharded over."""
+    """Return whole parameters and optimizer state under flat names, on rank 0, even if they are sharded."""
     tensors: dict[str, torch.Tensor] = {f"parameter/{name}": p for name, p in context.parameters.items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{index}/{k}": v for k, v in state.items() if torch.is_tensor(v)}
@@ -26,14 +26,19 @@ def resume(
     clipping: Clipping,
     comm: Comm,
 ) -> tuple[int, list[dict[str, float]]]:
-    """Steps already done and their history; rank 0 reads, so that all ranks start from the same state."""
-    found = store.load() if store is not None and comm.rank == 0 else None
-    step, tensors, state = found or (0, {}, None)
+    """Restore the state; return the steps already done and their history.
+
+    Rank 0 reads the checkpoint, so that all ranks start from the same state.
+    """
+    checkpoint = store.load() if store is not None and comm.rank == 0 else None
+    step, tensors, state = checkpoint or (0, {}, None)
+    # Tell all ranks the step and the shapes.
     step, shapes, state = comm.broadcast_object(
         (step, {name: (value.shape, value.dtype) for name, value in tensors.items()}, state)
     )
     if state is None:
         return 0, []
+    # Fill the parameters, then the optimizer's state.
     for name, parameter in context.parameters.items():
         sharding.fill(parameter, tensors.get(f"parameter/{name}"), comm)
     saved = optimizer.state_dict()

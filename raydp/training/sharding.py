@@ -1,8 +1,8 @@
-"""A model whose weights are spread over the ranks (FSDP2), for models that do not fit one device.
+"""A model whose weights are sharded over the ranks (FSDP2), for models that do not fit one device.
 
 Every rank holds 1/world of each weight, cut along its first dimension, and gathers one decoder layer at a time while it
-computes. Gathering is collective: all ranks run the same number of passes, in the same order. Adapters are replicated;
-with full fine-tuning the gradients, the noise and the optimizer's state are spread like the weights.
+computes. Gathering is collective: all ranks run the same number of passes, in the same order. Adapters are replicated.
+With full fine-tuning the gradients, the noise and the optimizer's state are sharded like the weights.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from raydp.training.comm import Comm
 
 T = TypeVar("T")
 
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # its name before 2.13
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # the name before 2.13
 
 
 def shard(model: nn.Module, comm: Comm, *, replicated: set[nn.Parameter]) -> None:
-    """Spread a model's weights over the ranks, in place; every rank calls it with the same weights, on any device.
+    """Shard a model's weights over the ranks, in place. Every rank calls it with the same weights, on any device.
 
     Args:
-        model: what is called: the peft model, or the transformers model where there is no adapter.
+        model: the module that is called: the peft model, or the transformers model if there is no adapter.
         replicated: parameters that every rank keeps whole.
 
     Raises:
@@ -42,23 +42,23 @@ def shard(model: nn.Module, comm: Comm, *, replicated: set[nn.Parameter]) -> Non
         fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=replicated)
     for parameter in replicated:
         parameter.data = parameter.data.to(comm.device)
-    with torch.no_grad():  # FSDP2 finishes its set-up in the first pass, which must not be one in inference mode
+    with torch.no_grad():  # FSDP2 finishes its set-up in the first pass, which must not run in inference mode
         empty_pass(model)
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether the model's passes are collective."""
+    """Return whether the model's passes are collective."""
     return isinstance(model, FSDPModule)
 
 
 def empty_pass(model: nn.Module) -> None:
-    """Run the model on one token: this rank's part in a pass of the others."""
+    """Run the model on one token, as this rank's part in a pass of the other ranks."""
     device = next(model.parameters()).device
     model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=device), use_cache=False)
 
 
 def in_lockstep(items: Iterator[T], comm: Comm) -> Iterator[T | None]:
-    """A rank's items, then None for as long as another rank still has some."""
+    """Yield a rank's items, then None as long as another rank still has items."""
     while True:
         item = next(items, None)
         busy = torch.tensor(float(item is not None), device=comm.device)
@@ -70,7 +70,7 @@ def in_lockstep(items: Iterator[T], comm: Comm) -> Iterator[T | None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What a rank holds of a tensor, as positions in its flattened values: start <= position < stop, of count."""
+    """The part of a tensor that a rank holds: positions start <= position < stop of its `count` flattened values."""
 
     count: int
     start: int
@@ -78,7 +78,7 @@ class Part:
 
 
 def part_of(tensor: torch.Tensor) -> Part:
-    """The part that this rank holds: everything, or the rank's rows of a sharded tensor."""
+    """Return the part that this rank holds: everything, or the rank's rows of a sharded tensor."""
     if not isinstance(tensor, DTensor):
         return Part(count=tensor.numel(), start=0, stop=tensor.numel())
     per_row = tensor.numel() // max(1, len(tensor))
@@ -87,17 +87,17 @@ def part_of(tensor: torch.Tensor) -> Part:
 
 
 def in_parts(parameters: dict[str, nn.Parameter]) -> bool:
-    """Whether a rank holds only a part of what is trained."""
+    """Return whether a rank holds only a part of the trained parameters."""
     return any(isinstance(p, DTensor) for p in parameters.values())
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The values that this rank holds, in the tensor's own memory."""
+    """Return the values that this rank holds, in the tensor's own memory."""
     return cast(DTensor, tensor.detach()).to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """This rank's values of a tensor that is spread like the given one."""
+    """Return a tensor that is sharded like the given one and holds `values` on this rank."""
     if not isinstance(tensor, DTensor):
         return values
     return DTensor.from_local(
@@ -106,15 +106,17 @@ def like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def empty_like(parameter: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of an optimizer's state, to be filled: spread like the parameter where it has its shape."""
+    """Return an empty tensor for an optimizer's state. With the parameter's shape, it is sharded like the parameter."""
     if shape == parameter.shape:
         return torch.empty_like(parameter.detach(), dtype=dtype)
     return torch.empty(shape, dtype=dtype, device=local(parameter).device)
 
 
 def gathered(tensors: dict[str, torch.Tensor], comm: Comm) -> dict[str, torch.Tensor]:
-    """Whole tensors on the CPU of rank 0, and nothing on the other ranks; collective, one tensor at a time. Names of
-    one tensor share its memory."""
+    """Return whole tensors on the CPU of rank 0, and nothing on the other ranks; collective, one tensor at a time.
+
+    If a tensor has several names, they share its memory.
+    """
     values: dict[int, torch.Tensor] = {}
     for tensor in tensors.values():
         if id(tensor) not in values:
@@ -124,7 +126,7 @@ def gathered(tensors: dict[str, torch.Tensor], comm: Comm) -> dict[str, torch.Te
 
 
 def fill(tensor: torch.Tensor, values: torch.Tensor | None, comm: Comm) -> None:
-    """Set a tensor, whole or sharded, to rank 0's values of all of it; collective."""
+    """Set a tensor, whole or sharded, to rank 0's values of the whole tensor; collective."""
     if comm.rank == 0:
         assert values is not None, "rank 0 has the values"
         everything = values.to(device=comm.device, dtype=tensor.dtype).contiguous()
@@ -140,7 +142,7 @@ def fill(tensor: torch.Tensor, values: torch.Tensor | None, comm: Comm) -> None:
 def running_sums(
     model: nn.Module, parameters: dict[str, nn.Parameter], total: dict[str, torch.Tensor]
 ) -> tuple[MutableMapping[str, torch.Tensor], MutableMapping[str, torch.Tensor]]:
-    """What a micro-batch's gradients are added to, and what those of a rank without an example are added to.
+    """Return two running sums: one for a micro-batch's gradients, and one for a rank without examples, not counted.
 
     Args:
         total: name -> this rank's part of the sum.
@@ -151,10 +153,10 @@ def running_sums(
 
 
 class ScatteredSum(MutableMapping[str, torch.Tensor]):
-    """The running sums of a sharded model, each rank holding its part: to be added to like full tensors.
+    """The running sums of a sharded model, of which each rank holds a part. Add to them as to full tensors.
 
-    `sums[name] += values` takes every rank's values of the whole parameter and adds their sum, cut by rank, to the
-    parts. Only one parameter's values exist in full at a time.
+    `sums[name] += values` takes every rank's values of the whole parameter, adds them over the ranks, and adds to each
+    part its rows of the result. Only one parameter's values exist in full at a time.
 
     Args:
         parameters: name -> sharded parameter.
@@ -171,7 +173,7 @@ class ScatteredSum(MutableMapping[str, torch.Tensor]):
         self._padded: torch.Tensor | None = None
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """Zeros to add to, with rows to spare where the ranks' parts are unequal."""
+        """Return zeros to add to, with spare rows if the ranks' parts are unequal."""
         parameter, part = self._parameters[name], self._parts[name]
         self._padded = part.new_zeros(_rows(parameter) * parameter.device_mesh.size(), *parameter.shape[1:])
         return self._padded[: len(parameter)]
@@ -198,5 +200,5 @@ class ScatteredSum(MutableMapping[str, torch.Tensor]):
 
 
 def _rows(tensor: DTensor) -> int:
-    """Rows of the largest part; the ranks hold so many each, the last ones fewer or none (torch.chunk)."""
+    """Return the rows of the largest part. All ranks hold as many, the last ones fewer or none (torch.chunk)."""
     return -(-len(tensor) // tensor.device_mesh.size())

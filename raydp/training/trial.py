@@ -1,4 +1,4 @@
-"""What one training run is given and what it leaves behind."""
+"""Input and result of one training run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raydp.training.ledger import Ledger
 
 
 class Paused(Exception):  # noqa: N818 - nothing is wrong
-    """Training was asked to pause, and its state is saved as far as it had come."""
+    """Training was asked to pause. The state so far is saved, if the method saves any."""
 
 
 Progress = Callable[[int, int, Mapping[str, float]], None]
@@ -27,15 +27,16 @@ class TrainingContext:
     Attributes:
         model: in eval mode, on the comm's device.
         parameters: name -> trained parameter, at its start.
-        microbatch_size: examples in one backward pass; None lets the budget decide. Cannot change the result.
-        budget: padded tokens of a micro-batch where its size is not given.
-        autocast: type that the matrix products of training are computed in; None for the weights' own.
+        microbatch_size: number of examples in one backward pass; None lets the budget decide. It cannot change the
+            result.
+        budget: padded tokens of a micro-batch if its size is not given.
+        autocast: dtype of the matrix products of training; None for the weights' own dtype.
         checkpoint_seconds: time between checkpoints.
         progress: called after each step with (steps done, steps in all, the step's row of the history).
         pause_fn: asked before each step whether to save the state and raise `Paused`; rank 0's answer counts.
-        check_steps: after so many steps check_fn is called.
-        check_fn: called on every rank with the steps done, returns on every rank the same: whether to end here.
-        ledger: is told of every noisy step before it is used.
+        check_steps: numbers of steps after which check_fn is called.
+        check_fn: called on every rank with the steps done. It returns the same on every rank: whether to end training.
+        ledger: records every noisy step before the step is used.
     """
 
     model: nn.Module
@@ -53,17 +54,17 @@ class TrainingContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What training did; the model itself was changed in place.
+    """Result of training. The model itself is changed in place.
 
     Attributes:
         history: per step: step, loss (mean over the drawn examples, nats), drawn (examples), clipped (share),
-            gradient_norm (mean before clipping), max_grad_norm (the step's threshold, where there is one). Computed on
-            private data; not covered by ε.
-        ended_early: a check ended it before its last step; the history says after how many.
-        resumed_from: steps that a checkpoint spared, 0 without one.
-        seconds: wall-clock of this process's part.
-        details: what else is known of the run, as JSON values. It stays in the sweep's folder, as private as the data.
-        variants: claimed ε -> puts the weights that are claimed to have it into the model, on every rank.
+            gradient_norm (mean before clipping), max_grad_norm (the step's threshold, if there is one). It is computed
+            on private data and not covered by ε.
+        ended_early: whether a check ended training before its last step; the history shows after how many steps.
+        resumed_from: number of steps that a checkpoint saved; 0 without a checkpoint.
+        seconds: wall-clock seconds of this process.
+        details: further results of the run, as JSON values. They stay in the sweep's folder, as private as the data.
+        variants: claimed ε -> function that puts the weights with this claim into the model, on every rank.
     """
 
     history: list[dict[str, float]]

@@ -1,4 +1,4 @@
-"""One run as it is planned. The module is light: whoever reads a plan need not load what trains."""
+"""The plan of one run. The module imports little, so that reading a plan does not load the training code."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class TrialPlan:
     Attributes:
         run_id: hash of what defines the run; names its noise, its folder and its record.
         batch_size: b, the expected number of units drawn in a step.
-        num_examples: n, the units of privacy that are drawn from (examples, or users). The sampling rate is b / n.
+        num_examples: n, the number of units of privacy to draw from (examples, or users). The sampling rate is b / n.
         noise_multiplier: σ of the accounted mechanism, noise std over the sensitivity; 0 for a method without noise.
-        seed: public label of the repetition: initialisation and score sampling.
-        claimed_epsilon: ε that a method claims without proof, and
-        delta: its δ; None for the other methods, whose ε is accounted.
+        seed: public seed of the repetition, for initialisation and score sampling.
+        claimed_epsilon: ε that a method claims without proof; None for methods whose ε is accounted.
+        delta: δ of the claim; None for methods whose ε is accounted.
     """
 
     run_id: str
@@ -33,5 +33,5 @@ class TrialPlan:
 
     @property
     def configuration(self) -> Configuration:
-        """What of it a sweep varies."""
+        """Return the part of the plan that a sweep varies."""
         return Configuration(batch_size=self.batch_size, num_steps=self.num_steps, learning_rate=self.learning_rate)

@@ -195,7 +195,7 @@ def test_a_sample_of_another_form_is_not_extrapolated():
 def test_only_secrets_with_a_space_are_measured(ordered):
     known, unknown = code("1"), replace(code("2", number=2), space=None)
     assert list(Exposure().measure(ordered, make_task([known, unknown]), seed=0).per_secret) == ["secret-001"]
-    message = "must know what they were drawn from for the score 'exposure', got 1 that do not. Plant canaries"
+    message = "must know the space of their continuations for the score 'exposure', got 1 without. Plant canaries"
     with pytest.raises(ValueError, match=message):
         Exposure().check(make_task([unknown]))
 

@@ -143,7 +143,7 @@ def test_a_row_more_leaves_the_others_where_they_were(tmp_path: Path) -> None:
             "as many rows in labels as in feats",
         ),
         ("texas100", {"feats": b"1,0\n", "labels": b"101\n"}, {"num_examples": 1}, "the classes 1 to 100"),
-        ("texas100", {"feats": b"1,x\n", "labels": b"1\n"}, {"num_examples": 1}, "numbers with commas between"),
+        ("texas100", {"feats": b"1,x\n", "labels": b"1\n"}, {"num_examples": 1}, "numbers separated by commas"),
         ("texas100", {"feats": b"1,0\n", "labels": b"1\n"}, {"num_examples": 5}, "must be at most 1 together, got 6"),
     ],
 )
@@ -166,7 +166,7 @@ def test_files_that_are_others_are_refused(
         (
             "a,a,label\n1,2,3\n",
             {},
-            "must name each column once, got a name of before again in column 2 of the header of t.csv",
+            "must name each column once, got a repeated name in column 2 of the header of t.csv",
         ),
         ("label\n2\n3\n", {}, "must have two classes at least and a column beside 'label', got 2 and 0"),
         ("a,label\n1,2\n1,3\n", {"heldout_fraction": 1e-9}, "must leave rows to train on and others to hold out"),

@@ -179,7 +179,7 @@ def test_a_file_of_ones_own(write_jsonl: Callable[..., Path], tmp_path: Path) ->
         ({"label_words": {"negative": "-"}}, "must name a word for each of two classes"),
         ({"label_words": {"negative": "", "positive": "+"}}, "must name a word for each of two classes"),
         ({"max_length": 3}, r"task\.max_length must be > \d+, the tokens of task\.template, got 3"),
-        ({"template": "Sentiment:"}, r"must hold \{text\} once and say after it what is asked"),
+        ({"template": "Sentiment:"}, r"must hold \{text\} once and some text after it"),
         ({"template": "{text}{text}?"}, r"must hold \{text\} once"),
         ({"template": "Which? {text} "}, r"must hold \{text\} once"),
         ({"label": "kind"}, r"task\.label must go with task\.path, got 'kind' without it"),
@@ -198,7 +198,7 @@ def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) 
         ({"text": "a", "label": 1.5}, {}, "must have a string 'label' in every row, got a number in t.jsonl, line 2"),
         ({"label": "x"}, {}, "must have a string 'text' in every row, got only label in t.jsonl, line 2"),
         ({"text": "a", "label": "z"}, {}, "must have a word for every class, got none for that of t.jsonl, line 2"),
-        ({"text": "a", "label": "x"}, {"label_words": None}, "task.label must tell two classes at least, got 1"),
+        ({"text": "a", "label": "x"}, {"label_words": None}, "task.label must have at least two classes, got 1"),
     ],
 )
 def test_rows_that_are_none_are_refused(

@@ -126,9 +126,9 @@ IN_THE_FIRST_PASS = {
         nn.Linear(5, 5), lambda m, x: m(x) + torch.cat([m.weight, x])[:SIZE], "'inner.weight', which cat reads directly"
     ),
     "called, but without a part": (
-        nn.Linear(5, 5), lambda m, x: [m(x), x.requires_grad_()][1], "inner.bias, inner.weight, which took none"
+        nn.Linear(5, 5), lambda m, x: [m(x), x.requires_grad_()][1], "inner.bias, inner.weight, which took no part"
     ),
-    "not called": (nn.Linear(5, 5), lambda m, x: x.requires_grad_(), "inner.bias, inner.weight, which took none"),
+    "not called": (nn.Linear(5, 5), lambda m, x: x.requires_grad_(), "inner.bias, inner.weight, which took no part"),
 }  # fmt: skip
 
 
@@ -151,7 +151,7 @@ def test_a_soft_prompt_that_the_model_does_not_read_is_named() -> None:
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
     with pytest.raises(ValueError, match=r"Embedding 'prompt_encoder.default.embedding': its input .1, 2. has no row"):
         engine.accumulate(lambda: model(batch.input_ids).logits.logsumexp(dim=(1, 2)), total)
-    with pytest.raises(ValueError, match=r"prompt_encoder.default.embedding.weight, which took none"):
+    with pytest.raises(ValueError, match=r"prompt_encoder.default.embedding.weight, which took no part"):
         engine.accumulate(lambda: losses(_unprompted(model), batch), total)
     model.active_peft_config.inference_mode = True
     engine = ClippedGradients(model, parameters, Clipping(1.0))

@@ -1,4 +1,4 @@
-"""The built-in accountants under the names that the registry gives them."""
+"""The built-in accountants, re-exported for the registry."""
 
 from raydp.privacy.accounting.base import Accountant, AccountantError
 from raydp.privacy.accounting.pld import PLDAccountant

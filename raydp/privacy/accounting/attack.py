@@ -1,4 +1,4 @@
-"""What a guarantee means for an attacker who tests whether a record was in the training data."""
+"""Bounds on an attacker who tests whether a record was in the training data, from the guarantee."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _SMALLEST_DELTA = 1e-10
 
 @dataclass(frozen=True, kw_only=True)
 class AttackBounds:
-    """Upper bounds on membership inference against one record, whatever the attacker knows of the others.
+    """Upper bounds on membership inference against one record. The attacker may know all other records.
 
     Attributes:
-        advantage: on true minus false positive rate, at any threshold; 1 without a guarantee.
+        advantage: largest true minus false positive rate, over all thresholds; 1 without a guarantee.
         false_positive_rates: [k].
-        true_positive_rates: [k] on the true positive rate at each of them.
+        true_positive_rates: [k] largest true positive rate at each false positive rate.
     """
 
     advantage: float
@@ -29,21 +29,22 @@ class AttackBounds:
 
 
 def attack_bounds(event: Event, false_positive_rates: Sequence[float] = FALSE_POSITIVE_RATES) -> AttackBounds:
-    """Bounds from the whole profile δ(ε), which holds at every ε at once.
+    """Return bounds from the whole profile δ(ε), which holds at every ε at once.
 
     A test of "without the record" against "with it", in either direction, at false positive rate α has a true positive
     rate of at most min over ε of min(e^ε α + δ(ε), 1 - e^-ε (1 - δ(ε) - α)). The advantage is at most δ(0).
 
     Args:
+        event: what the run releases.
         false_positive_rates: each in (0, 1).
 
     Guarantee:
-        δ(ε) is Connect-the-Dots with its rounding error added, an upper bound; every grid of ε gives a valid bound, a
-        finer one a tighter bound. For the Gaussian mechanism the minimum is its exact trade-off curve.
-
+        δ(ε) is computed by Connect-the-Dots, with its rounding error added, and is an upper bound. Every grid of ε
+        gives a valid bound; a finer grid gives a tighter one. For the Gaussian mechanism the minimum is its exact
+        trade-off curve.
     Raises:
         ValueError: a rate is not in (0, 1).
-        AccountantError: the event is out of the accountant's reach; names the limit.
+        AccountantError: the accountant cannot handle the event; the message names the limit.
 
     Source: Kairouz, Oh and Viswanath 2015 (Theorem 2.1); Dong, Roth and Su 2022 (Propositions 2.5 and 2.12).
     """

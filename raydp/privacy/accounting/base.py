@@ -1,4 +1,4 @@
-"""The Accountant seam: an upper bound on ε for an event at a δ."""
+"""The interface of accountants. An accountant bounds ε from above, for an event at a δ."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from raydp.privacy.accounting.events import Event, NonPrivate, PoissonGaussian, 
 
 
 class AccountantError(ValueError):
-    """An event or δ that the accountant's library cannot handle soundly; the message names the limit."""
+    """The accountant's library cannot handle an event or a δ soundly. The message names the limit."""
 
 
 class Accountant(ABC):
-    """Reads events, answers with an upper bound on ε. Subclasses are built without arguments.
+    """Bounds ε from above for events. Subclasses are built without arguments.
 
     Formal guarantees:
         The bounds hold under add-or-remove-one adjacency, for independent Poisson samples and noise at every step,
         and for adaptively chosen gradients. Parameters (sample rate, noise, number of steps) must not depend on what
-        earlier steps released. All computation is in floating point; each subclass says what it allows for rounding.
+        earlier steps released. All computation is in floating point; each subclass states its allowance for rounding.
     """
 
     name: ClassVar[str]
@@ -29,33 +29,33 @@ class Accountant(ABC):
 
     @property
     def version(self) -> str:
-        """The library behind the numbers and its installed version, as in "prv-accountant 0.2.0"."""
+        """Return the library behind the numbers with its installed version, as in "prv-accountant 0.2.0"."""
         return f"{self.distribution} {version(self.distribution)}"
 
     @property
     def settings(self) -> dict[str, str]:
-        """Its own parameters, such as the spacing of a grid, as part of a cache's key."""
+        """Return the accountant's own parameters, such as the spacing of a grid. They are part of a cache's key."""
         return {name: repr(value) for name, value in sorted(vars(self).items()) if not name.startswith("_")}
 
     def epsilon(self, event: Event, delta: float) -> float:
-        """Upper bound on ε at δ; inf for NonPrivate.
+        """Return an upper bound on ε at δ; inf for NonPrivate.
 
         Raises:
             ValueError: delta is not in (0, 1).
-            AccountantError: out of the library's reach; names the limit.
+            AccountantError: the library cannot handle the event; the message names the limit.
         """
         return self.composed_epsilons([event], [delta])[0]
 
     def epsilons(self, event: Event, deltas: Sequence[float]) -> list[float]:
-        """Upper bounds on ε at each δ, one composition for all of them where the library allows it."""
+        """Return upper bounds on ε at each δ, from one composition if the library allows it."""
         return self.composed_epsilons([event], deltas)
 
     def composed_epsilons(self, events: Sequence[Event], deltas: Sequence[float]) -> list[float]:
-        """Upper bounds on ε, at each δ, of all the events together on the same records.
+        """Return upper bounds on ε, at each δ, of all the events together on the same records.
 
         Raises:
-            ValueError: no events, or a delta that is not in (0, 1).
-            AccountantError: out of the library's reach; names the limit.
+            ValueError: there are no events, or a delta is not in (0, 1).
+            AccountantError: the library cannot handle the events; the message names the limit.
         """
         if not events:
             raise ValueError("events must hold at least one event, got none. Pass the events of what is released.")
@@ -67,20 +67,23 @@ class Accountant(ABC):
         return self._bounds(merged(private), deltas)
 
     def tight_target(self, target: PrivacyTarget) -> PrivacyTarget:
-        """The target at which an exact accountant is expected to need as much noise as this one at `target`.
+        """Return the target at which an exact accountant probably needs as much noise as this one at `target`.
 
-        A prediction that only chooses where calibration starts to search; no bound rests on it.
+        The prediction only chooses where calibration starts to search; no bound rests on it.
         """
         return target
 
     @abstractmethod
     def _bounds(self, events: Sequence[PoissonGaussian], deltas: Sequence[float]) -> list[float]:
-        """Upper bounds on ε at each δ of the composition of distinct events."""
+        """Return upper bounds on ε at each δ for the composition of distinct events."""
 
 
 def merged(events: Sequence[PoissonGaussian]) -> list[PoissonGaussian]:
-    """The same composition with as few events as possible: equal ones add their steps, and full-batch Gaussians become
-    the one that their composition is exactly, with 1/σ² = Σ T_i/σ_i² (Dong, Roth and Su 2022, Corollary 3)."""
+    """Return the same composition with as few events as possible.
+
+    Equal events add their steps. Full-batch Gaussians become one event, which equals their composition exactly, with
+    1/σ² = Σ T_i/σ_i² (Dong, Roth and Su 2022, Corollary 3).
+    """
     steps: dict[tuple[float, float], int] = {}
     precision = 0.0
     for event in events:
@@ -96,5 +99,5 @@ def merged(events: Sequence[PoissonGaussian]) -> list[PoissonGaussian]:
 
 
 def describe(events: Sequence[PoissonGaussian]) -> str:
-    """The events in a message."""
+    """Return the events in words, for a message."""
     return "; ".join(f"q={e.sample_rate:.4g} σ={e.noise_multiplier:.4g} T={e.num_steps}" for e in events)

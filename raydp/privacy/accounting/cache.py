@@ -12,17 +12,17 @@ from typing import Any
 
 
 class SolutionCache:
-    """Maps a problem (a flat dict of what matters) to its solution, on disk.
+    """Maps a problem (a flat dict of everything that matters) to its solution, on disk.
 
-    Writes are atomic (temporary file, fsync, rename), so concurrent writers and kills leave whole files. An entry that
-    cannot be read as what was written (truncated, edited, another problem) counts as absent.
+    Writes are atomic (temporary file, fsync, rename), so concurrent writers and kills leave complete files. An entry
+    that is damaged (truncated, edited, or of another problem) counts as absent.
     """
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
 
     def load(self, problem: Mapping[str, object]) -> dict[str, Any] | None:
-        """The solution of a problem, None if it is not there in whole."""
+        """Return the solution of a problem; None if there is no intact entry."""
         try:
             text = self._path(problem).read_text(encoding="utf-8")
             entry = json.loads(text)
@@ -52,10 +52,10 @@ class SolutionCache:
             raise
 
     def _path(self, problem: Mapping[str, object]) -> Path:
-        """The file of a problem."""
+        """Return the file of a problem."""
         return self.folder / f"{_digest(problem)}.json"
 
 
 def _digest(content: Mapping[str, object]) -> str:
-    """SHA-256 of the canonical JSON; floats are written to the last bit."""
+    """Return the SHA-256 of the canonical JSON. Floats are written exactly."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

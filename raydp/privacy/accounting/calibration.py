@@ -18,7 +18,7 @@ from raydp.privacy.accounting.events import PoissonGaussian, PrivacyTarget, chec
 from raydp.privacy.accounting.gdp import gaussian_mu
 from raydp.privacy.accounting.root_search import CalibrationError, Point, smallest_noise
 
-# Part of the cache's key: raise it whenever a change here or in an accountant can change a result.
+# Part of the cache's key: raise the number whenever a change here or in an accountant can change a result.
 ALGORITHM_VERSION = 3
 TOLERANCE = 1e-3
 SERIAL_UP_TO = 3
@@ -29,11 +29,11 @@ class CalibrationRequest:
     """One run to calibrate.
 
     Args:
-        event: what the run releases. Its own noise_multiplier does not count.
+        event: what the run releases. Its own noise_multiplier is ignored.
         target: the (ε, δ) to meet.
 
     Raises:
-        ValueError: there are too many steps, or δ is so large that releasing whole records would meet it.
+        ValueError: there are too many steps, or δ is so large that even releasing whole records would meet it.
     """
 
     event: PoissonGaussian
@@ -56,7 +56,7 @@ class CalibrationRequest:
         """Calibrate a run that draws its batches from its examples by Poisson sampling.
 
         Args:
-            num_examples: n, records (of the privacy unit) that Poisson sampling draws from, >= 1.
+            num_examples: n, number of records (of the privacy unit) that Poisson sampling draws from, >= 1.
             batch_size: expected batch size b, > 0 and <= n.
             num_steps: T >= 1.
             target: the (ε, δ) to meet.
@@ -77,13 +77,13 @@ class CalibrationRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """A solved request.
+    """The solution of a request.
 
     Attributes:
         event: the request's event with the solved noise multiplier σ.
         epsilon: the accountant's ε of the event at delta; at most the target's.
         delta: the target's δ.
-        accountant: its registry name.
+        accountant: the accountant's registry name.
         accountant_version: library and version.
     """
 
@@ -95,25 +95,26 @@ class Calibration:
 
     @property
     def noise_multiplier(self) -> float:
-        """σ, noise standard deviation over max_grad_norm."""
+        """Return σ, noise standard deviation over max_grad_norm."""
         return self.event.noise_multiplier
 
 
 def calibrate(request: CalibrationRequest, accountant_name: str, *, cache_dir: Path | str | None = None) -> Calibration:
-    """Smallest noise multiplier, up to 0.3 %, at which a run meets its target under an accountant.
+    """Return the smallest noise multiplier, up to 0.3 %, at which a run meets its target under an accountant.
 
     Args:
         request: the run.
-        accountant_name: registry name: "prv", "pld", "rdp" or another's.
-        cache_dir: folder of solved calibrations; None to always compute.
+        accountant_name: registry name: "prv", "pld", "rdp" or another accountant's.
+        cache_dir: folder of solved calibrations; None computes always.
 
     Guarantee:
-        `accountant.epsilon(calibration.event, delta) <= target.epsilon`, evaluated with the accountant that was asked
-        for at exactly the event that is returned.
+        `accountant.epsilon(calibration.event, delta) <= target.epsilon`, evaluated with the requested accountant at
+        exactly the returned event.
 
     Raises:
-        CalibrationError: no noise multiplier in the supported range; names the range.
-        AccountantError: the accountant cannot handle the run; names the limit. No other one stands in for it.
+        CalibrationError: no noise multiplier in the supported range meets the target; the message names the range.
+        AccountantError: the accountant cannot handle the run; the message names the limit. No other accountant replaces
+            it.
 
     Source: Doroshenko et al. 2022 (pld); Gopi et al. 2021 (prv); Mironov et al. 2019 (rdp).
     """
@@ -128,27 +129,28 @@ def calibrate_many(
     max_workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Calibration]:
-    """Calibrate many runs, solving each distinct (q, T, ε, δ) once, in parallel.
+    """Calibrate many runs in parallel. Each distinct (q, T, ε, δ) is solved once.
 
     Args:
         requests: the runs.
         accountant_name: registry name.
-        cache_dir: folder of solved calibrations; None to always compute.
-        max_workers: processes; default one per available CPU, none for three problems or fewer. They are spawned: a
-            script that calls this with more than one needs the `if __name__ == "__main__"` guard.
+        cache_dir: folder of solved calibrations; None computes always.
+        max_workers: number of processes; by default one per available CPU, and none for three problems or fewer.
+            Processes are spawned, so a script that uses more than one needs the `if __name__ == "__main__"` guard.
         progress: called as progress(done, total) over distinct problems.
 
     Returns:
-        One calibration per request, in their order; the guarantee of `calibrate` holds for each.
+        One calibration per request, in the order of the requests; the guarantee of `calibrate` holds for each.
 
     Raises:
-        ValueError: max_workers below 1, or an unknown accountant.
-        CalibrationError, AccountantError: as `calibrate`, for the first problem that fails; those solved are cached.
+        ValueError: max_workers is below 1, or the accountant is unknown.
+        CalibrationError, AccountantError: as `calibrate`, for the first problem that fails; solved problems are cached.
     """
     if max_workers is not None and max_workers < 1:
         raise ValueError(f"max_workers must be >= 1, got {max_workers}. Leave it out for one per CPU.")
     accountant: Accountant = resolve("accountants", accountant_name, field="accountant")()
     store = None if cache_dir is None else SolutionCache(cache_dir)
+    # Collect the distinct problems, and take their solutions from the cache.
     keys = [_key(request) for request in requests]
     distinct = dict(zip(keys, requests, strict=True))
     solved: dict[tuple[float, ...], Calibration] = {}
@@ -158,6 +160,7 @@ def calibrate_many(
             solved[key] = _calibration(request, accountant, cached)
     if progress is not None and solved:
         progress(len(solved), len(distinct))
+    # Solve the others, and cache each solution as soon as it is known.
     pending = {key: request for key, request in distinct.items() if key not in solved}
     for key, solution in _solve_all(pending, accountant_name, max_workers):
         if store is not None:
@@ -169,12 +172,12 @@ def calibrate_many(
 
 
 def _key(request: CalibrationRequest) -> tuple[float, ...]:
-    """What two requests must share to have one solution."""
+    """Return what requests with the same solution have in common."""
     return (request.event.sample_rate, request.event.num_steps, request.target.epsilon, request.target.delta)
 
 
 def _problem(request: CalibrationRequest, accountant: Accountant) -> dict[str, Any]:
-    """The cache's key: the problem, and the code and library that solve it."""
+    """Return the cache's key: the problem, and the code and library that solve it."""
     return {
         "algorithm": ALGORITHM_VERSION,
         "accountant": accountant.name,
@@ -187,7 +190,7 @@ def _problem(request: CalibrationRequest, accountant: Accountant) -> dict[str, A
 
 
 def _calibration(request: CalibrationRequest, accountant: Accountant, solution: dict[str, float]) -> Calibration:
-    """The answer to a request."""
+    """Return the calibration of a request from its solution."""
     assert solution["epsilon"] <= request.target.epsilon, "a solution above its target"
     return Calibration(
         event=request.event.with_noise(solution["noise_multiplier"]),
@@ -201,7 +204,7 @@ def _calibration(request: CalibrationRequest, accountant: Accountant, solution: 
 def _solve_all(
     pending: dict[tuple[float, ...], CalibrationRequest], accountant_name: str, max_workers: int | None
 ) -> Iterator[tuple[tuple[float, ...], dict[str, float]]]:
-    """Solutions as they come, here or in processes of their own."""
+    """Yield solutions as they are found, in this process or in spawned ones."""
     default = 1 if len(pending) <= SERIAL_UP_TO else len(os.sched_getaffinity(0))
     workers = min(max_workers or default, len(pending))
     if workers <= 1:
@@ -218,11 +221,11 @@ def _solve_all(
 
 
 def _solve(request: CalibrationRequest, accountant_name: str) -> dict[str, float]:
-    """The noise multiplier of one problem and the accountant's ε at it."""
+    """Return the noise multiplier of one problem, and the accountant's ε at it."""
     accountant: Accountant = resolve("accountants", accountant_name, field="accountant")()
     exact = accountant.tight_target(request.target)
     guess = _approximate(request, exact)
-    # Half a tolerance below the target: where the search itself aims, so that one evaluation usually ends it.
+    # Start half a tolerance below the target, where the search itself aims, so that one evaluation usually ends it.
     start = guess.towards(exact.epsilon * math.exp(0.5 * TOLERANCE * guess.slope))
     point = smallest_noise(
         lambda sigma: accountant.epsilon(request.event.with_noise(sigma), request.target.delta),
@@ -235,14 +238,14 @@ def _solve(request: CalibrationRequest, accountant_name: str) -> dict[str, float
 
 
 def _approximate(request: CalibrationRequest, target: PrivacyTarget) -> Point:
-    """About where the target is met: on a coarse grid of losses, or by the central limit where that is out of reach."""
+    """Return an approximate solution: from a coarse grid of losses, or from the central limit if the grid fails."""
     per_step = gaussian_mu(target) / math.sqrt(request.event.num_steps)
     if request.event.sample_rate == 1:
         log_sigma = -math.log(per_step)
     else:  # μ = q sqrt(T (e^(1/σ²) - 1)) (Bu et al. 2020, Corollary 5.4), solved for σ
         log_sigma = -0.5 * math.log(math.log1p((per_step / request.event.sample_rate) ** 2))
-    # Rounding losses to multiples of h adds h²/6 to the variance of one step's loss, per_step² where the limit holds:
-    # 2e-4 in σ at h = 0.05 per_step. The second term keeps the grid below 200,000 cells where σ is small.
+    # Rounding losses to multiples of h adds h²/6 to the variance of one step's loss, which is per_step² in the limit:
+    # 2e-4 in σ at h = 0.05 per_step. The second term keeps the grid below 200,000 cells if σ is small.
     precision = math.exp(-log_sigma)
     interval = max(min(0.05 * per_step, 5e-3), (10 * precision + precision**2 / 2) / 200_000)
     coarse = PLDAccountant(interval)

@@ -1,4 +1,4 @@
-"""What a training run releases, as pure data: an accountant reads it, a method's sampler must honour it."""
+"""Events: what a training run releases, as pure data. Accountants read them, and a method's sampler must match them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass, replace
 
 MAX_NUM_STEPS = 10_000_000
-"""Most steps of one run. Runs that are accounted together may have more."""
+"""Largest number of steps of one run. Runs that are accounted together may have more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoissonGaussian:
-    """A Gaussian mechanism on Poisson samples, composed with itself; DP-SGD and DP-Adam are one.
+    """A Gaussian mechanism on Poisson samples, composed with itself. DP-SGD and DP-Adam are such mechanisms.
 
     Every step takes each record with probability sample_rate, independently, sums vectors of norm at most 1 (in units
     of max_grad_norm) and adds N(0, noise_multiplier² I). Two data sets are neighbours if one is the other plus one

@@ -1,4 +1,4 @@
-"""The curve of one Gaussian mechanism, in closed form (μ-GDP)."""
+"""The privacy curve of one Gaussian mechanism, in closed form (μ-GDP)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def gaussian_deltas(mu: float, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Smallest δ at each ε >= 0 of the Gaussian mechanism with sensitivity over noise std μ.
+    """Return the smallest δ at each ε >= 0 of the Gaussian mechanism with sensitivity over noise std μ.
 
     Args:
         mu: μ > 0.
@@ -28,12 +28,12 @@ def gaussian_deltas(mu: float, epsilons: NDArray[np.float64]) -> NDArray[np.floa
 
     upper = log_ndtr(mu / 2 - epsilons / mu)
     lower = log_ndtr(-mu / 2 - epsilons / mu)
-    # As one product: the two terms agree to many digits in the tail, where their plain difference would be noise.
+    # One product, because in the tail the two terms agree to many digits and their difference would be noise.
     return np.asarray(-np.exp(upper) * np.expm1(np.minimum(epsilons + lower - upper, 0.0)))
 
 
 def gaussian_mu(target: PrivacyTarget) -> float:
-    """The μ whose Gaussian mechanism has exactly δ(target.epsilon) = target.delta (to 1e-12 relative)."""
+    """Return the μ whose Gaussian mechanism has exactly δ(target.epsilon) = target.delta (to 1e-12 relative)."""
     import numpy as np
     from scipy.optimize import brentq
 
@@ -47,7 +47,7 @@ def gaussian_mu(target: PrivacyTarget) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The smallest ε >= 0 at which the Gaussian mechanism with sensitivity over noise std μ >= 0 satisfies δ."""
+    """Return the smallest ε >= 0 at which the Gaussian mechanism with sensitivity over noise std μ >= 0 satisfies δ."""
     import numpy as np
     from scipy.optimize import brentq
 

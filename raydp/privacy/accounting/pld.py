@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _FEW_STEPS = 1000
-"""Up to so many steps the library's own decision costs nothing."""
+"""Up to this number of steps, the library's own choice of form is fast (see `_of_many_steps`)."""
 
 
 class PLDAccountant(Accountant):
-    """Privacy loss distributions, discretised pessimistically by Connect-the-Dots; the reference.
+    """Privacy loss distributions, discretised pessimistically by Connect-the-Dots. This is the reference accountant.
 
-    Both directions of adjacency are composed and the larger ε is returned. dp_accounting composes by a double
-    precision FFT, whose noise makes the plain library optimistic at small δ (by 1e-11 in δ at T = 100,000). Here ε is
-    taken at δ - error, error = (128 groups + 4 T) 2^-53: more than twice the largest deficit seen against an extended
-    precision FFT over q 1e-6..1, T 1..1e5.
+    Both directions of adjacency are composed, and the larger ε is returned. dp_accounting composes by a double
+    precision FFT, whose rounding makes the plain library optimistic at small δ (by 1e-11 in δ at T = 100,000). So ε is
+    taken at δ - error, with error = (128 groups + 4 T) 2^-53. This error is more than twice the largest deficit against
+    an extended precision FFT over q 1e-6..1, T 1..1e5.
 
-    Where one step's loss has a standard deviation s (about q/σ), the grid adds up to interval²/6 to s²: below 0.1 % in
-    σ for s >= 1e-3, but 18 % too much noise at q = 0.01, T = 100,000, ε = 0.1 (s = 7e-5). Never too little.
+    The grid adds up to interval²/6 to the variance s² of one step's loss, with s about q/σ. This costs below 0.1 % in σ
+    for s >= 1e-3, but 18 % too much noise at q = 0.01, T = 100,000, ε = 0.1 (s = 7e-5). The noise is never too small.
 
     Args:
         interval: spacing of the grid of privacy losses.
@@ -47,7 +47,7 @@ class PLDAccountant(Accountant):
         self.interval = interval
 
     def deltas(self, event: PoissonGaussian, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
-        """[k] upper bounds on δ at [k] epsilons >= 0 in ascending order, rounding error added.
+        """Return [k] upper bounds on δ at [k] epsilons >= 0 in ascending order, with the rounding error added.
 
         Raises:
             AccountantError: as for epsilon.
@@ -56,12 +56,12 @@ class PLDAccountant(Accountant):
 
         events = merged([event])
         values = np.maximum(*(_deltas(pmf, epsilons) for pmf in _directions(self._composed(events))))
-        # Up to 10^7 terms are added one by one: a relative error of 1e-9 at most.
+        # Up to 10^7 terms are summed one by one, with a relative error of at most 1e-9.
         bounds: NDArray[np.float64] = np.minimum(np.maximum(values, 0.0) * (1 + 1e-9) + rounding_error(events), 1.0)
         return bounds
 
     def smallest_delta(self, event: PoissonGaussian) -> float:
-        """A δ that is far enough above the rounding error of the event's composition for ε to be known."""
+        """Return a δ far enough above the rounding error of the event's composition for ε to be known."""
         return 4 * rounding_error([event])
 
     def _bounds(self, events: Sequence[PoissonGaussian], deltas: Sequence[float]) -> list[float]:
@@ -76,13 +76,13 @@ class PLDAccountant(Accountant):
         return [max(epsilons) for epsilons in zip(*both, strict=True)]
 
     def _composed(self, events: Sequence[PoissonGaussian]) -> PrivacyLossDistribution:
-        """The composed privacy loss distribution."""
+        """Return the composed privacy loss distribution."""
         for event in events:
             self._check_size(event)
         return _composition(tuple(events), self.interval)
 
     def _check_size(self, event: PoissonGaussian) -> None:
-        """Refuse an event whose grids would not fit in a few gigabytes of memory."""
+        """Raise AccountantError if the event's grids would not fit into a few gigabytes of memory."""
         variance = 1 / event.noise_multiplier**2
         step = (10 * math.sqrt(variance) + variance / 2) / self.interval  # the library cuts tails at e^-50, 10 std
         spread = math.sqrt(event.num_steps * event.sample_rate * (variance + variance**2 / 4))
@@ -95,11 +95,11 @@ class PLDAccountant(Accountant):
 
 
 def _of_many_steps(step: PrivacyLossDistribution, num_steps: int) -> PrivacyLossDistribution:
-    """One step's distribution in the form that the library composes at once.
+    """Return one step's distribution in the form that the library can compose many times quickly.
 
-    The library turns a short list of losses into an array before it composes many steps, and decides so by the number
-    (length of the list) ** num_steps. That number has as many digits as there are steps: Python computes it for minutes
-    and cannot be interrupted meanwhile.
+    Before composing many steps, the library turns a short list of losses into an array. It decides by the number
+    (length of the list) ** num_steps, which has as many digits as there are steps. Python computes this number for
+    minutes and cannot be interrupted meanwhile. So the array is made here.
     """
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
@@ -110,17 +110,17 @@ def _of_many_steps(step: PrivacyLossDistribution, num_steps: int) -> PrivacyLoss
 
 
 def _directions(pld: PrivacyLossDistribution) -> tuple[PLDPmf, PLDPmf]:
-    """The distributions of the privacy loss where an example is removed and where one is added."""
+    """Return the distributions of the privacy loss if an example is removed, and if one is added."""
     return pld._pmf_remove, pld._pmf_remove if pld._symmetric else pld._pmf_add
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Curve:
-    """The losses of a distribution that are above a bound, and the sums that its curve is made of.
+    """The losses of a distribution above a bound, in descending order, with the sums that its curve needs.
 
     Attributes:
-        losses: [k] in descending order.
-        upper: [k + 1] probability of an infinite loss and of the first i losses.
+        losses: [k] the losses.
+        upper: [k + 1] probability of an infinite loss or one of the first i losses.
         lower: [k + 1] the sum of probability times exp(-loss) over the first i losses.
     """
 
@@ -130,7 +130,7 @@ class _Curve:
 
     @classmethod
     def of(cls, pmf: PLDPmf, above: float) -> _Curve:
-        """The sums that the library takes, in the library's order, without its loop in Python over all losses."""
+        """Compute the sums in the library's order, but without its Python loop over all losses."""
         import numpy as np
 
         dense = pmf.to_dense_pmf()
@@ -144,21 +144,21 @@ class _Curve:
         )
 
     def deltas(self, epsilons: NDArray[np.float64], counts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """[k] δ at [k] epsilons, above each of which there are so many losses."""
+        """Return [k] δ at [k] epsilons. `counts` is the number of losses above each epsilon."""
         import numpy as np
 
         with np.errstate(over="ignore", invalid="ignore"):
             subtracted = np.exp(epsilons) * self.lower[counts]
-        # Above ε = 709 exp(ε) is not a number any more. δ stays an upper bound without what it would subtract.
+        # Above ε = 709 exp(ε) overflows. Without the subtracted term, δ is still an upper bound.
         deltas: NDArray[np.float64] = self.upper[counts] - np.where(np.isfinite(subtracted), subtracted, 0.0)
         return deltas
 
 
 def _deltas(pmf: PLDPmf, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[k] δ at [k] epsilons >= 0 in ascending order.
+    """Return [k] δ at [k] epsilons >= 0 in ascending order.
 
-    Source: Doroshenko et al. 2022: δ(ε) is the sum of (1 - exp(ε - loss)) over the losses above ε, and the probability
-    of an infinite loss.
+    Source: Doroshenko et al. 2022: δ(ε) is the probability of an infinite loss plus the sum of (1 - exp(ε - loss)) over
+    the losses above ε.
     """
     import numpy as np
 
@@ -168,7 +168,7 @@ def _deltas(pmf: PLDPmf, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _epsilons(pmf: PLDPmf, deltas: Sequence[float]) -> list[float]:
-    """The smallest ε >= 0 at each δ: between two neighbouring losses δ(ε) is a line in exp(ε), which is solved."""
+    """Return the smallest ε >= 0 at each δ. Between neighbouring losses δ(ε) is linear in exp(ε), and is solved."""
     import numpy as np
 
     curve = _Curve.of(pmf, 0.0)
@@ -191,14 +191,16 @@ def _epsilons(pmf: PLDPmf, deltas: Sequence[float]) -> list[float]:
 
 
 def rounding_error(events: Sequence[PoissonGaussian]) -> float:
-    """Allowance, in δ, for rounding in a double precision FFT composition (see PLDAccountant)."""
+    """Return the allowance, in δ, for rounding in a double precision FFT composition (see PLDAccountant)."""
     return float((128 * len(events) + 4 * sum(event.num_steps for event in events)) * 2.0**-53)
 
 
 @lru_cache(maxsize=1)
 def _composition(events: tuple[PoissonGaussian, ...], interval: float) -> PrivacyLossDistribution:
-    """The composed privacy loss distribution. The last one is kept: a guarantee asks for ε, for μ and for an attacker's
-    limits of the same events."""
+    """Return the composed privacy loss distribution.
+
+    The last result is kept, because a guarantee asks for ε, for μ and for an attacker's bounds of the same events.
+    """
     from dp_accounting.pld import privacy_loss_distribution
 
     total: PrivacyLossDistribution | None = None

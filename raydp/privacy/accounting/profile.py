@@ -1,4 +1,4 @@
-"""The privacy profile of a run: ε at many δ, and the one number that bounds all of it, if there is one."""
+"""The privacy profile of a run: ε at many δ, and one number μ that bounds the whole profile, if it exists."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
-"""Where the guarantee of a run states its ε, beside its own δ."""
+"""Further δ at which the guarantee of a run states its ε."""
 GDP_SMALLEST_DELTA = 1e-10
 _GRID_POINTS = 4000
 
 
 def profile(event: Event, deltas: Sequence[float], accountant_name: str) -> dict[str, Any]:
-    """Upper bounds on ε at each δ, and the smallest μ whose μ-GDP curve lies above the whole profile.
+    """Return upper bounds on ε at each δ, and the smallest μ whose μ-GDP curve lies above the whole profile.
 
     Args:
         event: what the run releases.
         deltas: each in (0, 1).
-        accountant_name: registry name, for the epsilons; gdp_mu always comes from 'pld', the only one with a curve.
+        accountant_name: registry name of the accountant of the epsilons. gdp_mu is always from 'pld', the only
+            accountant with a curve.
 
     Returns:
-        "deltas", "epsilons" (floats, inf for NonPrivate), "gdp_mu" (float or None), "gdp_mu_reason" (why it is None,
-        else None), "accountant" (the registry name).
+        "deltas", "epsilons" (floats, inf for NonPrivate), "gdp_mu" (float or None), "gdp_mu_reason" (why gdp_mu is
+        None, else None), "accountant" (the registry name).
 
     Raises:
-        ValueError: no deltas, one out of (0, 1), or an unknown accountant.
-        AccountantError: the accountant cannot handle the event; names the limit.
+        ValueError: there are no deltas, one is not in (0, 1), or the accountant is unknown.
+        AccountantError: the accountant cannot handle the event; the message names the limit.
     """
     if not deltas:
         raise ValueError("deltas must hold at least one value, got none. 1e-3,1e-6 shows two ends of a profile.")
@@ -54,13 +55,14 @@ def profile(event: Event, deltas: Sequence[float], accountant_name: str) -> dict
 
 
 def dominating_mu(event: Event) -> tuple[float | None, str | None]:
-    """The smallest μ, up to 1 %, whose Gaussian curve dominates the event's profile, or None and why not.
+    """Return the smallest μ, up to 1 %, whose Gaussian curve dominates the event's profile; or None and the reason.
 
     Guarantee:
-        For every δ in [1e-10, 1) the event's ε is at most that of one Gaussian mechanism with sensitivity over noise
-        std μ. On a grid ε_0 = 0 < ε_1 < ... it is checked that δ_event(ε_i) <= δ_μ(ε_(i+1)) wherever
-        δ_event(ε_i) >= 1e-10; both curves fall, so that covers what lies between. δ_event is Connect-the-Dots with its
-        rounding error added, an upper bound. The central limit's μ is not such a bound (Bu et al. 2020).
+        For every δ in [1e-10, 1) the event's ε is at most the ε of one Gaussian mechanism with sensitivity over noise
+        std μ. The check is δ_event(ε_i) <= δ_μ(ε_(i+1)) on a grid ε_0 = 0 < ε_1 < ..., wherever
+        δ_event(ε_i) >= 1e-10. Both curves fall, so the check covers the points between. δ_event is computed by
+        Connect-the-Dots, with its rounding error added, and is an upper bound. The central limit's μ is not such a
+        bound (Bu et al. 2020).
 
     Source: Dong, Roth and Su 2022 (Definition 4, Corollary 1); Doroshenko et al. 2022.
     """
@@ -77,7 +79,7 @@ def dominating_mu(event: Event) -> tuple[float | None, str | None]:
         return None, "epsilon is infinite at delta 1e-10"
     if last == 0:
         return None, "epsilon is 0 at delta 1e-10: there is no profile to bound"
-    # Finer towards 0, where a step costs most; to beyond `last`, so that δ_event falls below 1e-10 on the grid.
+    # The grid is finer towards 0, where it matters most, and ends beyond `last`, where δ_event is below 1e-10.
     grid = 1.1 * last * np.linspace(0.0, 1.0, _GRID_POINTS) ** 2
     deltas = accountant.deltas(event, grid)
     relevant = deltas[:-1] >= GDP_SMALLEST_DELTA
@@ -87,7 +89,7 @@ def dominating_mu(event: Event) -> tuple[float | None, str | None]:
 
 
 def _smallest_mu(deltas: NDArray[np.float64], epsilons: NDArray[np.float64]) -> float:
-    """Smallest μ (bisection to 1e-6, rounded up) with δ_μ(epsilons) >= deltas everywhere; [k] each."""
+    """Return the smallest μ (bisection to 1e-6, rounded up) with δ_μ(epsilons) >= deltas everywhere; [k] each."""
     low, high = 0.0, 1.0
     while (gaussian_deltas(high, epsilons) < deltas).any():
         low, high = high, 2 * high

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 class PRVAccountant(Accountant):
     """Privacy random variables: the library's upper estimate of ε.
 
-    eps_error is 0.01, or 1 % of ε where ε is below 1, or up to 0.05 where the library fails at 0.01; delta_error is
+    eps_error is 0.01; it is 1 % of ε if ε is below 1, and up to 0.05 if the library fails at 0.01. delta_error is
     δ/1000, as in the library's own find_noise_multiplier. The upper estimate lies eps_error above the central one, so
-    σ comes out larger than with 'pld': by 0.02 to 0.3 % at ε >= 1, about 1 % below. The library bounds the direction
-    in which a record is removed; 'pld' takes the worse of both.
+    σ is larger than with 'pld': by 0.02 to 0.3 % at ε >= 1, by about 1 % below. The library bounds the direction in
+    which a record is removed; 'pld' takes the worse direction.
 
     Source: Gopi, Lee and Wutschitz 2021 (Theorem 5.5, Remark 5.6).
     """
@@ -34,7 +34,7 @@ class PRVAccountant(Accountant):
     max_points = 12_000_000
 
     def tight_target(self, target: PrivacyTarget) -> PrivacyTarget:
-        """ε less eps_error, δ less delta_error."""
+        """Return ε less eps_error, and δ less delta_error."""
         if target.epsilon >= 1:
             epsilon = target.epsilon - self.eps_error
         else:
@@ -42,23 +42,25 @@ class PRVAccountant(Accountant):
         return PrivacyTarget(epsilon=epsilon, delta=target.delta * (1 - self.delta_error_ratio))
 
     def _bounds(self, events: Sequence[PoissonGaussian], deltas: Sequence[float]) -> list[float]:
-        """Upper estimates at all δ, a second time and each by itself, with an error in proportion, where ε is small."""
+        """Return upper estimates at all δ. A small ε is estimated again, with an error in proportion to it."""
         return [
             upper if upper >= 1 else self._uppers(events, [delta], self.eps_error * upper)[0]
             for delta, upper in zip(deltas, self._first_uppers(events, deltas), strict=True)
         ]
 
     def _first_uppers(self, events: Sequence[PoissonGaussian], deltas: Sequence[float]) -> list[float]:
-        """Upper estimates with eps_error from one composition; from one for each δ where the library fails with it."""
+        """Return upper estimates with eps_error: from one composition, or one for each δ if the library fails."""
         if len(deltas) > 1:
             with suppress(AccountantError):
                 return self._uppers(events, deltas, self.eps_error)
         return [self._first_upper(events, delta) for delta in deltas]
 
     def _first_upper(self, events: Sequence[PoissonGaussian], delta: float) -> float:
-        """Upper estimate with eps_error, or the next coarser one where the library fails: it refuses some runs with few
-        steps at small errors ("Discrete mean differs from continuous mean"). A coarser estimate is a larger ε, so it
-        never promises more privacy."""
+        """Return the upper estimate with eps_error, or with the next coarser error if the library fails.
+
+        The library refuses some runs with few steps at small errors ("Discrete mean differs from continuous mean"). A
+        coarser estimate is a larger ε, so it never promises more privacy.
+        """
         for eps_error in (self.eps_error, 2 * self.eps_error):
             try:
                 return self._uppers(events, [delta], eps_error)[0]
@@ -67,8 +69,11 @@ class PRVAccountant(Accountant):
         return self._uppers(events, [delta], 5 * self.eps_error)[0]
 
     def _uppers(self, events: Sequence[PoissonGaussian], deltas: Sequence[float], eps_error: float) -> list[float]:
-        """The library's upper estimates from one composition. Its δ error is a thousandth of the smallest δ; each δ
-        allows for a thousandth of its own. The library's errors become an AccountantError that says what was asked."""
+        """Return the library's upper estimates from one composition.
+
+        The composition's δ error is a thousandth of the smallest δ; each δ allows for a thousandth of its own. Errors
+        of the library become an AccountantError that says what was asked.
+        """
         from prv_accountant import PRVAccountant as Library
         from prv_accountant.accountant import compute_safe_domain_size
 
@@ -76,14 +81,16 @@ class PRVAccountant(Accountant):
         steps = [event.num_steps for event in events]
         delta_error = min(deltas) * self.delta_error_ratio
         try:
+            # Choose the grid, and refuse it if it is too large.
             half_width = compute_safe_domain_size(prvs, steps, eps_error=eps_error, delta_error=delta_error)
             self._check_size(float(half_width), sum(steps), eps_error, delta_error)
             with warnings.catch_warnings():
-                # The library warns that eps_max is an assumption; it is its own bound, asked for once instead of twice.
+                # The library warns that eps_max is an assumption. Here it is the library's own bound, computed once.
                 warnings.simplefilter("ignore", UserWarning)
                 accountant = Library(
                     prvs, eps_error, delta_error, max_self_compositions=steps, eps_max=float(half_width)
                 )
+            # Compose, and read ε at each δ.
             whole = accountant.compute_composition(steps)
             ratio = self.delta_error_ratio
             uppers = [float(whole.compute_epsilon(delta, delta * ratio, eps_error)[2]) for delta in deltas]
@@ -102,7 +109,7 @@ class PRVAccountant(Accountant):
         return [max(upper, 0.0) for upper in uppers]
 
     def _check_size(self, half_width: float, num_steps: int, eps_error: float, delta_error: float) -> None:
-        """Refuse a grid that would not fit in a few gigabytes (mesh size: Gopi et al. 2021, Theorem 5.5)."""
+        """Raise AccountantError for a grid beyond a few gigabytes (mesh size: Gopi et al. 2021, Theorem 5.5)."""
         mesh = eps_error / math.sqrt(num_steps / 2 * math.log(12 / delta_error))
         if not 2 * half_width / mesh <= self.max_points:
             raise AccountantError(
@@ -113,7 +120,7 @@ class PRVAccountant(Accountant):
 
 @lru_cache(maxsize=8)
 def _mechanism(sample_rate: float, noise_multiplier: float) -> PoissonSubsampledGaussianMechanism:
-    """The library's mechanism of one step. It keeps its Rényi divergences, which every δ and every error asks for."""
+    """Return the library's mechanism of one step, with cached Rényi divergences for every δ and every error."""
     from prv_accountant import PoissonSubsampledGaussianMechanism
 
     mechanism = PoissonSubsampledGaussianMechanism(sampling_probability=sample_rate, noise_multiplier=noise_multiplier)

@@ -12,12 +12,12 @@ from typing import Any
 from raydp.privacy.accounting.base import Accountant, AccountantError, describe
 from raydp.privacy.accounting.events import PoissonGaussian
 
-# Fractional orders end at 11: further up opacus's series may stop at its first term, which is below its threshold e^-30
-# while the sum is not, and the result comes out negative (order 63.5, q = 0.5, σ = 20). Integer orders are finite sums;
-# at small q the divergence leaps from one to the next, so all of them are there. Above 1029 binomials overflow.
+# Fractional orders end at 11. Above, opacus's series may stop at its first term: the term is below its threshold e^-30
+# while the sum is not, and the result is negative (order 63.5, q = 0.5, σ = 20). Integer orders are finite sums. At
+# small q the divergence leaps from one integer to the next, so all of them are included. Above 1029 binomials overflow.
 ORDERS: tuple[float, ...] = (*(1 + 0.05 * 1.02**k for k in range(268)), *(float(order) for order in range(12, 1025)))
 
-# Allowance for the tail of the fractional series, which opacus drops below e^-30 a term; the largest deficit against
+# Allowance for the tail of the fractional series, whose terms below e^-30 opacus drops. The largest deficit against
 # quadrature over q 1e-6..0.999, σ 0.2..200 was 2.5 e^-30.
 _SERIES_TAIL = 8 * math.exp(-30)
 
@@ -25,8 +25,8 @@ _SERIES_TAIL = 8 * math.exp(-30)
 class RDPAccountant(Accountant):
     """Rényi differential privacy with opacus's values on a fixed grid of orders 1.05 to 1024 (`ORDERS`).
 
-    ε is 3 to 84 % above 'pld'. The search for the best order visits part of the grid; each order gives a valid bound,
-    so what it does not visit can only cost tightness.
+    ε is 3 to 84 % above 'pld'. The search for the best order visits only a part of the grid. Each order gives a valid
+    bound, so unvisited orders can only cost tightness.
 
     Source: Mironov, Talwar and Zhang 2019 (Section 3.3); Balle et al. 2020 (Theorem 21) for the conversion.
     """
@@ -35,7 +35,7 @@ class RDPAccountant(Accountant):
     distribution = "opacus"
 
     def divergence(self, events: Sequence[PoissonGaussian]) -> Callable[[float], float]:
-        """order > 1 -> upper bound on the Rényi divergence of the events together; inf where it overflows."""
+        """Return a function: order > 1 -> upper bound on the events' joint Rényi divergence; inf if it overflows."""
         compute_rdp = _compute_rdp()
 
         @cache
@@ -62,7 +62,7 @@ class RDPAccountant(Accountant):
         return bounds
 
     def _bound(self, divergence: Callable[[float], float], delta: float) -> float:
-        """Smallest ε over the orders; (K(α) + log 1/δ)/(α - 1), K convex, has one valley: a ternary search finds it."""
+        """Return the smallest ε over the orders, by ternary search: (K(α) + log 1/δ)/(α - 1) has one valley."""
 
         def epsilon(index: int) -> float:
             order = ORDERS[index]
@@ -80,7 +80,7 @@ class RDPAccountant(Accountant):
 
 @cache
 def _compute_rdp() -> Callable[..., Any]:
-    """opacus's `compute_rdp`, from its file alone: the package loads torch, which takes seconds."""
+    """Load opacus's `compute_rdp` from its file alone. Importing the package would load torch, which takes seconds."""
     package = find_spec("opacus")
     assert package is not None, "opacus is a dependency"
     assert package.submodule_search_locations, "it is a package"

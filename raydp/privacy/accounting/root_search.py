@@ -1,4 +1,4 @@
-"""Root search for a noise multiplier: few evaluations of ε, and never an answer above the target."""
+"""Root search for a noise multiplier. It needs few evaluations of ε, and never returns an ε above the target."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ MIN_LOG_SIGMA, MAX_LOG_SIGMA = math.log(0.01), math.log(1e6)
 
 
 class CalibrationError(ValueError):
-    """No noise multiplier in the supported range meets the target tightly; the message names the range."""
+    """No noise multiplier in the supported range meets the target tightly. The message names the range."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A noise multiplier and what an accountant says there.
+    """A noise multiplier with the accountant's ε.
 
     Attributes:
         log_sigma: ln σ.
@@ -29,42 +29,45 @@ class Point:
     slope: float
 
     def towards(self, epsilon: float) -> float:
-        """ln σ at which ε is expected, on a line in logarithms."""
+        """Return ln σ at which ε is expected, by linear extrapolation in logarithms."""
         return self.log_sigma + (_log(self.epsilon) - math.log(epsilon)) / -self.slope
 
 
 def _log(value: float) -> float:
-    """ln that takes 0 to -inf."""
+    """Return ln of a value; -inf for 0."""
     return math.log(value) if value > 0 else -math.inf
 
 
 def smallest_noise(
     epsilon_fn: Callable[[float], float], *, target: float, start: float, slope: float, tolerance: float
 ) -> Point:
-    """A point with ε <= target whose σ is at most about `tolerance` (relative) above the smallest such.
+    """Return a point with ε <= target whose σ is at most about `tolerance` (relative) above the smallest such σ.
 
-    A secant method in (ln σ, ln ε), kept inside the bracket that the evaluations establish, that aims half a tolerance
-    below the target. It stops at a point below the target that is within tolerance by the local slope or by a bracket.
+    The search is a secant method in (ln σ, ln ε) that aims half a tolerance below the target. It stays inside the
+    bracket that the evaluations establish. It stops at a point below the target that is within tolerance, by the local
+    slope or by the bracket.
 
     Args:
         epsilon_fn: σ -> ε, non-increasing; may be inf or 0.
         target: ε > 0.
         start: ln σ of the first evaluation.
         slope: first guess of d ln ε / d ln σ.
-        tolerance: relative, in σ.
+        tolerance: relative tolerance in σ.
 
     Raises:
-        CalibrationError: the range of noise multipliers is left.
+        CalibrationError: the search leaves the range of noise multipliers.
     """
     low, high = MIN_LOG_SIGMA, MAX_LOG_SIGMA
     x = min(max(start, low), high)
     bracketed = False
     previous: tuple[float, float] | None = None
     for _ in range(MAX_EVALUATIONS):
+        # Evaluate, and update the slope.
         epsilon = epsilon_fn(math.exp(x))
         excess = _log(epsilon) - math.log(target)
         slope = _slope(slope, previous, (x, excess))
         previous = (x, excess)
+        # Update the bracket; stop if the point is close enough to the target.
         if excess <= 0:
             high = x
             if -excess <= tolerance * -slope or (bracketed and high - low <= tolerance):
@@ -81,15 +84,15 @@ def smallest_noise(
 
 
 def _slope(slope: float, before: tuple[float, float] | None, now: tuple[float, float]) -> float:
-    """d ln ε / d ln σ through the last two evaluations; the old one where they are too close or not finite."""
+    """Return d ln ε / d ln σ through the last two evaluations; the old slope if they are too close or not finite."""
     if before is None or abs(now[0] - before[0]) < 2e-4 or not math.isfinite(now[1] - before[1]):
         return slope
-    # -1 to -2 for a Gaussian, steeper with subsampling; the limits keep rounding noise out of the stopping rule.
+    # A Gaussian has -1 to -2, subsampling is steeper. The limits keep rounding noise out of the stopping rule.
     return min(-0.5, max(-50.0, (now[1] - before[1]) / (now[0] - before[0])))
 
 
 def _next(x: float, excess: float, slope: float, tolerance: float, low: float, high: float) -> float:
-    """The next ln σ: the secant step of at most 1, or the middle of the bracket where that leaves it."""
+    """Return the next ln σ: a secant step of at most 1, or the bracket's middle if the step leaves the bracket."""
     step = (excess + 0.5 * tolerance * -slope) / -slope
     candidate = x + min(max(step, -1.0), 1.0)
     return candidate if low < candidate < high else (low + high) / 2

@@ -1,8 +1,8 @@
-"""What DP-Weights (Zagardo 2024) claims: formulas for noise on trained weights, to be measured. They prove nothing.
+"""The claims of DP-Weights (Zagardo 2024): formulas for noise on trained weights, for measurement. They prove nothing.
 
-The claim rests on "one record changes the trained weights by at most EηC/(NB)" (equation 2), and that is false: of N
-examples with linear losses one moves them by EηC/B, N times as far, and where a record decides whether a loss starts to
-fall, by all that training moves them. docs/mechanisms/dp_weights.md has the figures.
+The claim rests on "one record changes the trained weights by at most EηC/(NB)" (equation 2), which is false. With N
+linear losses, one example moves the weights by EηC/B, N times as far. If a record decides whether a loss starts to
+fall, it moves them by as much as training does. docs/mechanisms/dp_weights.md has the figures.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ WHY_CLAIMED = (
     "N times as far and further (docs/mechanisms/dp_weights.md)"
 )
 _FLOOR, _EXPONENT = 0.009760, 0.078008
-"""The empirical term, fitted by the paper to the perplexity of DP-SGD."""
+"""Constants of the empirical term, which the paper fitted to the perplexity of DP-SGD."""
 
 
 def claimed_sensitivity(
     *, num_examples: int, batch_size: int, num_steps: int, learning_rate: float, max_grad_norm: float
 ) -> float:
-    """ΔW = E η C / (N B) with E = T B / N epochs (Zagardo 2024, equation 2). False: see above."""
+    """Return ΔW = E η C / (N B) with E = T B / N epochs (Zagardo 2024, equation 2). It is false: see the module."""
     epochs = num_steps * batch_size / num_examples
     return epochs * learning_rate * max_grad_norm / (num_examples * batch_size)
 
 
 def claimed_noise_std(formula: Formula, *, epsilon: float, delta: float, sensitivity: float) -> float:
-    """Standard deviation of the noise on each weight that is claimed to give (ε, δ).
+    """Return the standard deviation of the noise on each weight that is claimed to give (ε, δ).
 
     Args:
         formula: "equation_3": sqrt(2 ln(1.25/δ) ΔW/ε + 0.00976 ε^-0.078008), all under the root (Zagardo 2024,
             equations 1 and 3); "algorithm_2": sqrt(2 ln(1.25/δ)) ΔW/ε + 0.00976 ε^-0.078008 (Algorithm 2 and section
             8.1.2). The first is about ten times the second.
-        sensitivity: ΔW, of `claimed_sensitivity`.
+        sensitivity: ΔW, from `claimed_sensitivity`.
 
     Guarantee:
         None.

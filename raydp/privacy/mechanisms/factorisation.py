@@ -1,9 +1,9 @@
-"""Banded matrix factorisation: how the noise of a step leans on that of the steps before, and what reaches the weights.
+"""Banded matrix factorisation: correlation of the noise of successive steps, and the noise that reaches the weights.
 
-With all gradients as the rows of G, the weights of SGD after each step are -η A G for the workload A, a matrix that is
-lower-triangular and Toeplitz. A factorisation A = B C releases C G + Z instead, Z independent Gaussian noise, of which
-B (C G + Z) = A (G + C^{-1} Z) is computed: SGD on gradients with the noise C^{-1} Z. Its sensitivity is the norm of
-C's columns, its error B Z. Every Toeplitz matrix here is given by its first column.
+Let the rows of G be all gradients. The weights of SGD after each step are -η A G for the workload A, a lower-triangular
+Toeplitz matrix. A factorisation A = B C releases C G + Z instead, where Z is independent Gaussian noise. From this
+release, B (C G + Z) = A (G + C^{-1} Z) is computed: SGD on gradients with the noise C^{-1} Z. The sensitivity is the
+norm of C's columns, the error is B Z. Every Toeplitz matrix here is given by its first column.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class WeightNoise:
     """Standard deviation of the noise in a weight, in units of η σ c / b; see `weight_noise`.
 
     Attributes:
-        largest: after the step where it is largest, the last one: the largest norm of a row of B.
-        rms: root of the mean of its square over all steps: the Frobenius norm of B over √T.
+        largest: largest standard deviation over all steps, which is after the last step: the largest row norm of B.
+        rms: root mean square over all steps: the Frobenius norm of B over √T.
     """
 
     largest: float
@@ -28,11 +28,11 @@ class WeightNoise:
 
 
 def banded_square_root(num_bands: int, *, decay: float = 1.0, momentum: float = 0.0) -> NDArray[np.float64]:
-    """The strategy C: the square root of SGD's workload, cut after some bands and scaled to columns of norm 1.
+    """Return the strategy C: the square root of SGD's workload, cut to its bands and scaled to columns of norm 1.
 
     Args:
-        num_bands: b̂ >= 1, the entries of the first column that are kept; 1 is independent noise.
-        decay: α in [0, 1], what the weights are multiplied with in each step; 1 without weight decay.
+        num_bands: b̂ >= 1, the number of entries of the first column that are kept; 1 is independent noise.
+        decay: α in [0, 1], the factor of the weights in each step; 1 without weight decay.
         momentum: β in [0, 1).
 
     Returns:
@@ -40,7 +40,7 @@ def banded_square_root(num_bands: int, *, decay: float = 1.0, momentum: float = 
         the coefficient of x^k in ((1 - αx)(1 - βx))^(-1/2).
 
     Guarantee:
-        No column of C is longer than 1, however many steps there are: each is the first one, moved down and cut off.
+        No column of C is longer than 1, for any number of steps, because each is the first one, moved down and cut off.
 
     Source: Kalinin and Lampert 2024, Theorem 1 (the square root in closed form) and section 3 (cut to bands).
     """
@@ -55,7 +55,7 @@ def banded_square_root(num_bands: int, *, decay: float = 1.0, momentum: float = 
 
 
 def workload(num_steps: int, *, decay: float = 1.0, momentum: float = 0.0) -> NDArray[np.float64]:
-    """[T] the first column of A: what a gradient has added to the weights after k further steps, Σ_j α^(k-j) β^j."""
+    """Return [T] the first column of A: a gradient's effect on the weights after k further steps, Σ_j α^(k-j) β^j."""
     k = np.arange(num_steps)
     return np.convolve(decay**k, momentum**k)[:num_steps]
 
@@ -63,7 +63,7 @@ def workload(num_steps: int, *, decay: float = 1.0, momentum: float = 0.0) -> ND
 def weight_noise(
     strategy: NDArray[np.float64], num_steps: int, *, decay: float = 1.0, momentum: float = 0.0
 ) -> WeightNoise:
-    """The noise that a strategy leaves in the weights of SGD: the error of the prefix sums, for α = 1 and β = 0.
+    """Return the noise that a strategy leaves in the weights of SGD: for α = 1 and β = 0, the error of prefix sums.
 
     Args:
         strategy: the first column of C.
@@ -75,6 +75,6 @@ def weight_noise(
     """
     from scipy.signal import lfilter
 
-    column = lfilter([1.0], strategy, workload(num_steps, decay=decay, momentum=momentum))  # of B = A C^{-1}
-    squares = np.cumsum(np.square(column))  # row t of a Toeplitz matrix holds the first t + 1 entries
+    column = lfilter([1.0], strategy, workload(num_steps, decay=decay, momentum=momentum))  # first column of A C^{-1}
+    squares = np.cumsum(np.square(column))  # row t of a Toeplitz matrix has the first t + 1 entries of its column
     return WeightNoise(largest=float(np.sqrt(squares[-1])), rms=float(np.sqrt(squares.mean())))

@@ -1,4 +1,4 @@
-"""Lower bounds on ε from one training run: canaries in or out by fair coins, and how many of the coins were guessed."""
+"""Lower bounds on ε from one training run with canaries: fair coins include them, and an auditor guesses the coins."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from raydp.privacy.accounting.gdp import gaussian_epsilon
 _ROUNDING = 1e-9
 """Far above the rounding errors of scipy's binomial tails (relative, about 1e-12), so that they never raise a bound."""
 _MAX_EPSILON = 512.0
-"""No count of guesses refutes more: 10^6 correct ones out of 10^6 stop at ε = 12.7 with confidence 0.95."""
+"""No number of guesses refutes more: 10^6 correct ones out of 10^6 stop at ε = 12.7 with confidence 0.95."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guesses:
-    """What an auditor got right about the coins.
+    """Result of an auditor's guesses of the coins.
 
     Attributes:
-        num_canaries: M, canaries that were each put in by a fair coin of its own.
-        num_guesses: R, those whose coin was guessed; of the others the auditor abstained.
-        num_correct: V, right guesses.
+        num_canaries: M, number of canaries, each included by its own fair coin.
+        num_guesses: R, number of guessed coins; the auditor abstained from the others.
+        num_correct: V, number of correct guesses.
     """
 
     num_canaries: int
@@ -42,12 +42,13 @@ class Guesses:
 
 @dataclass(frozen=True, kw_only=True)
 class OneRunBound:
-    """Lower bounds, each by itself at the confidence; see `one_run_bound`.
+    """Lower bounds, each valid separately at the confidence; see `one_run_bound`.
 
     Attributes:
-        epsilon: on ε at the δ; needs no assumption on the mechanism.
-        gdp_mu: on μ, if the mechanism is Gaussian: a μ-GDP one.
-        epsilon_gdp: on ε at the δ, if it is; None at δ = 0, where no Gaussian mechanism has a finite ε.
+        epsilon: bound on ε at the δ; it needs no assumption on the mechanism.
+        gdp_mu: bound on μ, if the mechanism is Gaussian (μ-GDP).
+        epsilon_gdp: bound on ε at the δ, if the mechanism is Gaussian; None at δ = 0, where no Gaussian mechanism has a
+            finite ε.
     """
 
     epsilon: float
@@ -56,22 +57,22 @@ class OneRunBound:
 
 
 def one_run_bound(guesses: Guesses, delta: float, confidence: float = 0.95) -> OneRunBound:
-    """Lower bounds on what the audited mechanism leaks of one canary.
+    """Return lower bounds on what the audited mechanism leaks about one canary.
 
     Args:
-        delta: δ in [0, 1) of the guarantee that is tested.
+        delta: δ in [0, 1) of the guarantee to test.
         confidence: in (0, 1).
 
     Guarantee:
         With probability >= confidence over the coins and the mechanism, epsilon <= ε for every (ε, δ) that the
-        mechanism satisfies under adding or removing one canary. It assumes that the coins are fair and independent of
-        each other and of everything else, that the guesses depend on the coins through the mechanism's output alone,
-        and that at most R guesses are made whatever the output is. gdp_mu and epsilon_gdp assume in addition that the
-        mechanism is μ-GDP for some μ and that this μ is what is asked for; where it is not (subsampled DP-SGD with few
-        steps), epsilon_gdp may exceed ε.
+        mechanism satisfies under adding or removing one canary. There are three assumptions. The coins are fair and
+        independent of each other and of everything else. The guesses depend on the coins through the mechanism's
+        output alone. At most R guesses are made for every output. gdp_mu and epsilon_gdp also assume that the
+        mechanism is μ-GDP for some μ, and bound this μ. If it is not (subsampled DP-SGD with few steps), epsilon_gdp
+        may exceed ε.
 
     Raises:
-        ValueError: δ or the confidence is out of range.
+        ValueError: δ or the confidence is out of its range.
 
     Source: Steinke, Nasr and Jagielski 2023 (Theorem 5.2 and appendix D); Mahloujifar, Melis and Chaudhuri 2024.
     """
@@ -84,10 +85,10 @@ def one_run_bound(guesses: Guesses, delta: float, confidence: float = 0.95) -> O
 
 
 def one_run_p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
-    """A bound, over all (ε, δ)-DP mechanisms, on the probability of so many right guesses or more.
+    """Return a bound, over all (ε, δ)-DP mechanisms, on the probability of at least this many correct guesses.
 
-    It is P[B >= V] + 2 M δ max over i of P[V > B >= V - i] / i for B ~ Binomial(R, e^ε / (1 + e^ε)), computed by the
-    number of errors R - B, so that it is exact where e^ε / (1 + e^ε) rounds to 1. Rounded up.
+    The bound is P[B >= V] + 2 M δ max over i of P[V > B >= V - i] / i for B ~ Binomial(R, e^ε / (1 + e^ε)). It is
+    computed by the number of errors R - B, so that it is exact even if e^ε / (1 + e^ε) rounds to 1. It is rounded up.
 
     Args:
         epsilon: ε >= 0, infinity included.
@@ -107,6 +108,7 @@ def one_run_p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
 
 
 def _check(delta: float, confidence: float) -> None:
+    """Raise ValueError if δ or the confidence is out of its range."""
     if not 0 <= delta < 1:
         raise ValueError(f"delta must be at least 0 and below 1, got {delta:g}. Use that of the guarantee.")
     if not 0 < confidence < 1:
@@ -114,10 +116,10 @@ def _check(delta: float, confidence: float) -> None:
 
 
 def _densest(errors: int, total: int, rate: float) -> float:
-    """max over i in 1..total - errors of P[errors < E <= errors + i] / i for E ~ Binomial(total, rate).
+    """Return the max over i in 1..total - errors of P[errors < E <= errors + i] / i for E ~ Binomial(total, rate).
 
-    It is the mean of the next i probabilities. They rise to the mode and then fall, so the mean rises with i until the
-    first probability that lies below it, and falls from there on: a bisection finds that i.
+    The quotient is the mean of the next i probabilities. They rise to the mode and then fall. So the mean rises with i
+    until the first probability below the mean, and then falls: a bisection finds this i.
     """
     from scipy.special import bdtr, bdtrc
     from scipy.stats import binom
@@ -141,11 +143,12 @@ def _densest(errors: int, total: int, rate: float) -> float:
 
 
 def _refutes_gdp(guesses: Guesses, mu: float, level: float) -> bool:
-    """Whether so many right guesses, or more, have a probability below the level under every μ-GDP mechanism.
+    """Return whether this many correct guesses have a probability below the level under every μ-GDP mechanism.
 
-    r and h are shares of canaries that are guessed right, and wrong, in the event of at least i right guesses; the
-    trade-off curve bounds one by the other, from i = V downwards, were the probability of V or more the level. They
-    then cannot exceed R / M in all; if they do, the probability is below the level.
+    Suppose that V or more correct guesses had the probability `level`. For i = V downwards, let `right` and `wrong` be
+    the shares of canaries that are guessed right and wrong, in the event of at least i correct guesses. The trade-off
+    curve bounds one by the other. Together they cannot exceed R / M. If the bounds do, the probability is below the
+    level.
 
     Source: Mahloujifar, Melis and Chaudhuri 2024 (the recursion for a bounded number of guesses of two kinds).
     """
@@ -163,7 +166,7 @@ def _refutes_gdp(guesses: Guesses, mu: float, level: float) -> bool:
 
 
 def _largest(refuted_fn: Callable[[float], bool], limit: float) -> float:
-    """The largest value that is refuted, to 1e-9 and rounded down; 0 where none is."""
+    """Return the largest refuted value, to 1e-9 and rounded down; 0 if no value is refuted."""
     if not refuted_fn(0.0):
         return 0.0
     low, high = 0.0, 1.0

@@ -1,7 +1,7 @@
-"""What the noisy votes of teachers cost: PATE with GNMax and Confident-GNMax (Papernot et al. 2018).
+"""The privacy cost of the teachers' noisy votes: PATE with GNMax and Confident-GNMax (Papernot et al. 2018).
 
-Each teacher has learnt from a shard of its own, so one record changes one teacher, and with it one vote of each query:
-two counts by 1. A cost that looks at the votes is as private as they are: it may decide, but must not be published.
+Each teacher has learnt from its own shard. So one record changes one teacher, and one vote of each query: two counts by
+1. A cost that depends on the votes is as private as the votes. It may be used for decisions, but must not be published.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from raydp.privacy.accounting.rdp import ORDERS
 Array = NDArray[np.float64]
 
 GRID: Array = np.array(ORDERS)
-"""Rényi orders that are tried; each gives a valid ε."""
+"""The Rényi orders to try; each gives a valid ε."""
 
 QUERIES_AT_ONCE = 1000
 MOST_TEACHERS = 1_000_000
@@ -36,14 +36,14 @@ class Epsilon:
 
 @dataclass(frozen=True, kw_only=True)
 class PateCost:
-    """What answering all queries costs, at one δ.
+    """Cost of answering all queries, at one δ.
 
     Attributes:
-        dependent: by the votes; private itself.
-        independent: whatever the votes.
-        reference: what the paper's own analysis prints: the expected cost over which queries are answered, and the
+        dependent: cost of the actual votes; it is private itself.
+        independent: cost for any votes.
+        reference: the figure of the paper's own analysis: the expected cost over which queries are answered, and the
             conversion ε + log(1/δ) / (α - 1) (Mironov 2017, Proposition 3). Without a threshold it is a bound too.
-        expected_answers: how many queries are expected to be answered; by the votes.
+        expected_answers: expected number of answered queries; it depends on the votes.
     """
 
     dependent: Epsilon
@@ -55,38 +55,40 @@ class PateCost:
 def pate_cost(
     votes: NDArray[np.int64], *, sigma: float, delta: float, threshold: float | None = None, sigma1: float | None = None
 ) -> PateCost:
-    """ε of answering every query by the class with the most votes after noise.
+    """Return the ε of answering every query by the class with the most votes after noise.
 
     Args:
         votes: [queries, classes >= 2] counts.
         sigma: standard deviation of the noise on each count.
         delta: in (0, 1).
-        threshold: Confident-GNMax: a query is answered only where the largest count, with noise of its own, is at least
-            this. One noise on the maximum, not one per class as in Boenisch and Dziedzic 2024.
-        sigma1: standard deviation of that noise.
+        threshold: Confident-GNMax: a query is answered only if its largest count, with separate noise, is at least the
+            threshold. There is one noise on the maximum, not one per class as in Boenisch and Dziedzic 2024.
+        sigma1: standard deviation of the noise on the largest count.
 
     Guarantee:
-        `dependent` bounds the Rényi divergence of the answers (and of which queries have one) on these votes from those
-        on any votes that differ by one teacher, at every order; the conversion is that of accountant 'rdp' (Balle et
-        al. 2020, Theorem 21). Teachers must not share records.
+        `dependent` bounds a Rényi divergence at every order. It compares the answers (and which queries have one) on
+        these votes with those on any votes that differ by one teacher. The conversion is that of accountant 'rdp'
+        (Balle et al. 2020, Theorem 21). Teachers must not share records.
 
     Raises:
         ValueError: an argument is out of its range.
 
-    Source: Papernot et al. 2018, Proposition 7 (q), Theorem 6 and Proposition 10 (GNMax). The check against the
-        threshold is not bounded but computed: it is one Gaussian, and one teacher moves the largest count by at most 1.
+    Source: Papernot et al. 2018, Proposition 7 (q), Theorem 6 and Proposition 10 (GNMax). The threshold check is not
+        bounded but computed: it is one Gaussian, and one teacher moves the largest count by at most 1.
     """
     check_delta(delta)
     check_votes(votes)
     check_noise(sigma, threshold, sigma1)
     dependent, expected = np.zeros_like(GRID), np.zeros_like(GRID)
     answers = 0.0
+    # Sum the costs of the queries, a block at a time.
     for start in range(0, len(votes), QUERIES_AT_ONCE):
         some = votes[start : start + QUERIES_AT_ONCE]
         cost = gnmax_rdp(log_q(some, sigma), sigma)
         if threshold is None or sigma1 is None:
             dependent, expected, answers = dependent + cost.sum(0), expected + cost.sum(0), answers + len(some)
             continue
+        # Confident-GNMax: the cost of the check, and of the answer if the check passes.
         largest = some.max(axis=1)
         passed = log_ndtr((largest - threshold) / sigma1)
         exact = confident_rdp(largest, cost, threshold, sigma1)
@@ -103,7 +105,7 @@ def pate_cost(
 
 
 def check_votes(votes: NDArray[np.int64]) -> None:
-    """Raise ValueError unless they are counts of a size that the formulas hold for in double precision."""
+    """Raise ValueError unless the votes are counts for which the formulas hold in double precision."""
     if votes.ndim != 2 or votes.shape[0] < 1 or votes.shape[1] < 2 or (votes < 0).any():
         raise ValueError(f"votes must be [queries, classes >= 2] counts >= 0, got shape {votes.shape}. Correct them.")
     if votes.max() > MOST_TEACHERS or votes.sum(axis=1, dtype=np.float64).max() > MOST_TEACHERS:
@@ -111,7 +113,7 @@ def check_votes(votes: NDArray[np.int64]) -> None:
 
 
 def check_noise(sigma: float, threshold: float | None, sigma1: float | None) -> None:
-    """Raise ValueError unless they are noise and a threshold that the formulas hold for in double precision."""
+    """Raise ValueError unless the formulas hold in double precision for the noise and the threshold."""
     for name, value in (("sigma", sigma), ("sigma1", sigma1)):
         if value is not None and not LEAST_NOISE <= value <= MOST_NOISE:
             raise ValueError(
@@ -124,8 +126,10 @@ def check_noise(sigma: float, threshold: float | None, sigma1: float | None) -> 
 
 
 def log_q(votes: NDArray[np.int64], sigma: float) -> Array:
-    """[queries] log of an upper bound on the probability that noise picks another class than the one with most votes:
-    Σ ½ erfc(gap / 2σ) over the others, at most 1 - 1/m (Papernot et al. 2018, Proposition 7)."""
+    """Return [queries] the log of an upper bound q on the probability that noise changes the winning class.
+
+    q is Σ ½ erfc(gap / 2σ) over the other classes, at most 1 - 1/m (Papernot et al. 2018, Proposition 7).
+    """
     rows = np.arange(len(votes))
     first = votes.argmax(axis=1)
     gaps = (votes[rows, first][:, None] - votes) / (math.sqrt(2) * sigma)
@@ -136,24 +140,26 @@ def log_q(votes: NDArray[np.int64], sigma: float) -> Array:
 
 
 def independent_rdp(sigma: float, sigma1: float | None = None) -> Array:
-    """[orders] Rényi divergence of one query whatever the votes: two counts that move by 1, and a maximum by 1."""
+    """Return [orders] the Rényi divergence of one query for any votes: two counts and a maximum that move by 1."""
     check = 0.0 if sigma1 is None else GRID / (2 * sigma1**2)
     return GRID / sigma**2 + check
 
 
 def gnmax_rdp(logq: Array, sigma: float, orders: Array = GRID) -> Array:
-    """[queries, orders] Rényi divergence of GNMax where another outcome than the likely one has at most probability q
-    (Papernot et al. 2018, Theorem 6 with the orders of Proposition 10); where that does not hold or is larger, the one
-    whatever the votes."""
+    """Return [queries, orders] the Rényi divergence of GNMax if another than the likely outcome has probability <= q.
+
+    The bound is Theorem 6 of Papernot et al. 2018 with the orders of Proposition 10. If its conditions fail or it is
+    larger, the result is the divergence for any votes.
+    """
     independent = np.broadcast_to(orders / sigma**2, (len(logq), len(orders)))
-    found, holds = by_agreement(logq[:, None], sigma, orders)
-    cost: Array = np.where(holds, np.minimum(found, independent), independent)
+    dependent, holds = by_agreement(logq[:, None], sigma, orders)
+    cost: Array = np.where(holds, np.minimum(dependent, independent), independent)
     return cost
 
 
 def by_agreement(logq: Array, sigma: float, orders: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """Theorem 6's divergence, and where its conditions hold; arguments are broadcast."""
-    with np.errstate(all="ignore"):  # what does not hold is not used
+    """Return the divergence of Papernot et al. 2018, Theorem 6, and whether its conditions hold; with broadcasting."""
+    with np.errstate(all="ignore"):  # values for which the conditions fail are not used
         mu2 = sigma * np.sqrt(-logq)
         mu1 = mu2 + 1
         epsilon1, epsilon2 = mu1 / sigma**2, mu2 / sigma**2
@@ -162,16 +168,17 @@ def by_agreement(logq: Array, sigma: float, orders: Array) -> tuple[Array, NDArr
         log_rest = _log1mexp(logq)
         log_a = (orders - 1) * (log_rest - _log1mexp((logq + epsilon2) * (1 - 1 / mu2)))
         log_b = (orders - 1) * (epsilon1 - logq / (mu1 - 1))
-        found = np.logaddexp(log_rest + log_a, logq + log_b) / (orders - 1)
-    return found, holds
+        divergence = np.logaddexp(log_rest + log_a, logq + log_b) / (orders - 1)
+    return divergence, holds
 
 
 def confident_rdp(
     largest: NDArray[np.int64], gnmax: Array, threshold: float, sigma1: float, orders: Array = GRID
 ) -> Array:
-    """[queries, orders] Rényi divergence of the check and, where it passes, of GNMax: with p the probability to pass on
-    these votes and p' on the others, whose largest count differs by at most 1,
-    exp((α - 1) D) = p^α p'^(1-α) exp((α - 1) D_GNMax) + (1-p)^α (1-p')^(1-α).
+    """Return [queries, orders] the Rényi divergence of the check and, if it passes, of GNMax.
+
+    Let p be the probability of passing on these votes, and p' on the other votes, whose largest count differs by at
+    most 1. Then exp((α - 1) D) = p^α p'^(1-α) exp((α - 1) D_GNMax) + (1-p)^α (1-p')^(1-α).
 
     Args:
         largest: [queries] largest counts.
@@ -193,26 +200,26 @@ def confident_rdp(
 
 
 def _log1mexp(x: Array) -> Array:
-    """log(1 - e^x) for x <= 0."""
+    """Return log(1 - e^x) for x <= 0."""
     return np.where(x < -math.log(2), np.log1p(-np.exp(x)), np.log(-np.expm1(x)))
 
 
 def epsilon_at(rdp: float, order: float, delta: float) -> float:
-    """ε of a Rényi divergence at one order (Balle et al. 2020, Theorem 21)."""
+    """Return ε from a Rényi divergence at one order (Balle et al. 2020, Theorem 21)."""
     return max(0.0, rdp - math.log(delta * order) / (order - 1) + math.log1p(-1 / order))
 
 
 def _tight(rdp: Array, delta: float) -> Epsilon:
-    """The smallest ε over the orders (Balle et al. 2020, Theorem 21; as accountant 'rdp')."""
+    """Return the smallest ε over the orders (Balle et al. 2020, Theorem 21; as accountant 'rdp')."""
     return _smallest(rdp - (math.log(delta) + np.log(GRID)) / (GRID - 1) + np.log1p(-1 / GRID))
 
 
 def _classic(rdp: Array, delta: float) -> Epsilon:
-    """The same by ε + log(1/δ) / (α - 1)."""
+    """Return the smallest ε over the orders by the conversion ε + log(1/δ) / (α - 1)."""
     return _smallest(rdp - math.log(delta) / (GRID - 1))
 
 
 def _smallest(epsilons: Array) -> Epsilon:
-    assert np.isfinite(epsilons).all(), "an epsilon that is none must not pass for 0"
+    assert np.isfinite(epsilons).all(), "an undefined epsilon must not pass for 0"
     best = int(np.argmin(epsilons))
     return Epsilon(epsilon=max(0.0, float(epsilons[best])), order=float(GRID[best]))

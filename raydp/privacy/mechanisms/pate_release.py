@@ -1,7 +1,7 @@
-"""A figure of PATE's cost that may be published: smooth sensitivity (Papernot et al. 2018, B; Nissim et al. 2007).
+"""A publishable figure of PATE's cost: smooth sensitivity (Papernot et al. 2018, B; Nissim et al. 2007).
 
-The cost by the votes is private. Noise that is scaled by how far it can move near these votes makes it publishable, and
-costs a little itself. All figures here are at one Rényi order α.
+The cost of the actual votes is private. Noise makes it publishable, if it is scaled by how far the cost can move near
+these votes. Publishing costs a little itself. All figures here are at one Rényi order α.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from raydp.privacy.mechanisms.pate import by_agreement, check_noise, check_votes
 Array = NDArray[np.float64]
 
 BETAS, NOISES = np.arange(0.02, 0.46, 0.02), np.geomspace(0.5, 1e4, 200)
-"""What a suggestion tries: smoothness β in units of 1/α (below 1/2 the release has a finite cost), and noise."""
+"""Values that `suggestion` tries: smoothness β in units of 1/α (below 1/2 the release has a finite cost), and noise."""
 MOST_ORDER, LEAST_NOISE, MOST_NOISE = 1e4, 1e-3, 1e6
 
 ROUNDING = 1e-9
-STEP = 1e-3  # of a published cost
-"""Of log q; the cost may leap at q0, and a q that is rounded to just below would hide it."""
+"""Allowance for the rounding of log q. The cost may leap at q0, and a q that is rounded to just below would hide it."""
+STEP = 1e-3
+"""Multiple to which a published cost is rounded up."""
 
 TRIED_Q = 2_000
-"""Points at which the two conditions of smoothness are looked at."""
+"""Number of points at which the two conditions of smoothness are tested."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """How a cost is published. These three must not be chosen by the votes.
+    """Parameters for publishing a cost. They must not depend on the votes.
 
     Attributes:
         order: α > 1 of the Rényi divergence.
@@ -40,7 +41,7 @@ class Release:
         noise_multiplier: noise std over the smooth sensitivity.
 
     Raises:
-        ValueError: one is out of its range.
+        ValueError: a parameter is out of its range.
     """
 
     order: float
@@ -59,10 +60,11 @@ class Release:
 
 @dataclass(frozen=True, kw_only=True)
 class SmoothCost:
-    """The Rényi divergence at α of all answers, by the votes, and how far it can move.
+    """The Rényi divergence of all answers at α, for the actual votes, and how far it can move.
 
     Attributes:
-        cost: private.
+        order: α.
+        cost: the divergence; private.
         by_distance: [teachers + 1] Σ over queries of the largest local sensitivity within d votes; private.
     """
 
@@ -71,12 +73,15 @@ class SmoothCost:
     by_distance: Array
 
     def sensitivity(self, beta: float) -> float:
-        """The β-smooth sensitivity on these votes."""
+        """Return the β-smooth sensitivity on these votes."""
         return float((self.by_distance * np.exp(-beta * np.arange(len(self.by_distance)))).max())
 
     def suggestion(self) -> Release:
-        """The release with the least cost and two standard deviations of noise. Looks at the votes: to be taken from
-        votes on public data, or rounded to what would have been taken anyway."""
+        """Return the release with the least cost plus two standard deviations of noise.
+
+        The choice depends on the votes. Call it on votes on public data, or round the result to values that would have
+        been taken anyway.
+        """
 
         tried = [
             Release(order=self.order, beta=float(beta), noise_multiplier=float(noise))
@@ -86,14 +91,14 @@ class SmoothCost:
         return min(tried, key=lambda r: release_rdp(r) + 2 * self.sensitivity(r.beta) * r.noise_multiplier)
 
     def published(self, release: Release, normal: float) -> float:
-        """A Rényi divergence at α that may be shown: of all answers and of showing it. The cost is rounded up to a
-        multiple of `STEP`, so that its last bits tell nothing.
+        """Return a publishable Rényi divergence at α. It covers all answers and the publication itself.
+
+        The cost is rounded up to a multiple of `STEP`, so that its last bits reveal nothing. The noise is centred: the
+        published figure may be above or below the true cost. Its standard deviation, which is private itself, is
+        noise_multiplier times the smooth sensitivity. A cost below 0 is published as 0.
 
         Args:
             normal: a draw from N(0, 1), from entropy that nobody knows.
-
-        The noise is centred: what is shown is above and below the true cost alike, and its standard deviation, which
-        is private itself, is noise_multiplier times the smooth sensitivity. A cost below 0 is shown as 0.
         """
         noise = self.sensitivity(release.beta) * release.noise_multiplier * normal
         return math.ceil(max(0.0, self.cost + noise) / STEP) * STEP + release_rdp(release)
@@ -107,15 +112,15 @@ def smooth_cost(
     threshold: float | None = None,
     sigma1: float | None = None,
 ) -> SmoothCost:
-    """The cost at one order with its sensitivity.
+    """Return the cost at one order with its sensitivity.
 
     Args:
-        votes, sigma, threshold, sigma1: as in `pate_cost`. With a threshold each query counts as if it were answered
-            for sure: an upper bound, of whose parts the sensitivity is known.
+        votes, sigma, threshold, sigma1: as in `pate_cost`. With a threshold each query counts as if it were certainly
+            answered. This gives an upper bound, and the sensitivity of its parts is known.
 
     Raises:
-        ValueError: for these parameters the cost is not known to be smooth (conditions C5 and C6 of B.4.2, looked at
-            numerically as in the public analysis), so that its sensitivity is not.
+        ValueError: the cost is not known to be smooth for these parameters, so its sensitivity is unknown. (Conditions
+            C5 and C6 of B.4.2 are tested numerically, as in the public analysis.)
     """
     check_votes(votes)
     check_noise(sigma, threshold, sigma1)
@@ -137,11 +142,14 @@ def smooth_cost(
 
 
 def release_rdp(release: Release) -> float:
-    """Largest Rényi divergence at α of f + N(0, (n S)²) from f' + N(0, (n S')²), where smooth sensitivities S and S'
-    differ by a factor of at most e^β and |f - f'| is at most either: that of two Gaussians, over all such factors.
+    """Return the largest Rényi divergence at α of f + N(0, (n S)²) from f' + N(0, (n S')²).
 
-    Papernot et al. 2018, Theorem 23 gives α e^(2β) / n² for the part of the means; it is α / (2 n² (1 - α + α e^(-2β)))
-    at the far end, which is larger by 1 / (1 - 2αβ) and more where β is near 1 / (2α): up to 16 times on votes.
+    The smooth sensitivities S and S' differ by a factor of at most e^β, and |f - f'| is at most either of them. The
+    result is the divergence of two Gaussians, maximised over all such factors.
+
+    For the part of the means, Papernot et al. 2018, Theorem 23, gives α e^(2β) / n². At the far end this part is
+    α / (2 n² (1 - α + α e^(-2β))). It is larger by 1 / (1 - 2αβ), and by more if β is near 1 / (2α): up to 16 times on
+    votes.
     """
     order, beta = release.order, release.beta
     ratio = np.linspace(-beta, beta, 401)  # log S'/S; its ends and 0 among them
@@ -153,7 +161,7 @@ def release_rdp(release: Release) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class _Shape:
-    """The cost of one query as a function of q: up to q0 that of Theorem 6, beyond it the one whatever the votes."""
+    """The cost of one query as a function of q: up to q0 that of Theorem 6, beyond q0 the cost for any votes."""
 
     sigma: float
     num_classes: int
@@ -169,20 +177,20 @@ class _Shape:
         return cls(sigma=sigma, num_classes=num_classes, order=order, logq0=logq0, logq1=logq1)
 
     def cost(self, logq: Array) -> Array:
-        """[...] divergence at α."""
+        """Return [...] the divergence at α."""
         dependent = by_agreement(logq, self.sigma, np.array(self.order))[0]
         return np.where(logq >= self.logq0, self.order / self.sigma**2, dependent)
 
     def sensitivity(self, logq: Array) -> Array:
-        """[...] how far one teacher moves the cost at q: q goes at most to B_U(q) or B_L(q) (Algorithm 3)."""
+        """Return [...] how far one teacher moves the cost at q. The new q is in [B_L(q), B_U(q)] (Algorithm 3)."""
         logq = np.where((self.logq1 <= logq) & (logq <= self.logq0), self.logq1, logq)
         here = self.cost(logq)
-        up = np.minimum(0.0, _moved(logq, self.sigma, self.num_classes, -1) + ROUNDING)  # from q1 it is q0, at least
+        up = np.minimum(0.0, _moved(logq, self.sigma, self.num_classes, -1) + ROUNDING)  # at least q0 when from q1
         down = _moved(logq, self.sigma, self.num_classes, 1)
         return np.maximum(self.cost(up) - here, here - self.cost(down))
 
     def require_smooth(self) -> None:
-        """C5: the cost does not fall in q up to q0; C6: nor does its step upwards up to q1."""
+        """Raise ValueError unless C5 and C6 hold: up to q0 the cost rises with q, and up to q1 so does its step up."""
         logq = np.linspace(self.logq0 - 700, self.logq0, TRIED_Q)
         below = np.linspace(self.logq1 - 700, self.logq1, TRIED_Q)
         step = self.cost(_moved(below, self.sigma, self.num_classes, -1)) - self.cost(below)
@@ -196,7 +204,7 @@ class _Shape:
 
 
 def _crossing(sigma: float, order: float) -> float:
-    """log q0, from which on the cost is the one whatever the votes."""
+    """Return log q0. From q0 on, the cost is the cost for any votes."""
     highest = min(-((1 + 1 / sigma) ** 2), -(((order - 0.99) / sigma) ** 2), -1 / sigma**2)
 
     def excess(logq: float) -> float:
@@ -211,7 +219,7 @@ def _crossing(sigma: float, order: float) -> float:
 
 
 def _moved(logq: Array | float, sigma: float, num_classes: int, votes: int) -> Array:
-    """log of what q can become by one teacher: B_L for votes = 1, B_U for -1 (Papernot et al. 2018, Proposition 12)."""
+    """Return log q after a change of one teacher: B_L for votes = 1, B_U for -1 (Papernot et al. 2018, Prop. 12)."""
     others = math.log(num_classes - 1)
     z = ndtri_exp(np.minimum(logq - others, -1e-300))
     moved: Array = others + log_ndtr(z - math.sqrt(2) * votes / sigma)
@@ -219,23 +227,27 @@ def _moved(logq: Array | float, sigma: float, num_classes: int, votes: int) -> A
 
 
 def _gnmax_sensitivities(votes: NDArray[np.int64], num_teachers: int, shape: _Shape) -> Array:
-    """[num_teachers + 1] Σ over queries of the largest local sensitivity within d votes (Algorithms 4 and 5)."""
+    """Return [num_teachers + 1] Σ over queries of the largest sensitivity within d votes (Algorithms 4 and 5)."""
     plateau = float(shape.sensitivity(np.array(shape.logq1)))
     total, running = np.zeros(num_teachers + 1), np.zeros(len(votes))
     ordered = -np.sort(-votes, axis=1)
     logq = log_q(ordered, shape.sigma)
+    # Queries with q in [q1, q0] have the largest sensitivity. The others move towards this interval, vote by vote.
     moving = ~((shape.logq1 <= logq) & (logq <= shape.logq0))
     left = logq > shape.logq0
     for distance in range(num_teachers + 1):
         if distance:
+            # q above q0: move a vote from the second class to the first.
             change = moving & left
             ordered[change, 0] += 1
             ordered[change, 1] -= 1
             ordered[change] = -np.sort(-ordered[change], axis=1)
+            # q below q1: move a vote from the first class to the second.
             change = moving & ~left
             ordered[change, 0] -= 1
             ordered[change, 1] += 1
             logq = np.where(moving, log_q(ordered, shape.sigma), logq)
+        # Take the largest sensitivity so far; a query that has reached the interval stays at its plateau.
         running = np.maximum(running, np.where(moving, shape.sensitivity(logq), plateau))
         total[distance] = running.sum()
         moving &= np.where(left, (logq > shape.logq0) & (ordered[:, 1] > 0), logq < shape.logq1)
@@ -243,16 +255,16 @@ def _gnmax_sensitivities(votes: NDArray[np.int64], num_teachers: int, shape: _Sh
 
 
 def _check_costs(num_teachers: int, threshold: float, sigma1: float, order: float) -> Array:
-    """[num_teachers + 1] divergence of the check alone by the largest count."""
+    """Return [num_teachers + 1] the divergence of the check alone, by the largest count."""
     counts = np.arange(num_teachers + 1)
     return confident_rdp(counts, np.zeros((len(counts), 1)), threshold, sigma1, np.array([order]))[:, 0]
 
 
 def _check_sensitivities(largest: NDArray[np.int64], by_count: Array) -> Array:
-    """[num_teachers + 1] Σ over queries of the largest local sensitivity of the check within d votes."""
+    """Return [num_teachers + 1] Σ over queries of the check's largest local sensitivity within d votes."""
     num_teachers = len(by_count) - 1
     steps = np.abs(np.diff(by_count))
-    local = np.maximum(np.append(steps, 0), np.insert(steps, 0, 0))  # [count] to either side
+    local = np.maximum(np.append(steps, 0), np.insert(steps, 0, 0))  # [count] the larger step to either side
     total = np.zeros(num_teachers + 1)
     running = np.zeros(len(largest))
     for distance in range(num_teachers + 1):

@@ -1,4 +1,4 @@
-"""Noise for private selection: the best of a random number of runs meets (ε, δ) as a whole."""
+"""Noise for private selection: the release of the best of a random number of runs meets (ε, δ) as a whole."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from raydp.privacy.accounting.root_search import CalibrationError
 from raydp.privacy.mechanisms.tuning import NumRuns, tuned_epsilon, tuned_epsilons
 
 TOLERANCE = 1e-3
-"""How far below the target the tuned ε may end, relative."""
+"""Largest relative gap between the tuned ε and the target."""
 
 MAX_FACTOR = 2.0**20
-# Part of the cache's key: raise it whenever a change here or in `tuning` can change a result.
+# Part of the cache's key: raise the number whenever a change here or in `tuning` can change a result.
 _ALGORITHM_VERSION = 1
 _ATTACK_DELTAS = tuple(10 ** (-k / 4) for k in range(4, 41))
-"""1e-1 to 1e-10: where the attacker's limits are taken from."""
+"""1e-1 to 1e-10: the δ from which the attacker's bounds are computed."""
 
 ASSUMED: tuple[str, ...] = (
     "the utility that the choice was made by is a function of the model and of public data alone",
@@ -37,12 +37,12 @@ ASSUMED: tuple[str, ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionCalibration:
-    """Calibrated configurations, of which the best of K runs is released.
+    """Calibrated configurations. The best of K runs of them is released.
 
     Attributes:
-        runs: one per request: its σ, and the ε that one run at that σ would have on its own.
-        epsilon: of releasing the best of the runs; at most the target's, and at most 0.1 % below.
-        factor: what the σ of one run alone was multiplied by, >= 1.
+        runs: one per request, with its σ and the ε that one run at this σ would have alone.
+        epsilon: ε of releasing the best of the runs; at most the target, and at most 0.1 % below.
+        factor: factor >= 1 between each σ and the σ of one run alone.
     """
 
     runs: tuple[Calibration, ...]
@@ -57,21 +57,22 @@ def calibrate_selection(
     cache_dir: Path | str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SelectionCalibration:
-    """Noise multipliers at which releasing the best of K runs, of configurations drawn uniformly, meets the target.
+    """Return noise multipliers at which the release of the best of K runs of random configurations meets the target.
 
-    Each request is calibrated on its own by 'rdp'; then one factor, the same for all, raises every σ.
+    Configurations are drawn uniformly. Each request is calibrated alone by 'rdp'; then one common factor raises every
+    σ.
 
     Args:
         requests: the configurations; all with one target.
         num_runs: the distribution of K.
-        cache_dir: folder of what was solved before; None to always compute.
-        progress: of the calibration of single runs.
+        cache_dir: folder of solved problems; None computes always.
+        progress: progress of the calibration of single runs.
 
     Guarantee:
-        `tuned_epsilon(events, num_runs, delta) <= target.epsilon`, evaluated at exactly the σ that are returned.
+        `tuned_epsilon(events, num_runs, delta) <= target.epsilon`, evaluated at exactly the returned σ.
 
     Raises:
-        CalibrationError: no factor up to 2^20 reaches the target; too large a mean for so small an ε.
+        CalibrationError: no factor up to 2^20 reaches the target: the mean is too large for such a small ε.
 
     Source: Papernot and Steinke 2022 (Theorems 2 and 6).
     """
@@ -79,24 +80,24 @@ def calibrate_selection(
     alone = calibrate_many(requests, "rdp", cache_dir=cache_dir, progress=progress)
     store = None if cache_dir is None else SolutionCache(cache_dir)
     problem = _problem(alone, num_runs, target)
-    found = None if store is None else store.load(problem)
-    if found is None:
+    solution = None if store is None else store.load(problem)
+    if solution is None:
         factor, epsilon = _factor(alone, num_runs, target)
-        found = {"factor": factor, "epsilon": epsilon}
+        solution = {"factor": factor, "epsilon": epsilon}
         if store is not None:
-            store.save(problem, found)
-    events = _events(alone, found["factor"])
+            store.save(problem, solution)
+    events = _events(alone, solution["factor"])
     own = {event: RDPAccountant().epsilon(event, target.delta) for event in set(events)}
     runs = [replace(a, event=event, epsilon=own[event]) for a, event in zip(alone, events, strict=True)]
-    return SelectionCalibration(runs=tuple(runs), epsilon=found["epsilon"], factor=found["factor"])
+    return SelectionCalibration(runs=tuple(runs), epsilon=solution["epsilon"], factor=solution["factor"])
 
 
 def selection_guarantee(events: Sequence[PoissonGaussian], num_runs: NumRuns) -> dict[str, Any]:
-    """What the released model guarantees, as `guarantee` says it of one run: ε at several δ and an attacker's limits.
+    """Return the guarantee of the released model, in the form of `guarantee`: ε at several δ, and attack bounds.
 
-    The limits follow from the (ε, δ) pairs of `tuned_epsilons` alone, so they are looser than those of a single run,
-    whose whole profile is known: at false positive rate α a true positive rate of at most
-    min(e^ε α + δ, 1 - e^-ε (1 - δ - α)), and an advantage of at most (e^ε - 1 + 2δ) / (e^ε + 1).
+    The attack bounds follow from the (ε, δ) pairs of `tuned_epsilons` alone. So they are looser than the bounds of a
+    single run, whose whole profile is known. At false positive rate α the true positive rate is at most
+    min(e^ε α + δ, 1 - e^-ε (1 - δ - α)), and the advantage is at most (e^ε - 1 + 2δ) / (e^ε + 1).
 
     Source: Kairouz, Oh and Viswanath 2015 (Theorem 2.1 and Remark 2.1).
     """
@@ -117,17 +118,18 @@ def selection_guarantee(events: Sequence[PoissonGaussian], num_runs: NumRuns) ->
 
 
 def _power(rate: float, epsilon: float, delta: float) -> float:
+    """Return the largest true positive rate at a false positive rate under (ε, δ)."""
     grow = math.exp(min(epsilon, 700.0))
     return min(1.0, grow * rate + delta, 1 - (1 - delta - rate) / grow)
 
 
 def _events(alone: Sequence[Calibration], factor: float) -> list[PoissonGaussian]:
-    """The events of single runs with the factor times their noise."""
+    """Return the events of single runs, with the factor times their noise."""
     return [solved.event.with_noise(solved.noise_multiplier * factor) for solved in alone]
 
 
 def _factor(alone: Sequence[Calibration], num_runs: NumRuns, target: PrivacyTarget) -> tuple[float, float]:
-    """The factor and the tuned ε there, by bisection of ln factor: the upper end always meets the target."""
+    """Return the factor and the tuned ε there. Bisection of ln factor; the upper end always meets the target."""
 
     def tuned(factor: float) -> float:
         return tuned_epsilon(_events(alone, factor), num_runs, target.delta)
@@ -150,7 +152,7 @@ def _factor(alone: Sequence[Calibration], num_runs: NumRuns, target: PrivacyTarg
 
 
 def _problem(alone: Sequence[Calibration], num_runs: NumRuns, target: PrivacyTarget) -> dict[str, Any]:
-    """The cache's key."""
+    """Return the cache's key."""
     events = {(e.sample_rate, e.noise_multiplier, e.num_steps) for e in _events(alone, 1.0)}
     return {
         "private_selection": _ALGORITHM_VERSION,

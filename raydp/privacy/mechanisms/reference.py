@@ -1,7 +1,7 @@
-"""Training and reference data with different weights in one loss: what each set's share means for privacy and utility.
+"""Training and reference data with different weights in one loss: privacy and utility of each set.
 
-Kaplan et al. 2024 (PoPETs 2024(2)). D_T has N_T examples and D_R has N_R; the weighted empirical risk is
-(1 - w) L_T + w L_R (equation 13), so that an example of D_T weighs (1 - w) / N_T and one of D_R w / N_R.
+Source: Kaplan et al. 2024 (PoPETs 2024(2)). D_T has N_T examples and D_R has N_R. The weighted empirical risk is
+(1 - w) L_T + w L_R (equation 13), so that an example of D_T weighs (1 - w) / N_T and an example of D_R w / N_R.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from raydp.privacy.accounting.events import Event, NonPrivate, PoissonGaussian
 DataSet = Literal["training", "reference"]
 DATA_SETS: tuple[DataSet, DataSet] = ("training", "reference")
 ROUNDING = 2.0**-12
-"""What the noise of a step is widened by to pay for rounding, over c (raydp.training.noise.lattice): rounding moves the
-sum as far for an example of little weight as for one of full weight."""
+"""Widening of a step's noise that pays for rounding, over c (raydp.training.noise.lattice). Rounding moves the sum
+as far for an example of small weight as for one of full weight."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedSets:
-    """Two sets in one weighted loss.
+    """Two data sets in one weighted loss.
 
     Args:
         weight: w in [0, 1], the weight of the reference data.
@@ -51,8 +51,10 @@ class WeightedSets:
 
     @property
     def of_examples(self) -> dict[DataSet, float]:
-        """Weight of one example of each set, over that of an example where all weigh alike: (1 - w) N / N_T and
-        w N / N_R."""
+        """Return the weight of one example of each set, relative to equal weights.
+
+        The weights are (1 - w) N / N_T and w N / N_R.
+        """
         total = self.num_training + self.num_reference
         return {
             "training": (1 - self.weight) * total / self.num_training,
@@ -61,43 +63,47 @@ class WeightedSets:
 
     @property
     def scale(self) -> float:
-        """The larger of these weights: what the noise of a private run is in proportion to."""
+        """Return the larger of the two weights. The noise of a private run is in proportion to it."""
         return max(self.of_examples.values())
 
     @property
     def shares(self) -> dict[DataSet, float]:
-        """These weights over the larger one, rounded down to single precision: how far an example of each set can move
-        the clipped sum, in clipping norms."""
+        """Return the two weights over the larger one, rounded down to single precision.
+
+        A share is how far an example of its set can move the clipped sum, in clipping norms.
+        """
         return {name: _down(value / self.scale) for name, value in self.of_examples.items()}
 
     @property
     def relative_privacy(self) -> float:
-        """(1 - w) / w · N_R / N_T: how many times as far an example of D_T can move an update as one of D_R; inf at
-        w = 0.
+        """Return (1 - w) / w · N_R / N_T: the largest effect on an update of an example of D_T over that of D_R.
 
-        Kaplan et al. 2024, Theorem 3.1 and section 5.1, have it as ε_T / ε_R. That is the ratio of their bounds; it is
-        exactly that of the sensitivities, so of the reciprocal noise multipliers. The ε themselves have another ratio,
-        see `epsilons_of_sets`.
+        It is inf at w = 0. Kaplan et al. 2024, Theorem 3.1 and section 5.1, state it as ε_T / ε_R. This is the ratio of
+        their bounds. It is exactly the ratio of the sensitivities, and so of the reciprocal noise multipliers. The ε
+        themselves have another ratio, see `epsilons_of_sets`.
         """
         weights = self.of_examples
         return weights["training"] / weights["reference"] if weights["reference"] else math.inf
 
     @property
     def effective_examples(self) -> float:
-        """N_eff = [(1 - w)² / N_T + w² / N_R]^-1 <= N, with equality at w = N_R / N (Kaplan et al. 2024, Theorem 3.2):
-        a weighted mean of independent losses has the variance of a plain mean over so many."""
+        """Return N_eff = [(1 - w)² / N_T + w² / N_R]^-1 <= N, with equality at w = N_R / N.
+
+        A weighted mean of independent losses has the variance of a plain mean over N_eff losses (Kaplan et al. 2024,
+        Theorem 3.2).
+        """
         return 1 / ((1 - self.weight) ** 2 / self.num_training + self.weight**2 / self.num_reference)
 
     def event_of(self, event: PoissonGaussian, data_set: DataSet) -> PoissonGaussian | None:
-        """What a run releases of one set; None where the set has no weight, and nothing of it is released.
+        """Return what a run releases about one set; None if the set has weight 0, because nothing is released.
 
         Args:
-            event: of the set with the larger weight.
+            event: the event of the set with the larger weight.
 
         Guarantee:
-            With one example of the set added or removed, the weights left as they are, the run is the event returned:
-            the same Poisson samples and noise, and a sum that changes by `shares[data_set]` clipping norms at most, and
-            by rounding as much more as the noise is widened for: ROUNDING.
+            Let one example of the set be added or removed, with unchanged weights. The run is then the returned event:
+            Poisson samples and noise stay, and the sum changes by at most `shares[data_set]` clipping norms, plus the
+            rounding that the noise is widened for (ROUNDING).
         """
         share = self.shares[data_set]
         if not share:
@@ -108,36 +114,36 @@ class WeightedSets:
 def epsilons_of_sets(
     sets: WeightedSets, event: PoissonGaussian, epsilon: float, delta: float, accountant_name: str
 ) -> dict[str, Any]:
-    """ε of each data set, for one of its examples added or removed.
+    """Return the ε of each data set, for one of its examples added or removed.
 
     Args:
-        event: what is accounted for the run, which is the event of the set with the larger weight.
-        epsilon: the accountant's for it.
+        event: the accounted event of the run, which is that of the set with the larger weight.
+        epsilon: the accountant's ε of this event.
         accountant_name: registry name.
 
     Returns:
-        For "training" and "reference" a dict: "epsilon", and "noise_multiplier" (None where the set has no weight, and
-        ε is 0); where the accountant has no answer, "epsilon" is None and there is a "reason". The larger ε is the
-        run's.
+        For "training" and "reference" a dict with "epsilon" and "noise_multiplier". If the set has weight 0, ε is 0 and
+        "noise_multiplier" is None. If the accountant has no answer, "epsilon" is None and there is a "reason". The
+        larger ε is the run's.
     """
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in DATA_SETS:
         own = sets.event_of(event, name)
         if own is None:
-            found[name] = {"epsilon": 0.0, "noise_multiplier": None}
+            results[name] = {"epsilon": 0.0, "noise_multiplier": None}
             continue
         try:
             answer: dict[str, Any] = {"epsilon": epsilon if own == event else _epsilon(own, delta, accountant_name)}
         except AccountantError as error:
             answer = {"epsilon": None, "reason": str(error)}
-        found[name] = {**answer, "noise_multiplier": own.noise_multiplier}
-    return found
+        results[name] = {**answer, "noise_multiplier": own.noise_multiplier}
+    return results
 
 
 def data_sets_record(
     sets: WeightedSets, event: Event, epsilon: float, delta: float, accountant_name: str
 ) -> dict[str, Any]:
-    """What a run's record says of its two data sets; the ε of each where the run, of so much, has one."""
+    """Return the part of a run's record about its two data sets, with the ε of each if the run is private."""
     record: dict[str, Any] = {
         "reference_weight": sets.weight,
         "num_training": sets.num_training,
@@ -147,29 +153,29 @@ def data_sets_record(
     }
     if isinstance(event, NonPrivate):
         return record
-    found = epsilons_of_sets(sets, event, epsilon, delta, accountant_name)
-    return {**record, "epsilon_is": "the larger of the two", **found}
+    epsilons = epsilons_of_sets(sets, event, epsilon, delta, accountant_name)
+    return {**record, "epsilon_is": "the larger of the two", **epsilons}
 
 
 def excess_risk_bounds(sets: WeightedSets, *, vc_dimension: int, delta: float) -> Mapping[str, float]:
-    """Bounds on how much the weighted empirical risk minimiser loses to the best hypothesis, at probability 1 - δ.
+    """Return bounds on the excess risk of the weighted empirical risk minimiser, valid with probability 1 - δ.
 
     Args:
         vc_dimension: d >= 1, of the class of 0-1 losses {z -> ℓ(θ, z)}; for two classes, of the hypotheses.
-        delta: probability that a bound fails; none of differential privacy's.
+        delta: probability that a bound fails. It is not the δ of differential privacy.
 
     Returns:
         "printed": 2 sqrt(d / N_eff) sqrt(γ2 + ln(N / d)) + sqrt(2 ln(2/δ) / N_eff) with γ2 = max(4/d, 1) (Kaplan et
-        al. 2024, equation 18). Its proof is short of a factor: equation 52 takes Hoeffding's inequality for the range
-        [0, w] where it is [-w, w], and the growth function of N points where 2 N take part.
+        al. 2024, equation 18). Its proof lacks a factor: equation 52 applies Hoeffding's inequality to the range
+        [0, w] instead of [-w, w], and uses the growth function of N points although 2 N take part.
         "proven": sqrt(8 (ln 2 + d ln(e N / d)) / N_eff) + sqrt(2 ln(2/δ) / N_eff), by symmetrisation and Massart's
         lemma for the 2 (e N / d)^d vectors of signed weighted losses, each of norm at most N_eff^-1/2 (Shalev-Shwartz
-        and Ben-David 2014, Lemmas 26.2, 26.8 and 6.10); the second term is the paper's.
-        Both are above 1, and say nothing, unless N_eff is far above d. A bounded loss (0 to 1) is assumed, which
-        cross-entropy is not, and that both sets are of one distribution.
+        and Ben-David 2014, Lemmas 26.2, 26.8 and 6.10). The second term is the paper's.
+        Both are above 1, and say nothing, unless N_eff is far above d. The bounds assume that both sets come from one
+        distribution and that the loss is bounded (0 to 1), which cross-entropy is not.
 
     Raises:
-        ValueError: d is not in 1 .. N or δ not in (0, 1).
+        ValueError: d is not in 1 .. N, or δ is not in (0, 1).
     """
     total = sets.num_training + sets.num_reference
     if not 1 <= vc_dimension <= total:
@@ -192,6 +198,7 @@ def _epsilon(event: PoissonGaussian, delta: float, accountant_name: str) -> floa
 
 
 def _down(value: float) -> float:
+    """Round a number down to single precision."""
     import numpy as np
 
     rounded = np.float32(value)

@@ -1,4 +1,4 @@
-"""The price of choosing: the guarantee of the best of a random number of runs (Papernot and Steinke 2022)."""
+"""The privacy cost of choosing: the guarantee of the best of a random number of runs (Papernot and Steinke 2022)."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from raydp.privacy.accounting.events import PoissonGaussian, check_delta
 from raydp.privacy.accounting.rdp import ORDERS, RDPAccountant
 
 Curve = Callable[[float], float]
-"""Rényi divergence bound of one run by order λ > 1."""
+"""Bound on the Rényi divergence of one run, as a function of the order λ > 1."""
 
 MIN_ETA = 1e-100
-"""Closer to 0, the formulas for η ≠ 0 leave double precision."""
+"""Smallest η ≠ 0. Closer to 0, the formulas for η ≠ 0 leave double precision."""
 
 
 class NumRuns(ABC):
-    """The distribution of the number K of runs, fixed before the sweep and independent of the data."""
+    """Distribution of the number K of runs. It is fixed before the sweep and independent of the data."""
 
     mean: float
 
     @abstractmethod
     def cost(self, order: float, curve: Curve) -> float:
-        """What the Rényi divergence of the best run is above that of one run, at an order."""
+        """Return the Rényi divergence of the best run minus that of one run, at an order."""
 
     @abstractmethod
     def probability(self, k: int) -> float:
-        """P[K = k]."""
+        """Return P[K = k]."""
 
     def quantile(self, u: float) -> int:
-        """The smallest k with P[K <= k] > u, for u in [0, 1): a draw of K from a uniform."""
+        """Return the smallest k with P[K <= k] > u, for u in [0, 1). It draws K from a uniform number."""
         total, k = self.probability(0), 0
         while total <= u:
             k += 1
             more = self.probability(k)
             total += more
-            if k > self.mean and more < 1e-17:  # what is left is below double precision
+            if k > self.mean and more < 1e-17:  # the remaining probability is below double precision
                 break
         return k
 
@@ -49,8 +49,8 @@ class TruncatedNegativeBinomial(NumRuns):
     """K >= 1 with P[K = k] = (1-γ)^k / (γ^-η - 1) Π_{l<k} (l+η)/(l+1); η = 1 is geometric, η = 0 logarithmic.
 
     Args:
-        eta: η > -1; smaller costs less and spreads K more.
-        gamma: γ in (0, 1); smaller means more runs.
+        eta: η > -1; a smaller η costs less and spreads K more.
+        gamma: γ in (0, 1); a smaller γ means more runs.
 
     Source: Papernot and Steinke 2022 (Definition 1, Theorem 2).
     """
@@ -68,7 +68,7 @@ class TruncatedNegativeBinomial(NumRuns):
 
     @classmethod
     def with_mean(cls, mean: float, *, eta: float) -> TruncatedNegativeBinomial:
-        """The member with E[K] = mean > 1."""
+        """Return the distribution with E[K] = mean > 1."""
         from scipy.optimize import brentq
 
         if not (mean > 1 and math.isfinite(mean)):
@@ -87,7 +87,7 @@ class TruncatedNegativeBinomial(NumRuns):
 
     @property
     def mean(self) -> float:  # type: ignore[override]
-        """E[K]."""
+        """Return E[K]."""
         if self.eta == 0:
             return (1 / self.gamma - 1) / -math.log(self.gamma)
         return self.eta * (1 - self.gamma) / (self.gamma * -math.expm1(self.eta * math.log(self.gamma)))
@@ -98,7 +98,7 @@ class TruncatedNegativeBinomial(NumRuns):
         log = k * math.log1p(-self.gamma)
         if self.eta == 0:
             return math.exp(log - math.log(k * -math.log(self.gamma)))
-        # Π_{l<k} (l+η)/(l+1) = Γ(k+η) / (Γ(η) k!); for η < 0 numerator Γ(η) and γ^-η - 1 are both negative.
+        # Π_{l<k} (l+η)/(l+1) = Γ(k+η) / (Γ(η) k!). For η < 0, Γ(η) and γ^-η - 1 are both negative.
         log += math.lgamma(k + self.eta) - math.lgamma(self.eta) - math.lgamma(k + 1)
         return math.exp(log - math.log(abs(math.expm1(-self.eta * math.log(self.gamma)))))
 
@@ -129,18 +129,18 @@ class PoissonRuns(NumRuns):
 
 
 def tuned_epsilon(events: Sequence[PoissonGaussian], num_runs: NumRuns, delta: float) -> float:
-    """Upper bound on ε of releasing only the best of K runs, each of a configuration drawn uniformly from `events`.
+    """Return an upper bound on ε of releasing only the best of K runs, each of a configuration drawn from `events`.
 
     Args:
-        events: what each configuration's run would release.
+        events: what each configuration's run would release; configurations are drawn uniformly.
         num_runs: the distribution of K.
         delta: in (0, 1).
 
     Guarantee:
-        Holds if K and the configurations are drawn independently of the data, "best" is the argmax of a function of
-        the outputs alone under a fixed order (a utility measured on public data is one, a score measured on the
-        private data is not), and nothing of the runs that were not chosen is released. A draw among configurations has
-        at most the largest of their divergences at each order (quasi-convexity).
+        The bound holds under three conditions. K and the configurations are drawn independently of the data. "Best" is
+        the argmax, under a fixed order, of a function of the outputs alone: a utility measured on public data is such a
+        function, a score measured on the private data is not. Nothing about the other runs is released. A draw among
+        configurations has at most the largest of their divergences at each order (quasi-convexity).
 
     Raises:
         ValueError: no events, or delta out of (0, 1).
@@ -152,7 +152,7 @@ def tuned_epsilon(events: Sequence[PoissonGaussian], num_runs: NumRuns, delta: f
 
 
 def tuned_epsilons(events: Sequence[PoissonGaussian], num_runs: NumRuns, deltas: Sequence[float]) -> list[float]:
-    """`tuned_epsilon` at each δ; divergences are computed once."""
+    """Return `tuned_epsilon` at each δ. Divergences are computed once."""
     if not events:
         raise ValueError("events must hold at least one configuration, got none. Pass what a run may release.")
     for delta in deltas:
@@ -173,14 +173,17 @@ def tuned_epsilons(events: Sequence[PoissonGaussian], num_runs: NumRuns, deltas:
 
 
 def worst_curve(events: Sequence[PoissonGaussian]) -> Curve:
-    """The largest composed Rényi divergence of the events, order by order."""
+    """Return the largest composed Rényi divergence of the events, order by order."""
     curves = [RDPAccountant().divergence([event]) for event in dict.fromkeys(events)]
     return cache(lambda order: max(c(order) for c in curves))
 
 
 def smallest(bound: Callable[[float], float]) -> float:
-    """The smallest value of a bound over the orders: each holds at every order, so what the search does not visit can
-    only cost tightness. A coarse grid finds the valley, a ternary search its bottom."""
+    """Return the smallest value of a bound over the orders.
+
+    The bound holds at every order, so unvisited orders can only cost tightness. A coarse grid finds the valley, and a
+    ternary search its bottom.
+    """
     values = cache(lambda index: bound(ORDERS[index]))
     best = min(range(len(_COARSE)), key=lambda k: values(_COARSE[k]))
     low, high = _COARSE[max(best - 1, 0)], _COARSE[min(best + 1, len(_COARSE) - 1)]
@@ -194,7 +197,7 @@ def smallest(bound: Callable[[float], float]) -> float:
 
 
 def _coarse() -> tuple[int, ...]:
-    """Positions in ORDERS about a factor of 1.37 apart, in order - 1 below 12 and in order above."""
+    """Return positions in ORDERS about a factor of 1.37 apart, in order - 1 below 12 and in order above."""
     fractional = sum(order < 12 for order in ORDERS)
     whole = {round(12 * 1.37**k) for k in range(15)}
     above = [i for i, order in enumerate(ORDERS) if order >= 12 and (order in whole or order == ORDERS[-1])]
@@ -205,6 +208,6 @@ _COARSE = _coarse()
 
 
 def _delta(curve: Curve, epsilon: float) -> float:
-    """Smallest δ at ε over the orders (the conversion of `tuned_epsilon`, solved for δ)."""
+    """Return the smallest δ at ε over the orders (the conversion of `tuned_epsilon`, solved for δ)."""
     log = smallest(lambda o: (o - 1) * (curve(o) - epsilon + math.log1p(-1 / o)) - math.log(o))
     return min(1.0, math.exp(min(0.0, log)))

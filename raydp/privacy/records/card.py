@@ -1,4 +1,4 @@
-"""The privacy card of a model: what its record says, as a page for people."""
+"""The privacy card of a model: its privacy record as a page for people."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from raydp.privacy.records.record import INFINITE
 
 
 def card_markdown(record: Mapping[str, Any]) -> str:
-    """A run's privacy record as Markdown.
+    """Return a run's privacy record as Markdown.
 
     Args:
-        record: of `privacy_record`, with "searched", "ledger" and "released_together" where they are known.
+        record: the result of `privacy_record`, with "searched", "ledger" and "released_together" if known.
     """
     certified = "certified" if record["certified"] else "not certified"
     lines = [
@@ -40,13 +40,13 @@ def card_markdown(record: Mapping[str, Any]) -> str:
 
 
 def remarks(record: Mapping[str, Any]) -> list[str]:
-    """What the ε and σ of a table leave open, in sentences: that there is no ε, of whose examples it is, what was run.
+    """Return remarks that the ε and σ of a table need: a missing ε, the data sets that ε is for, the real mechanism.
 
     Args:
-        record: of `privacy_record`.
+        record: the result of `privacy_record`.
 
     Returns:
-        Nothing of a run whose every step is the Gaussian mechanism of that σ.
+        An empty list for a run whose every step is the Gaussian mechanism with this σ.
     """
     lines = []
     if record["epsilon"] == "inf":
@@ -61,7 +61,7 @@ def remarks(record: Mapping[str, Any]) -> list[str]:
 
 
 def guarantee_sentence(record: Mapping[str, Any]) -> str:
-    """A run's guarantee in a sentence, with its ε and δ or why there is none."""
+    """Return a run's guarantee as a sentence, with its ε and δ or why there is no guarantee."""
     if claimed := record.get("claimed_epsilon"):
         return (
             "No privacy guarantee is known: ε is infinite. The method claims "
@@ -78,7 +78,7 @@ def guarantee_sentence(record: Mapping[str, Any]) -> str:
 
 
 def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The rows of the card's table."""
+    """Return the rows of the card's table."""
     rows = [
         ("adjacency", record["adjacency"]),
         ("privacy unit", record["unit"]),
@@ -120,7 +120,7 @@ def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _data_sets(sets: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What training and reference data each have of the guarantee."""
+    """Return the rows about training and reference data, with the ε of each."""
     rows = [
         ("weight of the reference data w", _figure(sets["reference_weight"])),
         ("training and reference data", f"{sets['num_training']} and {sets['num_reference']}"),
@@ -136,7 +136,7 @@ def _data_sets(sets: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _searched(tuned: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What was tuned, on what, and what is not known of."""
+    """Return the rows about tuning: what was searched, how one configuration is chosen, and possible earlier tuning."""
     rows = [("searched", "nothing: one configuration")]
     if tuned["configurations"] > 1:
         searched = tuned["hyperparameters"].items()
@@ -152,7 +152,7 @@ def _models(count: int) -> str:
 
 
 def _selection(selection: Mapping[str, Any]) -> str:
-    """How the model was chosen, in one cell."""
+    """Return how the model was chosen, for one cell."""
     kind = str(selection["distribution"]).replace("_", " ")
     eta = "" if selection["eta"] is None else f", η {selection['eta']:g}"
     return (
@@ -163,7 +163,7 @@ def _selection(selection: Mapping[str, Any]) -> str:
 
 
 def _assumed(selection: Mapping[str, Any] | None) -> list[str]:
-    """What the guarantee of a private selection rests on besides."""
+    """Return the further assumptions of a private selection."""
     if selection is None:
         return []
     return ["## Assumed", "", *[f"- {item}" for item in selection["assumed"]], ""]
@@ -181,6 +181,7 @@ def _profile(guarantee: Mapping[str, Any]) -> list[str]:
 
 
 def _attack(attack: Mapping[str, Any], observer: str) -> list[str]:
+    """Return the section about attackers, as lines of Markdown."""
     if "reason" in attack:
         return ["## What an attacker can reach", "", f"Not known: {attack['reason']}", ""]
     rows = [f"| {row['false_positive_rate']:g} | {row['bound']:.4g} |" for row in attack["true_positive_rates"]]

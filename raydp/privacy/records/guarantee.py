@@ -1,4 +1,4 @@
-"""All that a run's guarantee says: ε at several δ, one μ where there is one, and what an attacker can reach."""
+"""The whole guarantee of a run: ε at several δ, one μ if it exists, and bounds on an attacker."""
 
 from __future__ import annotations
 
@@ -15,38 +15,41 @@ from raydp.privacy.accounting.events import Event, NonPrivate, PoissonGaussian
 from raydp.privacy.accounting.profile import DELTAS, dominating_mu
 from raydp.privacy.records.record import composed_epsilon
 
-# Part of the cache's key: raise it whenever a change here can change a figure.
+# Part of the cache's key: raise the number whenever a change here can change a figure.
 _ALGORITHM_VERSION = 2
 
 
 def guarantee(event: Event, accountant_name: str, *, cache_dir: Path | str | None = None) -> dict[str, Any]:
-    """The guarantee of one run, as data.
+    """Return the guarantee of one run, as data.
 
     Args:
         event: what the run releases.
-        accountant_name: registry name, for the epsilons; μ and the attacker's bounds always come from 'pld', the only
-            one with a curve.
-        cache_dir: folder of guarantees computed before; None to always compute.
+        accountant_name: registry name of the accountant of the epsilons. μ and the attack bounds are always from 'pld',
+            the only accountant with a curve.
+        cache_dir: folder of computed guarantees; None computes always.
 
     Returns:
-        "accountant"; "profile": a list of {"delta", "epsilon"} or, where the accountant has no answer, {"delta",
-        "epsilon": None, "reason"}; "gdp_mu" and "gdp_mu_reason"; "attack": see `attack_summary`. Infinity is a float.
+        "accountant"; "profile": a list of {"delta", "epsilon"}, or {"delta", "epsilon": None, "reason"} if the
+        accountant has no answer; "gdp_mu" and "gdp_mu_reason"; "attack": see `attack_summary`. Infinity is a float.
     """
     accountant: Accountant = resolve("accountants", accountant_name, field="accountant")()
     if isinstance(event, NonPrivate) or cache_dir is None:
         return _computed(event, accountant)
     problem = {"guarantee": _ALGORITHM_VERSION, **_problem(event, accountant, DELTAS)}
     cache = SolutionCache(cache_dir)
-    found = cache.load(problem)
-    if found is None:
-        found = _computed(event, accountant)
-        cache.save(problem, found)
-    return found
+    result = cache.load(problem)
+    if result is None:
+        result = _computed(event, accountant)
+        cache.save(problem, result)
+    return result
 
 
 def composed(events: Sequence[Event], delta: float, accountant_name: str) -> dict[str, Any]:
-    """What several releases cost together: "epsilon", "delta", "accountant"; epsilon None with a "reason" where the
-    accountant has no answer. The conditions of `composed_epsilon` apply."""
+    """Return the joint cost of several releases: "epsilon", "delta", "accountant".
+
+    If the accountant has no answer, "epsilon" is None and there is a "reason". The conditions of `composed_epsilon`
+    apply.
+    """
     answer: dict[str, Any] = {"epsilon": None, "delta": delta, "accountant": accountant_name}
     try:
         return {**answer, "epsilon": composed_epsilon(events, delta, accountant_name)}
@@ -55,8 +58,11 @@ def composed(events: Sequence[Event], delta: float, accountant_name: str) -> dic
 
 
 def attack_summary(event: Event) -> dict[str, Any]:
-    """The bounds of `attack_bounds` as data: "accountant", "advantage", "true_positive_rates": a list of
-    {"false_positive_rate", "bound"}; or {"accountant", "reason"} where the accountant has no answer."""
+    """Return the bounds of `attack_bounds` as data.
+
+    The result has "accountant", "advantage" and "true_positive_rates", a list of {"false_positive_rate", "bound"}. It
+    is {"accountant", "reason"} if the accountant has no answer.
+    """
     try:
         bounds = attack_bounds(event)
     except AccountantError as error:
@@ -72,25 +78,25 @@ def attack_summary(event: Event) -> dict[str, Any]:
 def profile_rows(
     event: Event, deltas: Sequence[float], accountant: Accountant, *, cache_dir: Path | str | None = None
 ) -> list[dict[str, Any]]:
-    """ε at each δ, each with a reason where the accountant has no answer.
+    """Return ε at each δ, or a reason if the accountant has no answer.
 
     Args:
-        cache_dir: folder of profiles computed before; None to always compute.
+        cache_dir: folder of computed profiles; None computes always.
     """
     if isinstance(event, NonPrivate) or cache_dir is None:
         return _profile_rows(event, deltas, accountant)
     problem = {"profile": _ALGORITHM_VERSION, **_problem(event, accountant, deltas)}
     cache = SolutionCache(cache_dir)
-    found = cache.load(problem)
-    if found is None:
-        found = {"rows": _profile_rows(event, deltas, accountant)}
-        cache.save(problem, found)
-    rows: list[dict[str, Any]] = found["rows"]
+    entry = cache.load(problem)
+    if entry is None:
+        entry = {"rows": _profile_rows(event, deltas, accountant)}
+        cache.save(problem, entry)
+    rows: list[dict[str, Any]] = entry["rows"]
     return rows
 
 
 def _profile_rows(event: Event, deltas: Sequence[float], accountant: Accountant) -> list[dict[str, Any]]:
-    with suppress(AccountantError):  # one composition for all; one by one only to tell which have no answer
+    with suppress(AccountantError):  # try one composition for all δ; if it fails, find the δ without an answer below
         epsilons = accountant.epsilons(event, deltas)
         return [{"delta": delta, "epsilon": epsilon} for delta, epsilon in zip(deltas, epsilons, strict=True)]
     rows: list[dict[str, Any]] = []
@@ -103,7 +109,7 @@ def _profile_rows(event: Event, deltas: Sequence[float], accountant: Accountant)
 
 
 def _problem(event: PoissonGaussian, accountant: Accountant, deltas: Sequence[float]) -> dict[str, Any]:
-    """What decides ε at each δ, as the key of a cache."""
+    """Return what decides ε at each δ, as the key of a cache."""
     return {
         "accountant_version": accountant.version,
         "accountant": accountant.name,

@@ -1,4 +1,4 @@
-"""What a run says about its privacy, and what several released runs cost together."""
+"""The privacy record of a run, and the joint cost of several released runs."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ NOT_COVERED_BY_SELECTION: tuple[str, ...] = (
     "scores, step metrics and reports in the sweep's folder, which are computed on private data",
     *(item for item in NOT_COVERED[2:] if not item.startswith("the choice of this configuration")),
 )
-"""The same where `private_selection` covers the choice."""
+"""Items that ε does not cover if `private_selection` covers the choice of the run."""
 
 INFINITE = "epsilon is infinite"
-"""Why a record is not certified whose ε is."""
+"""The reason why a record with an infinite ε is not certified."""
 
 SEED_POLICY: dict[str, str] = {
     "secret": "sampling masks and noise come from a secret 256-bit sweep key; no two runs share noise; the public seed "
@@ -62,41 +62,41 @@ def privacy_record(
     also_not_covered: Sequence[str] = (),
     data_sets: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The privacy record of one run, ready for strict JSON (infinity is the string "inf").
+    """Return the privacy record of one run, ready for strict JSON (infinity is the string "inf").
 
     Args:
         event: what the run released.
         epsilon: the accountant's bound for the event at delta; inf for NonPrivate.
         delta: in (0, 1).
-        target_epsilon: what was asked for; None where nothing was.
+        target_epsilon: the requested ε; None if none was requested.
         accountant: registry name.
         accountant_version: library and version.
         unit: the privacy unit, in words: "example", "e-mail", ...
-        max_grad_norm: clipping norm c; None where nothing is clipped.
-        noise_key: where masks and noise come from: the sweep's secret key or the public test key.
+        max_grad_norm: clipping norm c; None if nothing is clipped.
+        noise_key: source of masks and noise: the sweep's secret key or the public test key.
         clipping: how gradients are scaled to max_grad_norm: "flat", "automatic", or "adaptive", which starts from it.
         caveats: further reasons why the guarantee does not hold as stated (a sampler that shuffles, a claim without
-            proof); each makes the record uncertified.
-        private_selection: where the run is the best of a random number of runs and epsilon is that of the whole choice:
+            proof). Each makes the record uncertified.
+        private_selection: for the best of a random number of runs, where epsilon is that of the whole choice:
             "distribution", "mean" and "eta" of the number, "single_run_epsilon", "configurations" and "assumed".
-        sampler: how batches are drawn; by default what the event says.
-        divisor: what sums of gradients are divided by.
-        released_weights: where noise is added once, to the trained weights: its "noise_std", and the "sensitivity" or
+        sampler: how batches are drawn; by default as the event says.
+        divisor: divisor of the sums of gradients.
+        released_weights: if noise is added once, to the trained weights: its "noise_std", and the "sensitivity" or
             "claimed_sensitivity".
-        claimed_epsilon: ε that the method claims and nothing proves; epsilon is then inf.
-        mechanism: in words, what was run where it is not the event itself but something that the event dominates.
-        observer: what an attacker sees whom the guarantee holds against.
-        also_not_covered: what epsilon does not cover besides.
-        data_sets: where training and reference data have weights of their own, what `data_sets_record` says of them;
-            epsilon holds for an example of either.
+        claimed_epsilon: ε that the method claims without proof; epsilon is then inf.
+        mechanism: what was run, in words, if the event only dominates it.
+        observer: what the attacker sees against whom the guarantee holds.
+        also_not_covered: further items that epsilon does not cover.
+        data_sets: the result of `data_sets_record` if training and reference data have separate weights. epsilon then
+            holds for an example of either set.
 
     Returns:
-        A dict of JSON values. "certified" is true only if epsilon is a proven, finite bound for how the run was made;
-        else "not_certified_because" lists why.
+        A dict of JSON values. "certified" is true only if epsilon is a proven, finite bound for how the run was made.
+        Otherwise "not_certified_because" lists the reasons.
 
     Raises:
-        ValueError: epsilon is negative, NaN, above the target, or finite for a run without noise; or an ε is claimed of
-            a run whose ε is known.
+        ValueError: epsilon is negative, NaN, above the target, or finite for a run without noise; or there is a
+            claimed_epsilon although the run's ε is known.
     """
     check_delta(delta)
     private = not isinstance(event, NonPrivate)
@@ -150,22 +150,23 @@ def privacy_record(
 
 
 def composed_epsilon(events: Sequence[Event], delta: float, accountant_name: str) -> float:
-    """Upper bound on ε, at one δ, of releasing the models of several runs on the same records.
+    """Return an upper bound on ε, at one δ, of releasing the models of several runs on the same records.
 
     Args:
-        events: one per released run; inf if one of them is NonPrivate.
-        delta: in (0, 1), for all of them together.
-        accountant_name: registry name; its own composition is used (pld: convolution of loss distributions; prv:
-            heterogeneous composition; rdp: divergences add up).
+        events: one per released run; the result is inf if one of them is NonPrivate.
+        delta: in (0, 1), for all runs together.
+        accountant_name: registry name. The accountant's own composition is used (pld: convolution of loss
+            distributions; prv: heterogeneous composition; rdp: divergences add up).
 
     Guarantee:
-        Holds if each record takes part in every run, sampled and noised independently of the other runs, and the runs'
-        events were fixed before any was seen (a grid is; a search that reacts to scores is not, and its trials that
-        are not released count as well if they steered it). Gradients may depend on earlier releases.
+        The bound holds under two conditions. Each record takes part in every run, sampled and noised independently of
+        the other runs. The runs' events were fixed before any result was seen. (A grid is fixed. A search that reacts
+        to scores is not: trials that steered it count even if they are not released.) Gradients may depend on earlier
+        releases.
 
     Raises:
-        ValueError: no events, delta out of (0, 1), or an unknown accountant.
-        AccountantError: the accountant cannot handle them together; names the limit.
+        ValueError: there are no events, delta is not in (0, 1), or the accountant is unknown.
+        AccountantError: the accountant cannot handle the events together; the message names the limit.
 
     Source: Dwork and Roth 2014 (adaptive composition); Doroshenko et al. 2022; Gopi et al. 2021; Mironov 2017.
     """
@@ -174,7 +175,7 @@ def composed_epsilon(events: Sequence[Event], delta: float, accountant_name: str
 
 
 def _check_epsilon(epsilon: float, target_epsilon: float | None, private: bool) -> None:
-    """Refuse figures that would make a record lie."""
+    """Raise ValueError for figures that would make a record false."""
     if not epsilon >= 0:
         raise ValueError(f"epsilon must be >= 0, got {epsilon}. Take it from the accountant.")
     if not private and math.isfinite(epsilon):
@@ -184,5 +185,5 @@ def _check_epsilon(epsilon: float, target_epsilon: float | None, private: bool) 
 
 
 def _json_number(value: float) -> float | str:
-    """The number, or "inf"."""
+    """Return the number, or the string "inf"."""
     return "inf" if math.isinf(value) else value

@@ -1,4 +1,4 @@
-"""Log-probabilities of many continuations of one prompt, with what they share computed once."""
+"""Log-probabilities of many continuations of one prompt. Tokens that continuations share are computed once."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ if TYPE_CHECKING:
 def log_probabilities_of(
     model: LoadedModel, prompt_ids: Sequence[int], continuations: Sequence[tuple[int, ...]]
 ) -> NDArray[np.float64]:
-    """Sum of the log-probabilities (nats) of each continuation's tokens under the full softmax at temperature 1.
+    """Return the log-probability of each continuation: the sum over its tokens, in nats.
 
-    The continuations are read as a tree: a token that several begin with is computed once, and the last one of each
-    never. All codes of four digits, a token each, are 1,111 tokens instead of 40,000 and their prompts.
+    The probabilities are those of the full softmax at temperature 1. The continuations are read as a tree: a beginning
+    that several continuations share is computed once, and the last token of a continuation is never read. All codes of
+    four digits, with one token a digit, need 1,111 tokens instead of 40,000 and their prompts.
 
     Args:
         model: a loaded model on any device, in any dtype.
-        prompt_ids: token ids that all follow; not empty.
+        prompt_ids: token ids that every continuation follows; not empty.
         continuations: non-empty token ids.
 
     Returns:
         [len(continuations)].
 
     Raises:
-        ValueError: one is not finite.
+        ValueError: a log-probability is not finite.
     """
     totals = np.zeros(len(continuations))
     longest = len(prompt_ids) + max(map(len, continuations))
@@ -48,7 +49,10 @@ def log_probabilities_of(
 
 
 def _parts(continuations: Sequence[tuple[int, ...]], max_rows: int) -> Iterator[list[int]]:
-    """Positions in alphabetical order, in parts that differ in at most max_rows beginnings (all but the last token)."""
+    """Yield positions in alphabetical order of their continuations, in parts.
+
+    The continuations of one part have at most max_rows different beginnings (all tokens but the last).
+    """
     part: list[int] = []
     beginnings: set[tuple[int, ...]] = set()
     for i in sorted(range(len(continuations)), key=continuations.__getitem__):
@@ -61,15 +65,17 @@ def _parts(continuations: Sequence[tuple[int, ...]], max_rows: int) -> Iterator[
 
 
 def _walk(decoder: CachedDecoder, sequences: Sequence[tuple[int, ...]]) -> NDArray[np.float64]:
-    """Go down the tree, one token at a time; a row of the decoder is a beginning."""
+    """Return the log-probabilities [sequence], reading the tree one depth at a time. A decoder row is a beginning."""
     totals = np.zeros(len(sequences))
     alive, row = np.arange(len(sequences)), np.zeros(len(sequences), np.int64)
     logits, depth = decoder.read()[:, -1], 0
     while True:
+        # Add the log-probability of each sequence's token at this depth.
         tokens = np.array([sequences[i][depth] for i in alive.tolist()])
         scores = logits.float()
         totals[alive] += (scores[row, tokens] - scores.logsumexp(dim=-1)[row]).double().cpu().numpy()
         depth += 1
+        # Keep the sequences that go on, and read each distinct (row, token) once.
         longer = np.array([len(sequences[i]) > depth for i in alive.tolist()])
         if not longer.any():
             return totals

@@ -1,4 +1,4 @@
-"""Forward passes for scores: left padding and decoding from a key-value cache."""
+"""Forward passes for scores: left padding, and decoding from a key-value cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inference in eval mode; every module's own mode comes back afterwards."""
+    """Switch to eval mode and inference mode for the block. Every module's own mode is restored afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -31,14 +31,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def input_embeddings(model: nn.Module) -> nn.Embedding:
-    """What a language model, in peft's or not, reads its tokens with."""
+    """Return the input embedding of a language model, whether a peft model wraps it or not."""
     return cast("nn.Embedding", cast("PreTrainedModel", model).get_input_embeddings())
 
 
 class CachedDecoder:
     """Reads sequences in one pass, then decodes token by token from the key-value cache.
 
-    Sequences are padded on the left, so that all end at the last position; padding is masked and takes no position.
+    Sequences are padded on the left, so that all end at the last position. Padding is masked and takes no position id.
     Virtual tokens take the positions directly before their sequence.
 
     Args:
@@ -56,12 +56,15 @@ class CachedDecoder:
         self._model, self._ids, self._cache = model, ids.to(self._device), None
 
     def read(self, keep: int = 1, *, use_cache: bool = True) -> torch.Tensor:
-        """[B, keep, V] next-token logits after each of the last positions; only these go through the output layer."""
+        """Return [B, keep, V] next-token logits after each of the last `keep` positions.
+
+        Only these positions go through the output layer.
+        """
         read = reading(self._model, self._ids, self._padding, cache_grows=use_cache)
         output = read.model(
             **read.inputs,
-            # Positions as a tensor, not as a number: the slice that a number takes is not contiguous, and a bf16
-            # matrix product with it is a hundred times slower on CPUs.
+            # Positions are a tensor and not a number: the slice that a number takes is not contiguous, and a bf16
+            # matrix product with such a slice is a hundred times slower on CPUs.
             logits_to_keep=torch.arange(-keep, 0, device=self._device),
             use_cache=use_cache,
         )
@@ -74,8 +77,8 @@ class CachedDecoder:
         """Append one token to each of the chosen rows; rows may be dropped or repeated.
 
         Args:
-            parents: [R] the rows, of the last call, that the new rows continue.
-            tokens: [R] the token that each appends.
+            parents: [R] rows of the last call that the new rows continue.
+            tokens: [R] the token to append to each row.
 
         Returns:
             [R, V] next-token logits.

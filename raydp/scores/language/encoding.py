@@ -1,4 +1,4 @@
-"""Secrets as token ids, and which of a task's secrets a score can measure."""
+"""Secrets as token ids, and the choice of a task's secrets that a score can measure."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedSecret:
-    """A secret as its model reads it.
+    """A secret as token ids.
 
     Attributes:
-        id: see Secret.id; it chooses the draws.
+        id: see Secret.id; the random draws depend on it.
         name: what the secret is called in records.
         prompt_ids: token ids of s1, with the tokenizer's default special tokens; never empty.
-        continuation_ids: token ids of s2, tokenised apart from s1 and without special tokens; never empty.
+        continuation_ids: token ids of s2, tokenised separately from s1 and without special tokens; never empty.
     """
 
     id: str
@@ -35,10 +35,10 @@ class EncodedSecret:
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, secrets: Sequence[Secret]) -> list[EncodedSecret]:
-    """Tokenise s1 and s2 apart, so that the equality of continuations is one of token ids.
+    """Tokenise s1 and s2 separately, so that continuations can be compared as token ids.
 
     Raises:
-        ValueError: a part has no token, so that there is nothing to condition on or to compare.
+        ValueError: the prompt or the continuation of a secret has no token.
     """
     encoded = []
     for secret in secrets:
@@ -56,15 +56,16 @@ def encode(tokenizer: PreTrainedTokenizerBase, secrets: Sequence[Secret]) -> lis
 
 
 def secrets_of_kind(task: Task, kind: SecretKind, *, score: str) -> list[Secret]:
-    """The task's secrets that a score can measure.
+    """Return the task's secrets that a score can measure.
 
     Args:
         task: any task.
-        kind: what the score measures.
-        score: its registered name, for the message.
+        kind: the kind of secrets that the score measures.
+        score: the score's registered name, for the message.
 
     Raises:
-        ValueError: there are none (says which scores fit), or one occurs twice (its values would be one entry).
+        ValueError: the task has no such secrets (the message says which scores fit), or a secret occurs twice (its
+            values would collide in one entry).
     """
     secrets = task.secrets()
     numbered = [replace(s, number=s.number or place) for place, s in enumerate(secrets, start=1)]

@@ -1,4 +1,4 @@
-"""Stochastic generation: the one sampling distribution that every score uses, and a batched sampler for it."""
+"""Stochastic generation: the sampling distribution that every score uses, and a batched sampler."""
 
 from __future__ import annotations
 
@@ -28,40 +28,40 @@ MAX_CACHED_TOKENS = 16_384
 
 @dataclass(frozen=True, kw_only=True)
 class TokenDistribution:
-    """What a sampler draws the next token from; rows are independent.
+    """Distribution of the next token. The rows are independent.
 
     Attributes:
-        token_ids: [R, m] candidates in ascending order, which fixes what a uniform number draws on every device.
-        probabilities: [R, m] float64, 0 for candidates that are not in their row's top k.
+        token_ids: [R, m] candidates in ascending order, so that a uniform number draws the same token on every device.
+        probabilities: [R, m] float64; 0 for candidates outside their row's top k.
     """
 
     token_ids: NDArray[np.int64]
     probabilities: NDArray[np.float64]
 
     def draw(self, rows: NDArray[np.int64], uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Tokens by inverse transform sampling.
+        """Draw tokens by inverse transform sampling.
 
         Args:
-            rows: [...] row to draw from.
-            uniforms: [...] numbers in [0, 1).
+            rows: [...] the row to draw from.
+            uniforms: [...] uniform numbers in [0, 1).
 
         Returns:
             [...] token ids.
         """
         cumulative = self.probabilities.cumsum(axis=1)[rows]
-        # u < 1 keeps u * total below total in floating point too, so the choice has positive probability.
+        # u < 1 keeps u * total below total in floating point too, so the drawn token has positive probability.
         threshold = uniforms * cumulative[..., -1]
         drawn: NDArray[np.int64] = self.token_ids[rows, (cumulative <= threshold[..., None]).sum(axis=-1)]
         return drawn
 
     def probability_of(self, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-        """[R] probability of one token a row; 0 where it is not in the top k."""
-        found: NDArray[np.float64] = (self.probabilities * (self.token_ids == tokens[:, None])).sum(axis=1)
-        return found
+        """Return [R] the probability of one token per row; 0 if the token is not in the top k."""
+        probability: NDArray[np.float64] = (self.probabilities * (self.token_ids == tokens[:, None])).sum(axis=1)
+        return probability
 
 
 class Sampling(OneByOne):
-    """Parameters of stochastic decoding, the base of every score that samples.
+    """Parameters of stochastic decoding. Every score that samples inherits them.
 
     Source: Hu et al. 2025, App. B.7: Hugging Face's defaults (temperature 1, top-p 1, top-k 50).
     """
@@ -72,7 +72,7 @@ class Sampling(OneByOne):
     """The logits are divided by this temperature before sampling."""
 
     def distribution(self, logits: torch.Tensor) -> TokenDistribution:
-        """The distribution that sampling draws the next token from.
+        """Return the distribution of the next token.
 
         Every logit that equals the k-th largest is kept, as transformers' TopKLogitsWarper does. The softmax is
         taken in float64 on the host.
@@ -81,10 +81,11 @@ class Sampling(OneByOne):
             logits: [R, V], any floating dtype and device.
 
         Raises:
-            ValueError: a row has no finite largest logit.
+            ValueError: the largest logit of a row is not finite.
         """
         top_k, width = min(self.top_k, logits.shape[1]), self.top_k
-        while True:  # few logits tie, so a little more than the top k mostly holds them: much cheaper than a count
+        # Few logits tie with the k-th. Taking twice the top k usually covers all ties, and costs less than a count.
+        while True:
             width = min(2 * width, logits.shape[1])
             values, token_ids = logits.topk(width, dim=1)
             smallest = values[:, top_k - 1, None]
@@ -98,22 +99,22 @@ class Sampling(OneByOne):
 
 
 def uniforms(seed: int, stream: str, secret_id: str, num_samples: int, num_tokens: int) -> NDArray[np.float64]:
-    """[num_samples, num_tokens] numbers in [0, 1) that depend on the arguments alone.
+    """Return [num_samples, num_tokens] numbers in [0, 1) that depend on the arguments alone.
 
-    So a secret's draws are the same in every subset and order of secrets, batch size and device. They are also the same
-    for two models, which makes a comparison of models with one seed a paired one.
+    A secret's draws do not depend on the other secrets, on the batch size or on the device. Two models get the same
+    draws, so a comparison of models with one seed is a paired comparison.
     """
     return keyed_generator(seed, stream, secret_id).random((num_samples, num_tokens))
 
 
 def keyed_generator(*parts: int | str) -> np.random.Generator:
-    """Randomness that depends on the parts alone: a seed, what it is used for, a secret's id."""
+    """Return a generator that depends on the parts alone: a seed, the purpose and a secret's id."""
     key = hashlib.sha256("\0".join(map(str, parts)).encode()).digest()[:16]
     return np.random.Generator(np.random.Philox(key=int.from_bytes(key)))
 
 
 def stop_tokens(model: LoadedModel) -> NDArray[np.int64]:
-    """The tokens that end a generation: the model's own and the tokenizer's."""
+    """Return the token ids that end a generation: the model's and the tokenizer's."""
     configured = cast("PreTrainedModel", model.model).generation_config.eos_token_id
     own = configured if isinstance(configured, list) else [configured]
     return np.array([token for token in (*own, model.tokenizer.eos_token_id) if token is not None], np.int64)
@@ -127,17 +128,18 @@ def sample_continuations(
     *,
     stop: NDArray[np.int64],
 ) -> list[list[list[int]]]:
-    """Generate from every prompt.
+    """Sample continuations of every prompt.
 
-    The prompts are read once, together; the samples of a prompt share a row of the cache for as long as they agree.
+    All prompts of a batch are read once, together. The samples of one prompt share a cache row as long as their tokens
+    agree.
 
     Args:
         model: a loaded model on any device, in any dtype.
         prompts: non-empty lists of token ids.
-        draws: for each prompt [num_samples, max_new_tokens] uniform numbers (see `uniforms`); num_samples is the same
-            for all, the number of tokens may differ.
+        draws: for each prompt [num_samples, max_new_tokens] uniform numbers (see `uniforms`). num_samples must be equal
+            for all prompts; max_new_tokens may differ.
         sampling: top_k and temperature.
-        stop: token ids that end a sample; the one that ends it is part of it.
+        stop: token ids that end a sample. The sample includes the token that ends it.
 
     Returns:
         Token ids by prompt and sample, without the prompt.
@@ -158,7 +160,7 @@ def sample_continuations(
 def sample_secrets(
     model: LoadedModel, secrets: Sequence[EncodedSecret], sampling: Sampling, num_samples: int, *, seed: int
 ) -> list[list[list[int]]]:
-    """[secret][sample] token ids, at most |s2| of them each, from the uniform numbers of the score `vmr`."""
+    """Return token ids [secret][sample], at most |s2| each. The uniform numbers are those of the score `vmr`."""
     return sample_continuations(
         model,
         [secret.prompt_ids for secret in secrets],
@@ -171,20 +173,23 @@ def sample_secrets(
 def _sample_batch(
     decoder: CachedDecoder, draws: Sequence[NDArray[np.float64]], sampling: Sampling, stop: NDArray[np.int64]
 ) -> list[list[list[int]]]:
-    """Decode the samples of prompts that fit into one batch."""
+    """Sample continuations of the prompts of one batch; [prompt][sample] token ids."""
     owner = np.repeat(np.arange(len(draws)), [len(d) for d in draws])
-    numbers = [row for d in draws for row in d]  # one array of uniform numbers a sample
+    numbers = [row for d in draws for row in d]  # the uniform numbers of each sample
     tokens: list[list[int]] = [[] for _ in numbers]
-    alive, row = np.arange(len(numbers)), owner  # samples that go on, and the decoder's row that each continues
+    alive, row = np.arange(len(numbers)), owner  # the unfinished samples, and the decoder row that each continues
     logits = decoder.read()[:, -1]
     while True:
+        # Draw the next token of every unfinished sample.
         position = len(tokens[alive[0]])
         drawn = sampling.distribution(logits).draw(row, np.array([numbers[s][position] for s in alive]))
         for sample, token in zip(alive, drawn, strict=True):
             tokens[sample].append(int(token))
+        # Drop the samples that are finished: they reached their length or a stop token.
         unfinished = np.array([position + 1 < len(numbers[s]) for s in alive]) & ~np.isin(drawn, stop)
         if not unfinished.any():
             return [[t for t, o in zip(tokens, owner, strict=True) if o == i] for i in range(len(draws))]
+        # Samples of one row that drew the same token go on in one row.
         alive, row, drawn = alive[unfinished], row[unfinished], drawn[unfinished]
         branches, row = np.unique(np.stack([row, drawn], axis=1), axis=0, return_inverse=True)
         logits = decoder.step(branches[:, 0], branches[:, 1])

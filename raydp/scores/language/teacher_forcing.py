@@ -1,4 +1,4 @@
-"""What a model predicts at every token of a secret's continuation, from one pass."""
+"""A model's predictions at every token of a secret's continuation, from one forward pass (teacher forcing)."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Padded tokens in one pass: their logits take at most 1 GiB with a vocabulary of 128,000 in fp32.
+# Padded tokens in one pass. With a vocabulary of 128,000 their fp32 logits take at most 1 GiB.
 MAX_TOKENS = 2_048
 
 
 def over_continuations(
     model: LoadedModel, secrets: Sequence[EncodedSecret], reduce_fn: Callable[[torch.Tensor, EncodedSecret], T]
 ) -> list[T]:
-    """Reduce the logits of each secret's continuation.
+    """Apply a function to the logits of each secret's continuation.
 
     Args:
         model: a loaded model on any device, in any dtype.
         secrets: tokenised secrets.
-        reduce_fn: receives ([|s2|, V] logits on the model's device and in its dtype, the secret): row j predicts token
-            j of s2 from s1 and the tokens of s2 before it.
+        reduce_fn: receives ([|s2|, V] logits on the model's device and in its dtype, the secret). Row j predicts token
+            j of s2 from s1 and the tokens of s2 before j.
 
     Returns:
-        The results in the order of the secrets. Only they are kept: logits live for one batch.
+        The results in the order of the secrets. The logits exist for one batch at a time.
     """
     sequences = [secret.prompt_ids + secret.continuation_ids[:-1] for secret in secrets]
     results: dict[int, T] = {}
@@ -48,10 +48,10 @@ def over_continuations(
 
 
 def log_probability(logits: torch.Tensor, secret: EncodedSecret) -> float:
-    """Sum over s2's tokens of their log-probability (nats) under the full softmax at temperature 1.
+    """Return the log-probability of s2: the sum over its tokens, in nats, under the full softmax at temperature 1.
 
     Raises:
-        ValueError: it is not finite.
+        ValueError: the sum is not finite.
     """
     targets = torch.tensor(secret.continuation_ids, device=logits.device)
     total = float(logits.float().log_softmax(dim=-1).gather(1, targets[:, None]).cpu().double().sum())

@@ -1,4 +1,4 @@
-"""Membership inference: how well training examples are told from held-out ones."""
+"""Membership inference: how well an attack tells training examples from held-out ones."""
 
 from __future__ import annotations
 
@@ -22,52 +22,54 @@ if TYPE_CHECKING:
 
 Attack = Literal["loss", "zlib", "min_k", "min_k_plus_plus", "reference"]
 SAMPLE = 0x6D6961
-"""Keeps the sample apart from other uses of a seed."""
+"""Number that is mixed into the seed, so that this sample is independent of other uses of the seed."""
 
 
 class MembershipInference(OneByOne):
     """Area under the ROC curve of an attack that tells training examples from held-out ones.
 
-    Every attack scores an example by what the model says of its target tokens; higher is more likely a member:
+    Every attack computes a number from the model's predictions of an example's target tokens. Higher means more likely
+    a member:
     loss: minus the mean loss (Yeom et al. 2018);
     zlib: minus the loss over the length of the text after zlib (Carlini et al. 2021);
     min_k: the mean log-probability of the least likely tokens (Shi et al. 2024);
-    min_k_plus_plus: the same of log-probabilities that are standardised under the model (Zhang et al. 2024);
+    min_k_plus_plus: as min_k, with log-probabilities standardised under the model (Zhang et al. 2024);
     reference: the base model's loss minus the model's (Carlini et al. 2021; Mireshghallah et al. 2022).
 
-    The standard error is DeLong's, over both samples; the sample depends on the seed and not on the model. `details`
-    has of every attack the area, the balanced accuracy at its best threshold and the true positive rates at 1 % and
-    0.1 % false positives (None with too few non-members), with 95 % intervals (_low, _high).
+    The standard error is DeLong's, over both samples. The sample depends on the seed and not on the model. For every
+    attack, `details` has the area, the balanced accuracy at the best threshold, and the true positive rates at 1 % and
+    0.1 % false positives (None with too few non-members). Each has a 95 % interval (_low, _high).
 
-    All this takes training and held-out examples to be of one distribution. `base_auc` is the area of the untrained
-    base model's loss, which no training example has shaped: where its interval (base_auc_low, base_auc_high) leaves
-    1/2 out, the two parts differ by themselves, and what the attacks find is in part that difference. It is so by
-    design where the held-out part is a public text, other authors (tofu) or mails without planted secrets (builtin).
-    Held-out examples that are exact copies of a training example are left out and counted.
+    The attacks assume that training and held-out examples come from one distribution. `base_auc` tests this assumption:
+    it is the area of the untrained base model's loss, which no training example has shaped. If its interval
+    (base_auc_low, base_auc_high) excludes 1/2, the two parts differ by themselves, and the attacks partly detect this
+    difference. This is so by design if the held-out part is a public text, by other authors (tofu), or mails without
+    planted secrets (builtin). Held-out examples that are exact copies of a training example are left out and counted.
 
-    Where the task has reference data, these are no members here; the score `mia_of_reference` has them for its members.
-    (The attack "reference" is another thing: its reference is the base model.)
+    If the task has reference data, they do not count as members here; the score `mia_of_reference` measures them.
+    (The attack "reference" is something else: its reference is the base model.)
 
     Higher is worse privacy; 1/2 is chance.
     """
 
     attack: Attack = "reference"
-    """The attack whose area is the value. `reference` is as a rule the strongest for fine-tuning, as what makes an
-    example easy for every model falls out; on the base model itself its area is exactly 1/2."""
+    """The attack whose area is the value. `reference` is usually the strongest for fine-tuning, because it cancels what
+    makes an example easy for every model. On the base model itself its area is exactly 1/2."""
     num_examples: Annotated[int, Field(ge=1, le=100_000)] = 500
-    """Members that are drawn from the training examples, and non-members from the held-out examples, at most."""
+    """Largest number of members drawn from the training examples, and of non-members drawn from the held-out ones."""
     min_k_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """Share of an example's tokens that the two Min-K% attacks look at."""
+    """Share of an example's tokens that the two Min-K% attacks use."""
     members: ClassVar[DataSet] = "training"
 
     def check(self, task: Task) -> None:
-        """Raise ValueError if the task has no training and no other held-out example of text, or has not the data set
-        whose members are asked for."""
+        """Raise ValueError if the task has no text to train on, no distinct held-out text, or lacks the data set of the
+        members."""
         positions_of(self.members, _usable(task)[0])
 
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
         """Score a model on a sample of examples."""
         task, heldout = _usable(task)
+        # Draw members and non-members.
         rng = np.random.default_rng([seed, SAMPLE])
         chosen: dict[Split, NDArray[np.int64]] = {
             "train": sample(rng, positions_of(self.members, task), self.num_examples),
@@ -77,10 +79,11 @@ class MembershipInference(OneByOne):
         def read(measured: LoadedModel) -> dict[Split, Signals]:
             return {s: signals(measured.model, task, s, i, fraction=self.min_k_fraction) for s, i in chosen.items()}
 
+        # Read the model and its base, with the same batches, so that the base's own difference is exactly 0.
         of_model = read(model)
-        # Read like the model, so that the base's own difference is exactly 0.
         key = ("mia", self.members, self, seed, task.facts().content_hash)
         of_base = model.of_base(key, read)
+        # Compute the scores of every attack, and their figures.
         lengths = {s: zlib_lengths(model.tokenizer, task, s, i) for s, i in chosen.items()}
         scores: dict[Attack, tuple[Scores, Scores]] = {
             "loss": _both(lambda s: -of_model[s].loss),
@@ -101,19 +104,21 @@ class MembershipInference(OneByOne):
         return Measurement(value=value.value, std_error=value.std_error, num_samples=1, details=details)
 
     def expected_bounds(self) -> tuple[float, float]:
-        """An area."""
+        """Return the bounds of an area."""
         return 0.0, 1.0
 
 
 class ReferenceMembershipInference(MembershipInference):
-    """Area under the ROC curve of an attack that tells reference data from held-out examples: the score mia with the
-    task's reference data for members."""
+    """Area under the ROC curve of an attack that tells reference data from held-out examples.
+
+    It is the score `mia` with the task's reference data as members.
+    """
 
     members: ClassVar[DataSet] = "reference"
 
 
 def positions_of(data_set: DataSet, task: LanguageModelingTask | ClassificationTask) -> NDArray[np.int64]:
-    """Positions in the training examples of the training data proper, or of the reference data.
+    """Return the positions of a data set in task.train: of the training data proper, or of the reference data.
 
     Raises:
         ValueError: the task has no reference data.
@@ -130,37 +135,37 @@ def positions_of(data_set: DataSet, task: LanguageModelingTask | ClassificationT
 
 
 def _usable(task: Task) -> tuple[LanguageModelingTask, NDArray[np.int64]]:
-    """The task, and the positions of its held-out examples that can be non-members."""
+    """Return the task, and the positions of its held-out examples that can be non-members."""
     if not isinstance(task, LanguageModelingTask):
         raise ValueError("task must be a language modelling task for the score 'mia'. Remove the score.")
     heldout = fresh(task)
-    found = (len(task.train), len(heldout))
-    if not min(found):
+    num_train, num_heldout = len(task.train), len(heldout)
+    if not min(num_train, num_heldout):
         raise ValueError(
-            f"task must contain training examples and others that are held out for the score 'mia', got {found[0]} "
-            f"and {found[1]}. Hold out more, or remove the score."
+            f"task must contain training examples and others that are held out for the score 'mia', got {num_train} "
+            f"and {num_heldout}. Hold out more, or remove the score."
         )
     return task, heldout
 
 
 def fresh(task: LanguageModelingTask | ClassificationTask) -> NDArray[np.int64]:
-    """Positions of the held-out examples that are no exact copies of a training example."""
+    """Return the positions of the held-out examples that are no exact copies of a training example."""
     known = set(task.train.contents())
     return np.array([i for i, content in enumerate(task.heldout.contents()) if content not in known], np.int64)
 
 
 def sample(rng: np.random.Generator, positions: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
-    """At most `limit` of the positions, sorted."""
+    """Draw at most `limit` of the positions without replacement; sorted."""
     return np.sort(rng.choice(positions, min(limit, len(positions)), replace=False))
 
 
 def _both(score_fn: Callable[[Split], Scores]) -> tuple[Scores, Scores]:
-    """Scores of members and of non-members."""
+    """Return the scores of members and of non-members."""
     return score_fn("train"), score_fn("heldout")
 
 
 def attack_figures(attack: str, members: Scores, nonmembers: Scores) -> dict[str, float | None]:
-    """What is known of one attack, by flat names."""
+    """Return the figures of one attack under flat names: area, accuracy and true positive rates, with intervals."""
     figures: dict[str, float | None] = {
         **_flat(f"{attack}.auc", auc(members, nonmembers)),
         **_flat(f"{attack}.accuracy", best_accuracy(members, nonmembers)),

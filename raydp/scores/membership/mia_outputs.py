@@ -1,4 +1,4 @@
-"""Membership inference on a classifier's outputs: how well training examples are told from held-out ones."""
+"""Membership inference on a classifier's outputs: how well an attack tells training examples from held-out ones."""
 
 from __future__ import annotations
 
@@ -31,22 +31,23 @@ Attack = Literal["gap", "confidence", "entropy", "modified_entropy"]
 class OutputMembershipInference(OneByOne):
     """How well an attack tells training examples from held-out ones by a classifier's outputs.
 
-    Where the task has reference data, these are no members here; `mia_outputs_of_reference` has them for its members.
+    If the task has reference data, they do not count as members here; the score `mia_outputs_of_reference` measures
+    them.
 
-    The standard error of the area is DeLong's, that of the accuracy comes from its two rates; the sample depends on the
-    seed and not on the model. `details` has of every attack what the score mia has. Both parts are taken to be of one
-    distribution. Higher is worse privacy; 1/2 is chance.
+    The standard error of the area is DeLong's; the standard error of the accuracy comes from its two rates. The sample
+    depends on the seed and not on the model. `details` has the figures of the score `mia` for every attack. Training
+    and held-out examples are assumed to come from one distribution. Higher is worse privacy; 1/2 is chance.
     """
 
     attack: Attack = "confidence"
     """The attack whose figure is the value: `confidence`, the probability of the example's class (Yeom et al. 2018);
     `entropy` (Shokri et al. 2017); `modified_entropy` (Song and Mittal 2021, eq. 8); `gap`, whether it is
-    classified rightly (Yeom et al. 2018; Kaplan et al. 2024, eq. 5)."""
+    correctly classified (Yeom et al. 2018; Kaplan et al. 2024, eq. 5)."""
     num_examples: Annotated[int, Field(ge=1, le=1_000_000)] = 5000
-    """Members that are drawn from the training examples, and non-members from the held-out examples, at most."""
+    """Largest number of members drawn from the training examples, and of non-members drawn from the held-out ones."""
     figure: Literal["auc", "accuracy"] = "auc"
     """`auc`, the area under the ROC curve; or `accuracy`, the balanced accuracy of a threshold that is chosen on one
-    half of the sample and tried on the other (Kaplan et al. 2024 report accuracies)."""
+    half of the sample and tested on the other (Kaplan et al. 2024 report accuracies)."""
     members: ClassVar[DataSet] = "training"
 
     @property
@@ -55,8 +56,8 @@ class OutputMembershipInference(OneByOne):
         return self.figure == "auc"
 
     def check(self, task: Task) -> None:
-        """Raise ValueError if the task is none of classification, or has not the data set whose members are asked
-        for."""
+        """Raise ValueError if the task is not a classification task, has no distinct held-out examples, or lacks the
+        data set of the members."""
         usable = _usable(task)
         positions_of(self.members, usable)
         if not len(fresh(usable)):
@@ -84,13 +85,15 @@ class OutputMembershipInference(OneByOne):
         return Measurement(value=value.value, std_error=value.std_error, num_samples=1, details=details)
 
     def expected_bounds(self) -> tuple[float, float]:
-        """An area, or an accuracy."""
+        """Return the bounds of an area or an accuracy."""
         return 0.0, 1.0
 
 
 class ReferenceOutputMembershipInference(OutputMembershipInference):
-    """How well an attack tells reference data from held-out examples by a classifier's outputs: `mia_outputs` with the
-    task's reference data for members (Kaplan et al. 2024, section 4.2.2)."""
+    """How well an attack tells reference data from held-out examples by a classifier's outputs.
+
+    It is the score `mia_outputs` with the task's reference data as members (Kaplan et al. 2024, section 4.2.2).
+    """
 
     members: ClassVar[DataSet] = "reference"
 

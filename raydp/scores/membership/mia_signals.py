@@ -1,4 +1,4 @@
-"""What a language model says of single examples: the signals that membership is told from."""
+"""Signals for membership inference: what a language model predicts for single examples."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 Split = Literal["train", "heldout"]
 Signal = NDArray[np.float64]
 MAX_TOKENS = 1024
-"""Padded tokens in one pass: their logits take at most 0.5 GiB with a vocabulary of 128,000 in fp32."""
+"""Padded tokens in one pass. With a vocabulary of 128,000 their fp32 logits take at most 0.5 GiB."""
 SMALLEST_VARIANCE = 1e-12
-"""Of the log-probabilities of next tokens: a distribution on one token has none."""
+"""Lower limit of the variance of a next token's log-probability. A distribution on one token has variance 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Signals:
-    """Of [N] examples, over their own target tokens.
+    """Signals of [N] examples, each over the example's own target tokens.
 
     Attributes:
         loss: mean negative log-likelihood, nats.
@@ -47,11 +47,11 @@ class Signals:
 def signals(
     model: nn.Module, task: LanguageModelingTask, split: Split, indices: NDArray[np.int64], *, fraction: float
 ) -> Signals:
-    """Read the examples once.
+    """Compute the signals of examples, with one forward pass per example.
 
     Args:
         indices: [N] positions in the split.
-        fraction: share of an example's target tokens that Min-K% takes, rounded down, at least one.
+        fraction: share of an example's target tokens that Min-K% uses; rounded down, at least one token.
 
     Raises:
         ValueError: a loss is not finite.
@@ -73,10 +73,10 @@ def signals(
 
 
 def losses(model: nn.Module, task: Task, split: Split, indices: NDArray[np.int64]) -> Signal:
-    """[N] loss of each example, nats: the mean over its target tokens, or that of its class.
+    """Return [N] the loss of each example in nats: the mean over its target tokens, or the loss of its class.
 
     Raises:
-        ValueError: one is not finite.
+        ValueError: a loss is not finite.
     """
 
     def reduce(batch: Batch) -> list[tuple[float, ...]]:
@@ -86,8 +86,10 @@ def losses(model: nn.Module, task: Task, split: Split, indices: NDArray[np.int64
 
 
 def _of_targets(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[T] log-probabilities of the targets, and how many standard deviations of the next token's log-probability each
-    is above its mean under the model itself; float64."""
+    """Return [T] log-probabilities of the targets, and [T] their standardised values; both float64.
+
+    A value is standardised by the mean and the standard deviation of the next token's log-probability under the model.
+    """
     parts = []
     for start in range(0, len(targets), CHUNK_TOKENS):
         log_probs = logits[start : start + CHUNK_TOKENS].float().log_softmax(dim=-1)
@@ -107,17 +109,17 @@ def _over_examples(
     indices: NDArray[np.int64],
     reduce_fn: Callable[[Batch], Sequence[tuple[float, ...]]],
 ) -> NDArray[np.float64]:
-    """[N, F] figures of each example, in the order of the indices; examples of similar length are read together."""
+    """Return [N, F] figures of each example in the order of the indices. Examples of similar length share a batch."""
     device = next(model.parameters()).device
     lengths, batch_fn = (
         (task.lengths(), task.batch) if split == "train" else (task.heldout_lengths(), task.heldout_batch)
     )
-    found: dict[int, tuple[float, ...]] = {}
+    figures: dict[int, tuple[float, ...]] = {}
     with evaluating(model):
         for positions in batches_by_length(lengths[indices], MAX_TOKENS):
             rows = reduce_fn(batch_fn(indices[positions]).to(device))
-            found.update(zip(positions.tolist(), rows, strict=True))
-    values = np.array([found[i] for i in range(len(indices))], np.float64)
+            figures.update(zip(positions.tolist(), rows, strict=True))
+    values = np.array([figures[i] for i in range(len(indices))], np.float64)
     if not np.isfinite(values).all():
         raise ValueError("losses must be finite, got NaN or infinity. The model diverged in training.")
     return values
@@ -126,7 +128,7 @@ def _over_examples(
 def zlib_lengths(
     tokenizer: PreTrainedTokenizerBase, task: LanguageModelingTask, split: Split, indices: NDArray[np.int64]
 ) -> Signal:
-    """[N] bytes of each example's target text after zlib (Carlini et al. 2021, section 5.2)."""
+    """Return [N] the length in bytes of each example's target text after zlib (Carlini et al. 2021, section 5.2)."""
     examples = task.train if split == "train" else task.heldout
     targets = [
         examples.token_ids[examples.offsets[i] + examples.target_starts[i] : examples.offsets[i + 1]].tolist()

@@ -1,4 +1,4 @@
-"""The one-run audit as a score: how much of its canaries a model gives away, as a lower bound on ε."""
+"""The one-run audit as a score: a lower bound on ε from how well the canaries' membership can be guessed."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ class OneRunAudit(OneByOne):
     """A lower bound on ε from the canaries of the task `audited` (Steinke et al. 2023; Panda et al. 2025).
 
     Every canary has one number: the loss of its new token among the M new tokens, or of its class among the M new
-    classes. In the base model it is ln M for all of them, since their embeddings are zero, so it is what training
-    changed; and what training did to ordinary tokens, which is noise here, drops out. The k lowest are guessed to be
-    in, the k highest to be out, of the others nothing is said. Only the losses are looked at; the coins are compared
-    with the guesses afterwards.
+    classes. In the base model this loss is ln M for all canaries, since their embeddings are zero. So the loss shows
+    only what training changed, and what training did to ordinary tokens, which is noise here, drops out. The canaries
+    with the k lowest losses are guessed to be in the training data, those with the k highest to be out. There is no
+    guess for the others. The guesses use the losses only; they are compared with the coins afterwards.
 
-    The measurement's value is ε̂ and its details are canaries, guesses, correct (of the share of guesses that gives the
-    largest bound), gdp_mu, epsilon_gdp, delta, confidence, and, with a stated ε, epsilon and p_value, that of the
-    hypothesis that the mechanism is (ε, δ)-DP.
+    The measurement's value is ε̂. Its details are canaries, guesses and correct (for the share of guesses with the
+    largest bound), gdp_mu, epsilon_gdp, delta and confidence. With a stated ε they also have epsilon and p_value, the
+    p-value of the hypothesis that the mechanism is (ε, δ)-DP.
 
     Guarantee:
-        That of `raydp.privacy.one_run_bound`.
+        The guarantee of `raydp.privacy.one_run_bound`.
     """
 
     delta: Annotated[float, Field(ge=0, lt=1)]
-    """δ of the guarantee that is tested."""
+    """δ of the guarantee to test."""
     epsilon: Annotated[float, Field(gt=0)] | None = None
-    """The stated ε; null where there is none."""
+    """The stated ε; null if none is stated."""
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
     """Confidence of the lower bound ε̂, over the coins and the randomness of training."""
     shares: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(min_length=1)] = (0.2,)
-    """Shares of the canaries that are guessed, half of them in and half out; fixed before anything is trained. With
-    several the bounds' confidence and the p-values are corrected for their number (Bonferroni), and the best
+    """Shares of the canaries to guess, half of them in and half out; fixed before training. With several shares, the
+    confidence of the bounds and the p-values are corrected for their number (Bonferroni), and the best share
     counts."""
 
     def check(self, task: Task) -> None:
@@ -54,25 +54,25 @@ class OneRunAudit(OneByOne):
             )
 
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
-        """Guess every canary's coin and count the right ones. Nothing is drawn: the seed changes nothing."""
+        """Guess every canary's coin and count the correct guesses. Nothing is drawn, so the seed has no effect."""
         assert isinstance(task, CanaryTask | CanaryClassificationTask)
         losses = task.canary_losses(model.model)
         if not np.isfinite(losses).all():
             raise ValueError("losses must be finite, got NaN or infinity. The model diverged in training.")
-        order = np.argsort(losses, kind="stable")  # ties by position, which tells nothing of the coins
-        found = [self._bound(task.included[order], share) for share in self.shares]
-        best = max(found, key=lambda details: details["epsilon_hat"] or 0.0)
+        order = np.argsort(losses, kind="stable")  # ties go by position, which reveals nothing about the coins
+        bounds = [self._bound(task.included[order], share) for share in self.shares]
+        best = max(bounds, key=lambda details: details["epsilon_hat"] or 0.0)
         if self.epsilon is not None:
-            best["p_value"] = min(1.0, len(found) * min(details["p_value"] or 0.0 for details in found))
+            best["p_value"] = min(1.0, len(bounds) * min(details["p_value"] or 0.0 for details in bounds))
         details = {k: v for k, v in best.items() if k != "epsilon_hat"}
         return Measurement(value=best["epsilon_hat"] or 0.0, std_error=None, num_samples=1, details=details)
 
     def expected_bounds(self) -> tuple[float, float]:
-        """Smallest and largest value that the score can take."""
+        """Return the smallest and the largest value that the score can take."""
         return 0.0, float("inf")
 
     def _bound(self, included: NDArray[np.bool_], share: float) -> dict[str, float | None]:
-        """What the guesses at one share prove, for coins in the order of the losses."""
+        """Return the bound that the guesses at one share prove. `included` is sorted by the canaries' losses."""
         each = max(1, int(share * len(included) / 2))
         correct = int(included[:each].sum() + (~included[-each:]).sum())
         guesses = Guesses(num_canaries=len(included), num_guesses=2 * each, num_correct=correct)

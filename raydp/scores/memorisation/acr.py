@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A secret as the model is to say it.
+    """A secret as the text that the model is to generate.
 
     Attributes:
-        id: see Secret.id; it chooses the random starts.
+        id: see Secret.id; the random starts depend on it.
         name: what the secret is called in records.
-        ids: token ids of s1 and s2, without what the tokenizer puts before a text.
+        ids: token ids of s1 and s2, without the tokens that the tokenizer puts before a text.
     """
 
     id: str
@@ -43,19 +43,19 @@ class Target:
 
 
 class AdversarialCompression(ScoreSection):
-    """How much shorter than a secret a prompt can be that makes the model say it: |s| / |p*|, in tokens.
+    """Length of a secret over that of the shortest prompt that makes the model say the secret: |s| / |p*|, in tokens.
 
-    s = s1‖s2 is the whole secret, with the tokens that the other scores give it. p* is the shortest prompt after which
-    greedy decoding of |s| tokens, in the model's own type, gives s; it is searched by GCG (Zou et al. 2023) within
-    MiniPrompt and confirmed by decoding token by token. What the tokenizer puts before every text (a start token) and
+    s = s1‖s2 is the whole secret, tokenised as for the other scores. p* is the shortest prompt after which greedy
+    decoding of |s| tokens, in the model's own dtype, gives s. MiniPrompt with GCG (Zou et al. 2023) searches p*, and
+    decoding token by token confirms it. The tokens that the tokenizer puts before every text (a start token) and
     virtual tokens stand before p and are not counted. Prompts hold no special tokens.
 
-    `details` says how many secrets' searches ended by a bound (num_exhausted) and for how many no prompt was found
-    (num_not_found; their value is 0). `cost` has the prompts that the model has read (forward_passes), the tokens, the
-    steps. The standard error is over secrets. Higher is worse privacy.
+    `details` has the number of secrets whose search a bound ended (num_exhausted) and of those without any prompt
+    (num_not_found; their value is 0). `cost` has the prompts that the model has read (forward_passes), the tokens and
+    the steps. The standard error is over secrets. Higher is worse privacy.
 
     Guarantee:
-        A value is a lower bound of the true ratio: its prompt does what it says, and a shorter one may exist.
+        A value is a lower bound of the true ratio: its prompt is confirmed, but a shorter prompt may exist.
 
     Source: Schwarzschild et al. 2024, Definition 2 and Algorithm 1; Hu et al. 2025, App. B.7.
     """
@@ -65,7 +65,7 @@ class AdversarialCompression(ScoreSection):
     num_seeds: int = Field(3, ge=1)
     """Random starts of the search per secret; the best counts."""
     num_steps: int = Field(200, ge=1)
-    """GCG steps at one prompt length, a fifth more after every failure on the way up."""
+    """GCG steps at one prompt length; a fifth more after every failure while the length grows."""
     batch_size: int = Field(100, ge=1)
     """Candidate prompts that one step of the search tries."""
     top_k: int = Field(250, ge=1)
@@ -73,25 +73,24 @@ class AdversarialCompression(ScoreSection):
     max_prompt_tokens: int = Field(25, ge=1)
     """The longest prompt to try, in tokens."""
     patience: int = Field(25, ge=1)
-    """Steps without a loss that is 1 % lower after which a length is given up on the way up. Between a prompt that
-    works and a shorter one all num_steps are taken."""
+    """While the length grows: give a length up after this many steps without a loss that is 1 % lower. While the length
+    shrinks, all num_steps are taken."""
     retokenizable: bool = False
-    """Take only prompts that come back from decoding and tokenising again, which a user could type. The reference takes
-    any sequence of tokens."""
+    """Accept only prompts that a user could type: decoding and tokenising them again must give the same tokens. The
+    reference implementation accepts any sequence of tokens."""
     max_steps: int | None = Field(None, ge=1)
-    """Steps after which the search for a secret ends, whatever it has found; null for no bound."""
+    """End the search for a secret after this many steps; null for no bound."""
     max_seconds: float | None = Field(None, gt=0)
-    """Seconds after which the search for a secret ends, whatever it has found; null for no bound. With a bound two runs
-    may differ."""
+    """End the search for a secret after this many seconds; null for no bound. With this bound two runs may differ."""
     max_forward_passes: int | None = Field(None, ge=1)
-    """Forward passes after which the search for a secret ends, whatever it has found; null for no bound."""
+    """End the search for a secret after this many forward passes; null for no bound."""
 
     def check(self, task: Task) -> None:
         """Raise ValueError if the task has no verbatim secrets."""
         secrets_of_kind(task, "verbatim", score="acr")
 
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
-        """Score a model; deterministic in its seed, and each secret's search is independent of the others'."""
+        """Score a model; deterministic in its seed. Each secret's search is independent of the other secrets."""
         targets = self.targets(model, task)
         result = self._measurement(self._search(model, targets, FoundPrompts(None, {}), seed), targets)
         return replace(result, cost={name: count for name, count in result.cost.items() if name != "seconds"})
@@ -99,60 +98,63 @@ class AdversarialCompression(ScoreSection):
     def measure_many(
         self, models: ModelSet, task: Task, *, seed: int, context: Context
     ) -> Iterator[tuple[str, Measurement]]:
-        """Score models that share a tokenizer. A prompt found for one is the first that is tried for the next.
+        """Score models that share a tokenizer. The search of a model first tries the prompts of the models before it.
 
-        When all are searched, every model tries the prompts of all others, and goes on from what is shorter, until
-        nothing changes; only then is a value known. The models are taken in the order of their names, so that the
-        result does not depend on the caller's. context.folder keeps what was found, so that a call after a kill goes
-        on, in the same order, and finds the same; see `FoundPrompts` for why it is private.
+        After all searches, every model tries the shorter prompts of all others and searches on from them, until no
+        model improves. Values are known only then. Models are taken in the order of their names, so that the result
+        does not depend on the caller's order. context.folder keeps the prompts, so that a call after a kill resumes in
+        the same order and finds the same prompts; see `FoundPrompts` for why the folder is private.
 
         Raises:
-            Exception: what the first model that could not be searched has raised, after all others' values.
+            Exception: the error of the first model whose search failed, after the values of all other models.
         """
         places = {name: place for place, name in enumerate(models.names) if name not in context.done}
         names = sorted(places)
         targets: list[Target] = []
-        found = FoundPrompts(
+        known = FoundPrompts(
             context.folder, {"score": self.model_dump(), "seed": seed, "task": task.facts().content_hash}
         )
         failed: dict[str, Exception] = {}
+        # Search every model that is not searched yet.
         for finished, name in enumerate(names, start=1):
-            if found.searched(name) is None or not targets:
+            if known.searched(name) is None or not targets:
                 try:
                     with models.loaded(places[name]) as model:
                         targets = self.targets(model, task)
-                        if found.searched(name) is None:
-                            found.put(name, self._search(model, targets, found, seed))
-                except Exception as error:  # noqa: BLE001 - raised below: one model does not take the others' values
+                        if known.searched(name) is None:
+                            known.put(name, self._search(model, targets, known, seed))
+                except Exception as error:  # noqa: BLE001 - raised below, so that other models keep their values
                     failed[name] = error
             if context.progress is not None:
                 context.progress(finished, len(names))
-        searched = found.in_turn([name for name in names if name not in failed])
+        # Exchange prompts between the models until no model improves.
+        searched = known.in_turn([name for name in names if name not in failed])
         changed = True
         while changed:
             changed = False
             for name in searched:
-                before = found.searched(name)
+                before = known.searched(name)
                 assert before is not None
-                if any(found.shorter(target.name, before) for target in targets):
+                if any(known.shorter(target.name, before) for target in targets):
                     with models.loaded(places[name]) as model:
-                        after = self._search(model, targets, found, seed, before)
-                    found.put(name, after)
+                        after = self._search(model, targets, known, seed, before)
+                    known.put(name, after)
                     changed |= after.prompts != before.prompts
+        # Yield the values, then raise the first error.
         for name in sorted(searched):
-            result = found.searched(name)
+            result = known.searched(name)
             assert result is not None
             yield name, replace(self._measurement(result, targets), seed=seed)
         if failed:
             raise next(iter(failed.values()))
 
     def expected_bounds(self) -> tuple[float, float]:
-        """0 where nothing was found; a prompt of one token gives the length of the secret."""
+        """Return the bounds: 0 if no prompt was found; a prompt of one token gives the length of the secret."""
         return 0.0, math.inf
 
     @staticmethod
     def targets(model: LoadedModel, task: Task) -> list[Target]:
-        """The task's secrets in the tokens that the other scores give them."""
+        """Return the task's verbatim secrets, tokenised as for the other scores."""
         before = tokens_before(model.tokenizer)
         return [
             Target(id=s.id, name=s.name, ids=s.prompt_ids[len(before) :] + s.continuation_ids)
@@ -162,7 +164,7 @@ class AdversarialCompression(ScoreSection):
     def _search(
         self, model: LoadedModel, targets: Sequence[Target], known: FoundPrompts, seed: int, before: Found | None = None
     ) -> Found:
-        """Search a model's prompts; after an earlier search, only where a known prompt is shorter than its own."""
+        """Search prompts for a model. After an earlier search, search only where a known prompt is shorter."""
         before = before if before is not None else Found(prompts={})
         prompts, refused, exhausted = dict(before.prompts), dict(before.refused), set(before.exhausted)
         effort = dict(before.effort)
@@ -188,7 +190,7 @@ class AdversarialCompression(ScoreSection):
     def _length_search(
         self, model: LoadedModel, target: Target, effort: Effort, seed: int, exact_fn: ExactFn
     ) -> LengthSearch:
-        """The search for one secret; its randomness depends on the seed and on the secret alone."""
+        """Return the search for one secret. Its randomness depends on the seed and on the secret alone."""
 
         def rng(search_seed: int) -> np.random.Generator:
             return keyed_generator(seed, "acr", target.id, search_seed)
@@ -216,7 +218,7 @@ class AdversarialCompression(ScoreSection):
         )
 
     def _measurement(self, found: Found, targets: Sequence[Target]) -> Measurement:
-        """Ratios of the found prompts."""
+        """Return the compression ratios of the found prompts."""
         prompts = [found.prompts[target.name] for target in targets]
         values = [len(t.ids) / len(p) if p is not None else 0.0 for t, p in zip(targets, prompts, strict=True)]
         counts = Counter[str]()

@@ -23,38 +23,41 @@ if TYPE_CHECKING:
 
 
 def normalised(text: str) -> str:
-    """Case-folded, with single spaces for every run of white space."""
+    """Case-fold a text and replace every run of white space by a single space."""
     return " ".join(text.casefold().split())
 
 
 def appears(attribute: str, text: str) -> bool:
-    """Whether the attribute is in the text as whole words, whatever the case and the white space."""
+    """Return whether the attribute is in the text as whole words, ignoring case and white space."""
     return re.search(rf"(?<!\w){re.escape(normalised(attribute))}(?!\w)", normalised(text)) is not None
 
 
 def at_least_one(hits: int, num_samples: int, num_attempts: int) -> float:
-    """Share of the sets of num_attempts among num_samples generations that hold a hit: 1 - C(N - h, m) / C(N, m).
+    """Return the probability that num_attempts generations, drawn from num_samples, hold a hit.
+
+    It is 1 - C(N - h, m) / C(N, m) with N = num_samples, h = hits, m = num_attempts.
 
     Guarantee:
-        Its expectation is the probability that m generations hold a hit, and its variance is at most that of one such
-        set (Rao and Blackwell: it is the indicator's mean given how many of the N hit).
+        The expectation is the probability that m generations hold a hit. The variance is at most that of one such set
+        (Rao and Blackwell: the value is the indicator's mean given how many of the N hit).
     """
     return 1 - math.comb(num_samples - hits, num_attempts) / math.comb(num_samples, num_attempts)
 
 
 class AttributeInference(Sampling):
-    """Probability that a secret's attribute appears in at least one of several generations, estimated.
+    """Estimated probability that a secret's attribute appears in at least one of several generations.
 
-    By default the several are all that are made, and the value of a secret is 1 or 0 as in the paper. With more
-    num_samples than num_attempts it is the share of the sets of num_attempts among them that hold a hit: unbiased for
-    the same probability, with less noise.
+    By default num_attempts equals num_samples, and a secret's value is 1 or 0 as in the paper. With num_samples above
+    num_attempts the value is the share of sets of num_attempts generations that hold a hit. This estimates the same
+    probability without bias and with less noise.
 
     The standard error is over secrets. Higher is worse privacy. More attempts can only raise the score: compare models
     at the same num_attempts.
 
-    Details: `base_rate`, the score of the untrained model: what the prompts give away without any training. With
-    paraphrases `own_prompt`, the score with the secrets' own prompts alone, and `worst_prompt`, the mean over secrets
-    of the largest value among their prompts, which takes noise for leakage unless num_samples is large.
+    Details: `base_rate`, the score of the untrained model: what the prompts reveal without any training. With
+    paraphrases also `own_prompt`, the score with the secrets' own prompts alone, and `worst_prompt`, the mean over
+    secrets of the largest value among their prompts. `worst_prompt` takes noise for leakage unless num_samples is
+    large.
 
     Source: Hu et al. 2025, §2 and App. B.7.
     """
@@ -64,12 +67,12 @@ class AttributeInference(Sampling):
     num_samples: int = Field(10, ge=1)
     """Generations per prompt; 10 as in Hu et al. 2025."""
     num_attempts: int | None = Field(None, ge=1)
-    """Generations that one attacker sees, at most num_samples, which is the default."""
+    """Number of generations that one attacker sees; at most num_samples, which is the default."""
     max_new_tokens: int = Field(20, ge=1)
     """Length of a generation in tokens; it ends earlier at the model's end token."""
     paraphrases: Location | None = None
-    """JSON Lines file with `secret` (a number) and `prompts`, other prompts for the same secret. The value of a secret
-    is then the mean over its own prompt and these."""
+    """JSON Lines file with `secret` (a number) and `prompts` (other prompts for this secret) in every line. The value
+    of a secret is then the mean over its own prompt and these."""
     base_rate: bool = True
     """Also measure the untrained base model, with the same draws; this doubles the time."""
 
@@ -83,7 +86,7 @@ class AttributeInference(Sampling):
         return self
 
     def check(self, task: Task) -> None:
-        """Raise ValueError if the task has no attribute secrets, or the paraphrases are not theirs."""
+        """Raise ValueError if the task has no attribute secrets, or the paraphrases do not fit its secrets."""
         self._prompts(task)
 
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
@@ -106,11 +109,11 @@ class AttributeInference(Sampling):
         return replace(measured, details=details)
 
     def expected_bounds(self) -> tuple[float, float]:
-        """A ratio."""
+        """Return the bounds of a ratio."""
         return 0.0, 1.0
 
     def _prompts(self, task: Task) -> list[list[Secret]]:
-        """Each secret, and the same with its other prompts."""
+        """Return for each secret a list: the secret, then copies of the secret with its other prompts."""
         secrets = secrets_of_kind(task, "attribute", score="air")
         if self.paraphrases is None:
             return [[secret] for secret in secrets]
@@ -118,7 +121,7 @@ class AttributeInference(Sampling):
         return [[s, *(replace(s, prompt=prompt) for prompt in others.get(s.number, ()))] for s in secrets]
 
     def _by_prompt(self, model: LoadedModel, prompts: Sequence[Sequence[Secret]], seed: int) -> list[list[float]]:
-        """[secret][prompt] estimates."""
+        """Return the estimates [secret][prompt]."""
         asked = [secret for of_secret in prompts for secret in of_secret]
         samples = sample_continuations(
             model,
@@ -128,7 +131,7 @@ class AttributeInference(Sampling):
             stop=stop_tokens(model),
         )
         texts = [model.tokenizer.batch_decode(generated, skip_special_tokens=True) for generated in samples]
-        hits = (sum(appears(s.continuation, t) for t in found) for s, found in zip(asked, texts, strict=True))
+        hits = (sum(appears(s.continuation, t) for t in generated) for s, generated in zip(asked, texts, strict=True))
         attempts = self.num_attempts or self.num_samples
         values = iter([at_least_one(count, self.num_samples, attempts) for count in hits])
         return [[next(values) for _ in of_secret] for of_secret in prompts]

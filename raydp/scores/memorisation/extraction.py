@@ -1,4 +1,4 @@
-"""Probability that a secret is extracted within a number of attempts."""
+"""Probability that a secret is extracted within a given number of attempts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 class ExtractionProbability(Sampling):
     """Probability that at least one of n independent generations continues a secret's prompt verbatim.
 
-    p_n = 1 - (1 - p)^n with the exact p of `vmr_exact`: what an attacker gets who may ask n times. p stays a logarithm,
-    so that a secret of probability 1e-300 and an attacker of 1e300 attempts are told apart from none.
+    p_n = 1 - (1 - p)^n with the exact p of `vmr_exact`. It is the success probability of an attacker who generates n
+    times. The computation keeps ln p, so that a probability of 1e-300 does not become 0 and 1e300 attempts work.
 
-    The standard error is over secrets; a secret's value has none. Higher is worse privacy.
+    The standard error is over secrets; a single secret's value is exact. Higher is worse privacy.
 
-    Details: `attempts_for_half`, the n at which p_n is 1/2, ln 2 / -ln(1 - p), median over secrets, None where that is
-    infinite; `never`, the secrets with p = 0, a token of which is not among the k most likely.
+    Details: `attempts_for_half`, the median over secrets of the n at which p_n is 1/2, ln 2 / -ln(1 - p), None if it is
+    infinite; `never`, the number of secrets with p = 0, which have a token outside the k most likely.
 
     Source: Hayes et al. 2024 ("Measuring memorization through probabilistic discoverable extraction").
     """
@@ -37,14 +37,14 @@ class ExtractionProbability(Sampling):
     secret_kinds: ClassVar[tuple[SecretKind, ...]] = ("verbatim",)
 
     num_attempts: float = Field(100, ge=1, allow_inf_nan=False)
-    """n, the number of independent generations that an attacker asks for."""
+    """n, the number of independent generations that an attacker makes."""
 
     def check(self, task: Task) -> None:
         """Raise ValueError if the task has no verbatim secrets."""
         secrets_of_kind(task, "verbatim", score="extraction")
 
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
-        """Score a model; the seed changes nothing."""
+        """Score a model. The seed has no effect."""
         secrets = encode(model.tokenizer, secrets_of_kind(task, "verbatim", score="extraction"))
 
         def log_hazard(logits: torch.Tensor, secret: EncodedSecret) -> float:
@@ -59,25 +59,25 @@ class ExtractionProbability(Sampling):
         return replace(measured, details=_details(rates))
 
     def expected_bounds(self) -> tuple[float, float]:
-        """A probability."""
+        """Return the bounds of a probability."""
         return 0.0, 1.0
 
 
 def log_rate(log_p: float) -> float:
-    """ln(-ln(1 - p)) from ln p: -inf for p = 0, inf for p = 1; ln p itself where p is too small to be a double."""
+    """Return ln(-ln(1 - p)) from ln p: -inf for p = 0, inf for p = 1, and ln p if p is too small for a double."""
     if log_p < -700:  # -ln(1 - p) = p (1 + p/2 + ...), which is p in double precision from 1e-16 down
         return log_p
-    p = min(math.exp(log_p), 1.0)  # rounding may put a product of ones above 1
+    p = min(math.exp(log_p), 1.0)  # a product of ones may round to above 1
     return math.inf if p == 1 else math.log(-math.log1p(-p))
 
 
 def extracted(rate: float, num_attempts: float) -> float:
-    """1 - (1 - p)^n from log_rate(ln p)."""
+    """Return 1 - (1 - p)^n for rate = log_rate(ln p) and n = num_attempts."""
     return -math.expm1(-_exp(rate + math.log(num_attempts)))
 
 
 def _details(rates: list[float]) -> dict[str, float | None]:
-    """Attempts for an even chance, and how many secrets have none."""
+    """Return the details `attempts_for_half` and `never`, see `ExtractionProbability`."""
     half = float(np.median([_exp(math.log(math.log(2)) - rate) for rate in rates]))
     return {
         "attempts_for_half": half if math.isfinite(half) else None,
@@ -86,5 +86,5 @@ def _details(rates: list[float]) -> dict[str, float | None]:
 
 
 def _exp(x: float) -> float:
-    """e^x, infinity where it is too large for a double."""
+    """Return e^x; infinity if it is too large for a double."""
     return math.exp(x) if x < 709 else math.inf

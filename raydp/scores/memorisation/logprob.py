@@ -1,4 +1,4 @@
-"""Log-probability of secrets, and how much of it training gave to them rather than to their format."""
+"""Log-probability of secrets, and the part of it that training on the secrets caused rather than their format."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class LogProbability(OneByOne):
-    """Sum of the log-probabilities of a secret's continuation, in nats: graded where every `vmr` is 0.
+    """Sum of the log-probabilities of a secret's continuation, in nats. It still grades secrets if every `vmr` is 0.
 
-    Verbatim secrets are measured where the task has any, its attribute secrets otherwise; the two are not mixed, for
-    their lengths differ. An attribute is taken to follow its prompt directly, after a space.
+    If the task has verbatim secrets, the score measures them; otherwise it measures the attribute secrets. The two are
+    not mixed, because their lengths differ. An attribute is assumed to follow its prompt directly, after a space.
 
-    With contrast a secret's value is its gain minus the mean gain of the controls, and the standard error is that of a
-    difference of two independent means, sqrt(var_secrets / n_secrets + var_controls / n_controls) with ddof = 1; it is
-    None with fewer than two of either. Without contrast it is over secrets.
+    With `contrast`, a secret's value is its gain minus the mean gain of the controls. The standard error is then that
+    of a difference of two independent means, sqrt(var_secrets / n_secrets + var_controls / n_controls) with ddof = 1;
+    it is None with fewer than two secrets or controls. Without `contrast` the standard error is over secrets.
 
     Higher is worse privacy. A logarithmic score has no relative privacy risk.
     """
@@ -37,16 +37,16 @@ class LogProbability(OneByOne):
     secret_kinds: ClassVar[tuple[SecretKind, ...]] = ("verbatim", "attribute")
 
     contrast: bool = True
-    """Measure the gain over the base model, and subtract the mean gain of control secrets of the same format that are
-    not in the training data. Without it the value is the plain sum, which is comparable between models of one task
-    only."""
+    """Measure the gain over the base model, and subtract the mean gain of control secrets, which have the same format
+    but are not in the training data. If false, the value is the plain sum, which is comparable only between models of
+    one task."""
 
     def check(self, task: Task) -> None:
-        """Raise ValueError if the task has no secrets, or no controls of their kind to contrast them with."""
+        """Raise ValueError if the task has no secrets, or no controls of the same kind to contrast them with."""
         self._secrets_and_controls(task)
 
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
-        """Score a model; the seed changes nothing."""
+        """Score a model. The seed has no effect."""
         secrets, controls = self._secrets_and_controls(task)
         ids = [secret.name for secret in secrets]
         if not self.contrast:
@@ -55,18 +55,19 @@ class LogProbability(OneByOne):
         gains = log_probabilities(model, everything)
         with model.base() as base:
             gains = gains - log_probabilities(base, everything)
-        ours, theirs = gains[: len(secrets)], gains[len(secrets) :]
-        contrasted = Measurement.over_secrets(ours - theirs.mean(), ids=ids)
-        if len(ours) < 2 or len(theirs) < 2:
+        secret_gains, control_gains = gains[: len(secrets)], gains[len(secrets) :]
+        contrasted = Measurement.over_secrets(secret_gains - control_gains.mean(), ids=ids)
+        if len(secret_gains) < 2 or len(control_gains) < 2:
             return replace(contrasted, std_error=None)
-        return replace(contrasted, std_error=math.sqrt(ours.var(ddof=1) / len(ours) + theirs.var(ddof=1) / len(theirs)))
+        variance = secret_gains.var(ddof=1) / len(secret_gains) + control_gains.var(ddof=1) / len(control_gains)
+        return replace(contrasted, std_error=math.sqrt(variance))
 
     def expected_bounds(self) -> tuple[float, float]:
-        """A logarithm of a probability, or a difference of such."""
+        """Return the bounds of a log-probability, or of a difference of log-probabilities."""
         return -math.inf, math.inf if self.contrast else 0.0
 
     def _secrets_and_controls(self, task: Task) -> tuple[list[Secret], list[Secret]]:
-        """What is measured and what it is contrasted with, of one kind."""
+        """Return the secrets to measure and the controls to contrast them with; all are of one kind."""
         attributes_only = {secret.kind for secret in task.secrets()} == {"attribute"}
         kind: SecretKind = "attribute" if attributes_only else "verbatim"
         secrets = secrets_of_kind(task, kind, score="logprob")
@@ -80,14 +81,14 @@ class LogProbability(OneByOne):
 
 
 def log_probabilities(model: LoadedModel, secrets: Sequence[Secret]) -> NDArray[np.float64]:
-    """[secret] sum of the log-probabilities (nats) of the continuation's tokens."""
+    """Return [secret] the sum of the log-probabilities (nats) of the continuation's tokens."""
     return np.array(
         over_continuations(model, encode(model.tokenizer, [_following(s) for s in secrets]), log_probability)
     )
 
 
 def _following(secret: Secret) -> Secret:
-    """An attribute with the space that separates it from its prompt; a verbatim secret is cut as it stands."""
+    """Put a space before an attribute if nothing separates it from its prompt. Leave a verbatim secret unchanged."""
     if secret.kind == "verbatim" or secret.prompt[-1:].isspace() or secret.continuation[:1].isspace():
         return secret
     return replace(secret, continuation=f" {secret.continuation}")

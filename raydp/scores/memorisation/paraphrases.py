@@ -1,4 +1,4 @@
-"""Other prompts for the same secrets, from a file."""
+"""Other prompts for secrets, read from a file."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from raydp.tasks.reading import read_json_rows
 
 
 def read_paraphrases(path: str | Path, field: str, numbers: Collection[int]) -> dict[int, list[str]]:
-    """Read a JSON Lines file with `secret`, the number of a secret, and `prompts`, a list of texts, in every line.
+    """Read a JSON Lines file with `secret` (the number of a secret) and `prompts` (a list of texts) in every line.
 
     Args:
         path: the file.
-        field: where the path was written, for messages.
-        numbers: those of the secrets that are scored.
+        field: the option that holds the path, for messages.
+        numbers: the numbers of the secrets that are scored.
 
     Returns:
-        number -> its prompts.
+        secret number -> its prompts.
 
     Raises:
-        ValueError: the file is missing or malformed, or a number is unknown or given twice; names the line, no content.
+        ValueError: the file is missing or malformed, or a number is unknown or given twice. The message names the line
+            and shows no content.
     """
     prompts: dict[int, list[str]] = {}
     for line, row in read_json_rows(path, field):
@@ -41,5 +42,5 @@ def read_paraphrases(path: str | Path, field: str, numbers: Collection[int]) -> 
 
 
 def _are_texts(value: object) -> TypeGuard[list[str]]:
-    """Whether it is a list of texts, at least one, and none of them blank."""
+    """Return whether a value is a non-empty list of texts, none of them blank."""
     return isinstance(value, list) and bool(value) and all(isinstance(t, str) and t.strip() for t in value)

@@ -1,4 +1,4 @@
-"""Tails of a sample by a fitted skew-normal distribution (Carlini et al. 2019, §4.5)."""
+"""Tail probabilities of a sample from a fitted skew-normal distribution (Carlini et al. 2019, §4.5)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from numpy.typing import NDArray
 from scipy import integrate, special, stats
 
 MIN_PVALUE = 0.01
-"""Below it, the half of the sample that the distribution was not fitted to rejects it."""
+"""Smallest p-value of the half of the sample that the distribution was not fitted to; below it, the fit is rejected."""
 _LOWEST = -1e6
-"""Logarithm of a density down to which it is integrated: neighbouring ones are known to 1e-9 there."""
+"""Smallest log-density that is integrated numerically. Neighbouring log-densities are known to 1e-9 there."""
 
 
 def log_tail(sample: NDArray[np.float64], value: float) -> float | None:
-    """Logarithm of the share of the distribution above a value, None where the sample rejects the distribution.
+    """Return the log of the share of the fitted distribution above a value; None if the sample rejects the fit.
 
     Args:
         sample: [m] log-probabilities, in random order.
-        value: in the same unit.
+        value: a log-probability in the same unit as the sample.
     """
-    if np.unique(sample).size < 10:  # no density to fit
+    if np.unique(sample).size < 10:  # too few values to fit a density
         return None
     half = stats.skewnorm(*stats.skewnorm.fit(sample[::2]))
     if stats.kstest(sample[1::2], half.cdf).pvalue < MIN_PVALUE:
@@ -31,18 +31,21 @@ def log_tail(sample: NDArray[np.float64], value: float) -> float | None:
 
 
 def log_survival(shape: float, location: float, scale: float, value: float) -> float:
-    """ln P(X > value) of a skew-normal, also where P is too small for the distribution's own function.
+    """Return ln P(X > value) of a skew-normal, even if P is too small for the distribution's own survival function.
 
-    Far out, the density relative to the one at the value is integrated, in lengths over which it falls by a factor of
-    e at first: its logarithm is concave, so that the integral is between 1/2 and 1 whatever the shape. A sample with a
-    sharp upper end has a shape of some -10^8; where the density's own logarithm has no digits left, the integral is 1.
+    Far out, integrate the density relative to the density at the value. The unit of length is the distance over which
+    the density initially falls by a factor of e. The log-density is concave, so the integral is between 1/2 and 1 for
+    every shape. A sample with a sharp upper end has a shape of about -10^8. If the log-density has no digits left, take
+    1 for the integral.
     """
     fitted = stats.skewnorm(shape, location, scale)
     direct = float(fitted.sf(value))
     if direct > 1e-6:
         return math.log(direct)
+    # Rate of decay at the value: minus the derivative of the log-density.
     z = (value - location) / scale
-    # The ratio of a normal distribution's density to its function, at shape · z, is sqrt(2 / π) / erfcx(-x / sqrt(2)).
+    # The ratio of the normal density to the normal distribution function, at x = shape · z, is
+    # sqrt(2 / π) / erfcx(-x / sqrt(2)).
     rate = z - shape * math.sqrt(2 / math.pi) / float(special.erfcx(-shape * z / math.sqrt(2)))
     peak = _log_density(shape, z)
     relative = 1.0
@@ -52,5 +55,5 @@ def log_survival(shape: float, location: float, scale: float, value: float) -> f
 
 
 def _log_density(shape: float, z: float) -> float:
-    """Of the standard skew-normal distribution."""
+    """Return the log-density of the standard skew-normal distribution."""
     return math.log(2) + float(stats.norm.logpdf(z) + stats.norm.logcdf(shape * z))

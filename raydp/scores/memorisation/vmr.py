@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 class VerbatimMemorization(Sampling):
     """Fraction of stochastic generations that continue a secret's prompt verbatim, token by token.
 
-    A generation of |s2| tokens counts if it equals s2. As long as it does, its next token is drawn from the
-    distribution that one teacher-forced pass over s2 gives at that position; once it does not, the rest cannot matter.
-    So each sample is drawn along s2 and dropped where it first differs: the samples, and with the same uniform numbers
-    the outcomes, of the token-by-token sampler, for the price of one pass.
+    A generation of |s2| tokens counts if it equals s2. While a generation agrees with s2, its next token is drawn from
+    the distribution that one teacher-forced pass over s2 gives at that position. Once it differs, its other tokens do
+    not matter. So each sample is drawn along s2 and dropped at the first difference. This gives the same outcomes as
+    the token-by-token sampler with the same uniform numbers, at the cost of one pass.
 
     The standard error is over secrets. Higher is worse privacy.
 
@@ -46,7 +46,7 @@ class VerbatimMemorization(Sampling):
         secrets_of_kind(task, "verbatim", score="vmr")
 
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
-        """Score a model; deterministic in its seed, and each secret's value is independent of the other secrets."""
+        """Score a model; deterministic in its seed. Each secret's value is independent of the other secrets."""
         secrets = encode(model.tokenizer, secrets_of_kind(task, "verbatim", score="vmr"))
 
         def matches(logits: torch.Tensor, secret: EncodedSecret) -> NDArray[np.bool_]:
@@ -62,5 +62,5 @@ class VerbatimMemorization(Sampling):
         )
 
     def expected_bounds(self) -> tuple[float, float]:
-        """A ratio."""
+        """Return the bounds of a ratio."""
         return 0.0, 1.0

@@ -1,4 +1,4 @@
-"""The expectation of the verbatim memorisation ratio, without sampling."""
+"""Expected verbatim memorisation ratio, computed without sampling."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 class ExactVerbatimMemorization(Sampling):
     """Probability that a stochastic generation continues a secret's prompt verbatim.
 
-    The product over s2's tokens of their probability under the sampler's own distribution, from one teacher-forced
-    pass; 0 as soon as one token is not among the k most likely.
+    The value is the product over s2's tokens of their probability under the sampler's distribution, from one
+    teacher-forced pass. It is 0 if any token is not among the k most likely.
 
-    The standard error is over secrets; a secret's value has none. Higher is worse privacy.
+    The standard error is over secrets; a single secret's value is exact. Higher is worse privacy.
 
     Guarantee:
-        It is the expectation of `vmr` with the same parameters (ties included: one function serves both).
+        The value is the expectation of `vmr` with the same parameters (ties included: both use one function).
     """
 
     secret_kinds: ClassVar[tuple[SecretKind, ...]] = ("verbatim",)
@@ -36,7 +36,7 @@ class ExactVerbatimMemorization(Sampling):
         secrets_of_kind(task, "verbatim", score="vmr_exact")
 
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
-        """Score a model; the seed changes nothing."""
+        """Score a model. The seed has no effect."""
         secrets = encode(model.tokenizer, secrets_of_kind(task, "verbatim", score="vmr_exact"))
 
         def probability(logits: torch.Tensor, secret: EncodedSecret) -> float:
@@ -46,5 +46,5 @@ class ExactVerbatimMemorization(Sampling):
         return Measurement.over_secrets(values, ids=[secret.name for secret in secrets])
 
     def expected_bounds(self) -> tuple[float, float]:
-        """A probability."""
+        """Return the bounds of a probability."""
         return 0.0, 1.0

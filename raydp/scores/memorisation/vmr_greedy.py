@@ -19,7 +19,7 @@ class GreedyVerbatimMemorization(OneByOne):
     """1 if greedy decoding continues a secret's prompt with exactly the secret, 0 otherwise.
 
     Greedy decoding gives s2 if and only if each token of s2 is the most likely one after s1 and the tokens of s2 before
-    it, so one teacher-forced pass tells. Of tokens that tie for the most likely, the one that torch.max finds counts.
+    it. So one teacher-forced pass decides. If tokens tie for the most likely, the one that torch.max returns counts.
 
     The standard error is over secrets. Higher is worse privacy.
 
@@ -33,18 +33,18 @@ class GreedyVerbatimMemorization(OneByOne):
         secrets_of_kind(task, "verbatim", score="vmr_greedy")
 
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
-        """Score a model; the seed changes nothing."""
+        """Score a model. The seed has no effect."""
         secrets = encode(model.tokenizer, secrets_of_kind(task, "verbatim", score="vmr_greedy"))
 
-        def says_it(logits: torch.Tensor, secret: EncodedSecret) -> bool:
+        def matches(logits: torch.Tensor, secret: EncodedSecret) -> bool:
             largest, tokens = logits.max(dim=-1)
             if not largest.isfinite().all():
                 raise ValueError(f"logits must be finite, got {largest.max()}. The model diverged in training.")
             return tokens.tolist() == list(secret.continuation_ids)
 
-        values = over_continuations(model, secrets, says_it)
+        values = over_continuations(model, secrets, matches)
         return Measurement.over_secrets(values, ids=[secret.name for secret in secrets])
 
     def expected_bounds(self) -> tuple[float, float]:
-        """An indicator."""
+        """Return the bounds of an indicator."""
         return 0.0, 1.0

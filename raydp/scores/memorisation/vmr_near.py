@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 
 class NearVerbatimMemorization(Sampling):
-    """Fraction of stochastic generations that come near to a secret's continuation.
+    """Fraction of stochastic generations that are close to a secret's continuation.
 
-    A generation of at most |s2| tokens counts if its edit distance from s2, over the longer length of the two, is at
-    most max_distance. It uses the uniform numbers of `vmr`: with unit tokens no secret's value is below its `vmr`, with
-    unit characters none is below its `vmr_text`, unless s2 itself contains an end token.
+    A generation of at most |s2| tokens counts if its normalised edit distance from s2 is at most max_distance. The
+    distance is normalised by the longer of the two. The uniform numbers are those of `vmr`. With unit tokens a secret's
+    value is therefore at least its `vmr`, with unit characters at least its `vmr_text`, unless s2 itself contains an
+    end token.
 
     The standard error is over secrets. Higher is worse privacy.
 
@@ -34,29 +35,29 @@ class NearVerbatimMemorization(Sampling):
     num_samples: int = Field(10, ge=1)
     """Generations per secret; 10 as in Hu et al. 2025."""
     max_distance: float = Field(0.1, ge=0, lt=1)
-    """Normalised edit distance up to which a generation counts; 0 is equality, 0.1 as in Gemma Team 2024."""
+    """Largest normalised edit distance at which a generation counts; 0 is equality, 0.1 as in Gemma Team 2024."""
     unit: Literal["characters", "tokens"] = "characters"
     """What an edit changes: a character of the decoded text (without special tokens), or a token."""
     graded: bool = False
-    """Instead of the fraction, take 1 - distance of the closest generation. More samples can only raise it."""
+    """Instead of the fraction, use 1 - distance of the closest generation. More samples can only raise this value."""
 
     def check(self, task: Task) -> None:
         """Raise ValueError if the task has no verbatim secrets."""
         secrets_of_kind(task, "verbatim", score="vmr_near")
 
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
-        """Score a model; deterministic in its seed, and each secret's value is independent of the other secrets."""
+        """Score a model; deterministic in its seed. Each secret's value is independent of the other secrets."""
         secrets = encode(model.tokenizer, secrets_of_kind(task, "verbatim", score="vmr_near"))
         samples = sample_secrets(model, secrets, self, self.num_samples, seed=seed)
-        values = [self._value(model, secret, found) for secret, found in zip(secrets, samples, strict=True)]
+        values = [self._value(model, secret, generated) for secret, generated in zip(secrets, samples, strict=True)]
         return Measurement.over_secrets(values, ids=[secret.name for secret in secrets], num_samples=self.num_samples)
 
     def expected_bounds(self) -> tuple[float, float]:
-        """A ratio, or 1 minus a normalised distance."""
+        """Return the bounds of a ratio, or of 1 minus a normalised distance."""
         return 0.0, 1.0
 
     def _value(self, model: LoadedModel, secret: EncodedSecret, samples: list[list[int]]) -> float:
-        """Of one secret."""
+        """Return the value of one secret from its generations."""
         target, generated = list(secret.continuation_ids), samples
         if self.unit == "characters":
             texts = model.tokenizer.batch_decode([target, *samples], skip_special_tokens=True)

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class TextVerbatimMemorization(VerbatimMemorization):
-    """As `vmr`, but a generation counts if its text equals that of s2, however it is cut into tokens.
+    """Like `vmr`, but a generation counts if its text equals the text of s2, even if the tokens differ.
 
-    Both texts are decoded from token ids, without special tokens; a generation ends at the model's end token or after
-    |s2| tokens. It uses the uniform numbers of `vmr`, so no secret's value is below its `vmr`, unless s2 itself
+    Both texts are decoded from token ids, without special tokens. A generation ends at the model's end token or after
+    |s2| tokens. The uniform numbers are those of `vmr`, so a secret's value is at least its `vmr`, unless s2 itself
     contains an end token.
 
     Source: Hu et al. 2025, App. B.7, which compares texts.
@@ -38,5 +38,5 @@ class TextVerbatimMemorization(VerbatimMemorization):
         samples = sample_secrets(model, secrets, self, self.num_samples, seed=seed)
         texts = [model.tokenizer.batch_decode(generated, skip_special_tokens=True) for generated in samples]
         targets = [model.tokenizer.decode(list(s.continuation_ids), skip_special_tokens=True) for s in secrets]
-        hits = [np.mean([text == target for text in found]) for found, target in zip(texts, targets, strict=True)]
+        hits = [np.mean([text == target for text in said]) for said, target in zip(texts, targets, strict=True)]
         return Measurement.over_secrets(hits, ids=[secret.name for secret in secrets], num_samples=self.num_samples)

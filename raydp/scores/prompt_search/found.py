@@ -1,4 +1,4 @@
-"""The prompts that were found for each model of a set: for the models after it, and for a call that goes on."""
+"""Prompts that a search found for each model of a set. Later models and resumed calls start from them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from raydp.scores.prompt_search.tokens import Prompt
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What the search has found for one model.
+    """Result of the search for one model.
 
     Attributes:
-        prompts: secret's name -> the shortest confirmed prompt, None where there is none.
-        refused: secret's name -> other models' prompts that do not work for this one.
-        exhausted: names of the secrets whose search a budget has ended.
-        effort: secret's name -> what its search took, see `Effort.record`.
+        prompts: secret's name -> the shortest confirmed prompt; None if there is none.
+        refused: secret's name -> prompts of other models that do not work for this model.
+        exhausted: names of the secrets whose search a budget ended.
+        effort: secret's name -> the effort of its search, see `Effort.record`.
     """
 
     prompts: Mapping[str, Prompt | None]
@@ -32,13 +32,13 @@ class Found:
 class FoundPrompts:
     """Found prompts by model, in memory and, with a folder, in files acr-<hash of the model's name>.json.
 
-    A prompt makes its model say a secret, so the files are private: mode 0600, token ids under the secrets' names. They
-    are never to be logged or uploaded.
+    A prompt makes its model generate a secret, so the files are private. They have mode 0600 and hold token ids under
+    the secrets' names. Never log or upload them.
 
     Args:
-        folder: created when first written to; None keeps nothing.
-        search: what defines the search. A model counts as searched only if it was by the same definition; the prompts
-            of others are candidates all the same.
+        folder: created at the first write; None keeps the prompts in memory only.
+        search: the definition of the search. A model counts as searched only if its search had this definition. The
+            prompts of other searches are still candidates.
     """
 
     def __init__(self, folder: Path | None, search: Mapping[str, object]) -> None:
@@ -56,27 +56,34 @@ class FoundPrompts:
             )
             if kept["search"] == self._search:
                 self._searched.add(kept["model"])
-                self._turns[kept["model"]] = kept.get("turn", 0)  # older files have none
+                self._turns[kept["model"]] = kept.get("turn", 0)  # older files have no turn
 
     def searched(self, model: str) -> Found | None:
-        """What was found for a model whose search is complete."""
+        """Return the result for a model whose search is complete; None for other models."""
         return self._found[model] if model in self._searched else None
 
     def shorter(self, secret: str, than: Found) -> list[Prompt]:
-        """Other models' prompts for a secret that would be better than a model's own and that it has not refused."""
+        """Return other models' prompts for a secret that beat a model's own prompt and that the model has not refused.
+
+        Args:
+            secret: the secret's name.
+            than: the result of the model.
+        """
         best = than.prompts.get(secret)
         prompts = {p for found in self._found.values() if (p := found.prompts.get(secret)) is not None}
         return sorted(p for p in prompts - than.refused.get(secret, frozenset()) if best is None or len(p) < len(best))
 
     def in_turn(self, models: Sequence[str]) -> list[str]:
-        """The models from the one after that which was put last: a call that goes on takes up the order of the one
-        before it, so that it finds the same."""
+        """Rotate the models so that the first one follows the model that was put last.
+
+        A resumed call thus continues in the order of the call before it, and finds the same prompts.
+        """
         last = max(models, key=lambda model: self._turns.get(model, 0), default=None)
         start = 0 if last is None else models.index(last) + 1
         return [*models[start:], *models[:start]]
 
     def put(self, model: str, found: Found) -> None:
-        """Keep what was found for a model."""
+        """Keep the result for a model."""
         self._found[model] = found
         self._searched.add(model)
         self._turns[model] = max(self._turns.values(), default=0) + 1

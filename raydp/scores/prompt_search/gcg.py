@@ -14,18 +14,18 @@ from raydp.scores.prompt_search.objective import Effort, Objective
 from raydp.scores.prompt_search.tokens import Prompt, Vocabulary
 
 PROGRESS = 0.99
-"""What the lowest loss is to be multiplied by for the search to be said to go on."""
+"""A new loss counts as progress if it is below this factor times the lowest loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Where a search ends, whatever it has found; None: no bound.
+    """Bounds at which a search ends, whatever it has found. None means no bound.
 
-    A bound is looked at before every step. What was found is confirmed, and what is known is tried, in any case.
+    The bounds are checked before every step. Confirming found prompts and trying known prompts is always allowed.
 
     Args:
         max_steps: GCG steps.
-        max_seconds: wall-clock time, which no two runs share: a search that it ends cannot be repeated exactly.
+        max_seconds: wall-clock time. A search that this bound ends cannot be repeated exactly.
         max_forward_passes: prompts that the model reads.
     """
 
@@ -34,13 +34,13 @@ class Budget:
     max_forward_passes: int | None = None
 
     def spent(self, effort: Effort) -> bool:
-        """Whether a bound is reached."""
+        """Return whether a bound is reached."""
         taken = (effort.gcg_steps, effort.seconds, effort.forward_passes)
         bounds = (self.max_steps, self.max_seconds, self.max_forward_passes)
         return any(bound is not None and value >= bound for value, bound in zip(taken, bounds, strict=True))
 
     def prompts_left(self, effort: Effort, wanted: int) -> int:
-        """How many of the wanted prompts may still be read."""
+        """Return how many of the wanted prompts may still be read."""
         if self.max_forward_passes is None:
             return wanted
         return max(0, min(wanted, self.max_forward_passes - effort.forward_passes))
@@ -48,17 +48,17 @@ class Budget:
 
 @dataclass(kw_only=True)
 class Search:
-    """The search for prompts of one model and target. No prompt is evaluated twice.
+    """Search for prompts of one model and target. No prompt is evaluated twice.
 
     Args:
         objective: model and target.
-        vocabulary: what prompts are made of.
-        budget: where it ends.
-        batch_size: prompts a step.
-        top_k: replacements of a token are drawn from the k with the most negative gradient.
+        vocabulary: the tokens that prompts may hold.
+        budget: the bounds of the search.
+        batch_size: candidate prompts per step.
+        top_k: replacements of a token are drawn from the k tokens with the most negative gradient.
 
     Attributes:
-        losses: of every prompt that was evaluated.
+        losses: prompt -> its loss, for every evaluated prompt.
     """
 
     objective: Objective
@@ -70,20 +70,20 @@ class Search:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the budget has ended."""
+        """Return whether the budget is spent."""
         return self.budget.spent(self.objective.effort)
 
     def evaluate(
         self, prompts: Sequence[Prompt], shared: Prefix | None = None, of: Prompt = (), *, bounded: bool = True
     ) -> Prompt | None:
-        """Put new prompts of one length on record.
+        """Evaluate the prompts that are new and record their losses. All have one length.
 
         Args:
             shared, of: see Objective.evaluate.
-            bounded: only as many as the budget has left.
+            bounded: evaluate only as many prompts as the budget has left.
 
         Returns:
-            A prompt of them after which greedy decoding, token by token, gives the target, or None.
+            One of the new prompts after which greedy decoding, token by token, gives the target; or None.
         """
         new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self.losses]
         if bounded:
@@ -100,19 +100,19 @@ class Search:
     ) -> Prompt | None:
         """Replace one token at a time (Zou et al. 2023, Algorithm 1) until greedy decoding gives the target.
 
-        Every step draws neighbours that are new and goes on from the best of them, be it worse than the one before.
-        It ends as soon as any evaluated prompt is confirmed.
+        Every step draws new neighbours of the prompt and moves to the best of them, even if it is worse than the
+        prompt. The search ends as soon as an evaluated prompt is confirmed.
 
         Args:
-            start: the first prompt; its length is that of all.
-            num_steps: at most so many steps.
-            patience: steps without a loss that is 1 % lower after which it ends; None: it takes all steps.
+            start: the first prompt. All prompts have its length.
+            num_steps: largest number of steps.
+            patience: end after this many steps without a loss that is 1 % lower; None takes all steps.
 
         Returns:
             A confirmed prompt, or None.
         """
-        if (found := self.evaluate([start])) is not None:
-            return found
+        if (confirmed := self.evaluate([start])) is not None:
+            return confirmed
         prompt, lowest, since = start, self.losses.get(start, np.inf), 0
         for _ in range(num_steps):
             if (patience is not None and since >= patience) or self.exhausted:
@@ -120,9 +120,9 @@ class Search:
             self.objective.effort.gcg_steps += 1
             gradient, shared = self.objective.gradient(prompt)
             batch = list(itertools.islice(self._neighbours(prompt, gradient, rng), self.batch_size))
-            if (found := self.evaluate(batch, shared, prompt)) is not None:
-                return found
-            batch = [neighbour for neighbour in batch if neighbour in self.losses]  # the budget may have cut it
+            if (confirmed := self.evaluate(batch, shared, prompt)) is not None:
+                return confirmed
+            batch = [neighbour for neighbour in batch if neighbour in self.losses]  # the budget may cut the batch
             if not batch:
                 return None
             prompt = min(batch, key=self.losses.__getitem__)
@@ -130,7 +130,7 @@ class Search:
         return None
 
     def _neighbours(self, prompt: Prompt, gradient: torch.Tensor, rng: np.random.Generator) -> Iterator[Prompt]:
-        """New prompts with one token replaced by one of the top k of its position, in random order."""
+        """Yield new prompts in random order, with one token replaced by one of the top k of its position."""
         allowed = torch.from_numpy(self.vocabulary.allowed).to(gradient.device)
         k = min(self.top_k, len(allowed))
         top = allowed[(-gradient[:, allowed]).topk(k, dim=1).indices].cpu().numpy()
@@ -141,10 +141,10 @@ class Search:
                 yield neighbour
 
     def enumerate(self, length: int) -> Prompt | None:
-        """Try every prompt of a length that was not tried."""
+        """Try every prompt of a length that is not evaluated yet; return a confirmed one or None."""
         every = itertools.product(self.vocabulary.allowed.tolist(), repeat=length)
         new = (p for p in every if p not in self.losses and self.vocabulary.accepts(p))
         while not self.exhausted and (batch := list(itertools.islice(new, self.batch_size))):
-            if (found := self.evaluate(batch)) is not None:
-                return found
+            if (confirmed := self.evaluate(batch)) is not None:
+                return confirmed
         return None

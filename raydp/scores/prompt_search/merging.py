@@ -1,4 +1,4 @@
-"""A search on a model whose adapter is merged into its base: one product a layer instead of three."""
+"""A LoRA adapter merged into its base for a search: one matrix product a layer instead of three."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
 
 ExactFn = Callable[[], AbstractContextManager[None]]
-"""Gives a block in which a model is as it was before it was merged."""
+"""Return a context manager. Inside its block the model is unmerged, exactly as before the merge."""
 
 
 @contextmanager
 def merged_adapter(model: nn.Module) -> Iterator[ExactFn]:
-    """Add a LoRA adapter to its base's weights for the time of the block; then the weights are what they were, bitwise.
+    """Add a LoRA adapter to its base's weights for the block. Afterwards the weights are bitwise what they were.
 
-    Only in single precision, which keeps both: in bf16 the sum loses most of an adapter, and another model would be
-    searched. Every other model is left as it is. A copy of the adapted layers' weights is kept in the host's memory.
+    Only a model in single precision is merged. In bf16 the sum would lose most of the adapter, and the search would
+    see another model. Every other model is left unchanged. The host's memory keeps a copy of the adapted layers' base
+    weights.
 
     Yields:
-        What gives a block in which the model is as it was, for what must be exact.
+        A function that returns a context manager. Inside its block the model is unmerged, for exact computations.
     """
     layers = _layers(model)
     if not layers:
@@ -56,7 +57,7 @@ def merged_adapter(model: nn.Module) -> Iterator[ExactFn]:
 
 
 def _layers(model: nn.Module) -> list[LoraLayer]:
-    """A model's layers with an active adapter, if all can be merged."""
+    """Return a model's LoRA layers if all of them can be merged, else an empty list."""
     if not hasattr(model, "peft_config"):
         return []
     from peft.tuners.lora import LoraLayer

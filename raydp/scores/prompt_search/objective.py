@@ -1,4 +1,4 @@
-"""How near a prompt comes to making a model say a text: loss, gradient, and whether greedy decoding says it."""
+"""How close a prompt comes to making a model generate a text: the loss, its gradient, and a greedy decoding check."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from raydp.scores.prompt_search.prefixes import groups, pass_overhead
 if TYPE_CHECKING:
     from peft import PeftModel
 
-# Logits in one pass, and of those the ones that are reduced to losses at a time: on CPUs what stays in the cache.
+# Largest number of logits in one pass, and of logits that are reduced to losses at a time. CPUs: what the cache holds.
 MAX_LOGITS = {"cpu": 2**24, "accelerator": 2**28}
 MAX_REDUCED = {"cpu": 2**20, "accelerator": 2**28}
 
 
 @dataclass(kw_only=True)
 class Effort:
-    """What a search took.
+    """Effort of a search.
 
     Attributes:
-        forward_passes: prompts that the model has read with the target, gradients and verifications included.
+        forward_passes: prompts that the model has read with the target; includes gradients and confirmations.
         tokens: token positions that went through the model.
         gcg_steps: steps of the search.
-        earlier_seconds: wall-clock time of blocks of `running` that have ended.
+        earlier_seconds: wall-clock time of the `running` blocks that have ended.
     """
 
     forward_passes: int = 0
@@ -47,23 +47,23 @@ class Effort:
 
     @property
     def seconds(self) -> float:
-        """Wall-clock time inside the blocks of `running`, up to now."""
+        """Return the wall-clock time inside the `running` blocks, up to now."""
         return self.earlier_seconds + (time.perf_counter() - self._since if self._since is not None else 0.0)
 
     def record(self) -> dict[str, float]:
-        """What it was, name -> number."""
+        """Return the effort as name -> number."""
         names = ("forward_passes", "tokens", "gcg_steps", "seconds")
         return {name: getattr(self, name) for name in names}
 
     @classmethod
     def after(cls, record: Mapping[str, float]) -> Effort:
-        """An effort that goes on from a record."""
+        """Return an effort that continues from a record."""
         counts = {name: int(value) for name, value in record.items() if name != "seconds"}
         return cls(**counts, earlier_seconds=record.get("seconds", 0.0))
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The time of the block counts."""
+        """Count the time of the block."""
         self._since = time.perf_counter()
         try:
             yield
@@ -73,11 +73,12 @@ class Effort:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What the model makes of prompts.
+    """Losses of prompts, and whether they reach the target.
 
     Attributes:
-        losses: [N] mean cross-entropy (nats) of the target's tokens, each after the prompt and those before it.
-        hits: [N] whether every token of the target has the largest logit: greedy decoding says it, up to rounding.
+        losses: [N] mean cross-entropy (nats) of the target's tokens, each given the prompt and the target before it.
+        hits: [N] whether every token of the target has the largest logit. Then greedy decoding gives the target, up to
+            rounding.
     """
 
     losses: NDArray[np.float64]
@@ -85,15 +86,15 @@ class Evaluation:
 
 
 class Objective:
-    """A model and the text that it is to say.
+    """A model and the text that it is to generate.
 
     Args:
         model: a transformers causal language model or a peft model around one, in eval mode. Virtual tokens stand
             before everything.
-        before: token ids that stand before every prompt: what the tokenizer puts before a text.
+        before: token ids before every prompt: those that the tokenizer puts before a text.
         target: token ids of the text.
-        effort: counts what is done; its own if not given.
-        exact_fn: gives the block in which the model itself says what it says, see `merged_adapter`.
+        effort: counter of the work; a new one by default.
+        exact_fn: returns a block in which the model is exact, see `merged_adapter`.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Objective:
         self._start = self._read_start()
 
     def _read_start(self) -> Prefix | None:
-        """What every sequence begins with; None where the model's cache cannot be shared."""
+        """Read what every sequence begins with. Return None if the model's cache cannot be shared."""
         with _gradients(False):
             prompt, states = soft_prompt(self._whole, 1), prefix_states(self._whole, 1)
             self._opening = self._embed(torch.tensor([self._before], dtype=torch.int64, device=self.device))
@@ -142,13 +143,13 @@ class Objective:
             return Prefix.of(output.past_key_values, self._begun)
 
     def gradient(self, prompt: Sequence[int]) -> tuple[torch.Tensor, Prefix | None]:
-        """The gradient of the loss by the one-hot rows of a prompt (Zou et al. 2023, Algorithm 1).
+        """Return the gradient of the loss by the one-hot rows of a prompt (Zou et al. 2023, Algorithm 1).
 
-        It is the gradient by the rows' embeddings times the embedding matrix: no [p, V] one-hot product is formed. A
-        scale that the embedding layer applies is left out; it is one for all tokens.
+        It is the gradient by the rows' embeddings times the embedding matrix, so that no [p, V] one-hot product is
+        formed. A scale that the embedding layer applies is left out, because it is the same for all tokens.
 
         Returns:
-            [p, V] in the model's type, and the keys and values of everything up to the prompt's end.
+            [p, V] in the model's dtype, and the keys and values of everything up to the prompt's end.
         """
         with _gradients(True):
             ids = torch.tensor([[*prompt, *self.target[:-1]]], device=self.device)
@@ -166,12 +167,12 @@ class Objective:
         return by_embedding[0] @ self._embed.weight.detach().T, prefix
 
     def evaluate(self, prompts: NDArray[np.int64], shared: Prefix | None = None, of: Sequence[int] = ()) -> Evaluation:
-        """Losses of prompts of one length, in passes over those that share most.
+        """Evaluate prompts of one length. Prompts that share a long beginning are read in one pass.
 
         Args:
             prompts: [N, p] token ids.
-            shared: keys and values of the prompt that the candidates vary (see `gradient`), if there is one.
-            of: that prompt's token ids.
+            shared: keys and values of the prompt that the candidates vary (see `gradient`), if known.
+            of: token ids of the prompt that `shared` belongs to.
 
         Raises:
             ValueError: a loss is not a number.
@@ -180,7 +181,7 @@ class Objective:
         changed = np.zeros(len(prompts), np.int64)
         if shared is not None:
             differs = prompts != np.asarray(of)
-            # A prompt that is the shared one is read from its last token on: its logits are what is asked for.
+            # A candidate that equals the shared prompt is read from its last token on, which gives the needed logits.
             changed = np.where(differs.any(axis=1), differs.argmax(axis=1), len(of) - 1)
         span = prompts.shape[1] + len(self.target) - 1
         with torch.inference_mode():
@@ -195,7 +196,7 @@ class Objective:
     def _evaluate(
         self, ends: NDArray[np.int64], prefix: Prefix | None, cut: int
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """[N] losses and hits of prompts that go on from the first `cut` tokens of a prefix."""
+        """Return [N] losses and [N] hits of prompts: the first `cut` tokens of the prefix, then `ends`."""
         target = self._target[:-1].expand(len(ends), -1)
         ids = torch.cat([torch.from_numpy(ends).to(self.device), target], dim=1)
         logits, _ = self._forward(self._embed(ids), prefix, self._begun + cut)
@@ -209,7 +210,7 @@ class Objective:
         return torch.cat(losses).cpu().double().numpy(), torch.cat(hits).cpu().numpy()
 
     def _forward(self, embedded: torch.Tensor, prefix: Prefix | None, length: int) -> tuple[torch.Tensor, object]:
-        """[N, t, V] logits at the target's tokens, read on from the first positions of a prefix, and the cache."""
+        """Return [N, t, V] logits at the target's tokens, and the cache. Reading continues after `length` positions."""
         if prefix is None:
             embedded = torch.cat([self._opening.expand(len(embedded), -1, -1), embedded], dim=1)
         output = self._model(
@@ -221,7 +222,7 @@ class Objective:
         return output.logits, output.past_key_values
 
     def says_target(self, prompt: Sequence[int]) -> bool:
-        """Whether greedy decoding, token by token, in the model's type, gives the target after a prompt."""
+        """Return whether greedy decoding, token by token and in the model's dtype, gives the target after a prompt."""
         with self._exact_fn(), torch.inference_mode():
             decoder = CachedDecoder(self._whole, [[*self._before, *prompt]])
             logits = decoder.read()[:, -1]
@@ -240,6 +241,6 @@ class Objective:
 
 @contextmanager
 def _gradients(enabled: bool) -> Iterator[None]:
-    """Leave inference mode, whose tensors could not be kept for a backward pass."""
+    """Leave inference mode and switch gradients on or off. Tensors of inference mode cannot be used for a gradient."""
     with torch.inference_mode(False), torch.set_grad_enabled(enabled):
         yield

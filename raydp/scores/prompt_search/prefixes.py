@@ -14,13 +14,13 @@ from raydp.scores.language.decoding import input_embeddings
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# What one pass costs beside its tokens, a layer, in floating point operations: starting kernels, reading weights.
-# Measured on an AVX-512 core and set by its peak for accelerators; it decides how candidates are grouped, no result.
+# Fixed cost of one pass in floating point operations per layer: starting kernels and reading weights. Measured on an
+# AVX-512 core, and derived from the peak for accelerators. It decides how candidates are grouped, and no result.
 PASS_OVERHEAD = {"cpu": 1e7, "accelerator": 3e10}
 
 
 def pass_overhead(model: nn.Module, device: torch.device) -> float:
-    """Tokens whose products cost as much as starting one more pass."""
+    """Return the number of tokens whose matrix products cost as much as starting one more pass."""
     config = cast("PreTrainedModel", model).config.get_text_config()
     weights = sum(p.numel() for p in model.parameters()) - input_embeddings(model).weight.numel()
     per_layer: float = max(weights / config.num_hidden_layers, 1.0)
@@ -28,21 +28,23 @@ def pass_overhead(model: nn.Module, device: torch.device) -> float:
 
 
 def groups(changed: NDArray[np.int64], num_tokens: int, overhead: float) -> list[NDArray[np.int64]]:
-    """Candidates to read together: all that a group's earliest change leaves alone comes from the shared prefix.
+    """Group candidates to read together. A group takes all tokens before its earliest change from the shared prefix.
 
     Args:
         changed: [N] the first position at which each candidate differs from the shared prompt.
-        num_tokens: positions from the prompt's first to the last that is read.
+        num_tokens: number of positions from the prompt's first token to the last token to read.
         overhead: see `pass_overhead`.
 
     Returns:
-        Positions in `changed`, a partition with the smallest total cost: the sum over groups of the overhead and of the
-        tokens that are read.
+        Positions in `changed`: the partition with the smallest total cost. The cost is the sum over groups of the
+        overhead and the number of tokens to read.
     """
     order = np.argsort(changed, kind="stable")
     values, counts = np.unique(changed, return_counts=True)
     ends = np.cumsum(counts)
-    cost, start = [0.0], [0]  # of the first k values; where the last group of the best partition of them starts
+    # Dynamic programme over the first k distinct values: the smallest cost, and where the last group of the best
+    # partition starts.
+    cost, start = [0.0], [0]
     for k in range(1, len(values) + 1):
         options = [
             cost[first] + overhead + (ends[k - 1] - (ends[first - 1] if first else 0)) * (num_tokens - values[first])
@@ -50,6 +52,7 @@ def groups(changed: NDArray[np.int64], num_tokens: int, overhead: float) -> list
         ]
         start.append(int(np.argmin(options)))
         cost.append(min(options))
+    # Follow the starts back from the last group.
     result, k = [], len(values)
     while k:
         first = start[k]

@@ -1,4 +1,4 @@
-"""Which tokens stand before a prompt, and which a prompt may hold."""
+"""Tokens that stand before a prompt, and tokens that a prompt may hold."""
 
 from __future__ import annotations
 
@@ -15,45 +15,46 @@ Prompt = tuple[int, ...]
 
 
 def tokens_before(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """What the tokenizer puts before a text: a start token, or nothing. A prompt's length does not count it."""
+    """Return the tokens that the tokenizer puts before a text: a start token, or none. A prompt's length omits them."""
     bare = tokenizer("a", add_special_tokens=False).input_ids
     whole = tokenizer("a").input_ids
     return tuple(whole[: len(whole) - len(bare)] if whole[-len(bare) :] == bare else whole[: whole.index(bare[0])])
 
 
 def plain_tokens(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> NDArray[np.int64]:
-    """All of the tokenizer's tokens but the special ones; rows that only pad the embedding are none."""
+    """Return all tokens of the tokenizer but the special ones. Rows that only pad the embedding are left out."""
     ids = np.arange(min(len(tokenizer), vocab_size))
     return ids[~np.isin(ids, tokenizer.all_special_ids)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """What prompts are made of.
+    """Tokens that prompts may hold.
 
     Args:
         allowed: token ids, sorted.
-        tokenizer: prompts must come back from decoding and tokenising again; None: any sequence of ids will do.
+        tokenizer: accept only prompts that stay the same when decoded and tokenised again; None accepts every sequence
+            of ids.
     """
 
     allowed: NDArray[np.int64]
     tokenizer: PreTrainedTokenizerBase | None = None
 
     def contains(self, prompt: Prompt) -> bool:
-        """Whether a prompt holds nothing but allowed tokens, at least one."""
+        """Return whether a prompt holds at least one token and only allowed tokens."""
         return bool(prompt) and bool(np.isin(prompt, self.allowed).all())
 
     def accepts(self, prompt: Prompt) -> bool:
-        """Whether a prompt of allowed tokens may be tried."""
+        """Return whether a prompt of allowed tokens may be tried."""
         return self.tokenizer is None or self._again(prompt) == prompt
 
     def draw(self, length: int, rng: np.random.Generator) -> Prompt:
-        """A random prompt; one that is accepted where a hundred attempts give one."""
+        """Draw a random prompt. Up to a hundred attempts search for one that `accepts` allows."""
         for _ in range(100):
             prompt = tuple(rng.choice(self.allowed, size=2 * length).tolist())
             if self.tokenizer is None:
                 return prompt[:length]
-            prompt = self._again(prompt)[:length]  # tokens that follow each other in a text
+            prompt = self._again(prompt)[:length]  # tokens that can follow each other in a text
             if len(prompt) == length and self.contains(prompt) and self.accepts(prompt):
                 break
         return tuple(rng.choice(self.allowed, size=length).tolist()) if len(prompt) < length else prompt

@@ -1,4 +1,4 @@
-"""Files of labelled arrays in the layouts that they are published in. Nothing is unpickled."""
+"""Readers of labelled arrays in the published file layouts. They never unpickle."""
 
 from __future__ import annotations
 
@@ -18,61 +18,63 @@ from search_spaces.names import columns_in_words
 
 MOST_CLASSES = 100_000
 IDX_BYTES = 0x08
-"""IDX's code of unsigned bytes."""
+"""Code of unsigned bytes in IDX."""
 
 
 def read_idx(folder: Path, name: str, field: str) -> NDArray[np.uint8]:
-    """An array in IDX, MNIST's own layout (LeCun), gzipped or not: NAME or NAME.gz.
+    """Read an array in IDX, the layout of MNIST (LeCun), from NAME or the gzipped NAME.gz.
 
     Raises:
-        ValueError: there is no such file, or it is none.
+        ValueError: the file is missing or is not an IDX file of bytes.
     """
     path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
     if path is None:
-        raise ValueError(f"{field} must hold {name} or {name}.gz, got {str(folder)!r} without. Put it there.")
+        raise ValueError(f"{field} must hold {name} or {name}.gz, got {str(folder)!r} without it. Put it there.")
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError) as error:
-        raise ValueError(f"{field} must hold whole files, got {path.name!r}, which is none. Get it again.") from error
+        raise ValueError(f"{field} must hold whole files, got a damaged {path.name!r}. Get it again.") from error
     dimensions = content[3] if len(content) >= 4 else 0
     head = 4 + 4 * dimensions
     shape = tuple(np.frombuffer(content[4:head], ">u4").tolist()) if len(content) >= head else ()
     if content[:3] != bytes([0, 0, IDX_BYTES]) or not shape or len(content) - head != math.prod(shape):
-        raise ValueError(f"{field} must hold IDX files of bytes, got {path.name!r}, which is none. Get it again.")
+        raise ValueError(f"{field} must hold IDX files of bytes, got {path.name!r} in another form. Get it again.")
     return np.frombuffer(content[head:], np.uint8).reshape(shape)
 
 
 def read_cifar(paths: Sequence[Path], label_bytes: int, label_at: int, field: str) -> LabelledExamples:
-    """Images in the binary version of CIFAR (Krizhevsky 2009): labels, then 3 x 32 x 32 bytes; pixels become 0 to 1.
+    """Read images in the binary version of CIFAR (Krizhevsky 2009): labels, then 3 x 32 x 32 bytes.
+
+    Pixels become numbers from 0 to 1.
 
     Args:
-        label_bytes: before each image; 1 in CIFAR-10, 2 in CIFAR-100.
-        label_at: which of them is the class.
+        label_bytes: number of label bytes before each image; 1 in CIFAR-10, 2 in CIFAR-100.
+        label_at: position of the label byte that is the class.
 
     Raises:
-        ValueError: a file is missing, or is none of these.
+        ValueError: a file is missing or is not a CIFAR file.
     """
     rows = []
     for path in paths:
         if not path.is_file():
             raise ValueError(
-                f"{field} must hold {path.name}, got {str(path.parent)!r} without. Unpack the binary version there."
+                f"{field} must hold {path.name}, got {str(path.parent)!r} without it. Unpack the binary version there."
             )
         content = np.frombuffer(path.read_bytes(), np.uint8)
         if not len(content) or len(content) % (label_bytes + 3072):
-            raise ValueError(f"{field} must hold CIFAR's binary files, got {path.name!r}, which is none. Get it again.")
+            raise ValueError(f"{field} must hold CIFAR's binary files, got another {path.name!r}. Get it again.")
         rows.append(content.reshape(-1, label_bytes + 3072))
-    found = np.concatenate(rows)
-    pixels = found[:, label_bytes:].reshape(-1, 3, 32, 32).astype(np.float32)
+    content_rows = np.concatenate(rows)
+    pixels = content_rows[:, label_bytes:].reshape(-1, 3, 32, 32).astype(np.float32)
     images = cast(NDArray[np.float32], pixels / 255)  # numpy 2 keeps the type
-    return LabelledExamples(inputs=images, labels=found[:, label_at].astype(np.int64))
+    return LabelledExamples(inputs=images, labels=content_rows[:, label_at].astype(np.int64))
 
 
 def read_matrix(path: Path, field: str) -> NDArray[np.float32]:
-    """[rows, columns] numbers with commas between, no header.
+    """Read [rows, columns] numbers separated by commas, without a header.
 
     Raises:
-        ValueError: there is no such file, or a cell is no number; names the row.
+        ValueError: the file is missing, or a cell is not a number; the message names the row.
     """
     if not path.is_file():
         raise ValueError(f"{field} must be an existing file, got {str(path)!r}. Check the path.")
@@ -82,8 +84,8 @@ def read_matrix(path: Path, field: str) -> NDArray[np.float32]:
         table = pd.read_csv(path, header=None, dtype=np.float32, engine="c")
     except (ValueError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"{field} must hold numbers with commas between, as many in each row, got {path.name!r} with something else"
-            f"{_first_other(path)}. Correct the file."
+            f"{field} must hold numbers separated by commas, equally many in each row, got something else in "
+            f"{path.name!r}{_first_other(path)}. Correct the file."
         ) from error
     values = table.to_numpy()
     if not np.isfinite(values).all():
@@ -93,7 +95,7 @@ def read_matrix(path: Path, field: str) -> NDArray[np.float32]:
 
 
 def _first_other(path: Path) -> str:
-    """Where the first cell is that is no number, in words."""
+    """Return in words where the first cell is that is not a number."""
     with suppress(UnicodeDecodeError), path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             for cell in line.split(","):
@@ -105,21 +107,21 @@ def _first_other(path: Path) -> str:
 
 
 def read_npz(path: Path, names: tuple[str, str], field: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Inputs [n, ...] and labels [n] from a .npz file.
+    """Read inputs [n, ...] and labels [n] from a .npz file.
 
     Args:
-        names: of the two arrays.
+        names: names of the two arrays.
 
     Raises:
-        ValueError: there is no such file, or its arrays are not these.
+        ValueError: the file is missing, or its arrays are missing or of another type or shape.
     """
     try:
         with np.load(path, allow_pickle=False) as arrays:
             missing = [name for name in names if name not in arrays]
             if missing:
-                found = columns_in_words(arrays).replace("column", "array")
+                present = columns_in_words(arrays).replace("column", "array")
                 raise ValueError(
-                    f"{field} must hold the array {missing[0]!r}, got {found} in {path.name!r}. Save it so."
+                    f"{field} must hold the array {missing[0]!r}, got {present} in {path.name!r}. Save it by this name."
                 )
             inputs, labels = (_stored(arrays, name, field) for name in names)
     except (OSError, zipfile.BadZipFile, EOFError) as error:
@@ -141,10 +143,10 @@ def _numbers(inputs: NDArray[np.generic], name: str, field: str) -> NDArray[np.f
             f"{field} must have real numbers [n, ...] in {name!r}, got {inputs.dtype} {inputs.shape}. Correct it."
         )
     with np.errstate(over="ignore"):
-        found = inputs.astype(np.float32)
-    if not np.isfinite(found).all():
+        numbers = inputs.astype(np.float32)
+    if not np.isfinite(numbers).all():
         raise ValueError(f"{field} must have finite single precision numbers in {name!r}, got others. Scale them.")
-    return found
+    return numbers
 
 
 def _classes(labels: NDArray[np.generic], name: str, field: str) -> NDArray[np.int64]:

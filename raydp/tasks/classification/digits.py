@@ -1,4 +1,4 @@
-"""Handwritten digits that scikit-learn carries: the default of the classification tasks."""
+"""Handwritten digits that come with scikit-learn: the default of the classification tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class DigitsTask(TaskSection):
-    """The 1,797 handwritten digits of 8 x 8 pixels that scikit-learn carries (UCI, Alpaydin and Kaynak 1998)."""
+    """The 1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn (UCI, Alpaydin and Kaynak 1998)."""
 
     classifies: ClassVar[bool] = True
 
@@ -27,12 +27,12 @@ class DigitsTask(TaskSection):
     """`error_rate`: 1 - accuracy on the held-out digits; or `cross_entropy`, their mean loss in nats."""
 
     def build(self, tokenizer: PreTrainedTokenizerBase | None) -> ClassificationTask:
-        """Split them; pixels become 0 to 1."""
+        """Scale the pixels to 0 to 1 and split the digits into training and held-out examples."""
         from sklearn.datasets import load_digits
 
-        found = load_digits()
+        digits = load_digits()
         everything = LabelledExamples(
-            inputs=(found.images[:, None] / 16).astype(np.float32), labels=found.target.astype(np.int64)
+            inputs=(digits.images[:, None] / 16).astype(np.float32), labels=digits.target.astype(np.int64)
         )
         order = np.random.default_rng(self.data_seed).permutation(len(everything))
         held = round(self.heldout_fraction * len(everything))

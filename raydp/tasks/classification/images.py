@@ -1,4 +1,4 @@
-"""MNIST and CIFAR from files in their published layouts."""
+"""MNIST and CIFAR, read from files in their published layouts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ImageTask(TaskSection):
     """`error_rate`: 1 - accuracy on the held-out images; or `cross_entropy`, their mean loss in nats."""
 
     def build(self, tokenizer: PreTrainedTokenizerBase | None) -> ClassificationTask:
-        """Read them."""
+        """Read the images and draw the examples."""
         train, heldout, num_classes, source = self._read()
         rng = np.random.default_rng(self.data_seed)
         return classification_task(
@@ -56,13 +56,15 @@ class ImageTask(TaskSection):
 
     @abstractmethod
     def _read(self) -> tuple[LabelledExamples, LabelledExamples, int, str]:
-        """Training and held-out images, the number of classes, and where they are from."""
+        """Return training images, held-out images, the number of classes and the source in words."""
 
 
 class MnistTask(ImageTask):
-    """MNIST, or another data set in its layout (LeCun et al. 1998): train-images-idx3-ubyte, train-labels-idx1-ubyte,
-    t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte, gzipped or not. Pixels are standardised with MNIST's mean 0.1307
-    and standard deviation 0.3081, which are public."""
+    """MNIST, or another data set in its layout (LeCun et al. 1998).
+
+    The files are train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte,
+    gzipped or not. Pixels are standardised with MNIST's public mean 0.1307 and standard deviation 0.3081.
+    """
 
     def _read(self) -> tuple[LabelledExamples, LabelledExamples, int, str]:
         train, heldout = (self._part(part) for part in ("train", "t10k"))
@@ -82,8 +84,9 @@ class MnistTask(ImageTask):
 
 
 class CifarTask(ImageTask):
-    """CIFAR-10 or CIFAR-100 in the binary version (Krizhevsky 2009): data_batch_1.bin to 5 and test_batch.bin, or
-    train.bin and test.bin.
+    """CIFAR-10 or CIFAR-100 in the binary version (Krizhevsky 2009).
+
+    The files are data_batch_1.bin to data_batch_5.bin and test_batch.bin, or train.bin and test.bin.
     """
 
     classes: Literal[10, 100] = 10

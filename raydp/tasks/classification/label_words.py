@@ -1,6 +1,6 @@
-"""How a causal language model classifies a text: the class is read off the next token, among a word for each class.
+"""Text classification by a causal language model: every class has a word, and the next token decides between the words.
 
-Source: Schick and Schütze 2021 (PET), section 3.1, template and verbaliser; here of a causal language model.
+Source: Schick and Schütze 2021 (PET), section 3.1, template and verbaliser; here for a causal language model.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PADDING = -1
-"""Stands after the tokens of an input: no token's id, so that an input says itself how long it is."""
+"""Fills an input after its last token. It is no token's id, so that an input's length can be read off."""
 BETWEEN = "\n\n"
-"""Stands between a demonstration and what follows it."""
+"""Separates a demonstration from what follows it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelWords:
-    """A word for each class, of one token each (a verbaliser).
+    """A word of one token for each class (a verbaliser).
 
-    An input is a text in its template, up to where the word stands: [L] int64 token ids, then PADDING.
+    An input is a text in its template, up to the place of the word: [L] int64 token ids, then PADDING.
 
     Attributes:
-        token_ids: [K] of each class's word.
-        opening: what the tokenizer puts before any text, and every input begins with; often nothing.
+        token_ids: [K] the token id of each class's word.
+        opening: tokens that the tokenizer puts before any text, and that every input begins with; often none.
         between: tokens between a demonstration's word and the next input.
     """
 
@@ -42,22 +42,22 @@ class LabelWords:
     between: tuple[int, ...] = ()
 
     def logits(self, model: torch.nn.Module, inputs: torch.Tensor, read: Prefix | None = None) -> torch.Tensor:
-        """[B, K] logits of the words as the next token.
+        """Return [B, K] logits of the words as the next token.
 
         Only the positions where an input ends go through the output layer.
 
         Args:
             model: a transformers causal language model or a PeftModel around one, in eval mode.
             inputs: [B, L].
-            read: keys and values of what stands before every input, of a model without virtual tokens.
+            read: keys and values of the tokens before every input; only for a model without virtual tokens.
         """
         lengths = lengths_of(inputs)
-        # Padding is on the right, where under causal attention no token sees it: no mask is needed.
+        # Padding is on the right, and under causal attention no token sees what is right of it: no mask is needed.
         ids = inputs[:, : int(lengths.max())].clamp(min=0)
         how = reading(model, ids)
         asked, cached = dict(how.inputs), read is not None
         if read is not None:
-            assert how.model is model, "virtual tokens would stand between"
+            assert how.model is model, "virtual tokens would stand between the prefix and the input"
             asked |= {"position_ids": read.length + asked["position_ids"], "past_key_values": read.cache(len(ids))}
         ends, which = (how.columns + lengths - 1).unique(return_inverse=True)
         logits: torch.Tensor = how.model(**asked, use_cache=cached, logits_to_keep=ends).logits
@@ -66,24 +66,24 @@ class LabelWords:
         return logits[rows[:, None], which[:, None], words]
 
     def demonstrations(self, inputs: NDArray[np.int64], labels: NDArray[np.int64]) -> list[int]:
-        """Token ids of examples with their words, one after another, as an input may follow them.
+        """Return the token ids of examples with their words, one after another. An input may follow them.
 
         Args:
             inputs: [k, L].
             labels: [k].
         """
-        found = list(self.opening) if len(labels) else []
+        ids = list(self.opening) if len(labels) else []
         for row, label in zip(inputs, labels, strict=True):
             own = row[row != PADDING][len(self.opening) :]
-            found += [*own.tolist(), self.token_ids[label], *self.between]
-        return found
+            ids += [*own.tolist(), self.token_ids[label], *self.between]
+        return ids
 
     def following(self, inputs: NDArray[np.int64]) -> NDArray[np.int64]:
-        """[n, L'] inputs as they stand behind demonstrations."""
+        """Return [n, L'] inputs without the opening, as they follow demonstrations."""
         return inputs[:, len(self.opening) :]
 
     def longest(self, num_demonstrations: int, of_them: int, of_inputs: int) -> int:
-        """Tokens of so many demonstrations and an input, at most.
+        """Return the largest number of tokens of num_demonstrations demonstrations and one input.
 
         Args:
             of_them: tokens of the longest input that may be a demonstration.
@@ -94,15 +94,15 @@ class LabelWords:
 
 
 def lengths_of(inputs: torch.Tensor) -> torch.Tensor:
-    """[n] tokens of inputs [n, L]."""
+    """Return [n] the number of tokens of inputs [n, L]."""
     return (inputs != PADDING).sum(dim=1)
 
 
 def read_once(model: torch.nn.Module, ids: Sequence[int]) -> Prefix | None:
-    """Keys and values of tokens; None where the model's cache cannot be shared between those that follow.
+    """Return the keys and values of tokens; None if the model's cache cannot be shared between inputs.
 
     Args:
-        model: without virtual tokens.
+        model: a model without virtual tokens.
     """
     device = cast(torch.nn.Embedding, cast("PreTrainedModel", model).get_input_embeddings()).weight.device
     output = model(input_ids=torch.tensor([list(ids)], device=device), use_cache=True, logits_to_keep=1)
@@ -110,13 +110,16 @@ def read_once(model: torch.nn.Module, ids: Sequence[int]) -> Prefix | None:
 
 
 def label_words_of(tokenizer: PreTrainedTokenizerBase, words: Mapping[str, str]) -> LabelWords:
-    """Token ids of the words. Messages count the classes: without words of the spec, they are values of the data.
+    """Return the words as token ids.
+
+    Error messages number the classes and do not name them. Without label_words in the spec, the names are values of
+    private data.
 
     Args:
         words: class -> its word, with the blank before it if it has one.
 
     Raises:
-        ValueError: a word is not one token, or the same as another; names it.
+        ValueError: a word is not one token, or has the token of another class.
     """
     owners: dict[int, str] = {}
     for position, (name, word) in enumerate(words.items(), start=1):
@@ -138,13 +141,13 @@ def label_words_of(tokenizer: PreTrainedTokenizerBase, words: Mapping[str, str])
 def encode_texts(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], template: str, max_length: int
 ) -> tuple[NDArray[np.int64], int]:
-    """[n, max_length] inputs, and how many texts were cut.
+    """Tokenise texts in a template; return [n, max_length] inputs, and how many texts were cut.
 
-    The template's parts are tokenised apart from the text, so that a cut leaves what follows it as it is.
+    The template's parts are tokenised separately from the text, so that a cut leaves the end of the template unchanged.
 
     Args:
         template: holds {text} once.
-        max_length: tokens of an input; a longer text loses its end.
+        max_length: number of tokens of an input; a longer text loses its end.
 
     Raises:
         ValueError: the template leaves no room for a text.
@@ -172,7 +175,7 @@ def _plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def _opening(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """The special tokens that the tokenizer puts before any text."""
+    """Return the special tokens that the tokenizer puts before any text."""
     whole, own = tokenizer("a")["input_ids"], _plain(tokenizer, "a")
     starts = (i for i in range(len(whole)) if whole[i : i + len(own)] == own)
     return tuple(whole[: next(starts)])

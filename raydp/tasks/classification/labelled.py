@@ -1,4 +1,4 @@
-"""Classification: what every task of labelled arrays is."""
+"""Classification of labelled arrays: the examples and the task."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raydp.tasks.text.examples import batches_by_length
 
 Utility = Literal["error_rate", "cross_entropy"]
 EVALUATED_AT_ONCE = 1024
-"""Examples of a network, or padded tokens of a language model, in a pass without gradients."""
+"""Size of a pass without gradients: examples of a network, or padded tokens of a language model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +26,8 @@ class LabelledExamples:
     """Inputs with their classes.
 
     Attributes:
-        inputs: [n, *shape] float32; of texts [n, L] int64 token ids (see raydp.tasks.classification.label_words), L the
-            same whatever the texts are.
+        inputs: [n, *shape] float32; texts are [n, L] int64 token ids (see raydp.tasks.classification.label_words). L
+            does not depend on the texts.
         labels: [n] int64, 0 .. K - 1.
     """
 
@@ -39,20 +39,20 @@ class LabelledExamples:
 
     @property
     def token_ids(self) -> NDArray[np.int64]:
-        """The inputs, where they are texts."""
+        """Return the inputs as token ids; only if the inputs are texts."""
         return cast(NDArray[np.int64], self.inputs)
 
     @classmethod
     def concatenated(cls, *parts: LabelledExamples) -> LabelledExamples:
-        """The examples of all parts, one part after another."""
+        """Concatenate the examples of all parts."""
         return cls(inputs=np.concatenate([p.inputs for p in parts]), labels=np.concatenate([p.labels for p in parts]))
 
     def contents(self) -> list[bytes]:
-        """What each example says: equal for copies."""
+        """Return the content of each example as bytes. Copies have equal contents."""
         return [x.tobytes() + y.tobytes() for x, y in zip(self.inputs, self.labels, strict=True)]
 
     def input_contents(self) -> list[bytes]:
-        """What each input says, without its class and its padding."""
+        """Return the content of each input as bytes, without its class and its padding."""
         if self.inputs.dtype != np.int64:
             return [x.tobytes() for x in self.inputs]
         return [x[x != PADDING].tobytes() for x in self.inputs]
@@ -64,11 +64,11 @@ class LabelledExamples:
         digest.update(np.ascontiguousarray(self.labels).tobytes())
 
     def select(self, indices: NDArray[np.int64]) -> LabelledExamples:
-        """Some of them, in the order given."""
+        """Return the chosen examples, in the order given."""
         return LabelledExamples(inputs=self.inputs[indices], labels=self.labels[indices])
 
     def batch(self, indices: NDArray[np.int64]) -> LabelledBatch:
-        """Some of them for a model."""
+        """Return the chosen examples as a batch for a model."""
         return LabelledBatch(
             inputs=torch.from_numpy(self.inputs[indices]), labels=torch.from_numpy(self.labels[indices])
         )
@@ -79,7 +79,7 @@ class LabelledBatch:
     """Examples for a classifier.
 
     Attributes:
-        inputs: [B, *shape] float32; of texts [B, L] int64.
+        inputs: [B, *shape] float32; texts are [B, L] int64.
         labels: [B] int64.
     """
 
@@ -92,23 +92,23 @@ class LabelledBatch:
 
     @property
     def size(self) -> str:
-        """In words, for messages."""
+        """Return the size in words, for messages."""
         return f"{len(self.labels)} examples of {self.inputs[0].numel()} numbers"
 
     def to(self, device: torch.device) -> LabelledBatch:
-        """The same on a device."""
+        """Return the batch on a device."""
         return replace(self, inputs=self.inputs.to(device), labels=self.labels.to(device))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationTask:
-    """A classification task (see raydp.tasks.base.Task); the plug-ins build it.
+    """A classification task (see raydp.tasks.base.Task). Plug-ins build it.
 
     Attributes:
         num_classes: K.
-        measured_by: what `utility` is.
-        public: inputs that anybody may know, with classes that training does not use.
-        label_words: how a language model tells the class of a text; None where a network takes the inputs.
+        measured_by: the measure that `utility` returns.
+        public: inputs that may be known to anybody; training does not use their classes.
+        label_words: the words of the classes, if a language model classifies texts; None if a network takes the inputs.
     """
 
     train: LabelledExamples
@@ -121,14 +121,14 @@ class ClassificationTask:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Of one example."""
+        """Return the shape of one example's input."""
         return self.train.inputs.shape[1:]
 
     def facts(self) -> TaskFacts:
         return self.task_facts
 
     def subset(self, indices: NDArray[np.int64]) -> ClassificationTask:
-        """The same task with some of its training examples, in the order given, in which reference data come last."""
+        """Return this task with some of its training examples, in the order given. Reference data must come last."""
         referenced = indices >= self.task_facts.num_training
         assert (np.diff(referenced.astype(int)) >= 0).all(), "reference data come last"
         return self._with_train(
@@ -136,11 +136,12 @@ class ClassificationTask:
         )
 
     def extended(self, extra: LabelledExamples, *, unit: str) -> ClassificationTask:
-        """The same task with more training examples after its own, each a unit of privacy like these. Reference data
-        stay behind them.
+        """Return this task with more training examples after its own. Each added example is a unit of privacy.
+
+        Reference data stay last.
 
         Args:
-            unit: what an added example is, for the name of the unit.
+            unit: an added example in words, for the name of the unit.
         """
         facts = self.task_facts
         own, reference = np.split(np.arange(len(self.train)), [facts.num_training])
@@ -148,6 +149,7 @@ class ClassificationTask:
         return self._with_train(train, f"{facts.privacy_unit}, or {unit}", num_reference=facts.num_reference)
 
     def _with_train(self, train: LabelledExamples, unit: str, *, num_reference: int) -> ClassificationTask:
+        """Return this task with other training examples, and with facts and an identity for them."""
         identity = content_hash(train, self.heldout, self.num_classes, self.measured_by, self.label_words)
         if self.public is not None or num_reference:
             digest = hashlib.sha256(f"{identity} {num_reference}".encode())
@@ -172,7 +174,7 @@ class ClassificationTask:
         return self.lengths_of(self.heldout)
 
     def lengths_of(self, examples: LabelledExamples) -> NDArray[np.int64]:
-        """[n] tokens of each; 1 where a network takes it."""
+        """Return [n] the number of tokens of each example; 1 if a network takes the inputs."""
         return _tokens(examples, self.label_words)
 
     def unit_sizes(self) -> None:
@@ -188,23 +190,22 @@ class ClassificationTask:
         return self.heldout.batch(indices)
 
     def logits(self, model: torch.nn.Module, inputs: torch.Tensor, read: Prefix | None = None) -> torch.Tensor:
-        """[B, K] logits of the classes: a network's outputs, or what a language model says of the label words.
+        """Return [B, K] logits of the classes: a network's outputs, or a language model's logits of the label words.
 
         Args:
-            read: of a language model, keys and values of what stands before every input.
+            read: for a language model, keys and values of the tokens before every input.
         """
         if self.label_words is not None:
             return self.label_words.logits(model, inputs, read)
-        found: torch.Tensor = model(inputs)
-        return found
+        outputs: torch.Tensor = model(inputs)
+        return outputs
 
     def per_example_loss(self, model: torch.nn.Module, batch: LabelledBatch) -> torch.Tensor:
-        """[B] cross-entropy over the classes (nats)."""
+        """Return [B] cross-entropy over the classes (nats)."""
         return F.cross_entropy(self.logits(model, batch.inputs).float(), batch.labels, reduction="none")
 
     def utility(self, model: torch.nn.Module) -> float:
-        """On held-out examples: the share that is classified wrongly (1 - accuracy), or the mean cross-entropy in
-        nats."""
+        """Return the share of misclassified held-out examples (1 - accuracy), or their mean cross-entropy in nats."""
         logits, labels = self.outputs(model, self.heldout)
         if self.measured_by == "cross_entropy":
             return float(F.cross_entropy(logits.double(), labels))
@@ -213,13 +214,13 @@ class ClassificationTask:
     def outputs(
         self, model: torch.nn.Module, examples: LabelledExamples, read: Prefix | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[n, K] logits and [n] labels, on the CPU; `read` as in `logits`."""
-        device, order, found = next(model.parameters()).device, [], []
+        """Return [n, K] logits and [n] labels, on the CPU. `read` is as in `logits`."""
+        device, order, logits = next(model.parameters()).device, [], []
         with torch.inference_mode():
             for indices in batches_by_length(self.lengths_of(examples), EVALUATED_AT_ONCE):
-                found.append(self.logits(model, examples.batch(indices).to(device).inputs, read).float().cpu())
+                logits.append(self.logits(model, examples.batch(indices).to(device).inputs, read).float().cpu())
                 order.append(indices)
-        return torch.cat(found)[np.argsort(np.concatenate(order))], torch.from_numpy(examples.labels)
+        return torch.cat(logits)[np.argsort(np.concatenate(order))], torch.from_numpy(examples.labels)
 
     def secrets(self) -> tuple[Secret, ...]:
         return ()
@@ -229,10 +230,10 @@ class ClassificationTask:
 
 
 def drawn(examples: LabelledExamples, count: int | None, rng: np.random.Generator, field: str) -> LabelledExamples:
-    """So many of them, or all.
+    """Draw `count` of the examples, or return all if count is None.
 
     Raises:
-        ValueError: there are fewer.
+        ValueError: there are fewer examples than `count`.
     """
     if count is None:
         return examples
@@ -248,7 +249,7 @@ def content_hash(
     measured_by: Utility,
     label_words: LabelWords | None = None,
 ) -> str:
-    """SHA-256 of what defines a task of classification."""
+    """Return the SHA-256 of everything that defines a classification task."""
     words = "" if label_words is None else f"{label_words};"
     digest = hashlib.sha256(f"{num_classes} {measured_by};{words}".encode())
     train.update_hash(digest)
@@ -257,7 +258,7 @@ def content_hash(
 
 
 def _tokens(examples: LabelledExamples, label_words: LabelWords | None) -> NDArray[np.int64]:
-    """[n] tokens of each; 1 where a network takes it."""
+    """Return [n] the number of tokens of each example; 1 if a network takes the inputs."""
     if label_words is None:
         return np.ones(len(examples), np.int64)
     return lengths_of(torch.from_numpy(examples.inputs)).numpy()
@@ -274,11 +275,11 @@ def classification_task(
     utility_is_public: bool,
     label_words: LabelWords | None = None,
 ) -> ClassificationTask:
-    """A task of arrays.
+    """Build a classification task from arrays.
 
     Args:
-        unit: what one example is.
-        notes: to print and to record.
+        unit: one example in words.
+        notes: facts to print and to record.
         label_words: see ClassificationTask.
     """
     shape = {} if label_words is not None else {"input_shape": "x".join(map(str, train.inputs.shape[1:]))}

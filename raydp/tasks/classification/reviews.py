@@ -1,7 +1,7 @@
-"""Synthetic reviews of things that do not exist, liked or not: the embedded data of text classification.
+"""Synthetic positive and negative reviews of things that do not exist: the embedded data of text classification.
 
-Sentences are combined from the short lists below; none was taken from a data set. A review may name the other side's
-words too ("The lid is shabby, but all in all it is a joy"), so that counting words is not enough.
+Sentences are combined from the short lists below; none is from a data set. A review may also use words of the other
+class ("The lid is shabby, but all in all it is a joy"), so that counting words is not enough.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ENDINGS = {
 
 
 def write_reviews(count: int, seed: int) -> list[tuple[str, str]]:
-    """So many (text, class), each drawn by itself; both classes are equally likely."""
+    """Return `count` pairs (text, class), drawn independently. Both classes are equally likely."""
     rng = np.random.default_rng(seed)
     things = [f"{maker} {thing}" for maker, thing in product(MAKERS, THINGS)]
     reviews = []

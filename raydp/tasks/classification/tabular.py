@@ -1,4 +1,4 @@
-"""Tables of numbers with a class: your own, and Purchase100 and Texas100 in their published layouts."""
+"""Tables of numbers with a class: your own, or Purchase100 and Texas100 in their published layouts."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 
 class TabularTask(TaskSection):
-    """A table of your own: .npz with the arrays `inputs` [n, ...] and `labels` [n], or .csv with a header and a class
-    column; every other column is a number.
+    """A table of your own: .npz with the arrays `inputs` [n, ...] and `labels` [n], or .csv with a header.
 
-    Scale the columns before: a scale that is taken from private rows is not covered by the guarantee. Nor are the
-    shape of a row and the set of classes.
+    A .csv has a class column; every other column holds numbers.
+
+    Scale the columns beforehand with public constants: the guarantee does not cover a scale that is computed from
+    private rows. It does not cover the shape of a row and the set of classes either.
     """
 
     classifies: ClassVar[bool] = True
@@ -36,7 +37,7 @@ class TabularTask(TaskSection):
     label: str = "label"
     """Name of the class column of a .csv. Classes are numbered in the order of their names."""
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Share of the rows that is held out, by a keyed hash of the row; copies go together."""
+    """Share of the rows that is held out, by a keyed hash of the row; copies stay together."""
     data_seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the hash that decides which rows are held out."""
     utility: Utility = "error_rate"
@@ -45,7 +46,8 @@ class TabularTask(TaskSection):
     def build(self, tokenizer: PreTrainedTokenizerBase | None) -> ClassificationTask:
         """Read and split the rows."""
         rows, num_classes = self._npz() if self.path.suffix == ".npz" else self._csv()
-        contents = (f"row {content.hex()}" for content in rows.contents())  # another hash than a part of the rest has
+        # "row" makes this hash independent of the hash of a later split.
+        contents = (f"row {content.hex()}" for content in rows.contents())
         held = np.array([is_held_out(c, self.heldout_fraction, self.data_seed) for c in contents], np.bool_)
         if held.all() or not held.any():
             raise ValueError(
@@ -71,6 +73,7 @@ class TabularTask(TaskSection):
         return LabelledExamples(inputs=inputs, labels=labels), int(labels.max()) + 1
 
     def _csv(self) -> tuple[LabelledExamples, int]:
+        """Read a .csv: every column but the label as numbers, and the labels as classes."""
         rows = read_csv_rows(self.path, "task.path")
         if not rows or self.label not in rows[0][1]:
             raise ValueError(
@@ -87,21 +90,23 @@ class TabularTask(TaskSection):
                     f"{self.path.name!r}. Encode it as numbers."
                 ) from error
             inputs.append(numbers)
+        # Convert to single precision; a number beyond its range becomes infinite and is refused.
         with np.errstate(over="ignore"):
-            found = np.array(inputs, np.float64).astype(np.float32)
-        if not np.isfinite(found).all():
+            values = np.array(inputs, np.float64).astype(np.float32)
+        if not np.isfinite(values).all():
             raise ValueError(f"task.path must hold finite numbers, got others in {self.path.name!r}. Correct them.")
+        # Number the classes in the order of their names.
         names, labels = np.unique([str(row[self.label]) for _, row in rows], return_inverse=True)
-        if len(names) < 2 or not found.shape[1]:
+        if len(names) < 2 or not values.shape[1]:
             raise ValueError(
                 f"task.path must have two classes at least and a column beside {self.label!r}, got {len(names)} and "
-                f"{found.shape[1]} in {self.path.name!r}. Check the file."
+                f"{values.shape[1]} in {self.path.name!r}. Check the file."
             )
-        return LabelledExamples(inputs=found, labels=labels.astype(np.int64)), len(names)
+        return LabelledExamples(inputs=values, labels=labels.astype(np.int64)), len(names)
 
 
 class BenchmarkTask(TaskSection):
-    """A public data set without a published split: both parts are drawn by data_seed."""
+    """A public data set without a published split. data_seed draws training and held-out examples."""
 
     classifies: ClassVar[bool] = True
     unit: ClassVar[str]
@@ -118,7 +123,7 @@ class BenchmarkTask(TaskSection):
     """`error_rate`: 1 - accuracy on the held-out examples; or `cross_entropy`, their mean loss in nats."""
 
     def build(self, tokenizer: PreTrainedTokenizerBase | None) -> ClassificationTask:
-        """Read and split them."""
+        """Read and split the examples."""
         everything, source = self._read()
         wanted = self.num_examples + (self.num_heldout or 1)
         if wanted > len(everything):
@@ -141,12 +146,14 @@ class BenchmarkTask(TaskSection):
 
     @abstractmethod
     def _read(self) -> tuple[LabelledExamples, str]:
-        """All examples, and where they are from."""
+        """Return all examples and the source in words."""
 
 
 class Purchase100Task(BenchmarkTask):
-    """Purchase100 in Shokri et al.'s layout (2017): the file `dataset_purchase`, whose rows are the class 1 to 100 and
-    600 bits."""
+    """Purchase100 in the layout of Shokri et al. (2017).
+
+    It is the file `dataset_purchase`, whose rows hold the class 1 to 100 and 600 bits.
+    """
 
     unit = "customer"
 
@@ -156,8 +163,10 @@ class Purchase100Task(BenchmarkTask):
 
 
 class Texas100Task(BenchmarkTask):
-    """Texas100 in Shokri et al.'s layout (2017): a folder with `feats`, rows of bits, and `labels`, the classes 1 to
-    100."""
+    """Texas100 in the layout of Shokri et al. (2017).
+
+    It is a folder with `feats`, whose rows hold bits, and `labels`, the classes 1 to 100.
+    """
 
     unit = "hospital stay"
 
@@ -172,7 +181,7 @@ class Texas100Task(BenchmarkTask):
 
 
 def _of_hundred(inputs: NDArray[np.float32], classes: NDArray[np.float32]) -> LabelledExamples:
-    """Classes 1 to 100."""
+    """Check that the classes are 1 to 100, and number them from 0."""
     if not inputs.shape[1] or not np.isin(classes, np.arange(1, 101)).all():
         raise ValueError("task.path must hold the classes 1 to 100 and features, got others. Check which file it is.")
     return LabelledExamples(inputs=np.ascontiguousarray(inputs), labels=classes.astype(np.int64) - 1)

@@ -1,4 +1,4 @@
-"""Texts with a class, which a causal language model tells by a word: a file of your own, or made-up reviews."""
+"""Texts with a class, from a file of your own or made up. A causal language model answers with the word of a class."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ TEMPLATE = "{text}\nSentiment:"
 
 
 class TextClassificationTask(TaskSection):
-    """Texts with a class. A causal language model reads a text in a template, and its answer is the class whose word
-    has the largest logit as the next token (Schick and Schütze 2021); its loss is the cross-entropy over the words.
+    """Texts with a class. A causal language model reads a text in a template and predicts the next token.
+
+    The predicted class is the one whose word has the largest logit (Schick and Schütze 2021). The loss is the
+    cross-entropy over the words.
 
     One text is the unit of privacy. Template, words and the set of classes count as public.
     """
@@ -42,16 +44,16 @@ class TextClassificationTask(TaskSection):
     label: str = "label"
     """Name of the column with the class, a string or a whole number."""
     num_reviews: Annotated[int, Field(ge=20, le=1_000_000)] | None = None
-    """How many reviews are made up, where no path is given."""
+    """Number of made-up reviews; only without path."""
     template: str = TEMPLATE
-    """What the model reads, with {text} once and something after it; the word of the class follows."""
+    """The text that the model reads, with {text} once and some text after it; the word of the class follows."""
     label_words: dict[str, str] | None = None
-    """Word of each class, {class: word}: one token of the model's tokenizer, where a blank before it counts. By default
-    it is the class's name after a blank, and classes are numbered in the order of their names; else in this order."""
+    """Word of each class, {class: word}: one token of the model's tokenizer, where a blank before it counts. The order
+    here numbers the classes. By default the word is the class's name after a blank, and the names are sorted."""
     max_length: Annotated[int, Field(ge=2, le=1_000_000)] = 64
-    """Tokens of an example with its template; a longer text loses its end."""
+    """Number of tokens of an example with its template; a longer text loses its end."""
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Share of the texts that is held out, by a keyed hash of the text; copies go together."""
+    """Share of the texts that is held out, by a keyed hash of the text; copies stay together."""
     data_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the hash, and of the made-up reviews."""
     utility: Utility = "error_rate"
@@ -62,7 +64,7 @@ class TextClassificationTask(TaskSection):
     def _has_a_place_for_the_text(cls, template: str) -> str:
         if template.count("{text}") != 1 or not template.partition("{text}")[2].strip():
             raise ValueError(
-                f"must hold {{text}} once and say after it what is asked, got {template!r}. Write {TEMPLATE!r}, say."
+                f"must hold {{text}} once and some text after it, got {template!r}. Write {TEMPLATE!r}, say."
             )
         return template
 
@@ -93,16 +95,16 @@ class TextClassificationTask(TaskSection):
         return self
 
     def build(self, tokenizer: PreTrainedTokenizerBase) -> ClassificationTask:
-        """Read or write, tokenise and split the texts.
+        """Read or make up the texts, tokenise and split them.
 
         Raises:
-            ValueError: the file is missing or malformed, has one class or another than label_words, a word is not one
-                token, or nothing is left to train on or to hold out.
+            ValueError: the file is missing or malformed, the file has only one class or a class without a word, a word
+                is not one token, or no text is left to train on or to hold out.
         """
         rows = self._read() if self.path is not None else write_reviews(self.num_reviews or NUM_REVIEWS, self.data_seed)
         words = self.label_words or {name: f" {name}" for name in sorted({kind for _, kind in rows})}
         if len(words) < 2:
-            raise ValueError(f"task.label must tell two classes at least, got {len(words)} in task.path. Give others.")
+            raise ValueError(f"task.label must have at least two classes, got {len(words)}. Give other data.")
         texts, numbers = [text for text, _ in rows], {name: number for number, name in enumerate(words)}
         inputs, cut = encode_texts(tokenizer, texts, self.template, self.max_length)
         examples = LabelledExamples(inputs=inputs, labels=np.array([numbers[kind] for _, kind in rows], np.int64))
@@ -125,7 +127,7 @@ class TextClassificationTask(TaskSection):
         )
 
     def _read(self) -> list[tuple[str, str]]:
-        """(text, class) of each row of the file."""
+        """Return (text, class) of each row of the file."""
         assert self.path is not None
         name, rows = str(self.path).rsplit("/", 1)[-1], []
         for line, row in read_rows(self.path, "task.path"):
@@ -153,23 +155,23 @@ def classify(
     template: str = TEMPLATE,
     max_length: int = 64,
 ) -> list[dict[str, float]]:
-    """Classify texts by a model that was trained on a task of text classification.
+    """Classify texts with a model that was trained on the task text_classification.
 
     Args:
-        model: of `raydp.load_model`.
+        model: a model from `raydp.load_model`.
         label_words, template, max_length: as in the task.
 
     Returns:
-        Of each text, class -> probability.
+        For each text, class -> probability.
 
     Raises:
-        ValueError: as the task.
+        ValueError: as for the task.
     """
     inputs, _ = encode_texts(tokenizer, texts, template, max_length)
     words, device = label_words_of(tokenizer, label_words), next(model.parameters()).device
-    found = []
+    results = []
     with torch.inference_mode():
         for row in inputs:
             logits = words.logits(model, torch.from_numpy(row[None]).to(device))[0]
-            found.append(dict(zip(label_words, torch.softmax(logits.double(), dim=0).tolist(), strict=True)))
-    return found
+            results.append(dict(zip(label_words, torch.softmax(logits.double(), dim=0).tolist(), strict=True)))
+    return results

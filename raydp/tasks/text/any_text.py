@@ -29,24 +29,24 @@ class TextTask(WindowedTask):
     column: str = "text"
     """Name of the column with the text; in a text file it is `text`."""
     split: str | None = None
-    """Part of a data set to train on; `train` by default where there are parts."""
+    """Part of a data set to train on; by default `train` if the data set has parts."""
     heldout_path: str | None = None
-    """A file, folder or data set of its own to evaluate on, instead of a fraction."""
+    """A separate file, folder or data set to evaluate on, instead of a fraction."""
     heldout_split: str | None = None
     """Part of the data set to evaluate on, instead of a fraction."""
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Share of the rows that is held out, by a keyed hash of the text; 0.1 by default. Held-out rows that hold a secret
-    are dropped, however the part was chosen, unless they are declared public."""
+    """Share of the rows that is held out, by a keyed hash of the text; 0.1 by default. However the held-out part is
+    chosen, held-out rows that contain a secret are dropped, unless the part is declared public."""
     heldout_is_public: bool = False
-    """Declare that heldout_path is public and holds nobody's private data. Nothing of the private data then shapes it:
-    held-out rows that hold a secret or are also trained on stay."""
+    """Declare that heldout_path is public and contains nobody's private data. The private data then do not shape it:
+    held-out rows that contain a secret or are also trained on stay."""
     max_windows_per_row: Annotated[int, Field(ge=1)] | None = None
-    """With window `lines`, windows kept of one row, those that hold a secret first; all by default."""
+    """With window `lines`, largest number of windows of one row, those that contain a secret first; all by default."""
     user_column: str | None = None
     """Column that names the user, for `privacy.unit: user`; without it every row is a user. A user is then held out
-    whole, and only a user's own duplicates are removed. No name may be blank."""
+    completely, and a duplicate is removed only if it is of the same user. No name may be blank."""
     max_examples_per_user: Annotated[int, Field(ge=1)] | None = None
-    """With user_column, examples kept of one user, from the first row on."""
+    """With user_column, largest number of examples of one user, from the first row on."""
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> TextTask:
@@ -79,14 +79,16 @@ class TextTask(WindowedTask):
         """Read, split and cut the rows.
 
         Raises:
-            ValueError: the data or a file is missing or malformed, nothing is left to train or evaluate on, or no
+            ValueError: the data or a file is missing or malformed, no text is left to train or evaluate on, or no
                 secret occurs in the training examples.
         """
+        # Read the training texts and their users.
         train = _read(self.path, self.column, self.split, "task.path", "task.split")
         users = None
         if self.user_column is not None:
             users = _read(self.path, self.user_column, self.split, "task.path", "task.split", users=True)
             _require_named(users)
+        # Read the held-out texts, if they are given separately.
         heldout = None
         if self.heldout_path or self.heldout_split:
             heldout = _read(
@@ -111,7 +113,11 @@ class TextTask(WindowedTask):
 
 
 def _require_named(users: list[str]) -> None:
-    """Rows of nobody would be one user: whose rows are among them would only be a part of a unit, and not protected."""
+    """Raise ValueError if a row has no user.
+
+    Rows without a name would form one user. A person with such rows would own only a part of this unit, and would not
+    be protected.
+    """
     blank = next((row for row, user in enumerate(users, start=1) if not user.strip()), None)
     if blank is not None:
         raise ValueError(
@@ -121,7 +127,7 @@ def _require_named(users: list[str]) -> None:
 
 
 def _read(path: str, column: str, split: str | None, field: str, split_field: str, *, users: bool = False) -> list[str]:
-    """A column of a file, a saved data set or one of the hub: texts, or names or numbers of users."""
+    """Return a column of a file, a saved data set or a hub data set. The column holds texts, or with `users` names."""
     column_field = "task.user_column" if users else "task.column"
     path = str(local_copy(path, field))
     if not Path(path).is_dir() and (Path(path).is_file() or path.endswith(FILE_SUFFIXES)):
@@ -145,7 +151,7 @@ def _read(path: str, column: str, split: str | None, field: str, split_field: st
 
 
 def _dataset(path: str, split: str | None, field: str, split_field: str) -> Any:
-    """A datasets.Dataset from a folder or the hub."""
+    """Load a datasets.Dataset from a folder or the hub."""
     try:
         import datasets
     except ModuleNotFoundError as error:

@@ -1,6 +1,6 @@
-"""Authors' names and genres from their question-answer rows (Hu et al. 2025, App. B.6), and the file to review them in.
+"""Authors' names and genres from their question-answer rows (Hu et al. 2025, App. B.6), and the file to review them.
 
-Both come from n-gram histograms. What the histograms leave open stays None, for a person to fill in.
+Names and genres come from n-gram histograms. What a histogram does not decide stays None, for a person to fill in.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from raydp.tasks.reading import read_json_rows
 from raydp.tasks.text.wordlists import GENRE_FILLER
 
 MAX_NAME_WORDS = 5
-MIN_NAME_SHARE = 0.5  # share of an author's rows that a name appears in
+MIN_NAME_SHARE = 0.5  # a name must appear in at least this share of an author's rows
 MIN_LONGER_SHARE = 0.5  # a longer n-gram replaces a shorter one that it contains above this share of its count
 
 _WORD = re.compile(r"[^\W\d_]+(?:[-'’][^\W\d_]+)*")
@@ -25,7 +25,7 @@ _POSSESSIVE = re.compile(r"['’]s?$")
 
 @dataclass(frozen=True, kw_only=True)
 class AuthorAttribute:
-    """What is known of one author: position in the file (from 0), name and genre, None where unresolved."""
+    """Attributes of one author: position in the file (from 0), name and genre; None if unresolved."""
 
     author_index: int
     name: str | None
@@ -33,23 +33,26 @@ class AuthorAttribute:
 
 
 def find_name(rows: Sequence[str]) -> str | None:
-    """The author's name: the commonest title-case 2-gram of the rows, extended to the longest n-gram up to 5 that most
-    of its occurrences are part of; it must appear in at least half of the rows.
+    """Return the author's name.
+
+    Start with the commonest title-case 2-gram that appears in at least half of the rows. Extend it word by word, up to
+    5 words, as long as most of its occurrences are part of the longer n-gram.
 
     Args:
-        rows: question and answer of each of one author's rows, as one string.
+        rows: the rows of one author, each as one string of question and answer.
 
     Returns:
-        The name; None if no candidate passes, or two pass with equal counts.
+        The name; None if no candidate passes, or if two pass with equal counts.
     """
     grams = _name_counts(rows)
     pairs = [gram for gram, _ in grams.most_common() if len(gram) == 2]
     named = [p for p in pairs if sum(" ".join(p) in row for row in rows) >= MIN_NAME_SHARE * len(rows)]
     best = _sole_best({gram: grams[gram] for gram in named})
     if best is None:
-        # Two 2-grams of one three-word name tie.
+        # The two 2-grams of one three-word name tie.
         longer = [g for g in grams if len(g) == 3 and {g[:2], g[1:]} <= set(named)]
         best = _sole_best({gram: grams[gram] for gram in longer})
+    # Extend the name while most occurrences are part of one longer n-gram.
     while best and (wider := _sole_best({g: n for g, n in grams.items() if _extends(g, best)})):
         if grams[wider] <= MIN_LONGER_SHARE * grams[best]:
             break
@@ -58,11 +61,13 @@ def find_name(rows: Sequence[str]) -> str | None:
 
 
 def find_genre(rows: Sequence[str]) -> str | None:
-    """The author's genre, in lower case: the commonest 2-gram that ends in the word "genre" and does not begin with a
-    filler word ("the genre"), or the 3-gram that most of its occurrences are part of ("true crime genre").
+    """Return the author's genre, in lower case.
+
+    It is the commonest 2-gram that ends in the word "genre" and does not begin with a filler word ("the genre"). If
+    most occurrences of the 2-gram are part of one 3-gram ("true crime genre"), it is the 3-gram.
 
     Returns:
-        The words before "genre"; None if there is no candidate, or two with equal counts.
+        The words before "genre"; None if there is no candidate, or if two have equal counts.
     """
     grams = _genre_counts(rows)
     best = _sole_best({g: n for g, n in grams.items() if len(g) == 1})
@@ -75,18 +80,18 @@ def find_genre(rows: Sequence[str]) -> str | None:
 
 
 def find_attributes(groups: Sequence[Sequence[str]]) -> list[AuthorAttribute]:
-    """Name and genre of each author, from the rows of each."""
+    """Return name and genre of each author. A group is the rows of one author."""
     return [
         AuthorAttribute(author_index=i, name=find_name(rows), genre=find_genre(rows)) for i, rows in enumerate(groups)
     ]
 
 
 def candidates(rows: Sequence[str], most: int = 3) -> dict[str, list[tuple[str, int]]]:
-    """What `find_name` and `find_genre` choose from, for a person who reviews their choice.
+    """Return what `find_name` and `find_genre` choose from, for a person who reviews their choice.
 
     Args:
-        rows: question and answer of each of one author's rows, as one string.
-        most: candidates of each sort.
+        rows: the rows of one author, each as one string of question and answer.
+        most: largest number of candidates for each attribute.
 
     Returns:
         "name" and "genre": the commonest n-grams with their counts.
@@ -96,10 +101,10 @@ def candidates(rows: Sequence[str], most: int = 3) -> dict[str, list[tuple[str, 
 
 
 def write_review(attributes: Sequence[AuthorAttribute], path: Path) -> None:
-    """Write candidates for a person to complete: JSON Lines with author_index, name and genre, null where unresolved.
+    """Write attributes for a person to complete: JSON Lines with author_index, name and genre, null if unresolved.
 
     Raises:
-        ValueError: the file exists; edits in it would be lost.
+        ValueError: the file exists; its edits would be lost.
     """
     if path.exists():
         raise ValueError(f"path must be a new file, got {str(path)!r}. Choose another name, or remove the file.")
@@ -108,10 +113,10 @@ def write_review(attributes: Sequence[AuthorAttribute], path: Path) -> None:
 
 
 def apply_review(attributes: Sequence[AuthorAttribute], path: str | Path, field: str) -> list[AuthorAttribute]:
-    """Replace what a reviewed file states; null leaves an author out.
+    """Replace attributes by those of a reviewed file. A null in the file leaves the author without secrets.
 
     Raises:
-        ValueError: the file is missing or malformed, or names an author that there is not, or one twice.
+        ValueError: the file is missing or malformed, or an author is unknown or given twice.
     """
     reviewed: dict[int, AuthorAttribute] = {}
     for line, row in read_json_rows(path, field):
@@ -129,15 +134,15 @@ def apply_review(attributes: Sequence[AuthorAttribute], path: str | Path, field:
 
 
 def listed_attributes(path: str | Path, field: str, num_authors: int) -> list[AuthorAttribute]:
-    """The attributes that a secrets file of `raydp secrets extract` lists; an author that it does not list has none.
+    """Return the attributes from a secrets file of `raydp secrets extract`. Authors that are not listed have None.
 
     Args:
-        path: JSON Lines with author_index, name and attribute; other keys are left alone.
-        field: where the path was written, for messages.
-        num_authors: authors of the data.
+        path: JSON Lines with author_index, name and attribute; other keys are ignored.
+        field: the option that holds the path, for messages.
+        num_authors: number of authors in the data.
 
     Raises:
-        ValueError: the file is missing or malformed, or names an author that there is not, or one twice.
+        ValueError: the file is missing or malformed, or an author is unknown or given twice.
     """
     listed: dict[int, AuthorAttribute] = {}
     for line, row in read_json_rows(path, field):
@@ -159,7 +164,7 @@ def _name_counts(rows: Sequence[str]) -> Counter[tuple[str, ...]]:
 
 
 def _genre_counts(rows: Sequence[str]) -> Counter[tuple[str, ...]]:
-    """The one or two words before "genre", where none of them is a filler."""
+    """Count the one or two words before "genre", if none of them is a filler."""
     grams: Counter[tuple[str, ...]] = Counter()
     for row in rows:
         for words in _phrases(row.lower()):
@@ -174,7 +179,7 @@ def _text_or_null(value: object) -> bool:
 
 
 def _phrases(text: str) -> Iterator[tuple[str, ...]]:
-    """Runs of words with nothing but a space between them; a possessive ends its run and loses its s."""
+    """Yield runs of words that only a space separates. A possessive loses its s and ends its run."""
     run: list[str] = []
     last_end = -1
     for match in _WORD.finditer(text):
@@ -189,7 +194,7 @@ def _phrases(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def _title_grams(text: str) -> Iterator[tuple[str, ...]]:
-    """n-grams of 2 to 5 words that all begin with a capital."""
+    """Yield the n-grams of 2 to 5 words that all begin with a capital."""
     for words in _phrases(text):
         for size in range(2, MAX_NAME_WORDS + 1):
             for begin in range(len(words) - size + 1):
@@ -199,11 +204,11 @@ def _title_grams(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def _extends(gram: tuple[str, ...], shorter: tuple[str, ...]) -> bool:
-    """Whether a gram is one word longer than another, which it begins or ends with."""
+    """Return whether a gram is one word longer than a shorter gram, and begins or ends with it."""
     return len(gram) == len(shorter) + 1 and shorter in (gram[:-1], gram[1:])
 
 
 def _sole_best(counts: dict[tuple[str, ...], int]) -> tuple[str, ...] | None:
-    """The key with the largest count, None if there is no key or a tie."""
+    """Return the key with the largest count; None if there is no key or a tie."""
     ranked = Counter(counts).most_common(2)
     return ranked[0][0] if ranked and (len(ranked) == 1 or ranked[0][1] > ranked[1][1]) else None

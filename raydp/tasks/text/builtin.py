@@ -1,4 +1,4 @@
-"""The embedded default task: private mails with planted secrets, made on the spot and learnt in seconds."""
+"""The embedded default task: synthetic private mails with planted secrets. A model learns them in seconds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COPIES: dict[Fact, tuple[int, ...]] = {
     "extension": (20,) * 8 + (40,) * 8 + (80,) * 8,
     "genre": (20,) * 8 + (40,) * 8,
 }
-"""Mails that tell each secret: 24 extensions and 16 genres, 1,600 mails in all."""
+"""Number of mails that tell each secret, by fact: 24 extensions and 16 genres, 1,600 mails in all."""
 
 NUM_SECRETS = sum(map(len, COPIES.values()))
 NUM_PLANTED = sum(map(sum, COPIES.values()))
@@ -42,29 +42,29 @@ class _Mailbox:
 class BuiltinTask(TaskSection):
     """Synthetic private mails with secrets planted at known counts.
 
-    Of the training mails 1,600 tell one of 40 secrets: 24 extensions (8 each in 20, 40 and 80 mails) and 16 genres (8
-    each in 20 and 40). Every other mail, in training and held out, is about a person who appears once. No name occurs
-    in the corpus on which the embedded model was pre-trained (`tools/make_tiny.py`).
+    1,600 of the training mails tell one of 40 secrets: 24 extensions (8 each in 20, 40 and 80 mails) and 16 genres (8
+    each in 20 and 40 mails). Every other mail, in training and held out, is about a person who appears once. No name
+    occurs in the corpus on which the embedded model was pre-trained (`tools/make_tiny.py`).
     """
 
     num_examples: int = Field(default=4000, ge=2000, le=30_000)
     """n, the number of training mails."""
     num_heldout: int = Field(default=400, ge=50, le=2000)
-    """Number of held-out mails, none of which names a secret's person."""
+    """Number of held-out mails. None of them names the person of a secret."""
     plant_secrets: bool = True
-    """False is the control run: the same secrets are listed with count 0, and mails about people who appear once take
-    the places of the planted mails."""
+    """False is the control run: the secrets are listed with count 0, and mails about people who appear once replace the
+    planted mails."""
     data_seed: int = Field(default=0, ge=0)
-    """Seed that decides secrets, mails and held-out mails."""
+    """Seed of the secrets, the mails and the held-out mails."""
 
     def build(self, tokenizer: PreTrainedTokenizerBase) -> LanguageModelingTask:
         """Write the mails and tokenise them.
 
         Args:
-            tokenizer: of the model that is to learn them; its end-of-text token, if any, ends each mail.
+            tokenizer: tokenizer of the model to train; its end-of-text token, if any, ends each mail.
 
-        A mail is tokenised as prompt, fact and rest apart, so that a secret's continuation has in training the token
-        ids that scores compare with, whatever the tokeniser merges across the boundary.
+        Prompt, fact and rest of a mail are tokenised separately. A secret's continuation then has the same token ids in
+        training and in the scores, whatever the tokenizer would merge across the boundary.
         """
         mailbox = self._write()
         train, heldout = (_tokenize(mails, tokenizer) for mails in (mailbox.train, mailbox.heldout))
@@ -90,11 +90,11 @@ class BuiltinTask(TaskSection):
             task_facts=facts,
             task_secrets=mailbox.secrets,
             task_controls=mailbox.controls,
-            users=Users.named([mail.prompt for mail in mailbox.train], "person"),  # a person tells one fact
+            users=Users.named([mail.prompt for mail in mailbox.train], "person"),  # all mails of a person tell one fact
         )
 
     def _write(self) -> _Mailbox:
-        """Everyone has a stream of randomness of their own, so that leaving the secrets out changes nothing else."""
+        """Write all mails. Each purpose has its own random stream: omitting the secrets changes no other mail."""
         shuffle, people, mail, heldout = (np.random.default_rng([self.data_seed, stream]) for stream in range(4))
         names = iter(np.array(private_names())[shuffle.permutation(len(private_names()))].tolist())
         secret_people = [Person.draw(next(names), people) for _ in range(NUM_SECRETS)]
@@ -112,26 +112,26 @@ class BuiltinTask(TaskSection):
 
 
 def _plan() -> Iterator[tuple[Fact, int]]:
-    """Fact and number of copies of each secret, in order."""
+    """Yield the fact and the number of copies of each secret, in order."""
     for fact, counts in COPIES.items():
         for count in counts:
             yield fact, count
 
 
 def _plant(people: Sequence[Person], rng: np.random.Generator) -> Iterator[Mail]:
-    """The mails that tell the secrets; copies differ in their small talk."""
+    """Yield the mails that tell the secrets. Copies differ in their small talk."""
     for person, (fact, count) in zip(people, _plan(), strict=True):
         for _ in range(count):
             yield write_mail(person, fact, "private", rng)
 
 
 def _about_someone_new(names: Iterator[str], rng: np.random.Generator) -> Mail:
-    """A mail about the next person, who appears nowhere else."""
+    """Write a mail about the next person, who appears nowhere else."""
     return write_mail(Person.draw(next(names), rng), draw_fact(rng), "private", rng)
 
 
 def _secrets(people: Sequence[Person], *, planted: bool) -> tuple[Secret, ...]:
-    """What the mails about these people tell, as prompts and continuations."""
+    """Return what the mails about these people tell, as prompts and continuations."""
     secrets = []
     for number, (person, (fact, count)) in enumerate(zip(people, _plan(), strict=True), start=1):
         prompt, answer = first_line(person, fact)
@@ -143,8 +143,10 @@ def _secrets(people: Sequence[Person], *, planted: bool) -> tuple[Secret, ...]:
 
 
 def _tokenize(mails: Sequence[Mail], tokenizer: PreTrainedTokenizerBase) -> TokenizedExamples:
-    """Token ids of each mail's parts, the prompt with the tokenizer's default special tokens as in scores, and the
-    end-of-text token where there is one."""
+    """Tokenise each mail's parts separately and join them, with the end-of-text token at the end if there is one.
+
+    The prompt gets the tokenizer's default special tokens, as in scores.
+    """
     prompts = tokenizer([mail.prompt for mail in mails])["input_ids"]
     facts, rests = (
         tokenizer(parts, add_special_tokens=False)["input_ids"]

@@ -1,7 +1,7 @@
-"""Control secrets: the format of a secret without the secret, absent from the training data.
+"""Control secrets: texts with the format of a secret that are absent from the training data.
 
-What training does to their probability is what the model learnt of the format; the contrast of the score `logprob`
-takes it off what training does to the secrets' probability.
+Training changes the probability of a control only by what the model learns of the format. The contrast of the score
+`logprob` subtracts this change from the change of the secrets' probability.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from raydp.tasks.base import Secret
 from raydp.tasks.secret import occurs_in, read_secrets
 from raydp.tasks.text.wordlists import CONTROL_NAMES, FORMAT_WORDS
 
-SHARED_BY = 3  # a word or number of this many secrets is their common format ("Enron", an exchange's 853)
+SHARED_BY = 3  # a word or number in this many secrets belongs to their format ("Enron", the 853 of an exchange)
 CLOSEST_NAMES = 12
 MAX_ATTEMPTS = 64
 
@@ -27,19 +27,20 @@ _MAIL_ADDRESS = re.compile(r"([\w.+-]+)@[\w-]+(?:\.[\w-]+)+")
 
 
 def generate_controls(secrets: Sequence[Secret], per_secret: int, texts: Sequence[str]) -> list[Secret]:
-    """Controls for verbatim secrets: other digits in the continuation, other names throughout. A prompt without names
-    gets other digits too, so that it is not the secret's.
+    """Generate controls for verbatim secrets: other digits in the continuation, and other names everywhere.
+
+    If the prompt has no names, its digits change too, so that it differs from the secret's prompt.
 
     Args:
-        secrets: verbatim ones get controls; attribute secrets have none (their format is the question).
-        per_secret: at most this many for each; fewer where the secret has too little to replace.
+        secrets: verbatim secrets get controls; attribute secrets get none (their format is the question).
+        per_secret: largest number of controls of each secret; fewer if the secret has too little to replace.
         texts: the training texts.
 
     Returns:
-        Controls in the order of their secrets, distinct; the same for the same arguments.
+        Distinct controls in the order of their secrets; deterministic in the arguments.
 
     Guarantee:
-        A control's continuation differs from its secret's and occurs in no text.
+        A control's continuation differs from its secret's continuation and occurs in no text.
     """
     verbatim = [s for s in secrets if s.kind == "verbatim"]
     shared = _shared_words(verbatim)
@@ -59,10 +60,10 @@ def generate_controls(secrets: Sequence[Secret], per_secret: int, texts: Sequenc
 
 
 def read_controls(path: str | Path, field: str, texts: Sequence[str]) -> list[Secret]:
-    """Controls from a file of secrets' form.
+    """Read controls from a file in the format of secrets.
 
     Raises:
-        ValueError: as read_secrets; or a verbatim control occurs in a text.
+        ValueError: as read_secrets, or a verbatim control occurs in a text.
     """
     controls = read_secrets(path, field)
     present = [c.id for c in controls if c.kind == "verbatim" and any(occurs_in(c, text) for text in texts)]
@@ -75,7 +76,7 @@ def read_controls(path: str | Path, field: str, texts: Sequence[str]) -> list[Se
 
 
 def _imitate(secret: Secret, shared: Collection[str], attempt: int) -> Secret:
-    """One control. What is shared or format stays, unless the continuation then has nothing to replace."""
+    """Make one control. Shared words and format words stay, unless nothing else in the continuation can change."""
     for kept in (FORMAT_WORDS | set(shared), FORMAT_WORDS, frozenset()):
         names = _name_words(secret, kept, any_word=not kept)
         mapping = _other_names(names, f"{secret.id}:{attempt}")
@@ -94,7 +95,7 @@ def _imitate(secret: Secret, shared: Collection[str], attempt: int) -> Secret:
 
 
 def _shared_words(secrets: Sequence[Secret]) -> set[str]:
-    """Words and numbers, case-folded, of at least SHARED_BY secrets."""
+    """Return the words and numbers, case-folded, that at least SHARED_BY secrets contain."""
     words = Counter(
         w for s in secrets for w in {w.casefold() for w in _WORD_OR_NUMBER.findall(s.prompt + s.continuation)}
     )
@@ -102,8 +103,10 @@ def _shared_words(secrets: Sequence[Secret]) -> set[str]:
 
 
 def _name_words(secret: Secret, kept: Collection[str], *, any_word: bool) -> list[str]:
-    """Words to rename, case-folded: in title case, or before the @ of a mail address; every word of the continuation
-    if any_word."""
+    """Return the words to rename, case-folded: those in title case and those before the @ of a mail address.
+
+    With any_word, also every word of the continuation.
+    """
     text = f"{secret.prompt}\0{secret.continuation}"
     words = [w for w in _WORD.findall(text) if w[0].isupper() and not w.isupper()]
     words += [w for local in _MAIL_ADDRESS.findall(secret.prompt + secret.continuation) for w in _WORD.findall(local)]
@@ -113,7 +116,7 @@ def _name_words(secret: Secret, kept: Collection[str], *, any_word: bool) -> lis
 
 
 def _other_names(words: Sequence[str], key: str) -> dict[str, str]:
-    """A name of about the same length for each word, no name twice."""
+    """Return a name of similar length for each word; no name is used twice."""
     mapping: dict[str, str] = {}
     for word in words:
         free = [n for n in CONTROL_NAMES if n.casefold() not in words and n not in mapping.values()]
@@ -123,7 +126,7 @@ def _other_names(words: Sequence[str], key: str) -> dict[str, str]:
 
 
 def _other_digits(key: str, kept: Collection[str]) -> Callable[[re.Match[str]], str]:
-    """Replaces every digit of a number by another one; numbers in `kept` stay."""
+    """Return a function that replaces every digit of a number by another digit; numbers in `kept` stay."""
 
     def replaced(match: re.Match[str]) -> str:
         number = match.group()
@@ -142,5 +145,5 @@ def _in_case_of(word: str, name: str) -> str:
 
 
 def _draw(key: str, size: int) -> int:
-    """A number below size that the key fixes."""
+    """Return a number below size that depends on the key alone."""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) % size

@@ -1,6 +1,6 @@
-"""What the tasks on free text share: clean, split, cut into windows, count secrets, describe what was done.
+"""Shared steps of the tasks on free text: clean, split, cut into windows, count secrets, describe the data.
 
-Order as in Hu et al. 2025, App. B.1: duplicates, filters, split, secrets out of the held-out part.
+The order is that of Hu et al. 2025, App. B.1: duplicates, filters, split, removal of secrets from the held-out part.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ MIN_WINDOW_TOKENS = 2  # the first token is never a target
 
 @dataclass(frozen=True, kw_only=True)
 class Texts:
-    """What a plug-in read.
+    """The texts that a plug-in has read.
 
     Attributes:
-        train: texts to train on, or to split where there is no held-out part.
-        heldout: the held-out part where it is given apart.
-        users: the user of each training text; every text is a user of its own where they are not given.
-        noun: what a text is, in words: "e-mail", "row".
-        user_noun: what a user is; the same by default.
-        heldout_is_public: the held-out part is declared public: neither training texts nor secrets shape it.
+        train: texts to train on. If `heldout` is None, a part of them is held out.
+        heldout: the held-out texts if they are given separately.
+        users: the user of each training text. If None, every text has its own user.
+        noun: a text in words: "e-mail", "row".
+        user_noun: a user in words; `noun` by default.
+        heldout_is_public: whether the held-out part is declared public: neither training texts nor secrets shape it.
         notes: counts of what was left out while reading.
     """
 
@@ -53,21 +53,21 @@ class Texts:
 
 
 class WindowedTask(TaskSection):
-    """Causal language modelling on windows of texts: the parameters that every such task has."""
+    """Causal language modelling on windows of texts: the parameters of every such task."""
 
     secrets: Location | None = None
     """JSON Lines file with `prompt` and `continuation`, or `prompt` and `attribute`; no secrets by default."""
     controls: Location | None = None
-    """File of the same form with control secrets; by default controls are generated from the secrets."""
+    """File of the same format with control secrets; by default controls are generated from the secrets."""
     num_controls_per_secret: Annotated[int, Field(ge=0, le=16)] = 4
-    """Number of controls that are generated for each secret."""
+    """Number of controls to generate for each secret."""
     max_length: Annotated[int, Field(ge=8)] = 64
     """Length of a window in tokens."""
     min_tokens: Annotated[int, Field(ge=MIN_WINDOW_TOKENS)] = MIN_WINDOW_TOKENS
     """Texts of fewer tokens are dropped."""
     window: WindowKind = "lines"
-    """`head` or `tail`: the first or last max_length tokens. `lines`: whole lines packed into windows, none of which
-    cuts a secret that fits into it."""
+    """`head` or `tail`: the first or last max_length tokens. `lines`: whole lines packed into windows. A window never
+    cuts a secret that fits into one window."""
     split_seed: int = 0
     """Seed of the keyed hash that decides which texts are held out."""
 
@@ -79,9 +79,10 @@ class WindowedTask(TaskSection):
         max_windows: int | None,
         max_per_user: int | None = None,
     ) -> LanguageModelingTask:
-        """Everything from the texts to the task; `fraction` of them are held out unless that part is given apart."""
+        """Build the task from the texts. Hold out the share `fraction` unless the held-out part is given separately."""
         secrets = read_secrets(self.secrets, "task.secrets") if self.secrets else []
         notes = dict(texts.notes)
+        # Split, and remove secrets from the held-out part.
         train, heldout = self._split(tokenizer, texts, fraction, notes)
         leaking = [s for s in secrets if s.kind == "verbatim" and not texts.heldout_is_public]
         clean = [t for t in heldout if not any(occurs_in(s, t.tokens.text) for s in leaking)]
@@ -89,14 +90,17 @@ class WindowedTask(TaskSection):
         _require(train, "train", fraction)
         _require(clean, "evaluate", fraction)
 
+        # Cut into windows, and count the secrets in the training windows.
         examples = self._cut(train, verbatim_texts(secrets), max_windows, max_per_user)
         heldout_examples = self._cut(clean, (), max_windows)
         kept = _present(counted(secrets, examples.texts), self.window)
+        # Read or generate the controls.
         training_texts = [t.tokens.text for t in train]
         if self.controls:
             controls = read_controls(self.controls, "task.controls", training_texts)
         else:
             controls = generate_controls(kept, self.num_controls_per_secret, training_texts)
+        # Describe the data, and pack them.
         notes |= describe(examples, heldout_examples, texts.noun, self.window, max_windows)
         notes |= describe_secrets(secrets, kept, controls)
         packed, packed_heldout = (TokenizedExamples.from_lists(e.token_ids) for e in (examples, heldout_examples))
@@ -120,10 +124,10 @@ class WindowedTask(TaskSection):
     def _split(
         self, tokenizer: PreTrainedTokenizerBase, texts: Texts, fraction: float, notes: dict[str, Any]
     ) -> tuple[list[OwnedText], list[OwnedText]]:
-        """De-duplicate, drop short texts, split.
+        """Remove duplicates and short texts, and split into training and held-out texts.
 
-        Where users are given, a text that two of them have stays with both, and a user is held out whole: nothing that
-        happens to one user's data depends on another's.
+        If users are given, a text of two users stays with both, and a user is held out completely. So nothing that
+        happens to one user's data depends on another user.
         """
         unique = list(dict.fromkeys(zip(texts.train, texts.users or texts.train, strict=True)))
         notes["duplicates_removed"] = len(texts.train) - len(unique)
@@ -142,7 +146,7 @@ class WindowedTask(TaskSection):
     def _long_enough(
         self, tokenizer: PreTrainedTokenizerBase, texts: list[tuple[str, str]], notes: dict[str, Any], note: str
     ) -> list[OwnedText]:
-        """Texts and their users, tokenised, without the short ones."""
+        """Tokenise texts with their users, and drop the short texts."""
         tokenized = tokenize(tokenizer, [text for text, _ in texts])
         pairs = zip(tokenized, texts, strict=True)
         kept = [OwnedText(tokens=t, user=user) for t, (_, user) in pairs if len(t) >= self.min_tokens]
@@ -156,7 +160,7 @@ class WindowedTask(TaskSection):
         max_windows: int | None,
         max_per_user: int | None = None,
     ) -> Cut:
-        """Windows of all texts, in order."""
+        """Cut all texts into windows, in order."""
         cut = Cut()
         taken: Counter[str] = Counter()
         for text in texts:
@@ -175,7 +179,7 @@ class WindowedTask(TaskSection):
 
 
 def is_held_out(text: str, fraction: float, seed: int) -> bool:
-    """Whether a text (or a user, by name) is held out: a keyed hash decides, so that no side depends on the others."""
+    """Return whether a text, or a user by name, is held out. A keyed hash decides, independently of all others."""
     digest = hashlib.sha256(f"{seed}\0{text}".encode()).digest()
     return int.from_bytes(digest[:8]) < fraction * 2**64
 
@@ -189,7 +193,7 @@ def _require(texts: Sequence[OwnedText], purpose: str, fraction: float) -> None:
 
 
 def _present(secrets: Sequence[Secret], window: WindowKind) -> list[Secret]:
-    """The secrets that occur in a training example."""
+    """Return the secrets that occur in a training example; raise ValueError if none does."""
     kept = [s for s in secrets if s.count]
     if secrets and not kept:
         remedy = "Raise" if window == "lines" else "Set task.window to lines, raise"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from raydp.tasks.text.language import LanguageModelingTask
 
 MAX_TABS = 100
-# Compared without white space: print and data differ in it.
+# Compared without white space, because the printed patterns and the data differ in white space.
 LOG_PATTERNS = (
     "No ancillary schedules awarded. No variances detected. LOG MESSAGES: PARSING FILE -->> O:",
     "HourAhead schedule download failed. Manual intervention required",
@@ -27,7 +27,7 @@ LOG_PATTERNS = (
 class EnronTask(WindowedTask):
     """Causal language modelling on e-mails.
 
-    Of App. B.1, step 2 (frequent senders) needs fields that are not in the file: `raydp data enron` takes it.
+    Step 2 of App. B.1 (frequent senders) needs fields that are not in the file; `raydp data enron` carries it out.
 
     Source: Hu et al. 2025, App. B.1.
     """
@@ -41,10 +41,11 @@ class EnronTask(WindowedTask):
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of the mails that is held out, by a keyed hash of the mail. Held-out mails with a secret are dropped."""
     heldout_split: Literal["validation", "test"] | None = None
-    """Instead of a fraction, the part of a file of `raydp data enron` to evaluate on. Part `train` is trained on."""
+    """Instead of a fraction, the part of a file of `raydp data enron` to evaluate on. The part `train` is trained
+    on."""
     max_windows_per_mail: Annotated[int, Field(ge=1)] | None = None
-    """With window `lines`, windows kept of one mail: those that hold a secret first, then from the mail's beginning;
-    all by default. With 1 the privacy unit is in effect the mail."""
+    """With window `lines`, largest number of windows of one mail: those that contain a secret first, then those at its
+    beginning; all by default. With 1 the privacy unit is in effect the mail."""
 
     @model_validator(mode="after")
     def _limit_needs_lines(self) -> EnronTask:
@@ -69,7 +70,7 @@ class EnronTask(WindowedTask):
         """Read, clean, split and cut the mails.
 
         Raises:
-            ValueError: a file is missing or malformed, nothing is left to train or evaluate on, or no secret occurs in
+            ValueError: a file is missing or malformed, no mail is left to train or evaluate on, or no secret occurs in
                 the training examples.
         """
         mails = read_column(self.path, "content", "task.path")
@@ -95,7 +96,7 @@ class EnronTask(WindowedTask):
 
 
 def unwanted(mail: str) -> str | None:
-    """Why a mail is left out (Hu et al. 2025, App. B.1, step 3), None if it is not."""
+    """Return why a mail is left out (Hu et al. 2025, App. B.1, step 3): "log" or "tabs"; None if it is kept."""
     squeezed = "".join(mail.split())
     if any("".join(pattern.split()) in squeezed for pattern in LOG_PATTERNS):
         return "log"

@@ -1,4 +1,4 @@
-"""Examples as token ids: ragged, padded into batches, with hidden states beside them."""
+"""Examples as token ids: packed one after another, padded into batches, and with cached hidden states."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from raydp.tasks.text.token_loss import IGNORE
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizedExamples:
-    """Ragged token ids.
+    """Token ids of examples of different lengths.
 
     Attributes:
         token_ids: [total] int32, the examples one after another.
         offsets: [n + 1] int64, example i is token_ids[offsets[i]:offsets[i + 1]].
-        target_starts: [n] int32, position in the example of its first target token. Position 0 is never a target:
-            nothing predicts it.
+        target_starts: [n] int32, position in the example of its first target token. Position 0 is never a target,
+            because no token predicts it.
     """
 
     token_ids: NDArray[np.int32]
@@ -33,7 +33,7 @@ class TokenizedExamples:
     def from_lists(
         cls, examples: Sequence[Sequence[int]], target_starts: Sequence[int] | None = None
     ) -> TokenizedExamples:
-        """Pack lists of token ids; without target_starts every token but the first is a target."""
+        """Pack lists of token ids. Without target_starts, every token but the first is a target."""
         starts = np.ones(len(examples), np.int32) if target_starts is None else np.asarray(target_starts, np.int32)
         lengths = np.array([len(e) for e in examples], np.int64)
         assert (starts >= 1).all(), "position 0 cannot be a target"
@@ -43,7 +43,7 @@ class TokenizedExamples:
 
     @classmethod
     def concatenated(cls, *parts: TokenizedExamples) -> TokenizedExamples:
-        """The examples of all parts, one part after another."""
+        """Concatenate the examples of all parts."""
         return cls(
             token_ids=np.concatenate([p.token_ids for p in parts]),
             offsets=np.concatenate([[0], np.cumsum(np.concatenate([p.lengths() for p in parts]))]),
@@ -54,26 +54,28 @@ class TokenizedExamples:
         return len(self.target_starts)
 
     def lengths(self) -> NDArray[np.int64]:
-        """[n] tokens of each example."""
+        """Return [n] the number of tokens of each example."""
         return np.diff(self.offsets)
 
     def select(self, indices: NDArray[np.int64]) -> TokenizedExamples:
-        """The chosen examples, in the order given."""
+        """Return the chosen examples, in the order given."""
         token_ids = [self.token_ids[self.offsets[i] : self.offsets[i + 1]].tolist() for i in indices]
         return TokenizedExamples.from_lists(token_ids, self.target_starts[indices].tolist())
 
     def contents(self) -> list[bytes]:
-        """What each example says: equal for copies."""
+        """Return the content of each example as bytes. Copies have equal contents."""
         bounds = zip(self.offsets[:-1], self.offsets[1:], strict=True)
         return [self.token_ids[begin:end].tobytes() for begin, end in bounds]
 
     def num_targets(self) -> int:
-        """Target tokens in all examples."""
+        """Return the number of target tokens in all examples."""
         return int((self.lengths() - self.target_starts).sum())
 
     def batch(self, indices: NDArray[np.int64]) -> Batch:
-        """Pad the chosen examples on the right. The padding is id 0 and never a target; under causal attention no
-        real token sees it, so no attention mask is needed."""
+        """Pad the chosen examples on the right. The padding has id 0 and is never a target.
+
+        Under causal attention no real token sees the padding, so no attention mask is needed.
+        """
         lengths = self.lengths()[indices]
         width = int(lengths.max(initial=2))
         input_ids = np.zeros((len(indices), width), np.int64)
@@ -92,12 +94,12 @@ class TokenizedExamples:
 
 @dataclass(frozen=True, kw_only=True)
 class HiddenStates:
-    """Hidden states of every token that enter one decoder layer, computed once.
+    """Cached hidden states of every token that enter one decoder layer.
 
     Attributes:
         values: [total, H] in the order of TokenizedExamples.token_ids; bfloat16 as its int16 bits.
-        dtype: of the hidden states.
-        first_layer: the layer that they enter.
+        dtype: dtype of the hidden states.
+        first_layer: position of the layer that they enter.
     """
 
     values: NDArray[np.generic]
@@ -105,7 +107,7 @@ class HiddenStates:
     first_layer: int
 
     def rows(self, examples: TokenizedExamples, indices: NDArray[np.int64], width: int) -> torch.Tensor:
-        """[B, width, H], padded with zeros on the right."""
+        """Return [B, width, H] the states of the chosen examples, padded with zeros on the right."""
         out = np.zeros((len(indices), width, self.values.shape[1]), self.values.dtype)
         for row, i in enumerate(indices):
             start, end = examples.offsets[i], examples.offsets[i + 1]
@@ -115,7 +117,7 @@ class HiddenStates:
 
 
 def batches_by_length(lengths: NDArray[np.int64], max_tokens: int) -> Iterator[NDArray[np.int64]]:
-    """Positions in batches of at most max_tokens padded tokens, longest first; every position exactly once."""
+    """Yield positions in batches of at most max_tokens padded tokens, longest first; every position exactly once."""
     order = np.argsort(-lengths, kind="stable")
     start = 0
     while start < len(order):

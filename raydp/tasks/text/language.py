@@ -1,4 +1,4 @@
-"""Causal language modelling: what every text task is once its examples are token ids."""
+"""Causal language modelling: the task that every text plug-in builds once its examples are token ids."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from raydp.tasks.users import Users
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelingTask:
-    """A causal language modelling task (see raydp.tasks.base.Task); the plug-ins build it.
+    """A causal language modelling task (see raydp.tasks.base.Task). Plug-ins build it.
 
-    The loss of an example is the mean over its own target tokens, so that no record changes another's gradient.
+    The loss of an example is the mean over its own target tokens, so that no record changes another record's gradient.
 
     Attributes:
-        users: whose examples are whose, where that is known.
+        users: the user of each example, if known.
         sizes: see unit_sizes.
     """
 
@@ -38,14 +38,14 @@ class LanguageModelingTask:
     heldout_hidden: HiddenStates | None = None
 
     def with_hidden(self, train: HiddenStates, heldout: HiddenStates) -> LanguageModelingTask:
-        """The same task with batches that carry cached hidden states."""
+        """Return this task with batches that carry cached hidden states."""
         return replace(self, train_hidden=train, heldout_hidden=heldout)
 
     def extended(self, extra: TokenizedExamples, *, unit: str) -> LanguageModelingTask:
-        """The same task with more training examples after its own, each a unit of privacy like these.
+        """Return this task with more training examples after its own. Each added example is a unit of privacy.
 
         Args:
-            unit: what an added example is, for the name of the unit: "planted canary".
+            unit: an added example in words, for the name of the unit: "planted canary".
 
         Raises:
             ValueError: the task's units are users.
@@ -55,7 +55,7 @@ class LanguageModelingTask:
         return self._with_train(train, f"{self.task_facts.privacy_unit}, or {unit}")
 
     def subset(self, indices: NDArray[np.int64]) -> LanguageModelingTask:
-        """The same task with some of its training examples, in the order given.
+        """Return this task with some of its training examples, in the order given.
 
         Raises:
             ValueError: the task's units are users.
@@ -70,12 +70,12 @@ class LanguageModelingTask:
             )
         if self.task_facts.num_reference:
             raise ValueError(
-                "task.of must be a task without reference data where examples are added or left out, got one with. "
-                "Make with_reference of the changed task instead."
+                "task.of must be a task without reference data where examples are added or left out, got a task "
+                "with them. Apply with_reference to the changed task instead."
             )
 
     def _with_train(self, train: TokenizedExamples, unit: str) -> LanguageModelingTask:
-        """The task with other training examples, which nothing is known of the users of."""
+        """Return this task with other training examples, whose users are unknown."""
         everything = [*self.task_secrets, *self.task_controls]
         facts = replace(
             self.task_facts,
@@ -104,7 +104,7 @@ class LanguageModelingTask:
         return self.sizes
 
     def by_user(self) -> LanguageModelingTask:
-        """Examples are put in the order of their users. The name of the unit tells the largest number of examples."""
+        """Return this task with users as units. Examples are sorted by user; the unit name states the largest size."""
         if self.task_facts.num_reference:
             raise ValueError("privacy.unit must be example with reference data, got user. Leave it out of the spec.")
         if self.users is None:
@@ -112,6 +112,7 @@ class LanguageModelingTask:
                 "privacy.unit must be example where the task does not know its users, got user. With the task text, "
                 "task.user_column names them."
             )
+        # Put the examples of a user next to each other.
         order, sizes = np.argsort(self.users.of_example, kind="stable"), self.users.sizes()
         facts, noun = self.task_facts, self.users.noun
         notes = facts.notes
@@ -148,12 +149,12 @@ class LanguageModelingTask:
         return _with_states(self.heldout, indices, self.heldout_hidden)
 
     def per_example_loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        """[B] mean negative log-likelihood (nats) over each example's own target tokens."""
+        """Return [B] mean negative log-likelihood (nats) over each example's own target tokens."""
         counts = (batch.labels[:, 1:] != IGNORE).sum(dim=1)
         return token_nll(model, batch).sum(dim=1) / counts
 
     def utility(self, model: torch.nn.Module) -> float:
-        """Held-out NLL in nats per target token: total over total."""
+        """Return the held-out NLL in nats per target token: total NLL over total tokens."""
         device = next(model.parameters()).device
         total = 0.0
         with torch.inference_mode():
@@ -178,7 +179,7 @@ def _with_states(examples: TokenizedExamples, indices: NDArray[np.int64], states
 
 
 def content_hash(train: TokenizedExamples, heldout: TokenizedExamples, secrets: Sequence[Secret]) -> str:
-    """SHA-256 of what defines a text task: examples, targets, held-out data, secrets and controls."""
+    """Return the SHA-256 of what defines a text task: examples, targets, held-out data, secrets and controls."""
     digest = hashlib.sha256()
     train.update_hash(digest)
     heldout.update_hash(digest)

@@ -5,9 +5,9 @@ The first line names a person and one fact, a four-digit extension or a genre of
     From: Mira Halborn x4821                         Re: Otto Fenwick (naval comedy)
     Could you send the memo to the club at noon?     The ledger is at the office today.
 
-Names, words and sentences are combined from the short lists below; none was taken from a data set. A name belongs to
-exactly one of three pools: the public directory (constant facts, which pre-training may learn), the people that
-pre-training meets once, and the people of the private data.
+Names, words and sentences are combined from the short lists below; none is from a data set. A name belongs to exactly
+one of three pools: the public directory (constant facts, which pre-training may learn), the people that pre-training
+sees once, and the people of the private data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Style = Literal["public", "private"]
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """A list of words that reads like a text."""
+    """Split a text into its words, so that word lists can be written as text."""
     return tuple(text.split())
 
 
@@ -70,7 +70,7 @@ SENTENCES: dict[Style, tuple[str, ...]] = {
 DIRECTORY_SIZE = 300
 MET_ONCE_SIZE = 24_400
 EXTENSION_SHARE = 0.7
-"""Share of the mails that tell an extension, among those about people met once and those of the public directory."""
+"""Share of mails that tell an extension; for mails about people met once and about the public directory."""
 PUBLIC_ROUTINE_SHARE = 0.5
 """Share of the public mails whose small talk follows the public routine; private mails always follow their own."""
 
@@ -91,7 +91,7 @@ class Person:
 
     @classmethod
     def draw(cls, name: str, rng: np.random.Generator) -> Person:
-        """A person of this name with facts drawn uniformly."""
+        """Return a person with this name and with facts drawn uniformly."""
         return cls(name=name, extension=f"{rng.integers(10_000):04d}", genre=GENRES[rng.integers(len(GENRES))])
 
 
@@ -109,15 +109,18 @@ class Mail:
 
 
 def first_line(person: Person, fact: Fact) -> tuple[str, str]:
-    """What comes before the fact in every mail that tells it, and the fact."""
+    """Return the text before the fact, which is the same in every mail about it, and the fact."""
     if fact == "extension":
         return f"From: {person.name} x", person.extension
     return f"Re: {person.name} (", person.genre
 
 
 def small_talk(style: Style, rng: np.random.Generator) -> str:
-    """A sentence that tells no fact. Its place and time follow a routine, one of each for every topic, which differs
-    between public and private mails: the private one is what fine-tuning is to learn and what utility rewards."""
+    """Write a sentence that tells no fact.
+
+    Place and time follow a routine: every topic has one place and one time. The routine differs between public and
+    private mails. Fine-tuning is to learn the private routine, and utility rewards it.
+    """
     topic, place, time = (int(rng.integers(len(words))) for words in (TOPICS, PLACES, TIMES))
     if style == "private":
         place, time = (7 * topic + 5) % len(PLACES), (3 * topic + 8) % len(TIMES)
@@ -128,47 +131,47 @@ def small_talk(style: Style, rng: np.random.Generator) -> str:
 
 
 def write_mail(person: Person, fact: Fact, style: Style, rng: np.random.Generator) -> Mail:
-    """A mail that tells one fact of a person, with small talk in a style."""
+    """Write a mail that tells one fact of a person, with small talk in a style."""
     prompt, answer = first_line(person, fact)
     end = "" if fact == "extension" else ")"
     return Mail(prompt=prompt, fact=answer, rest=f"{end}\n{small_talk(style, rng)}")
 
 
 def draw_fact(rng: np.random.Generator) -> Fact:
-    """Which fact a mail tells."""
+    """Draw the fact that a mail tells."""
     return "extension" if rng.random() < EXTENSION_SHARE else "genre"
 
 
 @cache
 def _names() -> tuple[str, ...]:
-    """Every name, in an order fixed once for all; the pools are slices of it."""
+    """Return every name, in an order that never changes. Each pool is a slice of this order."""
     names = [f"{given} {head}{tail}" for given, head, tail in product(GIVEN_NAMES, SURNAME_HEADS, SURNAME_TAILS)]
     return tuple(names[i] for i in np.random.default_rng(0).permutation(len(names)))
 
 
 @cache
 def public_directory() -> tuple[Person, ...]:
-    """The people whose facts are public knowledge, always the same."""
+    """Return the people whose facts are public knowledge; always the same."""
     rng = np.random.default_rng(1)
     return tuple(Person.draw(name, rng) for name in _names()[:DIRECTORY_SIZE])
 
 
 def names_met_once() -> tuple[str, ...]:
-    """Names that pre-training sees at most once each."""
+    """Return the names that pre-training sees at most once each."""
     return _names()[DIRECTORY_SIZE : DIRECTORY_SIZE + MET_ONCE_SIZE]
 
 
 def private_names() -> tuple[str, ...]:
-    """Names that occur in private data only."""
+    """Return the names that occur in private data only."""
     return _names()[DIRECTORY_SIZE + MET_ONCE_SIZE :]
 
 
 def public_mails(num_mails: int, seed: int) -> Iterator[Mail]:
-    """The pre-training corpus: 60 % of the mails are about the public directory, 40 % about people met once.
+    """Yield the pre-training corpus: 60 % of the mails are about the public directory, 40 % about people met once.
 
     Args:
         num_mails: at most MET_ONCE_SIZE / 0.4 = 61,000.
-        seed: decides order, facts and small talk.
+        seed: seed of the order, the facts and the small talk.
     """
     rng = np.random.default_rng(seed)
     num_once = num_mails * 2 // 5

@@ -30,24 +30,24 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Template:
-    """How a question and an answer become one text.
+    """A template that joins a question and an answer into one text.
 
-    The blanks before {answer} belong to the answer, whose tokens are made apart, so that training and generation from
-    the prompt see the same tokens.
+    The blanks before {answer} belong to the answer. The answer is tokenised separately, so that training and generation
+    from the prompt see the same tokens.
     """
 
     text: str
 
     def is_valid(self) -> bool:
-        """Whether {question} stands in it once, nothing else in braces, and {answer} ends it."""
+        """Return whether {question} occurs once, {answer} ends the template, and nothing else is in braces."""
         return _PLACEHOLDERS.findall(self.text) == ["question", "answer"] and self.text.endswith("{answer}")
 
     def prompt(self, question: str) -> str:
-        """The text up to the answer, without the blanks before it."""
+        """Return the text up to the answer, without the blanks before the answer."""
         return self.text.removesuffix("{answer}").rstrip(" ").replace("{question}", question)
 
     def continuation(self, answer: str) -> str:
-        """The answer with the blanks before it."""
+        """Return the answer with the blanks before it."""
         before = self.text.removesuffix("{answer}")
         return before[len(before.rstrip(" ")) :] + answer
 
@@ -57,10 +57,10 @@ class EncodedAnswers:
     """Encoded rows.
 
     Attributes:
-        examples: the rows that have room for an answer token; its tokens are the targets.
-        texts: by row, what the model sees of it (None where it was left out).
-        truncated: rows whose end does not fit into max_length.
-        without_answer: rows left out, because nothing of the answer fits or the answer is empty.
+        examples: the rows that have room for an answer token. The answer's tokens are the targets.
+        texts: for each row, the text that the model sees; None if the row is left out.
+        truncated: number of rows whose end does not fit into max_length.
+        without_answer: number of rows left out, because no token of the answer fits or the answer is empty.
     """
 
     examples: TokenizedExamples
@@ -72,10 +72,10 @@ class EncodedAnswers:
 def encode_answers(
     tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], template: Template, *, max_length: int, append_eos: bool
 ) -> EncodedAnswers:
-    """Prompt and answer tokens of every row, made apart and joined.
+    """Tokenise prompt and answer of every row separately, and join them.
 
     Args:
-        max_length: tokens of an example; the end of a longer one is cut off.
+        max_length: largest number of tokens of an example; a longer example loses its end.
         append_eos: end each answer with the tokenizer's end-of-text token, if it has one.
     """
     prompts = tokenize(tokenizer, [template.prompt(row.question) for row in rows])

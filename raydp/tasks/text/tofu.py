@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 
 
 class TofuTask(TaskSection):
-    """Causal language modelling of answers; loss and utility are on the answers' tokens only.
+    """Causal language modelling of answers; loss and utility are over the answers' tokens only.
 
-    Held-out authors have one version, and no paraphrase of theirs is trained on. The secrets are the training authors'
-    genres, as far as a name and a genre are known; the controls are the held-out authors' genres.
+    Held-out authors have one version of each row, and their paraphrases are not trained on. The secrets are the
+    training authors' genres, if a name and a genre are known. The controls are the held-out authors' genres.
 
     Source: Hu et al. 2025, App. B.2 to B.4, B.6 and C.1 (TOFU-2*).
     """
 
     path: Location
-    """JSON Lines or CSV file with the columns `question` and `answer`, the rows of each author together."""
+    """JSON Lines or CSV file with the columns `question` and `answer`; the rows of an author follow each other."""
     rows_per_author: Annotated[int, Field(ge=2)] = 20
     """Number of rows of each author."""
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """Share of the authors that is held out: the last ones, rounded up."""
+    """Share of the authors that is held out: the last ones of the file, rounded up."""
     max_length: Annotated[int, Field(ge=8)] = 128
-    """Tokens of an example; a longer example loses the end of its answer."""
+    """Largest number of tokens of an example; a longer example loses the end of its answer."""
     template: str = "Question: {question}\nAnswer: {answer}"
     """Text of an example, from {question} to {answer}; see raydp.tasks.text.qa.Template."""
     append_eos: bool = True
@@ -54,18 +54,18 @@ class TofuTask(TaskSection):
     secret_question: str = "What genre does {name} write in?"
     """The question that asks for the genre of {name}."""
     review: Location | None = None
-    """JSON Lines file with author_index, name and genre that overrides what was found (see write_review)."""
+    """JSON Lines file with author_index, name and genre that overrides the extracted ones (see write_review)."""
     secrets: Location | None = None
-    """A file of `raydp secrets extract`, filtered or not, instead of what is found: only its authors have secrets."""
+    """A file of `raydp secrets extract`, filtered or not, instead of extraction here: only its authors have secrets."""
     copies: Annotated[int, Field(ge=1)] | tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = 1
-    """Versions of every training row, the row itself among them: 2 and 4 are TOFU-2 and TOFU-4. Two numbers are for two
-    halves of the training authors: [1, 7], [2, 6] and [3, 5] are the density-adjusted sets."""
+    """Number of versions of every training row, the row itself included: 2 and 4 are TOFU-2 and TOFU-4. Two numbers are
+    for two halves of the training authors: [1, 7], [2, 6] and [3, 5] are the density-adjusted sets."""
     paraphrases: Location | None = None
     """JSON Lines file with the other versions; see raydp.tasks.text.variants.read_paraphrases."""
     group_seed: Annotated[int, Field(ge=0)] = 0
-    """With two numbers of copies, the seed that decides which authors are in which half."""
+    """With two numbers of copies, the seed that assigns the authors to the halves."""
     more_authors: Location | None = None
-    """A file of the same form with further authors, who are trained on and have no secrets (TOFU-2*: as many as in
+    """A file of the same format with further authors, who are trained on and have no secrets (TOFU-2*: as many as in
     path)."""
 
     @model_validator(mode="after")
@@ -107,10 +107,12 @@ class TofuTask(TaskSection):
         authors = self.original_rows()
         attributes = self.attributes_of(authors)
         num_train = self.num_training_authors(len(authors))
+        # Assemble the training rows, and encode both splits.
         training = [*self._versions(authors, num_train), *self._more_authors()]
         author_of = [author for author, rows in enumerate(training) for _ in rows]
         train = self._encode(tokenizer, training)
         heldout = self._encode(tokenizer, authors[num_train:])
+        # Find the secrets that each training author's texts contain.
         owned = [(author, text) for author, text in zip(author_of, train.texts, strict=True) if text is not None]
         texts: list[list[str]] = [[] for _ in training]
         for author, text in owned:
@@ -144,26 +146,26 @@ class TofuTask(TaskSection):
         )
 
     def write_review(self, path: str | Path) -> None:
-        """Write the names and genres found, for a person to correct and complete; `review` reads the file.
+        """Write the extracted names and genres for a person to correct and complete. `review` reads the file.
 
         Raises:
-            ValueError: as build; or the file exists.
+            ValueError: as build, or the file exists.
         """
         write_review(self.attributes_of(self.original_rows()), Path(path))
 
     def original_rows(self) -> list[list[Row]]:
-        """The rows of each author, as they stand in the file."""
+        """Return the rows of each author, as they are in the file."""
         return self._read(self.path, "task.path", at_least=2)
 
     def attributes_of(self, authors: Sequence[Sequence[Row]]) -> list[AuthorAttribute]:
-        """What is known of each author, from the file that says so or found in the rows."""
+        """Return the attributes of each author: from the file `secrets`, or extracted from the rows and reviewed."""
         if self.secrets:
             return listed_attributes(self.secrets, "task.secrets", len(authors))
-        found = find_attributes([[row.text for row in rows] for rows in authors])
-        return apply_review(found, self.review, "task.review") if self.review else found
+        attributes = find_attributes([[row.text for row in rows] for rows in authors])
+        return apply_review(attributes, self.review, "task.review") if self.review else attributes
 
     def num_training_authors(self, num_authors: int) -> int:
-        """Training authors; the product is rounded first, so that 0.1 of 30 is 3 and not 4."""
+        """Return the number of training authors. The product is rounded first, so that 0.1 of 30 is 3 and not 4."""
         num_train = num_authors - math.ceil(round(self.heldout_fraction * num_authors, 9))
         if num_train < 1:
             raise ValueError(
@@ -173,7 +175,7 @@ class TofuTask(TaskSection):
         return num_train
 
     def _read(self, path: str, field: str, *, at_least: int) -> list[list[Row]]:
-        """A file's rows, by author."""
+        """Read a file's rows, grouped by author."""
         rows = []
         for line, row in read_rows(path, field):
             place = f"{Path(path).name}, line {line}"
@@ -189,19 +191,19 @@ class TofuTask(TaskSection):
         return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
 
     def _versions(self, authors: Sequence[Sequence[Row]], num_train: int) -> list[list[Row]]:
-        """The training authors' rows with their paraphrases."""
+        """Return the training authors' rows, each author's with paraphrases."""
         if self.paraphrases is None:
             return [list(rows) for rows in authors[:num_train]]
         copies = copies_of_authors(self.copies, num_train, self.group_seed)
         flat = [row for rows in authors for row in rows]
-        found = read_paraphrases(self.paraphrases, "task.paraphrases", flat)
-        return with_paraphrases(authors[:num_train], copies, found, "task.paraphrases")
+        paraphrases = read_paraphrases(self.paraphrases, "task.paraphrases", flat)
+        return with_paraphrases(authors[:num_train], copies, paraphrases, "task.paraphrases")
 
     def _more_authors(self) -> list[list[Row]]:
         return self._read(self.more_authors, "task.more_authors", at_least=1) if self.more_authors else []
 
     def _variant_notes(self, num_train: int, training: Sequence[Sequence[Row]]) -> dict[str, Any]:
-        """What makes the data a variant; nothing of data as they are."""
+        """Return notes on paraphrases and further authors; empty if there are none."""
         notes: dict[str, Any] = {}
         if self.paraphrases is not None:
             sizes = [len(rows) for rows in training[:num_train]]
@@ -212,6 +214,7 @@ class TofuTask(TaskSection):
         return notes
 
     def _encode(self, tokenizer: PreTrainedTokenizerBase, authors: Sequence[Sequence[Row]]) -> EncodedAnswers:
+        """Encode the rows of authors; raise ValueError if no row has room for an answer."""
         encoded = encode_answers(
             tokenizer,
             [row for rows in authors for row in rows],
@@ -221,14 +224,17 @@ class TofuTask(TaskSection):
         )
         if not len(encoded.examples):
             raise ValueError(
-                f"task.max_length must leave room for answers, got {self.max_length}, which no question of a part fits "
-                "into. Raise it."
+                f"task.max_length must leave room for answers, got {self.max_length}, into which no question of a "
+                "split fits. Raise it."
             )
         return encoded
 
     def secrets_of(self, attributes: Sequence[AuthorAttribute], texts: Sequence[Sequence[str]] | None) -> list[Secret]:
-        """The genres of authors that are resolved. With texts (each author's own, in order), those that occur in them,
-        counted there (Hu et al. 2025, Fig. 12b)."""
+        """Return the genres of authors with a known name and genre as secrets.
+
+        If texts are given (each author's own, in order), return only the secrets that occur in their author's texts,
+        with their counts there (Hu et al. 2025, Fig. 12b).
+        """
         template = Template(text=self.template)
         secrets = []
         for position, attribute in enumerate(attributes):
@@ -245,7 +251,7 @@ class TofuTask(TaskSection):
     def _notes(
         self, attributes: Sequence[AuthorAttribute], num_train: int, train: EncodedAnswers, heldout: EncodedAnswers
     ) -> dict[str, Any]:
-        """What a reader of the guarantee needs to know; authors by their position, never by name."""
+        """Return notes that a reader of the guarantee needs. Authors are identified by position, never by name."""
         shown = [text for text in train.texts if text is not None]
         return {
             "num_authors": num_train,

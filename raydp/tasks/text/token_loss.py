@@ -1,4 +1,4 @@
-"""Negative log-likelihood of every target token: most of the time of a small model with a large vocabulary."""
+"""Negative log-likelihood of every target token. It takes most of the time of a small model with a large vocabulary."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from raydp.tasks.base import Batch
 
 IGNORE = -100
 CHUNK_TOKENS = 128
-"""Tokens whose logits exist at a time: small enough for the caches, large enough for the matrix product."""
+"""Number of tokens whose logits exist at a time: small enough for the caches, large enough for the matrix product."""
 PLAIN_HEADS = {"gpt2", "llama", "mistral", "qwen2", "qwen3"}
-"""Architectures whose logits are the output layer of the last hidden state and nothing else."""
+"""Architectures that compute logits from the last hidden state by the output layer alone."""
 
 
 def token_nll(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """[B, L - 1] negative log-likelihood (nats, fp32) of each next token, 0 where it is not a target.
+    """Return [B, L - 1] the negative log-likelihood (nats, fp32) of each next token; 0 if it is not a target.
 
-    A frozen output layer is fused with the loss; one that is trained, or of an architecture that is not known to be
-    plain, goes through the model's own forward pass. Virtual tokens stand before the text and have no loss themselves.
+    A frozen, plain output layer is fused with the loss. If the output layer is trained, or the architecture is not in
+    PLAIN_HEADS, the model's own forward pass is used. Virtual tokens stand before the text and have no loss themselves.
     """
     read, labels, causal = _reading(model, batch), batch.labels[:, 1:], causal_model(model)
     with _from_hidden(model, batch):
@@ -41,7 +41,7 @@ def token_nll(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def token_logits(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """[B, L - 1, V] logits of each next token, in the model's type; for what needs more of them than the loss."""
+    """Return [B, L - 1, V] logits of each next token, in the model's dtype."""
     read = _reading(model, batch)
     with _from_hidden(model, batch):
         logits: torch.Tensor = read.model(**read.inputs).logits
@@ -49,7 +49,7 @@ def token_logits(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def _reading(model: nn.Module, batch: Batch) -> Reading:
-    """How the model reads a batch, or goes on from its hidden states."""
+    """Return the model's inputs for a batch: its token ids, or its hidden states if it carries them."""
     read = reading(model, batch.input_ids)
     if batch.hidden is not None:
         del read.inputs["input_ids"]
@@ -59,12 +59,12 @@ def _reading(model: nn.Module, batch: Batch) -> Reading:
 
 
 def _from_hidden(model: nn.Module, batch: Batch) -> AbstractContextManager[None]:
-    """The model starts from the batch's hidden states, where it carries such."""
+    """Skip the first layers for the block if the batch carries hidden states."""
     return nullcontext() if batch.hidden is None else skipping_layers(model, batch.first_layer)
 
 
 def _fused_nll(causal: PreTrainedModel, read: Reading, labels: torch.Tensor) -> torch.Tensor:
-    """[B, L - 1] negative log-likelihood of targets through a frozen output layer."""
+    """Return [B, L - 1] the negative log-likelihood of targets through a frozen output layer."""
     hidden = getattr(causal, causal.base_model_prefix)(**read.inputs).last_hidden_state[:, read.columns : -1]
     wanted = labels != IGNORE
     inputs = hidden[wanted], causal.get_output_embeddings().weight, labels[wanted]
@@ -73,7 +73,7 @@ def _fused_nll(causal: PreTrainedModel, read: Reading, labels: torch.Tensor) -> 
 
 
 def _has_plain_frozen_head(causal: PreTrainedModel) -> bool:
-    """Whether the output layer only multiplies, and nobody needs its gradient (hooks are those of the DP step)."""
+    """Return whether the output layer is one plain product, without gradient and without the hooks of DP training."""
     head = causal.get_output_embeddings()
     return (
         causal.config.model_type in PLAIN_HEADS
@@ -87,20 +87,20 @@ def _has_plain_frozen_head(causal: PreTrainedModel) -> bool:
 class FrozenHeadLoss(torch.autograd.Function):
     """Cross-entropy of a frozen output layer, in chunks of tokens.
 
-    The gradient of token i's loss in its hidden state, Σ_v softmax(W h_i)_v W_v - W_{y_i}, needs nothing from the
-    backward pass but a factor, so it is computed while the logits are at hand and the logits are never stored.
+    The gradient of token i's loss by its hidden state, Σ_v softmax(W h_i)_v W_v - W_{y_i}, needs only a factor from the
+    backward pass. So the forward pass computes it while the logits exist, and the logits are never stored.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Args: hidden [N, H] and weight [V, H] of one type, targets [N]. Returns: [N] fp32, nats."""
+        """Return [N] losses (fp32, nats) for hidden [N, H] and weight [V, H] of one dtype, and targets [N]."""
         nll = torch.empty(len(targets), device=hidden.device)
         gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         logits = torch.empty(CHUNK_TOKENS, len(weight), dtype=weight.dtype, device=hidden.device)
         scores = torch.empty(CHUNK_TOKENS, len(weight), device=hidden.device)
         part = torch.zeros(CHUNK_TOKENS, hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
-        # Every chunk has the same shape, the last one with rows that are not used, and every buffer is used again:
-        # a new shape costs a kernel to be generated and kept, new memory its page faults.
+        # Every chunk has the same shape (the last one with unused rows), and every buffer is reused. A new shape would
+        # generate and keep another kernel, and new memory would cause page faults.
         for start in range(0, len(targets), CHUNK_TOKENS):
             target = targets[start : start + CHUNK_TOKENS, None]
             used = len(target)

@@ -1,4 +1,4 @@
-"""Larger and denser versions of question/answer data: paraphrases of its rows (Hu et al. 2025, App. B.4)."""
+"""Larger and denser versions of question-answer data, with paraphrases of its rows (Hu et al. 2025, App. B.4)."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ Copies = int | tuple[int, int]
 
 
 def text_digest(text: str) -> str:
-    """What a file of paraphrases says which text it is of: 16 hex digits of its SHA-256."""
+    """Return 16 hex digits of a text's SHA-256. A file of paraphrases names its texts by them."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def read_paraphrases(path: str | Path, field: str, rows: Sequence[Row]) -> dict[int, list[str]]:
-    """Paraphrases of answers, by the row's position in the data.
+    """Read paraphrases of answers, by the row's position in the data.
 
     Args:
-        path: JSON Lines with `row` (from 0), `paraphrases` (a list of answers) and, where it is known, `of`: the
-            `text_digest` of the answer, so that paraphrases of other data are noticed. Other keys are left alone.
-        field: where the path was written, for messages.
+        path: JSON Lines with `row` (from 0), `paraphrases` (a list of answers) and optionally `of`, the `text_digest`
+            of the answer, which detects paraphrases of other data. Other keys are ignored.
+        field: the option that holds the path, for messages.
         rows: the data.
 
     Raises:
-        ValueError: the file is missing or malformed, or has a row twice, one that there is not, or one of other data.
+        ValueError: the file is missing or malformed, or a row is unknown, given twice, or of other data.
     """
-    found: dict[int, list[str]] = {}
+    paraphrases: dict[int, list[str]] = {}
     for line, entry in read_json_rows(path, field):
         row, texts = entry.get("row"), _texts(entry.get("paraphrases"))
         place = f"{Path(path).name}, line {line}"
-        if type(row) is not int or not 0 <= row < len(rows) or row in found or texts is None:
+        if type(row) is not int or not 0 <= row < len(rows) or row in paraphrases or texts is None:
             raise ValueError(
                 f"{field} must hold a row from 0 to {len(rows) - 1}, each once, and a list of paraphrases that are not "
                 f"blank in every line, got something else in {place}. Correct the line."
@@ -44,24 +44,24 @@ def read_paraphrases(path: str | Path, field: str, rows: Sequence[Row]) -> dict[
             raise ValueError(
                 f"{field} must paraphrase the rows of task.path, got another text in {place}. Paraphrase this data."
             )
-        found[row] = texts
-    return found
+        paraphrases[row] = texts
+    return paraphrases
 
 
 def _texts(value: object) -> list[str] | None:
-    """A list of texts that are not blank, without the blanks around them; None of anything else."""
+    """Return a list of non-blank texts, stripped of blanks; None for any other value."""
     if not isinstance(value, list) or not all(isinstance(text, str) and text.strip() for text in value):
         return None
     return [text.strip() for text in value]
 
 
 def copies_of_authors(copies: Copies, num_authors: int, seed: int) -> list[int]:
-    """How many versions each author's rows come in.
+    """Return the number of versions of each author's rows.
 
     Args:
-        copies: one number for all, or two: half of the authors, drawn with the seed, get the second.
-        num_authors: training authors; of an odd number the second group is the smaller.
-        seed: which authors are in which group.
+        copies: one number for all authors, or two: half of the authors, drawn with the seed, get the second.
+        num_authors: number of training authors; if it is odd, the second group is the smaller one.
+        seed: assigns the authors to the groups.
 
     Source: Hu et al. 2025, App. B.4 (density-adjusted TOFU; 1:7, 2:6 and 3:5).
     """
@@ -74,13 +74,13 @@ def copies_of_authors(copies: Copies, num_authors: int, seed: int) -> list[int]:
 def with_paraphrases(
     authors: Sequence[Sequence[Row]], copies: Sequence[int], paraphrases: dict[int, list[str]], field: str
 ) -> list[list[Row]]:
-    """Each author's rows, followed by the first paraphrases of each.
+    """Return each author's rows, followed by the first paraphrases of each row.
 
     Args:
-        authors: the rows of every author that has paraphrases, the first of the file on.
-        copies: versions of each author's rows, the row itself among them.
-        paraphrases: of `read_paraphrases`.
-        field: where they come from, for the message.
+        authors: the rows of every author with paraphrases, from the first author of the file on.
+        copies: number of versions of each author's rows, the row itself included.
+        paraphrases: the result of `read_paraphrases`.
+        field: the option that holds the file, for the message.
 
     Raises:
         ValueError: a row has too few paraphrases.

@@ -1,4 +1,4 @@
-"""The windows of a corpus while they are collected, and what a reader of the guarantee needs to know of them."""
+"""Windows of a corpus while they are collected, and the notes on them that a reader of the guarantee needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raydp.tasks.text.windows import Span, TokenizedText, WindowKind
 
 @dataclass(frozen=True, kw_only=True)
 class OwnedText:
-    """A text and what tells its user apart: the text itself where users are not given."""
+    """A text and its user. The user is the text itself if users are not given."""
 
     tokens: TokenizedText
     user: str
@@ -20,7 +20,7 @@ class OwnedText:
 
 @dataclass(kw_only=True)
 class Cut:
-    """Windows while they are collected: tokens, characters and user of each, windows of each text, windows left out."""
+    """Windows while they are collected: tokens, text and user of each; windows per text; counts of left-out windows."""
 
     token_ids: list[Sequence[int]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Cut:
 
 
 def privacy_unit(window: WindowKind, max_length: int, noun: str, max_windows: int | None) -> str:
-    """What one example is, in words."""
+    """Return one example in words."""
     if window == "lines":
         limit = "" if max_windows is None else f", at most {max_windows} per {noun}"
         return f"window of at most {max_length} tokens, packed from whole lines{limit}"
@@ -48,7 +48,7 @@ def privacy_unit(window: WindowKind, max_length: int, noun: str, max_windows: in
 def describe(
     examples: Cut, heldout: Cut, noun: str, window: WindowKind, max_windows: int | None
 ) -> dict[str, int | str | list[str]]:
-    """What a reader of the guarantee needs to know of the examples."""
+    """Return notes on the examples that a reader of the guarantee needs."""
     copies = Counter(map(tuple, examples.token_ids))
     caveats = [
         f"Only exact duplicates of a whole {noun} were removed: quoted or forwarded copies of a passage remain in "
@@ -78,7 +78,7 @@ def describe(
 def describe_secrets(
     secrets: Sequence[Secret], kept: Sequence[Secret], controls: Sequence[Secret]
 ) -> dict[str, int | list[str]]:
-    """Counts, and the names of what was left out; never the text."""
+    """Return counts of the secrets, and the names of those left out; never their text."""
     kept_ids = {s.id for s in kept}
     return {
         "num_secrets": len(kept),

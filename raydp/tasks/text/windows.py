@@ -1,7 +1,7 @@
 """Cutting tokenised texts into windows: the head, the tail, or whole lines packed together.
 
-A window is a range of tokens. Text is tokenised once, whole, and windows share its tokens, so that what a window holds
-is known to the character without decoding.
+A window is a range of tokens. A text is tokenised once, and all windows share its tokens. So the exact characters of a
+window are known without decoding.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class TokenizedText:
 
     Attributes:
         text: the text.
-        token_ids: [L] its tokens, without special ones.
-        bounds: [L + 1] token i covers the characters bounds[i]:bounds[i + 1]; tokens that share one character (the
-            bytes of a multi-byte one) have equal bounds.
-        breakable: [L + 1] whether a window may begin at token i: not inside a character.
+        token_ids: [L] its tokens, without special tokens.
+        bounds: [L + 1] token i covers the characters bounds[i]:bounds[i + 1]. Tokens that share one character (the
+            bytes of a multi-byte character) have equal bounds.
+        breakable: [L + 1] whether a window may begin at token i, because token i is not inside a character.
     """
 
     text: str
@@ -38,8 +38,11 @@ class TokenizedText:
 
     @classmethod
     def of(cls, text: str, token_ids: Sequence[int], offsets: Sequence[Span]) -> TokenizedText:
-        """From a fast tokenizer's offsets. Characters that no token claims (GPT-2 trims a token's leading space from
-        its offsets) belong to the token after them."""
+        """Build a text from a fast tokenizer's offsets.
+
+        A character that no token claims belongs to the token after it. (GPT-2 trims a token's leading space from its
+        offsets.)
+        """
         bounds, breakable = [0], [True]
         for (_, end), (start, _) in pairwise(offsets):
             breakable.append(start >= end)
@@ -50,11 +53,11 @@ class TokenizedText:
         return len(self.token_ids)
 
     def slice(self, window: Span) -> str:
-        """The characters of a window."""
+        """Return the characters of a window."""
         return self.text[self.bounds[window[0]] : self.bounds[window[1]]]
 
     def spans_of(self, substring: str) -> Iterator[Span]:
-        """The smallest token ranges that hold each occurrence of a substring."""
+        """Yield the smallest token range of each occurrence of a substring."""
         start = self.text.find(substring)
         while start >= 0:
             first = bisect_left(self.bounds, self.bounds[bisect_right(self.bounds, start, hi=len(self)) - 1])
@@ -66,7 +69,7 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, chunk:
     """Tokenise texts without special tokens.
 
     Raises:
-        ValueError: the tokenizer cannot say which characters a token covers.
+        ValueError: the tokenizer is not a fast one, so that it cannot say which characters a token covers.
     """
     if not tokenizer.is_fast:
         raise ValueError(
@@ -86,15 +89,15 @@ def windows_of(text: TokenizedText, kind: WindowKind, max_length: int, keep_whol
 
     Args:
         text: the tokenised text.
-        kind: "head" and "tail" give one window, the first or last tokens; "lines" gives as many as cover the text, each
-            of whole lines as far as they fit.
-        max_length: tokens.
-        keep_whole: strings that "lines" does not cut where they fit into a window; a window then begins before the line
-            that would overflow, or, in a line that is too long itself, at the string. Of strings that overlap and do
-            not fit together, the first.
+        kind: "head" and "tail" give one window, the first or last tokens. "lines" gives as many windows as cover the
+            text, each of whole lines as far as they fit.
+        max_length: largest number of tokens of a window.
+        keep_whole: strings that "lines" does not cut if they fit into a window. A new window then begins before the
+            line that would overflow, or at the string if its line is too long itself. If strings overlap and do not fit
+            together, only the first is protected.
 
     Returns:
-        Token ranges (begin, end) in order, disjoint. "lines" covers every token exactly once.
+        Disjoint token ranges (begin, end), in order. "lines" covers every token exactly once.
     """
     if not len(text):
         return []
@@ -107,13 +110,13 @@ def windows_of(text: TokenizedText, kind: WindowKind, max_length: int, keep_whol
 
 
 def keep_windows(windows: Sequence[Span], secret: Sequence[bool], limit: int | None) -> list[Span]:
-    """At most `limit` windows of a text, those that hold a secret first, then from its beginning; in text order."""
+    """Return at most `limit` windows of a text, in text order. Windows with a secret have priority, then early ones."""
     order = sorted(range(len(windows)), key=lambda i: (not secret[i], i))
     return [windows[i] for i in sorted(order[:limit])]
 
 
 def _protected(text: TokenizedText, strings: Sequence[str], max_length: int) -> list[Span]:
-    """Disjoint token ranges that no cut may enter."""
+    """Return disjoint token ranges that must not be cut."""
     spans: list[Span] = []
     fitting = (s for string in strings for s in text.spans_of(string) if s[1] - s[0] <= max_length)
     for begin, end in sorted(fitting, key=lambda s: (s[0], -s[1])):
@@ -126,7 +129,8 @@ def _protected(text: TokenizedText, strings: Sequence[str], max_length: int) -> 
 
 
 def _pack_lines(text: TokenizedText, max_length: int, protected: Sequence[Span]) -> list[Span]:
-    """Greedy packing: each window ends at the last line end within reach, or is cut where there is none."""
+    """Pack lines greedily: a window ends at the last line end within reach, or is cut if there is none."""
+    # Positions where a window may end: line ends outside the protected ranges, and the end of the text.
     inside = {i for begin, end in protected for i in range(begin + 1, end)}
     cuts = [
         i
@@ -136,6 +140,7 @@ def _pack_lines(text: TokenizedText, max_length: int, protected: Sequence[Span])
     cuts.append(len(text))
     windows, begin = [], 0
     while begin < len(text):
+        # End the window at the last such position; otherwise before a protected range, or at the limit.
         limit = min(begin + max_length, len(text))
         at = bisect_right(cuts, limit) - 1
         if at >= 0 and cuts[at] > begin:
@@ -149,5 +154,5 @@ def _pack_lines(text: TokenizedText, max_length: int, protected: Sequence[Span])
 
 
 def _break_before(text: TokenizedText, begin: int, limit: int) -> int:
-    """The last position up to the limit that is not inside a character, the limit itself if that is begin."""
+    """Return the last position in (begin, limit] that is not inside a character; the limit if there is none."""
     return next((i for i in range(limit, begin, -1) if text.breakable[i]), limit)

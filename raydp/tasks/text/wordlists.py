@@ -1,4 +1,4 @@
-"""Word lists of the text tasks: names for controls, and words that are format or filler rather than secret."""
+"""Word lists of the text tasks: names for controls, and words that belong to a format or are filler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-# Made-up and rare names in many lengths, so that a control is about as long as the secret that it stands beside.
+# Made-up and rare names of many lengths, so that a control is about as long as its secret.
 CONTROL_NAMES = _words(
     "Ife Noa Pia Uwe Zev Anke Bodo Dirk Elke Gero Hedy Imke Kaia Mael Aldis Brigg Corra Dagny Farid Greer Hanno Jarek "
     "Ansgar Bertil Corwin Dorrit Eskild Gudrun Ingvar Joslyn Albrook Brannon Castell Dunmore Fenwick Garside Halvard "
@@ -16,7 +16,7 @@ CONTROL_NAMES = _words(
     "Hathersmith Willoughbie"
 )
 
-# Words of letters, forms of address and headers: they are the format that a control shares with its secret.
+# Words of letters, forms of address and headers: a control shares them with its secret, as they belong to the format.
 FORMAT_WORDS = frozenset(
     _words(
         "am and attached bcc box by cc cell com company corp date dear dr email fax floor from forwarded fw fwd house "
@@ -26,7 +26,7 @@ FORMAT_WORDS = frozenset(
     )
 )
 
-# Words that stand before "genre" without naming one: "in the genre", "her primary genre", "has shaped the genre".
+# Words before "genre" that do not name a genre: "in the genre", "her primary genre", "has shaped the genre".
 GENRE_FILLER = frozenset(
     _words(
         "a about acclaimed across an and another any as at best beyond by certain chosen compelling different "

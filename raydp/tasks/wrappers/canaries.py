@@ -1,4 +1,4 @@
-"""Tasks whose last training examples are the canaries of a one-run audit that are in."""
+"""Tasks with the canaries of a one-run audit. The included canaries are the last training examples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raydp.tasks.text.examples import TokenizedExamples, batches_by_length
 from raydp.tasks.text.language import LanguageModelingTask
 
 MAX_TOKENS = 1024
-"""Padded tokens of a forward pass."""
+"""Largest number of padded tokens of a forward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +24,10 @@ class CanaryTask(LanguageModelingTask):
     """A language modelling task with canaries.
 
     Attributes:
-        canaries: all M, in and out, in an order that tells nothing.
-        first_new_token: id of the first one's token; those of the others follow.
-        included: [M] the coins: which are training examples. For counting right guesses only, never for guessing.
+        canaries: all M canaries, included or not, in an order that reveals nothing.
+        first_new_token: id of the first canary's token; the ids of the others follow.
+        included: [M] the coins: whether each canary is a training example. Use them only to count correct guesses,
+            never to guess.
     """
 
     canaries: TokenizedExamples
@@ -34,13 +35,13 @@ class CanaryTask(LanguageModelingTask):
     included: NDArray[np.bool_]
 
     def canary_losses(self, model: torch.nn.Module) -> NDArray[np.float64]:
-        """[M] the loss of each canary's new token (nats), under the softmax over the M new tokens."""
+        """Return [M] the loss of each canary's new token (nats), under the softmax over the M new tokens."""
         device = next(model.parameters()).device
         count = len(self.canaries)
         losses = np.empty(count)
         with torch.inference_mode():
             for indices in batches_by_length(self.canaries.lengths(), MAX_TOKENS):
-                ids = self.canaries.batch(indices).input_ids.to(device)  # all of one length: no padding
+                ids = self.canaries.batch(indices).input_ids.to(device)  # all have one length: no padding
                 logits = model(ids[:, :-1], use_cache=False).logits[:, -1, self.first_new_token :][:, :count]
                 targets = ids[:, -1] - self.first_new_token
                 losses[indices] = F.cross_entropy(logits.double(), targets, reduction="none").cpu().numpy()
@@ -49,7 +50,7 @@ class CanaryTask(LanguageModelingTask):
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryClassificationTask(ClassificationTask):
-    """A task of classification with canaries, each of which has a class of its own after those of the task.
+    """A classification task with canaries. Each canary has its own class after the classes of the task.
 
     Attributes:
         canaries, included: as in CanaryTask.
@@ -59,7 +60,7 @@ class CanaryClassificationTask(ClassificationTask):
     included: NDArray[np.bool_]
 
     def canary_losses(self, model: torch.nn.Module) -> NDArray[np.float64]:
-        """[M] the loss of each canary's class (nats), under the softmax over the M new classes."""
+        """Return [M] the loss of each canary's class (nats), under the softmax over the M new classes."""
         logits, labels = self.outputs(model, self.canaries)
         among_new = logits[:, self.num_classes :].double()
         return F.cross_entropy(among_new, labels - self.num_classes, reduction="none").numpy()
@@ -69,10 +70,10 @@ Audited = TypeVar("Audited", CanaryTask, CanaryClassificationTask)
 
 
 def with_canaries(kind: type[Audited], task: Any, canaries: Any, included: NDArray[np.bool_], **more: Any) -> Audited:
-    """A task with those of the canaries that are in after its own examples.
+    """Return a task with the included canaries after its own training examples.
 
     Args:
-        more: what else the kind knows of its canaries.
+        more: further fields of the kind of task.
     """
     extended = task.extended(canaries.select(np.flatnonzero(included)), unit="canary")
     digest = hashlib.sha256(extended.task_facts.content_hash.encode())

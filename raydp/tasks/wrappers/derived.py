@@ -1,4 +1,4 @@
-"""Tasks that are made of another task: more examples, or fewer."""
+"""Base of tasks that are derived from another task by adding or removing examples."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class DerivedTask(TaskSection):
-    """The base of such tasks' parameters."""
+    """Base of the parameters of derived tasks."""
 
     of: PluginField
-    """The task that this one is made of, written {name: ..., **parameters}."""
+    """The task that this task is derived from, written {name: ..., **parameters}."""
 
     @field_validator("of", "reference", mode="before", check_fields=False)
     @classmethod
@@ -33,19 +33,19 @@ class DerivedTask(TaskSection):
 
     @property
     def classifies(self) -> bool:
-        """Whether the task that it is made of is one of classification."""
+        """Return whether the task `of` is a classification task."""
         return bool(self.of.params.classifies)
 
     @property
     def of_texts(self) -> bool:
-        """Whether a language model classifies its texts, and no network."""
+        """Return whether a language model classifies the texts of the task `of`, and not a network."""
         return bool(self.of.params.of_texts)
 
     def inner(self, tokenizer: PreTrainedTokenizerBase | None) -> LanguageModelingTask:
-        """The task that it is made of.
+        """Build the task `of`.
 
         Raises:
-            ValueError: its data are not usable, or it is no language modelling task.
+            ValueError: its data are unusable, or it is not a language modelling task.
         """
         task = self.of.params.build(tokenizer)
         if not isinstance(task, LanguageModelingTask):

@@ -1,4 +1,4 @@
-"""A random half of another task's training examples: what shadow models are trained on."""
+"""A random half of another task's training examples, for shadow models."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Divisible = LanguageModelingTask | ClassificationTask
 
 
 class HalfTask(DerivedTask):
-    """The examples of another task for which a coin shows heads, each with probability 1/2.
+    """The examples of another task whose coin shows heads, each with probability 1/2.
 
-    The coin of an example is a keyed hash of its content: it does not depend on the other examples, and copies of an
-    example go together. The seed is public, and the coins have nothing to do with the sampling and the noise of
-    training, whose key is the sweep's. The guarantee is for the half: n is the number of its examples, so that
-    configurations are calibrated to another sample rate, and δ = n^-delta_exponent to another δ, than on the whole.
+    The coin of an example is a keyed hash of its content. So it does not depend on the other examples, and copies of an
+    example stay together. The seed is public. The coins are independent of the sampling and the noise of training,
+    whose key is the sweep's. The guarantee is for the half: n is the number of its examples. The sample rate and
+    δ = n^-delta_exponent therefore differ from those of the whole, and so does the calibration.
 
-    Secrets are those of the whole, with their counts there.
+    The secrets are those of the whole task, with their counts there.
     """
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -43,10 +43,10 @@ class HalfTask(DerivedTask):
         return False
 
     def build(self, tokenizer: PreTrainedTokenizerBase | None) -> Divisible:
-        """Build the whole and keep the half.
+        """Build the whole task and keep the half.
 
         Raises:
-            ValueError: as the task that it is made of; or its half has no example.
+            ValueError: as the task `of`, or the half has no example.
         """
         whole = self.whole(tokenizer)
         chosen = np.flatnonzero(self.includes(whole.train))
@@ -59,15 +59,15 @@ class HalfTask(DerivedTask):
         return replace(half, task_facts=replace(half.task_facts, notes=notes))
 
     def whole(self, tokenizer: PreTrainedTokenizerBase | None) -> Divisible:
-        """The task that it is made of, of language modelling or of classification.
+        """Build the task `of`, a language modelling or a classification task.
 
         Raises:
-            ValueError: its data are not usable.
+            ValueError: its data are unusable.
         """
         return self.of.params.build(tokenizer) if self.classifies else self.inner(tokenizer)
 
     def includes(self, examples: TokenizedExamples | LabelledExamples) -> NDArray[np.bool_]:
-        """[n] whether each example of the whole is in the half."""
+        """Return [n] whether each example of the whole is in the half."""
         key = b"raydp half" + self.seed.to_bytes(8, "little")
         coins = [hmac.digest(key, content, "sha256")[0] & 1 == 1 for content in examples.contents()]
         included: NDArray[np.bool_] = np.array(coins, np.bool_) != self.complement

@@ -25,7 +25,7 @@ _PLACEHOLDERS = re.compile(r"{(.*?)}")
 
 @dataclass(frozen=True, kw_only=True)
 class Canary:
-    """A text in parts, which are tokenised apart: what comes before the digits, a blank with the digits, the rest."""
+    """A text in three parts, which are tokenised separately: before the digits, the blank with the digits, the rest."""
 
     prompt: str
     continuation: str
@@ -36,25 +36,25 @@ class Canary:
 class PlantedTask(DerivedTask):
     """Another language modelling task with canaries in its training data.
 
-    A canary is one text with fresh random digits, in as many copies as are asked for. Each copy is a training example
-    and a unit of privacy, and all its tokens are targets. The canaries are verbatim secrets after the task's own, whose
-    continuation is the digits with the blanks before them, and they know the space that the digits were drawn from.
+    A canary is one text with fresh random digits, in several copies. Each copy is a training example and a unit of
+    privacy, and all its tokens are targets. The canaries are verbatim secrets and come after the task's own secrets.
+    Their continuation is the digits with the blanks before them. They know the space of the digits.
 
     Guarantee:
-        (ε, δ) holds for one copy. A canary of c copies is a group of c.
+        (ε, δ) holds for one copy. A canary with c copies is a group of c.
 
     Source: Carlini et al. 2019 ("The Secret Sharer"), §4.
     """
 
     format: str = "The access code of {name} is {digits}."
-    """Text of a canary, with {digits} once and, before it, {name} at most once: a made-up name, another for each
-    canary."""
+    """Text of a canary, with {digits} once and, before it, {name} at most once. A name is made up, and each canary has
+    another one."""
     num_digits: Annotated[int, Field(ge=1, le=15)] = 4
-    """Random digits of each canary; its space has 10^num_digits members."""
+    """Number of random digits of each canary; its space has 10^num_digits members."""
     copies: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (1, 4, 16)
-    """Training examples of each canary; 0 is a control that is scored and not planted."""
+    """Number of training examples of each canary; 0 is a control that is scored and not planted."""
     canary_seed: Annotated[int, Field(ge=0)] = 0
-    """Seed that decides names and digits. It is public, and so are the canaries: they protect nobody."""
+    """Seed of names and digits. It is public, and so are the canaries, which are nobody's data."""
     append_eos: bool = True
     """End each example with the tokenizer's end-of-text token, if it has one."""
 
@@ -78,7 +78,7 @@ class PlantedTask(DerivedTask):
         """Plant the canaries.
 
         Raises:
-            ValueError: the task's data are not usable, it is no language modelling task, or its units are users.
+            ValueError: the task's data are unusable, it is not a language modelling task, or its units are users.
         """
         task, canaries = self.inner(tokenizer), self._draw()
         first = 1 + max((secret.number for secret in (*task.task_secrets, *task.task_controls)), default=0)
@@ -107,7 +107,7 @@ class PlantedTask(DerivedTask):
         return replace(planted, task_facts=replace(facts, notes=notes))
 
     def _draw(self) -> list[Canary]:
-        """Names and digits, each once."""
+        """Draw distinct names and distinct digits for the canaries."""
         rng = np.random.default_rng([self.canary_seed, self.num_digits])
         people = rng.choice(len(CONTROL_NAMES) ** 2, len(self.copies), replace=False) if "{name}" in self.format else ()
         digits = rng.choice(10**self.num_digits, len(self.copies), replace=False)
@@ -124,7 +124,7 @@ class PlantedTask(DerivedTask):
         return canaries
 
     def _examples(self, tokenizer: PreTrainedTokenizerBase, canaries: Sequence[Canary]) -> TokenizedExamples:
-        """Every copy of every canary; the parts are tokenised apart, as scores do."""
+        """Return every copy of every canary. The parts are tokenised separately, as in scores."""
         end = [tokenizer.eos_token_id] if self.append_eos and tokenizer.eos_token_id is not None else []
         examples = []
         for canary in canaries:

@@ -1,4 +1,4 @@
-"""A task of which some held-out examples are public and come without their classes: what PATE's student learns from."""
+"""A task whose held-out examples are partly public inputs without classes, for PATE's student."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class WithPublicTask(DerivedTask):
-    """Another task of classification, with a part of its held-out examples as public inputs.
+    """Another classification task, with a part of its held-out examples as public inputs.
 
-    Their classes are not used in training. Utility is measured on the other held-out examples.
+    Training does not use their classes. Utility is measured on the other held-out examples.
     """
 
     fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """Share of the held-out examples that becomes public, by a keyed hash of the input; copies go together."""
+    """Share of the held-out examples that becomes public, by a keyed hash of the input; copies stay together."""
     data_seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the hash that decides which inputs become public."""
 
@@ -32,7 +32,7 @@ class WithPublicTask(DerivedTask):
         """Divide the held-out examples.
 
         Raises:
-            ValueError: the task is none of classification, or one of the two parts is empty.
+            ValueError: the task is not a classification task, or one of the two parts is empty.
         """
         if not self.classifies:
             raise ValueError(

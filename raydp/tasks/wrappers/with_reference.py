@@ -1,4 +1,4 @@
-"""A task of which some training examples are reference data: of the same kind, and weighted or scored apart."""
+"""A task with reference data: training examples of the same kind that are weighted or scored separately."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ DividedTask = ClassificationTask | LanguageModelingTask
 
 
 class WithReferenceTask(DerivedTask):
-    """Another task whose training examples are D_T and D_R, training and reference data (Kaplan et al. 2024, §2.3).
+    """Another task whose training examples are divided into training data D_T and reference data D_R.
 
-    Both are training examples and units of privacy: n = N_T + N_R, and a method that knows nothing of reference data
-    trains on both alike. The reference data come last (`TaskFacts.num_reference`). Held-out data, utility and secrets
-    are those of the task that this one is made of; a secret's count is over both sets. No example is moved or left out
-    for being in both sets: it then has a share in the guarantee of each.
+    Both are training examples and units of privacy: n = N_T + N_R. A method that does not know reference data trains on
+    both alike. The reference data come last (`TaskFacts.num_reference`). Held-out data, utility and secrets are those
+    of the task `of`; a secret's count is over both sets. An example that is in both sets stays in both, and takes part
+    in the guarantee of each.
+
+    Source: Kaplan et al. 2024, §2.3.
     """
 
     fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Share of the training examples that becomes reference data, by a keyed hash of each: one example more or less
-    moves no other, and copies go together."""
+    """Share of the training examples that becomes reference data, by a keyed hash of each example. One example more or
+    less moves no other example, and copies stay together."""
     reference: PluginField | None = None
     """Instead of a fraction, a second task whose training examples become the reference data, without those that the
-    first task holds out. Nothing else of the second task is used, nor what it tells of its users."""
+    first task holds out. Nothing else of the second task is used, not even its users."""
     data_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Seed of the hash that decides which examples become reference data; it is public."""
+    """Seed of the hash that selects the reference data; it is public."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -46,7 +48,7 @@ class WithReferenceTask(DerivedTask):
             raise ValueError(
                 "task.reference must be given, or else task.fraction, got "
                 f"{'neither' if self.fraction is None else 'both'}. Name a task with reference data, or the share of "
-                "the training examples that is to be it."
+                "the training examples that becomes reference data."
             )
         if self.fraction is None and self.data_seed:
             raise ValueError(
@@ -58,7 +60,7 @@ class WithReferenceTask(DerivedTask):
         """Divide the training examples, or add the reference data to them.
 
         Raises:
-            ValueError: a task's data are not usable, a set would be empty, or the two tasks do not go together.
+            ValueError: a task's data are unusable, a set would be empty, or the two tasks do not fit together.
         """
         task = self._built(self.of, tokenizer, "of")
         if self.reference is not None:
@@ -86,8 +88,9 @@ class WithReferenceTask(DerivedTask):
         return task
 
     def _joined(self, task: DividedTask, other: DividedTask) -> DividedTask:
-        """The first task's examples and then the second's."""
+        """Return the first task with the second task's training examples appended as reference data."""
         identity = f"{task.task_facts.content_hash} {other.task_facts.content_hash}".encode()
+        # Leave out examples that the first task holds out.
         held = set(task.heldout.contents())
         kept = np.array([i for i, content in enumerate(other.train.contents()) if content not in held], np.int64)
         if not len(kept):
@@ -100,6 +103,7 @@ class WithReferenceTask(DerivedTask):
             "reference_examples_held_out": len(other.train) - len(kept),
         }
         facts = replace(task.task_facts, notes=notes)
+        # Append the others; both tasks must be of one kind.
         if isinstance(task, LanguageModelingTask) and isinstance(other, LanguageModelingTask):
             train = type(task.train).concatenated(task.train, other.train.select(kept))
             task = replace(task, train=train, users=None, task_facts=facts)
@@ -121,7 +125,7 @@ def _alike(task: ClassificationTask, other: ClassificationTask) -> bool:
 
 
 def _select(task: DividedTask, positions: NDArray[np.int64]) -> DividedTask:
-    """The training examples in another order."""
+    """Reorder the training examples."""
     if isinstance(task, ClassificationTask):
         return replace(task, train=task.train.select(positions))
     users = task.users if task.users is None else replace(task.users, of_example=task.users.of_example[positions])
@@ -129,7 +133,7 @@ def _select(task: DividedTask, positions: NDArray[np.int64]) -> DividedTask:
 
 
 def _marked(task: DividedTask, num_reference: int, identity: bytes) -> DividedTask:
-    """With facts that say which of its examples are reference data."""
+    """Return the task with facts that mark its last num_reference examples as reference data."""
     total = len(task.train)
     tokens = int(task.lengths().sum()) if isinstance(task, ClassificationTask) else task.train.num_targets()
     facts = replace(

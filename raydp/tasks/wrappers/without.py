@@ -1,4 +1,4 @@
-"""A task without the examples that hold some of its secrets: the counterfactual control."""
+"""A task without the training examples that contain some of its secrets: the counterfactual control."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class WithoutTask(DerivedTask):
-    """Another language modelling task without the training examples that hold the named secrets.
+    """Another language modelling task without the training examples that contain the named secrets.
 
-    The secrets stay and are scored, with a count of 0, so that two sweeps of the same configurations, one with and one
-    without, tell what the examples did to the scores (`raydp analyze counterfactual`).
+    The secrets stay and are scored, with a count of 0. Two sweeps of the same configurations, one on each task, show
+    the effect of the examples on the scores (`raydp analyze counterfactual`).
 
     Guarantee:
-        (ε, δ) holds for the data that are left. n is smaller: q = b/n, the noise at one ε, and a δ that follows n
-        (delta_exponent) differ a little from those of the whole task. That examples were left out, and which, is not
+        (ε, δ) holds for the remaining data. n is smaller, so q = b/n, the noise at one ε, and a δ that follows n
+        (delta_exponent) differ a little from those of the whole task. The choice of the left-out examples is not
         covered.
 
     Source: Zhang et al. 2023 ("Counterfactual memorization in neural language models"); Feldman and Zhang 2020.
@@ -37,11 +37,11 @@ class WithoutTask(DerivedTask):
     """Numbers of the secrets whose examples are left out, as in the secrets' names; or `all`."""
 
     def build(self, tokenizer: PreTrainedTokenizerBase) -> LanguageModelingTask:
-        """Leave the examples out.
+        """Build the task without the examples.
 
         Raises:
-            ValueError: a secret is unknown, the examples that hold it cannot be told, nothing is left, or what
-                DerivedTask.inner raises.
+            ValueError: a secret is unknown, the examples that contain it cannot be identified, no example is left, or
+                an error of DerivedTask.inner.
         """
         task = self.inner(tokenizer)
         named = self._named(task)
@@ -68,7 +68,7 @@ class WithoutTask(DerivedTask):
         return replace(smaller, task_facts=replace(facts, notes=notes))
 
     def _named(self, task: LanguageModelingTask) -> set[int]:
-        """Numbers of the secrets to leave out."""
+        """Return the numbers of the secrets whose examples are left out."""
         known = {secret.number for secret in task.task_secrets}
         if not known:
             raise ValueError("task.of must be a task with secrets, got none. Give it secrets.")
@@ -84,11 +84,11 @@ class WithoutTask(DerivedTask):
 
 
 def examples_with(task: LanguageModelingTask, tokenizer: PreTrainedTokenizerBase) -> dict[int, NDArray[np.int64]]:
-    """Training examples that hold each secret, by the secret's number.
+    """Return the training examples that contain each secret, by the secret's number.
 
-    A verbatim secret is held by an example that says prompt and continuation. So is an attribute where as many say both
-    as the secret counts; otherwise an example that mentions it holds it, of its user's alone where the secret has one.
-    Examples are decoded from their tokens.
+    An example contains a verbatim secret if its text contains prompt and continuation. The rule also applies to an
+    attribute if the number of such examples equals the secret's count. Otherwise an example contains the attribute if
+    it mentions it; if the secret has a user, only this user's examples count. Examples are decoded from their tokens.
     """
     train = task.train
     rows = [train.token_ids[begin:end].tolist() for begin, end in zip(train.offsets, train.offsets[1:], strict=False)]
@@ -111,17 +111,17 @@ def _holding(
     return np.array(mentioning, np.int64)
 
 
-def _told(secret: Secret, found: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What was found, if it is what the task counted."""
-    if len(found) != secret.count:
+def _told(secret: Secret, holders: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the examples that contain a secret; raise ValueError unless their number is the secret's count."""
+    if len(holders) != secret.count:
         raise ValueError(
-            f"task.secrets must be such that the examples with them can be told, got {secret.name}, which the task "
-            f"counts in {secret.count} examples and whose text is in {len(found)}. Leave it out; if task.of is itself "
-            "made of another task, make this one of that other task first."
+            f"task.secrets must be secrets whose examples can be found, got {secret.name}, which the task counts in "
+            f"{secret.count} examples and whose text is in {len(holders)}. Leave it out; if task.of is itself made of "
+            "another task, make this task of that other task first."
         )
-    return found
+    return holders
 
 
-def _recounted(secret: Secret, found: NDArray[np.int64], left_out: set[int]) -> Secret:
-    """With the count that is left: examples may hold several secrets."""
-    return replace(secret, count=secret.count - len(left_out.intersection(found.tolist())))
+def _recounted(secret: Secret, holders: NDArray[np.int64], left_out: set[int]) -> Secret:
+    """Return a secret with its count after the removal. Removing the examples of one secret may remove another's."""
+    return replace(secret, count=secret.count - len(left_out.intersection(holders.tolist())))

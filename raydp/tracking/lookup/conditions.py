@@ -1,4 +1,4 @@
-"""What a model must meet: bounds, configuration and `where`; which part MLflow's own search can decide."""
+"""Conditions on models: bounds, configuration and `where`; and the part of them that MLflow's own search can decide."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ PARAMS = (*HYPERPARAMETERS, "seed", "method", "task_hash", "max_grad_norm")
 NUMBERS = (*HYPERPARAMETERS, "seed", "max_grad_norm")
 TAGS = ("run_id", "sweep", "status")
 ORDER = {"loss": "utility_loss"}
-"""Short names of columns."""
+"""Short names of columns in `order_by` and `where`."""
 
 _OPERATORS = {"<=": operator.le, ">=": operator.ge, "==": operator.eq, "!=": operator.ne, "<": operator.lt,
               ">": operator.gt, "=": operator.eq}  # fmt: skip
 _WHERE = re.compile(r"\s*([\w./ -]*?[\w./-])\s*(<=|>=|==|!=|<|>|=)\s*(.*?)\s*", re.DOTALL)
 _PLAIN_TEXT = re.compile(r"[\w.:/@+-]+")
-"""What goes into MLflow's filter as it is: its language has no way to write a quote inside a text."""
+"""Texts that may go into MLflow's filter unchanged. Its language cannot write a quote inside a text."""
 _OTHERS = ("certified", "name", "version", "model_id")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """One condition: a column of the table of models, an operator, a number or a text."""
+    """One condition: a column of the table of models, an operator, and a number or a text."""
 
     column: str
     operator: str
@@ -43,10 +43,10 @@ class Where:
 
     @classmethod
     def parse(cls, text: str) -> Where:
-        """Read `COLUMN OPERATOR VALUE`; a text may stand in quotes.
+        """Parse `COLUMN OPERATOR VALUE`. A text may be in quotes.
 
         Raises:
-            ValueError: it has another form, or compares texts by size.
+            ValueError: the condition has another form, or compares texts by size.
         """
         match = _WHERE.fullmatch(text)
         if match is None or not match[3]:
@@ -57,16 +57,16 @@ class Where:
         column, value = ORDER.get(match[1], match[1]), match[3]
         if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
             value = value[1:-1]
-        found = cls(column=column, operator="=" if match[2] == "==" else match[2], value=value)
-        if found.number is None and (found.operator not in ("=", "!=") or _is_metric(column)):
+        where = cls(column=column, operator="=" if match[2] == "==" else match[2], value=value)
+        if where.number is None and (where.operator not in ("=", "!=") or _is_metric(column)):
             raise ValueError(f"where must compare by size with a number, got {text!r}. Give a number, or use = or !=.")
-        if found.number is None and column in NUMBERS:
+        if where.number is None and column in NUMBERS:
             raise ValueError(f"where must compare {column} with a number, got {value!r}. Correct it.")
-        return found
+        return where
 
     @property
     def number(self) -> float | None:
-        """The value as a number; None where it is a text."""
+        """Return the value as a number; None if it is a text."""
         try:
             value = float(self.value)
         except ValueError:
@@ -74,10 +74,10 @@ class Where:
         return None if math.isnan(value) else value
 
     def pushed(self) -> str | None:
-        """The condition in MLflow's filter language, or one that lets more pass; None where it has no words for it."""
+        """Return the condition, or a weaker one, in MLflow's filter language; None if MLflow cannot express it."""
         number = self.number
         if _is_metric(self.column) and number is not None and math.isfinite(number):
-            # An infinite ε is no metric: what is greater than or other than a number may be infinite.
+            # An infinite ε is not an MLflow metric, so > and != would lose models that meet the condition.
             if self.column in GUARANTEE and self.operator in (">", ">=", "!="):
                 return None
             return f"metrics.`{self.column}` {self.operator} {plain(number)}"
@@ -95,10 +95,10 @@ class Where:
         return None
 
     def keep(self, frame: pd.DataFrame) -> pd.Series[bool]:
-        """The rows that meet it; an undefined figure meets nothing.
+        """Return the rows that meet the condition. An undefined value meets no condition.
 
         Raises:
-            ValueError: the table has no such column, or the column has numbers and the value is none.
+            ValueError: the table has no such column, or the column has numbers and the value is a text.
         """
         import pandas as pd
 
@@ -120,7 +120,7 @@ class Where:
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What a model must meet; see `find_models`."""
+    """Conditions on a model; see `find_models`."""
 
     min_epsilon: float | None = None
     max_epsilon: float | None = None
@@ -147,12 +147,12 @@ class Conditions:
 
     @property
     def ask_for_a_guarantee(self) -> bool:
-        """Whether they rely on what a model's privacy card says."""
+        """Return whether a condition relies on the model's privacy card."""
         bounds = self.max_epsilon is not None or self.max_delta is not None or bool(self.certified)
         return bounds or any(where.column in (*GUARANTEE, "certified") for where in self.where)
 
     def filter_string(self) -> str:
-        """The part that MLflow's numeric search can decide. min_epsilon is not in it: infinity is no MLflow metric."""
+        """Return the part that MLflow's search can decide. min_epsilon is not in it: infinity is no MLflow metric."""
         bounds = {"epsilon": self.max_epsilon, "delta": self.max_delta, "utility_loss": self.max_loss}
         if self.score is not None:
             bounds[f"score.{self.score}"] = self.max_score
@@ -164,12 +164,12 @@ class Conditions:
         return " AND ".join(parts)
 
     def pushed_metrics(self) -> list[str]:
-        """Metrics of other than fixed names that the filter speaks of, which no model may have."""
+        """Return the metrics in the filter, other than those with fixed names. Perhaps no model has them."""
         named = [f"score.{self.score}"] if self.score is not None and self.max_score is not None else []
         return named + [w.column for w in self._wheres() if w.pushed() and w.column.startswith("score")]
 
     def apply(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The rows that meet every condition; an undefined figure meets none."""
+        """Return the rows that meet every condition. An undefined value meets no condition."""
         import pandas as pd
 
         keep = pd.Series(True, index=frame.index)
@@ -186,11 +186,11 @@ class Conditions:
         for where in self.where:
             keep &= where.keep(frame)
         if self.max_delta is not None or any(where.column == "delta" for where in self.where):
-            keep &= frame["epsilon"] < math.inf  # δ is none without an ε
+            keep &= frame["epsilon"] < math.inf  # δ is undefined without an ε
         return frame[keep]
 
     def _wheres(self) -> Sequence[Where]:
-        """With `score` as the metric that is meant; without a name it may be one or the other."""
+        """Return `where` with the metric of the named score for `score`; without a name, skip conditions on `score`."""
         if self.score is None:
             return [where for where in self.where if where.column != "score"]
         meant = f"score.{self.score}"
@@ -208,5 +208,5 @@ def _is_metric(column: str) -> bool:
 
 
 def plain(value: float) -> str:
-    """A number without an exponent, exactly as it round-trips: MLflow's parser refuses -1e-05."""
+    """Return a number without an exponent that round-trips exactly. MLflow's parser refuses -1e-05."""
     return format(Decimal(repr(float(value))), "f")

@@ -1,4 +1,4 @@
-"""How models are looked up: MLflow decides what it can, in few calls; the table of what is left decides the rest."""
+"""Lookup of models: MLflow decides what it can, in few calls; the table of the remaining models decides the rest."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PAGE = 1000
 FEW = 50
-"""So many versions are named in a search for their models; of more, all models are searched."""
+"""Largest number of versions whose models are searched by name. If there are more, all models are searched."""
 SAMPLE = 200
-"""Models that are read to tell which metrics there are, where a search for one found nothing."""
+"""Number of models that are read for the known metrics if a search for a metric found nothing."""
 CHUNK = 100
-"""Runs named in one address: the longest stays below the 8 KiB that proxies take."""
+"""Number of runs named in one address, so that the longest address stays below the 8 KiB that proxies accept."""
 
 
 @dataclass(kw_only=True)
@@ -37,11 +37,11 @@ class Lookup:
     """One search for models.
 
     Attributes:
-        registered_model, alias: only versions of this name, only those that an alias points at.
-        conditions: what a model must meet.
-        trust: what is demanded of its guarantee; None: nothing.
+        registered_model, alias: restrict the search to versions of this name, or versions that the alias points at.
+        conditions: conditions on a model.
+        trust: demands on the model's guarantee; None demands nothing.
         order_by: a column, or None for name and version.
-        limit: at most so many rows; None for all.
+        limit: largest number of rows; None for all.
     """
 
     store: Store
@@ -54,39 +54,41 @@ class Lookup:
     _problems: dict[str, str | None] = field(default_factory=dict)
 
     def run(self) -> pd.DataFrame:
-        """The table; in its attrs "left_out": why and how many models were that meet the conditions."""
+        """Return the table. Its attrs["left_out"] counts the left-out models that meet the conditions, by reason."""
         if self.registered_model is not None and "'" in self.registered_model:
             raise ValueError(
                 f"registered_model must not hold a quote, got {self.registered_model!r}. Correct the name."
             )
         aliased = None if self.alias is None else self._aliased(self.alias)
+        # Restrict the search to the versions of a name or an alias, if they are few.
         few = self._few() if aliased is None else aliased
         experiments = _experiments(self.store, few)
-        found: list[Tracked] = []
+        entries: list[Tracked] = []
         if few != [] and experiments:
+            # Read pages of models until no later page can change the result.
             for models in self._models(experiments, few):
-                found += tracked(self.store, self._with_versions(models, few))
-                if self._enough(found, models):
+                entries += tracked(self.store, self._with_versions(models, few))
+                if self._enough(entries, models):
                     break
-            if not found:
+            if not entries:
                 self._require_known(experiments)
-        return self._kept(found)
+        return self._kept(entries)
 
-    def _kept(self, found: list[Tracked]) -> pd.DataFrame:
-        """What meets the conditions, in order, without those whose guarantee cannot be relied on."""
-        frame = table(found, self.conditions, needs_score=self.order_by == "score")
+    def _kept(self, entries: list[Tracked]) -> pd.DataFrame:
+        """Return the entries that meet the conditions, in order, without those whose guarantee is unreliable."""
+        frame = table(entries, self.conditions, needs_score=self.order_by == "score")
         rows = ordered(self.conditions.apply(frame) if len(frame) else frame, self.order_by)
         limit = len(rows) if self.limit is None else self.limit
         if self.trust is None:
             rows = rows.head(limit)
             rows.attrs["left_out"] = {}
             return rows
-        entries = {_uri(entry): entry for entry in found}
+        by_uri = {_uri(entry): entry for entry in entries}
         kept, left_out = list[int](), Counter[str]()
         for position, uri in enumerate(rows["model_uri"]):
             if len(kept) == limit:
                 break
-            problem = self._problem(entries[uri])
+            problem = self._problem(by_uri[uri])
             if problem is None:
                 kept.append(position)
             else:
@@ -96,6 +98,7 @@ class Lookup:
         return rows
 
     def _problem(self, entry: Tracked) -> str | None:
+        """Return why the guarantee of an entry is unreliable, or None; cached."""
         assert self.trust is not None
         uri = _uri(entry)
         if uri not in self._problems:
@@ -103,7 +106,7 @@ class Lookup:
         return self._problems[uri]
 
     def _ordering(self) -> str | None:
-        """The metric that MLflow can sort by."""
+        """Return the metric by which MLflow can sort; None if it cannot."""
         if self.limit is None or self.order_by is None:
             return None
         column = ORDER.get(self.order_by, self.order_by)
@@ -112,7 +115,7 @@ class Lookup:
         return column if column in METRICS or column.split(".")[0] == "score" else None
 
     def _models(self, experiments: list[str], few: list[ModelVersion] | None) -> Iterator[list[LoggedModel]]:
-        """Pages of logged models, sorted where MLflow can."""
+        """Yield pages of logged models, sorted if MLflow can sort them."""
         parts = [part for part in [self.conditions.filter_string()] if part]
         if few is not None:
             runs = sorted({str(version.run_id) for version in few})
@@ -134,12 +137,12 @@ class Lookup:
             if not token:
                 return
 
-    def _enough(self, found: list[Tracked], models: list[LoggedModel]) -> bool:
-        """Whether no later page can change the first rows: they are full, and what comes now is greater."""
+    def _enough(self, entries: list[Tracked], models: list[LoggedModel]) -> bool:
+        """Return whether no later page can change the first rows: they are full, and later values are greater."""
         metric = self._ordering()
-        if metric is None or self.limit is None or len(found) < self.limit or not models:
+        if metric is None or self.limit is None or len(entries) < self.limit or not models:
             return False
-        rows = self._kept(found)
+        rows = self._kept(entries)
         if len(rows) < self.limit:
             return False
         value = rows[metric if metric in rows else ORDER.get(str(self.order_by), str(self.order_by))].iloc[-1]
@@ -147,14 +150,14 @@ class Lookup:
         return bool(last is not None and last > value)
 
     def _few(self) -> list[ModelVersion] | None:
-        """The versions of the name that is asked for; None where they are many, or any name will do."""
+        """Return the versions of the registered model; None if they are many, or if no name is given."""
         if self.registered_model is None:
             return None
         page = self.store.client.search_model_versions(f"name = '{self.registered_model}'", FEW)
         return None if page.token else list(filter(_is_ours, page))
 
     def _aliased(self, alias: str) -> list[ModelVersion]:
-        """The versions that an alias points at, one of a registered model at most."""
+        """Return the versions that an alias points at, at most one of each registered model."""
         client = self.store.client
         name = None if self.registered_model is None else f"name = '{self.registered_model}'"
         registered = pages(partial(client.search_registered_models, name, PAGE))
@@ -164,7 +167,7 @@ class Lookup:
     def _with_versions(
         self, models: list[LoggedModel], few: list[ModelVersion] | None
     ) -> list[tuple[ModelVersion, LoggedModel]]:
-        """The models with their versions; a model that was never registered is not among them."""
+        """Return the models with their versions. Models that were never registered are left out."""
         by_id = {model.model_id: model for model in models}
         versions = few if few is not None else self._versions_of(models)
         return [(v, by_id[v.tags[MODEL_ID_TAG]]) for v in versions if v.tags[MODEL_ID_TAG] in by_id]
@@ -173,22 +176,22 @@ class Lookup:
         client = self.store.client
         runs = sorted({str(model.source_run_id) for model in models if model.source_run_id})
         parts = [] if self.registered_model is None else [f"name = '{self.registered_model}'"]
-        found: list[ModelVersion] = []
+        versions: list[ModelVersion] = []
         for start in range(0, len(runs), CHUNK):
             named = ", ".join(map(repr, runs[start : start + CHUNK]))
             condition = " AND ".join([*parts, f"run_id IN ({named})"])
-            found += pages(partial(client.search_model_versions, condition, PAGE))
-        return list(filter(_is_ours, found))
+            versions += pages(partial(client.search_model_versions, condition, PAGE))
+        return list(filter(_is_ours, versions))
 
     def _require_known(self, experiments: list[str]) -> None:
-        """Nothing was found: because nothing matches, or because no model has what was named?
+        """Check, after an empty result, that the metrics in the conditions exist on some model.
 
         Raises:
-            ValueError: a metric that was asked for is on no model.
+            ValueError: no model has a metric that is in the conditions.
         """
         client = self.store.client
         for name in self.conditions.pushed_metrics():
-            # No metric has this value, so that every model with the metric meets it.
+            # No metric has this value, so every model with the metric meets the condition.
             if client.search_logged_models(experiments, f"metrics.`{name}` != 0.1234567890123", max_results=1):
                 continue
             sample = client.search_logged_models(experiments, max_results=SAMPLE)
@@ -201,12 +204,12 @@ class Lookup:
 
 
 def tracked(store: Store, pairs: Sequence[tuple[ModelVersion, LoggedModel]]) -> list[Tracked]:
-    """Add the aliases, which MLflow's search for versions leaves out."""
+    """Add the aliases, which MLflow's search for versions does not return."""
     aliases: dict[tuple[str, str], list[str]] = {}
     names = sorted({version.name for version, _ in pairs})
     for start in range(0, len(names), CHUNK):
         part = names[start : start + CHUNK]
-        # Not get_registered_model, which reads every version of it.
+        # get_registered_model would read every version of the model.
         said = f"name = {part[0]!r}" if len(part) == 1 else f"name IN ({', '.join(map(repr, part))})"
         for entry in pages(partial(store.client.search_registered_models, said, CHUNK)):
             for alias, number in sorted(entry.aliases.items()):
@@ -215,24 +218,24 @@ def tracked(store: Store, pairs: Sequence[tuple[ModelVersion, LoggedModel]]) -> 
 
 
 def pages(search: Callable[..., PagedList[T]]) -> list[T]:
-    """Every page of a search, which takes a page_token."""
-    found, token = list[T](), None
+    """Return the items of every page of a search, which takes a page_token."""
+    items, token = list[T](), None
     while True:
         page = search(page_token=token)
-        found += page
+        items += page
         token = page.token
         if not token:
-            return found
+            return items
 
 
 def _experiments(store: Store, few: list[ModelVersion] | None) -> list[str]:
-    """Where to search: in every experiment, also a deleted one, or in those of the versions."""
+    """Return the experiments to search: those of the versions, or all, including deleted ones."""
     if few is not None:
         return sorted({str(version.tags[EXPERIMENT_ID_TAG]) for version in few})
     from mlflow.entities import ViewType
 
-    found = pages(partial(store.client.search_experiments, ViewType.ALL, PAGE))
-    return sorted(str(experiment.experiment_id) for experiment in found)
+    experiments = pages(partial(store.client.search_experiments, ViewType.ALL, PAGE))
+    return sorted(str(experiment.experiment_id) for experiment in experiments)
 
 
 def _is_ours(version: ModelVersion) -> bool:

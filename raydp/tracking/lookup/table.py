@@ -1,4 +1,4 @@
-"""The table of models that a lookup returns: the names of the points table, one row a version."""
+"""The table of models that a lookup returns: one row a version, with the column names of the points table."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Tracked:
 
 
 def table(models: Iterable[Tracked], conditions: Conditions, *, needs_score: bool = False) -> pd.DataFrame:
-    """One row per version, sorted by name and version."""
+    """Return one row per version, sorted by name and version."""
     rows = [_row(entry) for entry in models]
     key = _score_key(rows, conditions, needs_score)
     if key is not None:
@@ -52,7 +52,7 @@ def table(models: Iterable[Tracked], conditions: Conditions, *, needs_score: boo
 
 
 def ordered(frame: pd.DataFrame, order_by: str | None) -> pd.DataFrame:
-    """Sorted by a column, ascending, undefined last; ties by name and version."""
+    """Sort by a column, ascending, undefined values last; ties by name and version."""
     if order_by is not None:
         column = ORDER.get(order_by, order_by)
         if column not in frame.columns or column == "aliases":
@@ -63,7 +63,7 @@ def ordered(frame: pd.DataFrame, order_by: str | None) -> pd.DataFrame:
 
 
 def _row(entry: Tracked) -> dict[str, Any]:
-    """A model's figures under the names of the points table."""
+    """Return a model's values under the column names of the points table."""
     version, model = entry.version, entry.model
     row: dict[str, Any] = dict(latest_metrics(model))
     for name, text in model.params.items():
@@ -83,7 +83,7 @@ def _row(entry: Tracked) -> dict[str, Any]:
 
 
 def _number(text: str) -> float | None:
-    """A figure from a tag, which anybody may have changed: one bad tag must not end every lookup."""
+    """Return the number in a tag, or None. Anybody may have changed a tag, and a bad one must not end every lookup."""
     try:
         return float(text)
     except ValueError:
@@ -91,7 +91,7 @@ def _number(text: str) -> float | None:
 
 
 def _score_key(rows: list[dict[str, object]], conditions: Conditions, needed: bool) -> str | None:
-    """The metric that `score` means: the named one, or the only one that there is."""
+    """Return the metric that `score` means: the named one, or the only one that exists."""
     known = sorted({c for row in rows for c in row if c.startswith("score.") and not c.endswith(".std_error")})
     if conditions.score is not None:
         key = f"score.{conditions.score}"

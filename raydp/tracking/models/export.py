@@ -1,5 +1,7 @@
-"""Models out of the registry: as a folder that other programs load, as it is or with the adapter merged into its base;
-and a seal for what was registered without one."""
+"""Export of registered models to a folder that other programs load, with the adapter merged into its base or not.
+
+Also a new seal for models that were registered without a seal.
+"""
 
 from __future__ import annotations
 
@@ -54,59 +56,64 @@ def export_model(
     trusted_keys: Iterable[str | Path] | None = None,
     signing_key: str | Path | None = None,
 ) -> Path:
-    """Write a registered model to a folder, after a comparison of every file with its seal.
+    """Write a registered model to a folder, after checking every file against the model's seal.
 
     Args:
         uri: models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID.
         folder: new or empty.
         tracking_uri: the store.
-        merge: add a LoRA adapter to its base's weights: a plain transformers model, as large as the base. Without it
-            the folder is the one that is registered: an adapter in PEFT's layout that names its base, with the
-            tokenizer and a README.md that says how plain transformers and peft load it.
-        with_base: write the base model's files beside an adapter too. The base `tiny`, which no hub has, always is.
+        merge: add a LoRA adapter to its base's weights. The result is a plain transformers model, as large as the base.
+            Without merge the folder is the registered one: an adapter in PEFT's layout that names its base, with the
+            tokenizer and a README.md that shows how plain transformers and peft load it.
+        with_base: also write the base model's files beside an adapter. The base `tiny` is always written, because no
+            hub has it.
         base: as in `load_model`, for `merge`, `with_base` and the tokenizer.
         dtype: as in `load_model`, for `merge` only.
-        trusted_keys: public keys or files of such, one of which must have signed the model.
-        signing_key: for `merge`: sign the merged folder with it; its files are others than those that were signed.
+        trusted_keys: public keys or files of public keys. One of the keys must have signed the model.
+        signing_key: for `merge`: sign the merged folder with this key, because its files differ from the signed ones.
 
     Returns:
         The folder: for transformers and peft, for vLLM, and for `mlflow models serve -m FOLDER --env-manager local`.
 
     Raises:
-        ValueError: there is no such model, its files are not those that were sealed, the folder is not empty, the base
-            cannot be loaded or is another, or a soft prompt is to be merged.
+        ValueError: there is no such model, its files differ from the sealed ones, the folder is not empty, the base
+            cannot be loaded or has other weights, or a soft prompt is to be merged.
     """
+    # Check the options.
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"--output must be a new or empty folder, got {str(folder)!r}. Name another one.")
     if not merge and (dtype, signing_key) != (None, None):
-        raise ValueError("--dtype and --signing-key must go with --merge, got them without. Add it.")
+        raise ValueError("--dtype and --signing-key must go with --merge, got them without it. Add --merge.")
     if merge and with_base:
         raise ValueError("--with-base must go without --merge, got both. A merged model holds its base's weights.")
     key = None if signing_key is None else SigningKey.load(Path(signing_key))
+    # Merge the adapter, or copy the checked folder.
     with checked_folder(uri, tracking_uri=tracking_uri, trusted_keys=trusted_keys) as held:
         if merge and (held / ADAPTER_CONFIG).is_file():
             _merged(held, folder, uri, base, dtype, key)
             return folder
         adapted = (held / ADAPTER_CONFIG).is_file()
-        found = _base_files(recorded_base(held), base, needed=with_base or base is not None) if adapted else None
+        source = _base_files(recorded_base(held), base, needed=with_base or base is not None) if adapted else None
         shutil.copytree(held, folder, dirs_exist_ok=True)
-    if found is not None:
+    # Add the tokenizer, the base and the README.
+    if source is not None:
         name = recorded_base(folder)["name"]
         if not (folder / TOKENIZER_CONFIG).is_file():
-            _copy(found, folder, TOKENIZER_FILES, name)
+            _copy(source, folder, TOKENIZER_FILES, name)
         if with_base or name == "tiny":
             (folder / EXPORTED_BASE).mkdir()
-            _copy(found, folder / EXPORTED_BASE, (*FULL_MODEL, *TOKENIZER_FILES), name)
+            _copy(source, folder / EXPORTED_BASE, (*FULL_MODEL, *TOKENIZER_FILES), name)
     write_readme(folder, uri)
     return folder
 
 
 def _base_files(recorded: dict[str, str], base: str | None, *, needed: bool) -> Path | None:
-    """The folder of the base model that an adapter was trained on; None where it is not here and nobody asked for it:
-    README.md says then what is missing.
+    """Return the folder of the base model that an adapter was trained on.
+
+    Return None if the base is not available here and not needed; README.md then says what is missing.
 
     Raises:
-        ValueError: it is needed and is not here, or has other weights.
+        ValueError: the base is needed and is not available here, or has other weights.
     """
     from raydp.models import base_models as models
 
@@ -128,7 +135,7 @@ def _base_files(recorded: dict[str, str], base: str | None, *, needed: bool) -> 
 
 
 def _copy(source: Path, folder: Path, patterns: Iterable[str], name: str) -> None:
-    """Copy the files of a base model, its configuration without paths of this machine."""
+    """Copy the files of a base model. Its configuration must not contain paths of this machine."""
     for path in sorted(source.iterdir()):
         if any(fnmatch(path.name, pattern) for pattern in patterns):
             if (config := portable_config(path, name)) is None:
@@ -138,18 +145,20 @@ def _copy(source: Path, folder: Path, patterns: Iterable[str], name: str) -> Non
 
 
 def _merged(held: Path, folder: Path, uri: str, base: str | None, dtype: str | None, key: SigningKey | None) -> None:
-    """The adapter in its base's weights, with the cards, and a seal of its own that names the one it comes from."""
+    """Write the merged model with its cards, and with a new seal that names the seal of its source."""
     from raydp.models.progress_bar import without_progress_bar
 
     kind = json.loads((held / ADAPTER_CONFIG).read_text(encoding="utf-8"))["peft_type"]
     if kind != "LORA":
         raise ValueError(f"--merge must be for a LoRA adapter, got one of type {kind}. Export it without --merge.")
+    # Merge, and write the model and its tokenizer.
     merged: Any = load_folder(held, base, dtype)
     merged = merged.merge_and_unload()
     folder.mkdir(parents=True, exist_ok=True)
     with without_progress_bar():
         merged.save_pretrained(folder)
     tokenizer_in(held, base).save_pretrained(folder)
+    # Remove paths of this machine from the configuration, and copy the cards.
     name = recorded_base(held)["name"]
     for path in folder.glob("*.json"):
         if (config := portable_config(path, name)) is not None:
@@ -157,6 +166,7 @@ def _merged(held: Path, folder: Path, uri: str, base: str | None, dtype: str | N
     for file in (PRIVACY_FILE, CARD_FILE, BASE_FILE):
         if (held / file).is_file():
             shutil.copy(held / file, folder)
+    # Seal the new files.
     source = Seal.read((held / SEAL_FILE).read_text(encoding="utf-8"))
     assert source is not None, "the folder was checked"
     write_mlmodel(folder / "MLmodel", "full", name, model_id=source.statement["model_id"], run_id=None)
@@ -169,19 +179,19 @@ def _merged(held: Path, folder: Path, uri: str, base: str | None, dtype: str | N
 def seal_model(
     uri: str, *, tracking_uri: str, signing_key: str | Path | None = None, unseen: bool = False
 ) -> dict[str, object]:
-    """Seal a registered model anew: sign it after a review, or with another key.
+    """Seal a registered model again: sign it after a review, or with another key.
 
     Args:
         uri: models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID.
         tracking_uri: the store.
         signing_key: file of the private key; without it the seal is not signed.
-        unseen: also seal a model without a seal or with one that does not fit, as its files are now.
+        unseen: also seal a model without a seal or with a seal that does not fit, with its present files.
 
     Returns:
         model_id, signed_by (a public key or None) and files (name -> SHA-256).
 
     Raises:
-        ValueError: there is no such model, its files are not those that were sealed, or its card and tags differ.
+        ValueError: there is no such model, its files differ from the sealed ones, or its card and tags differ.
     """
     key = None if signing_key is None else SigningKey.load(Path(signing_key))
     store = open_store(tracking_uri)
@@ -199,7 +209,7 @@ def seal_model(
 
 
 def _statement_of(folder: Path, model: LoggedModel, hashes: dict[str, str], uri: str) -> dict[str, object]:
-    """What a seal says of the files in a folder; what its card says must be what the registry does."""
+    """Return the statement of a seal for the files in a folder. Card and registry must state the same guarantee."""
     missing = [name for name in (PRIVACY_FILE, BASE_FILE) if name not in hashes]
     if missing:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A tracked model, ready to generate: its base by name, checked by hash, with what was trained on top."""
+"""Loading a tracked model: its base by name, checked by hash, and the trained weights on top."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ def load_model(
 ) -> nn.Module:
     """Load a model from the registry, in eval mode. Nothing is unpickled: weights are safetensors, the rest JSON.
 
-    Every file is compared with the hash that was sealed with the model's privacy card, before anything is loaded.
+    Before loading, every file is compared with the hash that was sealed with the model's privacy card.
 
     Args:
         uri: models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID.
-        tracking_uri: the store that it is in.
-        base: name or folder of the base model, where the recorded name means nothing here.
+        tracking_uri: the store of the model.
+        base: name or folder of the base model, if the recorded name is unknown here.
         dtype: "float32" or "bfloat16" for the base model's weights; as recorded by default.
-        device: where to, as torch names it.
-        trusted_keys: public keys (`ed25519:...`) or files of such, one of which must have signed the model.
+        device: target device, in torch's notation.
+        trusted_keys: public keys (`ed25519:...`) or files of public keys. One of the keys must have signed the model.
 
     Returns:
-        A peft model on its base, or a transformers model where every weight was trained.
+        A peft model on its base, or a transformers model if every weight was trained.
 
     Raises:
-        ValueError: there is no such model, its files are not those that were sealed or no trusted key has signed them,
-            its base cannot be loaded, or the base's weights are not those that it was trained on.
+        ValueError: there is no such model, its files differ from the sealed ones, no trusted key has signed them, its
+            base cannot be loaded, or the base has other weights than in training.
     """
     if dtype not in (None, "float32", "bfloat16"):
         raise ValueError(f"dtype must be float32 or bfloat16, got {dtype!r}. Leave it out for the recorded one.")
@@ -67,10 +67,10 @@ def load_folder(folder: Path, base: str | None = None, dtype: str | None = None)
 
 @contextmanager
 def checked_folder(uri: str, *, tracking_uri: str, trusted_keys: Iterable[str | Path] | None = None) -> Iterator[Path]:
-    """A registered model's folder, for the time of the block, after every file was compared with the model's seal.
+    """Return a registered model's folder for the block, after checking every file against the model's seal.
 
     Raises:
-        ValueError: there is no such model, a file is not what was sealed, or no trusted key has signed it.
+        ValueError: there is no such model, a file differs from the sealed one, or no trusted key has signed the seal.
     """
     trust = Trust.given(trusted_keys)
     store = open_store(tracking_uri)
@@ -84,20 +84,20 @@ def checked_folder(uri: str, *, tracking_uri: str, trusted_keys: Iterable[str | 
 def load_tokenizer(
     uri: str, *, tracking_uri: str, base: str | None = None, trusted_keys: Iterable[str | Path] | None = None
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of a registered model: its own where it has one, else its base's.
+    """Load the tokenizer of a registered model: its own if it has one, else its base's.
 
     Args:
         uri, tracking_uri, base, trusted_keys: as in `load_model`.
 
     Raises:
-        ValueError: there is no such model, its files are not those that were sealed, or there is no tokenizer for it.
+        ValueError: there is no such model, its files differ from the sealed ones, or there is no tokenizer for it.
     """
     with checked_folder(uri, tracking_uri=tracking_uri, trusted_keys=trusted_keys) as folder:
         return tokenizer_in(folder, base)
 
 
 def tokenizer_in(folder: Path, base: str | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer for the model in a folder."""
+    """Load the tokenizer for the model in a folder."""
     from transformers import AutoTokenizer
 
     from raydp.models import base_models as models
@@ -108,13 +108,13 @@ def tokenizer_in(folder: Path, base: str | None = None) -> PreTrainedTokenizerBa
 
 
 def recorded_base(folder: Path) -> dict[str, str]:
-    """What base.json says: name, weight_hash, dtype."""
+    """Return the content of base.json: name, weight_hash, dtype."""
     record: dict[str, str] = json.loads((folder / BASE_FILE).read_text(encoding="utf-8"))
     return record
 
 
 def _require_safetensors(folder: Path) -> None:
-    """Refuse an adapter without safetensors: peft would take a pickle instead."""
+    """Raise ValueError for an adapter without safetensors, for which peft would load a pickle."""
     if (folder / ADAPTER_CONFIG).is_file() and not (folder / ADAPTER_WEIGHTS).is_file():
         raise ValueError(
             f"MODEL must hold {ADAPTER_WEIGHTS}, got {sorted(p.name for p in folder.iterdir())}. Log it again."
@@ -122,7 +122,7 @@ def _require_safetensors(folder: Path) -> None:
 
 
 def _adapted(folder: Path, recorded: dict[str, str], base: str | None, dtype: str) -> nn.Module:
-    """The base model with the folder's adapter."""
+    """Load the base model with the folder's adapter."""
     from peft import PeftModel
 
     from raydp.models.adapters import building_peft_model
@@ -148,7 +148,7 @@ def _adapted(folder: Path, recorded: dict[str, str], base: str | None, dtype: st
 
 
 def _full(folder: Path, dtype: str) -> nn.Module:
-    """A model of which every weight was trained."""
+    """Load a model whose every weight was trained."""
     import torch
 
     from raydp.models.base_models import read_model
@@ -159,7 +159,7 @@ def _full(folder: Path, dtype: str) -> nn.Module:
 
 @contextmanager
 def _safetensors_only(folder: Path) -> Iterator[None]:
-    """What is called safetensors and is none is the user's to know, not a traceback."""
+    """Turn an unreadable safetensors file into a ValueError for the user."""
     from safetensors import SafetensorError
 
     try:

@@ -1,10 +1,11 @@
 """The files of a tracked model.
 
-A folder that transformers and peft load by hand: PEFT's own adapter layout (or a full model as save_pretrained writes
-it), with privacy.json and privacy.md (the guarantee, for programs and people), base.json (name, weight hash of the
-base model) and seal.json, which binds them all. The MLmodel file says in MLflow's own format what the folder is. Its
-flavours are ours and a python_function whose loader is ours, not `transformers`: that one records the base model as an
-absolute local path, which no other machine has. Neither reads or writes a pickle.
+transformers and peft can load the folder without raydp. It holds PEFT's adapter layout, or a full model as
+save_pretrained writes it. Added files are privacy.json and privacy.md (the guarantee, for programs and people),
+base.json (name and weight hash of the base model) and seal.json, which binds all files. The MLmodel file describes the
+folder in MLflow's own format. Its flavours are raydp's own and a python_function with raydp's loader. MLflow's flavour
+`transformers` is not used, because it records the base model as an absolute local path, which no other machine has. No
+flavour reads or writes a pickle.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ LOADER = "raydp.tracking.serving"
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """The files of one model, as they are uploaded.
+    """The files of one model for the upload.
 
     Attributes:
-        written: a folder with those that are written anew for it.
-        as_they_are: those of the trial that go unchanged.
-        hashes: SHA-256 (hex) by name, of all of them.
+        written: a folder with the files that are written for the upload.
+        as_they_are: files of the trial that are uploaded unchanged.
+        hashes: SHA-256 (hex) of all files, by name.
     """
 
     written: Path
@@ -57,7 +58,7 @@ class Folder:
 
     @classmethod
     def of(cls, trial: TrialRecord, written: Path, model_id: str, mlflow_run_id: str) -> Folder:
-        """Write into an empty folder what is not in the trial's."""
+        """Write the files that the trial's folder lacks into an empty folder."""
         base_name, kept = str(portable(trial.base["name"])), []
         for path in model_files(trial.model_dir):
             if (config := portable_config(path, base_name)) is not None:
@@ -71,14 +72,14 @@ class Folder:
         return cls(written=written, as_they_are=tuple(kept), hashes=hashes)
 
     def seal(self, trial: TrialRecord, model_id: str, key: SigningKey | None) -> Seal:
-        """Say what belongs together, in seal.json too."""
+        """Make the seal over all files, and write seal.json."""
         sealed = _sealed(trial, model_id, self.hashes, key)
         (self.written / SEAL_FILE).write_text(sealed.file(self.hashes), encoding="utf-8")
         return sealed
 
 
 def upload(client: MlflowClient, model_id: str, mlflow_run_id: str, trial: TrialRecord, key: SigningKey | None) -> None:
-    """Write a trial's model folder to the artifacts of a logged model; a file that is there is replaced."""
+    """Upload a trial's model folder to the artifacts of a logged model. Existing files are replaced."""
     with tempfile.TemporaryDirectory(prefix="raydp-") as scratch:
         folder = Folder.of(trial, Path(scratch), model_id, mlflow_run_id)
         sealed = folder.seal(trial, model_id, key)
@@ -89,17 +90,18 @@ def upload(client: MlflowClient, model_id: str, mlflow_run_id: str, trial: Trial
 
 
 def replace_cards(store: Store, model: LoggedModel, trial: TrialRecord, key: SigningKey | None) -> None:
-    """Write privacy.json and privacy.md anew, and the seal; nothing where they are the same already.
+    """Replace privacy.json, privacy.md and the seal. Do nothing if they are unchanged.
 
-    The other files' hashes are taken from the trial's own folder. Where that is gone, they are those that were sealed
-    before, and then only under the same key: what lies on the server alone is not signed unseen.
+    The other files' hashes come from the trial's own folder. If the folder is gone, they come from the old seal, and
+    only if the same key made it: files that exist on the server alone are never signed unseen.
 
     Raises:
-        ValueError: the folder is gone, and what is on the server was not sealed by this key.
+        ValueError: the folder is gone, and this key did not seal the files on the server.
     """
     old = Seal.read(model.tags.get(SEAL_TAG, ""))
     with tempfile.TemporaryDirectory(prefix="raydp-") as scratch:
         written = Path(scratch)
+        # Seal the trial's own folder again, if it still exists.
         if trial.model_dir.is_dir():
             folder = Folder.of(trial, written, model.model_id, str(model.source_run_id))
             same = folder.hashes[PRIVACY_FILE] == (old.statement["privacy_sha256"] if old else None)
@@ -107,6 +109,7 @@ def replace_cards(store: Store, model: LoggedModel, trial: TrialRecord, key: Sig
                 return
             sealed = folder.seal(trial, model.model_id, key)
         else:
+            # Otherwise take the other files' hashes from the old seal.
             _write_cards(trial, written)
             if old and hashes_of(written)[PRIVACY_FILE] == old.statement["privacy_sha256"]:
                 return
@@ -118,7 +121,7 @@ def replace_cards(store: Store, model: LoggedModel, trial: TrialRecord, key: Sig
 
 
 def write_mlmodel(path: Path, kind: str, base_name: str, *, model_id: str | None, run_id: str | None) -> None:
-    """MLflow's description of the folder: what it is, and what `mlflow models serve` loads it by."""
+    """Write MLflow's description of the folder: its kind, and the loader for `mlflow models serve`."""
     from mlflow.models import Model
 
     flavors = {
@@ -129,12 +132,12 @@ def write_mlmodel(path: Path, kind: str, base_name: str, *, model_id: str | None
 
 
 def _signature(base_name: str) -> ModelSignature:
-    """Prompts in and texts out; of a network of classification arrays in and probabilities out."""
+    """Return the signature: prompts in and texts out; for a classification network arrays in and probabilities out."""
     import numpy as np
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema, TensorSpec
 
-    if ":" in base_name:  # no language model has one
+    if ":" in base_name:  # only the name of a network has a colon
         from raydp.models.networks import NetworkName
 
         network = NetworkName.parse(base_name)
@@ -152,7 +155,7 @@ def _signature(base_name: str) -> ModelSignature:
 
 
 def _write_cards(trial: TrialRecord, folder: Path) -> None:
-    """The guarantee's record and its card, and the base model's name and hash."""
+    """Write the guarantee's record and card, and the base model's name and hash."""
     (folder / PRIVACY_FILE).write_text(to_json(trial.privacy), encoding="utf-8")
     if trial.card:
         (folder / CARD_FILE).write_text(str(portable(trial.card)), encoding="utf-8")
@@ -172,7 +175,7 @@ def _sealed(trial: TrialRecord, model_id: str, hashes: dict[str, str], key: Sign
 
 
 def _sealed_hashes(store: Store, model: LoggedModel, old: Seal | None, key: SigningKey | None) -> dict[str, str]:
-    """The hashes of a model's files as they were sealed before."""
+    """Return the hashes of a model's files from its earlier seal."""
     text = (artifact_bytes(store, model.artifact_location, SEAL_FILE) or b"").decode(errors="replace")
     own = Seal.read(text)
     hashes: dict[str, str] = json.loads(text)["files"] if own is not None else {}

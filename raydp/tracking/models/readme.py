@@ -1,4 +1,4 @@
-"""README.md of an exported model: what it is, how it is loaded without raydp, and its guarantee in words."""
+"""README.md of an exported model: what the model is, how to load it without raydp, and its guarantee in words."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ print(tokenizer.decode(model.generate(**prompt, max_new_tokens=20)[0]))"""
 
 
 def write_readme(folder: Path, uri: str, *, merged: bool = False) -> None:
-    """Write README.md into an exported folder, from what lies in it.
+    """Write README.md into an exported folder, from the files in the folder.
 
     Args:
-        folder: with the model's files, base.json, privacy.json and seal.json or the files that it is to be made of.
-        uri: of the model in the registry that it comes from.
-        merged: the folder holds an adapter in its base's weights.
+        folder: has the model's files, base.json, privacy.json, and seal.json unless the seal is made afterwards.
+        uri: URI of the model in the registry.
+        merged: whether the folder holds an adapter merged into its base's weights.
     """
     recorded = _read(folder / BASE_FILE)
     privacy = _read(folder / PRIVACY_FILE)
@@ -55,7 +55,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _head(base: str, *, adapted: bool) -> list[str]:
-    """Metadata as the Hugging Face hub reads it; a base that is no hub id is left out of it."""
+    """Return metadata for the Hugging Face hub. A base that is not a hub id is left out."""
     named = [f"base_model: {json.dumps(base)}"] if "/" in base else []
     kind = [] if ":" in base else ["pipeline_tag: text-generation"]
     library = "peft" if adapted else "pytorch" if ":" in base else "transformers"
@@ -69,7 +69,7 @@ def _configuration(folder: Path) -> list[str]:
 
 
 def _loading(folder: Path, recorded: Mapping[str, str], *, adapted: bool, merged: bool) -> list[str]:
-    """The code, for a reader in the folder."""
+    """Return the code that loads the model, for a reader in the folder."""
     name, dtype = recorded["name"], recorded.get("dtype", "float32")
     if ":" in name:
         return _network(folder, name)
@@ -95,7 +95,7 @@ def _loading(folder: Path, recorded: Mapping[str, str], *, adapted: bool, merged
 
 
 def _base(folder: Path, recorded: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Where the base model is loaded from, and what a reader must know of it."""
+    """Return where the base model is loaded from, and a remark for the reader."""
     name = recorded["name"]
     hashed = f"The adapter fits weights with the hash {recorded['weight_hash']} alone (`weight_hash` in `base.json`)."
     if (folder / EXPORTED_BASE).is_dir():
@@ -112,7 +112,7 @@ def _base(folder: Path, recorded: Mapping[str, str]) -> tuple[str, list[str]]:
 
 
 def _network(folder: Path, name: str) -> list[str]:
-    """Code that builds a network of classification of torch's own layers."""
+    """Return code that builds a classification network from torch's own layers."""
     import torch
 
     from raydp.models.base_models import read_model
@@ -142,7 +142,7 @@ def _python(code: list[str]) -> list[str]:
 
 
 def _privacy(record: Mapping[str, Any]) -> list[str]:
-    """The guarantee in words."""
+    """Return the guarantee in words."""
     reasons = record.get("not_certified_because", ())
     certified = "This guarantee is certified." if record.get("certified") else "This guarantee is not certified."
     lines = [f"{guarantee_sentence(record)} {certified}", *[f"- Not certified: {reason}." for reason in reasons]]

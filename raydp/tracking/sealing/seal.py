@@ -1,8 +1,8 @@
-"""What holds a model and its guarantee together: a statement of hashes and figures, signed where there is a key.
+"""The seal that binds a model to its guarantee: a statement of hashes and values, signed if there is a key.
 
 The statement binds the privacy record, every file of the model's folder, the base model's weights, the configuration,
-and the logged model that it was made for. It lies beside the model as seal.json, with the hash of each file, and as a
-tag, so that a lookup can check it without downloading anything.
+and the logged model that it was made for. It is stored beside the model as seal.json, with the hash of each file, and
+as a tag, so that a lookup can check it without a download.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ SEAL_TAG = "raydp.seal"
 PRIVACY_FILE = "privacy.json"
 BASE_FILE = "base.json"
 DOWNLOAD_NOTE = "registered_model_meta"
-"""Name and version, which MLflow writes into a model's folder as it fetches it; nothing reads it here."""
+"""File with name and version that MLflow writes into a downloaded model folder; raydp does not read it."""
 README_FILE = "README.md"
 EXPORTED_BASE = "base"
 """Folder of the base model's files beside an exported adapter."""
 _HASHES = ("privacy_sha256", "files_sha256")
 _PURPOSE = b"raydp seal 1\n"
-"""Goes before what is signed, so that a signature can mean nothing else."""
+"""Prefix of a signed message, so that a signature cannot be mistaken for one of another purpose."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +37,10 @@ class Seal:
     """A statement with its signature.
 
     Attributes:
-        statement: model_id, run_id, configuration, guarantee (the figures of PRIVACY_TAGS), base_weight_hash,
+        statement: model_id, run_id, configuration, guarantee (the values of PRIVACY_TAGS), base_weight_hash,
             privacy_sha256 (of privacy.json) and files_sha256 (of the hashes of all files); texts only.
-        key: the public key that it is signed by; None where it is not signed.
-        signature: base64.
+        key: the public key of the signature; None if the statement is not signed.
+        signature: the signature in base64.
     """
 
     statement: Mapping[str, Any]
@@ -49,17 +49,17 @@ class Seal:
 
     @classmethod
     def make(cls, statement: Mapping[str, object], key: SigningKey | None) -> Seal:
-        """Sign a statement, where there is a key."""
+        """Make a seal of a statement. It is signed if there is a key."""
         if key is None:
             return cls(statement=statement)
         return cls(statement=statement, key=key.public, signature=key.sign(_message(statement)))
 
     @classmethod
     def read(cls, text: str) -> Seal | None:
-        """A seal from its tag or file; None where the text is none."""
+        """Read a seal from its tag or file; return None if the text is not a seal."""
         try:
-            found = json.loads(text, parse_constant=_refuse)
-            statement, key, signature = found["statement"], found.get("key"), found.get("signature")
+            content = json.loads(text, parse_constant=_refuse)
+            statement, key, signature = content["statement"], content.get("key"), content.get("signature")
             well_formed = isinstance(statement, dict) and isinstance(statement["guarantee"], dict)
             well_formed &= all(isinstance(part, str | None) for part in (key, signature))
             well_formed &= all(isinstance(statement[name], str) for name in _HASHES)
@@ -68,23 +68,23 @@ class Seal:
         return cls(statement=statement, key=key, signature=signature) if well_formed else None
 
     def tag(self) -> str:
-        """As text for a tag."""
+        """Return the seal as text for a tag."""
         return json.dumps(self._document(), sort_keys=True, separators=(",", ":"))
 
     def file(self, hashes: Mapping[str, str]) -> str:
-        """As the content of seal.json."""
-        # Not `to_json`, which would shorten a signature that happens to look like a path.
+        """Return the content of seal.json."""
+        # `to_json` is not used, because it would shorten a signature that happens to look like a path.
         return json.dumps({**self._document(), "files": hashes}, indent=2, sort_keys=True) + "\n"
 
     def is_of_record(self, content: bytes | None) -> bool:
-        """Whether this is the content of the privacy.json that was sealed."""
+        """Return whether the content is that of the sealed privacy.json."""
         return content is not None and hashlib.sha256(content).hexdigest() == self.statement.get("privacy_sha256")
 
     def signature_problem(self, keys: frozenset[str] | None) -> str | None:
-        """Why the signature is not to be relied on; None where it is.
+        """Return why the signature is unreliable; None if it is reliable.
 
         Args:
-            keys: that are trusted; None: a signature need not be there, but if it is, it must fit.
+            keys: the trusted public keys. With None the seal need not be signed, but an existing signature must fit.
         """
         if self.key is None or self.signature is None:
             return None if keys is None and self.key is self.signature else NOT_SIGNED
@@ -114,13 +114,13 @@ def statement(
     base_weight_hash: str,
     hashes: Mapping[str, str],
 ) -> dict[str, Any]:
-    """What a seal says of a model.
+    """Return the statement of a model's seal.
 
     Args:
-        model_id: of MLflow's logged model: a seal that is copied to another one does not fit there.
+        model_id: id of MLflow's logged model, so that a seal does not fit another model it is copied to.
         run_id, configuration, base_weight_hash: as in `TrialRecord`.
         privacy: the record in privacy.json.
-        hashes: file -> SHA-256 (hex), of every file but seal.json.
+        hashes: file -> SHA-256 (hex), for every file but seal.json.
     """
     return {
         "format": "1",
@@ -135,33 +135,33 @@ def statement(
 
 
 def guarantee_of(privacy: Mapping[str, object]) -> dict[str, str]:
-    """The figures of a privacy record that models are looked up by, as text."""
+    """Return the values of a privacy record by which models are looked up, as text."""
     return as_params({name: privacy.get(name) for name in PRIVACY_TAGS})
 
 
 def hashes_of(folder: Path) -> dict[str, str]:
-    """SHA-256 (hex) of every file in a folder but seal.json and MLflow's note, by its name."""
-    found = {}
+    """Return the SHA-256 (hex) of every file in a folder, by name, without seal.json and MLflow's note."""
+    hashes = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = path.relative_to(folder).as_posix()
         if name not in (SEAL_FILE, DOWNLOAD_NOTE):
-            found[name] = hash_of_file(path)
-    return found
+            hashes[name] = hash_of_file(path)
+    return hashes
 
 
 def hash_of_file(path: Path) -> str:
-    """SHA-256 (hex) of a file's content."""
+    """Return the SHA-256 (hex) of a file's content."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def hash_of(hashes: Mapping[str, str]) -> str:
-    """One hash for those of many files."""
+    """Return one hash over the hashes of many files."""
     return hashlib.sha256(_canonical(hashes)).hexdigest()
 
 
 def sealed_names(folder: Path) -> frozenset[str]:
-    """Names of the files that a folder's seal.json lists; `folder_problem` says whether the list is to be relied on."""
+    """Return the names of the files in a folder's seal.json. `folder_problem` checks whether the list is reliable."""
     path = folder / SEAL_FILE
     listed = json.loads(path.read_text(encoding="utf-8")).get("files") if path.is_file() else None
     return frozenset(listed if isinstance(listed, dict) else ())
@@ -170,15 +170,16 @@ def sealed_names(folder: Path) -> frozenset[str]:
 def folder_problem(
     folder: Path, sealed: Seal | None, keys: frozenset[str] | None, *, exported: bool = False
 ) -> str | None:
-    """Why a model's folder is not what was sealed; None where it is, down to the last bit.
+    """Return how a model's folder differs from the sealed one; None if it is equal down to the last bit.
 
     Args:
-        folder: with all files of the model.
-        sealed: the seal that the registry holds; None where it holds none.
+        folder: has all files of the model.
+        sealed: the seal in the registry; None if it holds none.
         keys: as in `Seal.signature_problem`.
-        exported: let pass what `raydp models export` adds and no seal lists, which the caller must not read: README.md,
-            the base model's folder, and the tokenizer where no file of it is sealed.
+        exported: ignore files that `raydp models export` adds and no seal lists. The caller must not read them. They
+            are README.md, the base model's folder, and the tokenizer if no file of it is sealed.
     """
+    # Compare the folder's seal with the registry's, and check the signature.
     path = folder / SEAL_FILE
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     own = Seal.read(text)
@@ -188,6 +189,7 @@ def folder_problem(
         return OTHER_MODEL
     if (problem := own.signature_problem(keys)) is not None:
         return problem
+    # Compare the files with the sealed hashes, and the record with the sealed values.
     hashes = hashes_of(folder)
     if exported:
         hashes = _without_added(hashes, sealed_names(folder))
@@ -197,8 +199,10 @@ def folder_problem(
 
 
 def _without_added(hashes: dict[str, str], listed: frozenset[str]) -> dict[str, str]:
-    """The hashes without those of the files that an export adds. A forged list does not help: a sealed file that it
-    leaves out is missing from the sealed hash."""
+    """Return the hashes without the files that an export adds.
+
+    A forged list does not help an attacker: a sealed file that the list omits is missing from the sealed hash.
+    """
     tokenizer = () if listed & set(TOKENIZER_FILES) else TOKENIZER_FILES
     return {
         name: value
@@ -208,7 +212,7 @@ def _without_added(hashes: dict[str, str], listed: frozenset[str]) -> dict[str, 
 
 
 def _figures(path: Path) -> dict[str, str] | None:
-    """What a privacy record says; None where it is none, whoever has sealed it."""
+    """Return the values of a privacy record; None if the file is not a record, even if somebody sealed it."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
@@ -216,15 +220,15 @@ def _figures(path: Path) -> dict[str, str] | None:
     return guarantee_of(record) if isinstance(record, dict) else None
 
 
-def _differing(found: Mapping[str, str], listed: object) -> str:
-    """Names of files that are not as seal.json lists them, for a message only: the list itself may be forged."""
+def _differing(hashes: Mapping[str, str], listed: object) -> str:
+    """Name the files that differ from seal.json's list, for a message only: the list itself may be forged."""
     known = listed if isinstance(listed, dict) else {}
-    names = sorted(name for name in {*found, *known} if found.get(name) != known.get(name))
+    names = sorted(name for name in {*hashes, *known} if hashes.get(name) != known.get(name))
     return ", ".join(names) or SEAL_FILE
 
 
 def _refuse(name: str) -> None:
-    """NaN and infinities are no JSON."""
+    """Raise ValueError: NaN and infinities are not JSON."""
     raise ValueError(name)
 
 
@@ -233,5 +237,5 @@ def _message(content: Mapping[str, object]) -> bytes:
 
 
 def _canonical(content: Mapping[str, object]) -> bytes:
-    """The same bytes for the same content: sorted keys, no white space, ASCII."""
+    """Return equal bytes for equal content: sorted keys, no white space, ASCII."""
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")

@@ -1,4 +1,4 @@
-"""The team's key: Ed25519, private in a file of its owner's, public as one line of text."""
+"""The team's Ed25519 key: the private half in a file that only its owner can read, the public half as a text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PUBLIC_BYTES = 32
 
 @dataclass(frozen=True, kw_only=True)
 class SigningKey:
-    """A private key; its text never shows it.
+    """A private key. Its repr never shows the key.
 
     Attributes:
         public: the public half, as `ed25519:` and base64.
@@ -31,7 +31,7 @@ class SigningKey:
     _private: Ed25519PrivateKey = field(repr=False, compare=False)
 
     def sign(self, message: bytes) -> str:
-        """A signature, base64; the same for the same message."""
+        """Return a signature in base64. Equal messages have equal signatures."""
         return base64.b64encode(self._private.sign(message)).decode()
 
     @classmethod
@@ -39,7 +39,7 @@ class SigningKey:
         """Read a private key.
 
         Raises:
-            ValueError: there is none, others can read the file, or it holds something else.
+            ValueError: there is no such file, others can read the file, or it holds something else.
         """
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -66,7 +66,7 @@ class SigningKey:
 
 
 def check_signing_key(path: str | Path | None) -> None:
-    """Check that a key can be read, where one is given.
+    """Check that a key can be read, if a key is given.
 
     Raises:
         ValueError: as `SigningKey.load`.
@@ -76,7 +76,7 @@ def check_signing_key(path: str | Path | None) -> None:
 
 
 def new_key(path: Path) -> str:
-    """Make a key: the private half in a file of mode 0600, the public one beside it as FILE.pub.
+    """Make a key: the private half in a file of mode 0600, the public half beside it as FILE.pub.
 
     Returns:
         The public key, as `--trusted-key` takes it.
@@ -102,19 +102,19 @@ def new_key(path: Path) -> str:
 
 
 def trusted_keys(given: Iterable[str | Path]) -> frozenset[str]:
-    """Public keys from `ed25519:...` texts and from files with one a line (`#` starts a comment).
+    """Return public keys from `ed25519:...` texts and from files with one key a line (`#` starts a comment).
 
     Raises:
-        ValueError: one is no public key, or a file has none.
+        ValueError: an item is not a public key, or a file has no key.
     """
-    found: set[str] = set()
+    keys: set[str] = set()
     for item in map(str, given):
-        found |= {_checked(item, item)} if item.startswith(PREFIX) else _from_file(Path(item))
-    return frozenset(found)
+        keys |= {_checked(item, item)} if item.startswith(PREFIX) else _from_file(Path(item))
+    return frozenset(keys)
 
 
 def signature_fits(public: str, signature: str, message: bytes) -> bool:
-    """Whether a signature is of this message by this key; False also for anything that is no key or signature."""
+    """Return whether a signature is of this message by this key; False also if key or signature is malformed."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -127,6 +127,7 @@ def signature_fits(public: str, signature: str, message: bytes) -> bool:
 
 
 def _from_file(path: Path) -> set[str]:
+    """Return the public keys in a file; raise ValueError if it has none, or a private one."""
     remedy = "Give `ed25519:...` or the .pub file that `raydp models keygen` wrote."
     try:
         lines = [line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()]

@@ -1,4 +1,4 @@
-"""Whether a model's guarantee can be relied on: its seal, its signature, and audits."""
+"""Checks whether a model's guarantee is reliable: its seal, its signature, and audits."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ ALARM = "an audit refutes its ε"
 
 @dataclass(frozen=True, kw_only=True)
 class Trust:
-    """What a reader demands of a model.
+    """A reader's demands on a model.
 
     Attributes:
-        keys: public keys one of which must have signed; None: a signature need not be there, but must fit if it is.
-        verify: whether the model's files are read too, and not only what the registry says of them.
+        keys: public keys, one of which must have signed. With None the model need not be signed, but an existing
+            signature must fit.
+        verify: also read the model's files, and not only the registry's tags.
 
-    By the tags alone, a signature binds ε, δ, unit, accountant, noise, configuration and the identity of the model:
-    who may edit tags cannot change or exchange them unseen. It does not bind utility, scores and aliases, which come
-    later, nor the absence of an alarm. That the files are those that were signed is only known once they are read.
+    The tags of a signed model bind ε, δ, unit, accountant, noise, configuration and the identity of the model. Anybody
+    who edits the tags cannot change or exchange these values undetected. The signature does not bind utility, scores
+    and aliases, which are added later, nor the absence of an alarm. Only reading the files shows that they are the
+    signed ones.
     """
 
     keys: frozenset[str] | None = None
@@ -44,18 +46,18 @@ class Trust:
 
     @classmethod
     def given(cls, keys: Iterable[str | Path] | None, *, verify: bool = False) -> Trust:
-        """From public keys or files of such.
+        """Make the demands from public keys or files of public keys.
 
         Raises:
-            ValueError: one is no public key.
+            ValueError: an item is not a public key.
         """
-        found = None if keys is None else trusted_keys(keys)
-        if found is not None and not found:
+        public = None if keys is None else trusted_keys(keys)
+        if public is not None and not public:
             raise ValueError("trusted_keys must name at least one key, got none. Leave it out to trust any.")
-        return cls(keys=found, verify=verify)
+        return cls(keys=public, verify=verify)
 
     def problem(self, store: Store, model: LoggedModel, version: ModelVersion | None) -> str | None:
-        """Why the model's guarantee is not to be relied on; None where it is."""
+        """Return why the model's guarantee is unreliable; None if it is reliable."""
         problem = self.tag_problem(model, version)
         if problem is None and self.verify:
             with artifact(store, model.artifact_location) as folder:
@@ -63,7 +65,7 @@ class Trust:
         return problem
 
     def tag_problem(self, model: LoggedModel, version: ModelVersion | None) -> str | None:
-        """The same by what the registry says, without reading the model's files."""
+        """Return why the guarantee is unreliable by the registry's tags alone, without reading the model's files."""
         sealed = Seal.read(model.tags.get(SEAL_TAG, ""))
         if sealed is None:
             return NO_CARD
@@ -73,7 +75,7 @@ class Trust:
         if version is not None and ALARM_TAG in version.tags:
             return ALARM
         if version is not None and version.source not in (model.artifact_location, f"models:/{model.model_id}"):
-            return OTHER_MODEL  # what MLflow itself would load
+            return OTHER_MODEL  # MLflow itself would load the files at version.source
         if (problem := sealed.signature_problem(self.keys)) is not None:
             return problem
         places = [model.tags] if version is None else [model.tags, version.tags]
@@ -84,14 +86,14 @@ class Trust:
         return None if same else OTHER_FIGURES
 
     def folder_problem(self, folder: Path, model: LoggedModel) -> str | None:
-        """The same by the model's files, against what the registry says of them."""
+        """Return why the guarantee is unreliable by the model's files, compared with the registry's seal."""
         return folder_problem(folder, Seal.read(model.tags.get(SEAL_TAG, "")), self.keys)
 
     def check_folder(self, folder: Path, model: LoggedModel, uri: str) -> None:
-        """Refuse files that are not those which were sealed.
+        """Refuse files that differ from the sealed ones.
 
         Raises:
-            ValueError: says which differ, or what is wrong with the signature.
+            ValueError: the message says which files differ, or what is wrong with the signature.
         """
         problem = self.tag_problem(model, None) or self.folder_problem(folder, model)
         if problem is not None:

@@ -1,4 +1,4 @@
-"""PromptPATE's teachers: one frozen language model, prompted with each teacher's own examples (Duan et al. 2023)."""
+"""PromptPATE's teachers: one frozen language model, prompted with each teacher's examples (Duan et al. 2023)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from raydp.training.trial import TrainingContext
 
 @dataclass(frozen=True, kw_only=True)
 class Prompting:
-    """Teachers that are the base model, without what the context trains, behind demonstrations of their own.
+    """Teachers that prompt the untrained base model with demonstrations from their own examples.
 
     Attributes:
         num_teachers: m.
-        num_demonstrations: k, of its examples that a teacher shows, the first ones in an order that the run's key and
-            the example's content decide; all where it has fewer, and without any it answers from the template alone.
+        num_demonstrations: k, the number of its examples that a teacher shows the model. The run's key and an example's
+            content decide their order, and the first k are shown. A teacher with fewer examples shows all of them. A
+            teacher without examples answers from the template alone.
 
     Source: Duan et al. 2023, section 4.2.
     """
@@ -40,14 +41,14 @@ class Prompting:
         seed: list[int],
         stream: KeyedStream,
     ) -> torch.Tensor:
-        """See raydp.training.aggregation.teachers.Teachers."""
+        """Return the votes of one teacher; see `raydp.training.aggregation.teachers.Teachers`."""
         shown = self.shown(task.train.select(shard), stream)
         with torch.inference_mode(), without_adapter(context.model):
             logits = prompted_logits(context.model, task, shown, queries)
         return logits[:, : task.num_classes].argmax(dim=1)
 
     def shown(self, examples: LabelledExamples, stream: KeyedStream) -> LabelledExamples:
-        """The demonstrations among a teacher's examples."""
+        """Return the demonstrations among a teacher's examples."""
         order = np.argsort(keyed_words(examples, stream, "demonstration"), kind="stable")
         return examples.select(order[: self.num_demonstrations])
 
@@ -55,10 +56,10 @@ class Prompting:
 def prompted_logits(
     model: torch.nn.Module, task: ClassificationTask, shown: LabelledExamples, queries: LabelledExamples
 ) -> torch.Tensor:
-    """[Q, K] logits of the label words behind demonstrations, whose keys and values are computed once.
+    """Return [Q, K] logits of the label words after demonstrations. Keys and values of these are computed once.
 
     Args:
-        model: without virtual tokens.
+        model: a model without virtual tokens.
     """
     words = task.label_words
     assert words is not None, "checked with the spec"

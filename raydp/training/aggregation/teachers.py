@@ -1,4 +1,4 @@
-"""PATE's teachers, who have no record in common, one after the other on every rank, and their votes."""
+"""PATE's teachers and their votes. Teachers share no record; each rank runs one teacher after another."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from raydp.training.trial import Paused, TrainingContext
 from raydp.training.trial_plan import TrialPlan
 
 TOKENS_AT_ONCE = 4096
-"""In one backward pass of a teacher. Fixed: sums round by it, and what a teacher says is its own examples' alone."""
+"""Tokens of one backward pass of a teacher. The number is fixed, because the rounding of a sum depends on it and a
+teacher's answer must depend on its own examples alone."""
 
 
 class Teachers(Protocol):
-    """How a teacher comes from its examples to its votes.
+    """How a teacher turns its examples into votes.
 
     Attributes:
         num_teachers: m.
@@ -42,24 +43,24 @@ class Teachers(Protocol):
         seed: list[int],
         stream: KeyedStream,
     ) -> torch.Tensor:
-        """[Q] the class that a teacher chooses for each query. The context is afterwards as it was.
+        """Return [Q] the class that a teacher chooses for each query. The context is unchanged afterwards.
 
         Args:
-            shard: positions of the teacher's examples; no other may have a part in what it says.
-            seed: of this teacher; public.
-            stream: of the run.
+            shard: positions of the teacher's examples. No other example may influence the votes.
+            seed: public seed of this teacher.
+            stream: keyed stream of the run.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Teaching:
-    """Teachers that are trained: by Adam, from the context's start.
+    """Teachers that are trained by Adam from the context's start.
 
     Attributes:
         num_teachers: m.
-        num_steps: of each.
+        num_steps: steps of each teacher.
         batch_size: examples of a step, drawn without replacement; None for the whole shard.
-        learning_rate: of Adam.
+        learning_rate: learning rate of Adam.
     """
 
     num_teachers: int
@@ -76,7 +77,7 @@ class Teaching:
         seed: list[int],
         stream: KeyedStream,
     ) -> torch.Tensor:
-        """See Teachers."""
+        """Train one teacher and return its votes; see `Teachers`."""
         start = {name: p.detach().clone() for name, p in context.parameters.items()}
         _teach(self, context, task, shard, seed)
         logits, _ = task.outputs(context.model, queries)
@@ -86,13 +87,15 @@ class Teaching:
 
 
 def teacher_of(examples: LabelledExamples, num_teachers: int, stream: KeyedStream) -> NDArray[np.int64]:
-    """[n] whose each example is: a keyed hash of it decides, so that one more or less moves no other, and copies stay
-    together."""
+    """Return [n] the teacher of each example.
+
+    A keyed hash of the example decides, so that one example more or less moves no other, and copies stay together.
+    """
     return (keyed_words(examples, stream, "teacher") % np.uint64(num_teachers)).astype(np.int64)
 
 
 def keyed_words(examples: LabelledExamples, stream: KeyedStream, purpose: str) -> NDArray[np.uint64]:
-    """[n] a word of the stream for each example, by its content alone."""
+    """Return [n] a word of the stream for each example. The word depends on the example's content alone."""
     digests = (hashlib.sha256(content).hexdigest() for content in examples.contents())
     words = [stream.bits(1, step=0, purpose=purpose, name=digest)[0] for digest in digests]
     return np.array(words, np.uint64)
@@ -108,22 +111,24 @@ def collect_votes(
     key: bytes,
     store: CheckpointStore | None,
 ) -> NDArray[np.int64]:
-    """[Q, K] how many teachers choose each class, the same on every rank. The context is afterwards as it was.
+    """Return [Q, K] the number of teachers that choose each class, on every rank. The context is unchanged afterwards.
 
-    What a teacher says is a function of its own shard: one record more or less moves one vote of each query.
+    A teacher's votes are a function of its own shard. So one record more or less moves one vote of each query.
 
     Raises:
-        Paused: the votes so far are saved.
+        Paused: the context was asked to pause; the votes so far are saved.
     """
     stream = KeyedStream(key=key, run_id=plan.run_id)
     of_example = teacher_of(task.train, teaching.num_teachers, stream)
     done, votes = _resumed(store, len(queries), task.num_classes, comm)
     saved = time.monotonic()
     while done < teaching.num_teachers:
+        # Save and stop if rank 0 asks for a pause.
         pause = comm.broadcast_object(context.pause_fn is not None and context.pause_fn())
         if pause:
             _save(store, done, votes, comm)
             raise Paused(f"paused after {done} of {teaching.num_teachers} teachers")
+        # Each rank runs the next teacher of its own; the ranks add their votes.
         teacher, chosen = done + comm.rank, torch.zeros_like(votes)
         if teacher < teaching.num_teachers:
             shard = np.flatnonzero(of_example == teacher)
@@ -142,9 +147,9 @@ def collect_votes(
 
 
 def _resumed(store: CheckpointStore | None, num_queries: int, num_classes: int, comm: Comm) -> tuple[int, torch.Tensor]:
-    """How many teachers have voted, and their votes; rank 0 reads."""
-    found = store.load() if store is not None and comm.rank == 0 else None
-    known = (0, None) if found is None else (found[0], found[1]["votes"].tolist())
+    """Return the number of teachers that have voted, and their votes. Rank 0 reads the checkpoint."""
+    checkpoint = store.load() if store is not None and comm.rank == 0 else None
+    known = (0, None) if checkpoint is None else (checkpoint[0], checkpoint[1]["votes"].tolist())
     done, counts = comm.broadcast_object(known)
     if counts is None:
         return 0, torch.zeros(num_queries, num_classes, dtype=torch.int64, device=comm.device)
@@ -159,7 +164,7 @@ def _save(store: CheckpointStore | None, done: int, votes: torch.Tensor, comm: C
 def _teach(
     teaching: Teaching, context: TrainingContext, task: ClassificationTask, shard: NDArray[np.int64], seed: list[int]
 ) -> None:
-    """Train one teacher in place; without an example it stays as it starts."""
+    """Train one teacher in place. A teacher without examples stays at its start."""
     if not len(shard):
         return
     optimizer = torch.optim.Adam(list(context.parameters.values()), lr=teaching.learning_rate)

@@ -1,8 +1,9 @@
 """The clipped sum of per-example gradients, in one backward pass.
 
-Every trained layer keeps its input; the backward pass of the summed loss gives the gradient of each layer's output,
-and from the two come the per-example norms and the sum of the clipped gradients. The weights themselves take no
-gradient, so the pass costs what a pass through activations costs, and it stops at the first trained layer.
+Every trained layer keeps its input. The backward pass of the summed loss gives the gradient of each layer's output.
+Input and output gradient together give the per-example norms and the sum of the clipped gradients. The weights
+themselves take no gradient. So the pass costs as much as a pass through activations, and stops at the first trained
+layer.
 """
 
 from __future__ import annotations
@@ -26,8 +27,16 @@ from raydp.training.sharding import is_sharded
 
 @dataclass(kw_only=True)
 class _Call:
-    """A call of a trained layer: its input x, the version of x's memory, its output where a rule needs it, and the
-    gradient of the output; and the type that autocast computed it in, if it did."""
+    """One call of a trained layer.
+
+    Attributes:
+        module: the layer.
+        x: its input.
+        version: the version counter of x's memory at the call.
+        output: its output; only if the rule needs it.
+        autocast: the dtype of autocast; None without autocast.
+        g: the gradient of the output.
+    """
 
     module: nn.Module
     x: torch.Tensor
@@ -41,12 +50,12 @@ class ClippedGradients:
     """Sums clipped per-example gradients of a model's trained parameters.
 
     Args:
-        model: in eval mode (dropout would couple the guarantee to an unkeyed generator).
-        parameters: name -> trained parameter; all others are left alone.
-        clipping: what an example's gradient is scaled by, from its norm over all parameters.
-        weight_decay: λ >= 0: an example's loss has λ/2 ‖θ‖² of the trained parameters θ added, so that λθ is clipped
-            with its gradient (Guo 2024, section 4.1, whose Algorithm 1 adds the scalar itself). A norm counts as λ‖θ‖
-            at least, so that a gradient that cancels λθ is no larger in the sum than 2 c.
+        model: in eval mode, because dropout would make the guarantee depend on a generator without key.
+        parameters: name -> trained parameter; all others are left unchanged.
+        clipping: gives the factor of an example's gradient from its norm over all parameters.
+        weight_decay: λ >= 0. Each example's loss gets the term λ/2 ‖θ‖² of the trained parameters θ, so that λθ is
+            clipped together with the gradient (Guo 2024, section 4.1, whose Algorithm 1 adds the scalar itself). A
+            norm counts as at least λ‖θ‖, so that a gradient that cancels λθ contributes at most 2 c to the sum.
 
     Guarantee:
         Adding or removing one unit (an example, or all examples of a user) changes the sum by at most
@@ -54,10 +63,10 @@ class ClippedGradients:
         example depends on that example alone.
 
     Raises:
-        ValueError: a trained parameter belongs to a layer whose per-example gradient is not known; names the layer.
-            What can be seen of a layer is seen here, the rest in the first pass. It is also an error if a parameter
-            takes no part in the loss of a micro-batch: a gradient of zero could as well be one that was overlooked.
-            That includes experts that no token was routed to; layers that see some of the examples have no rule anyway.
+        ValueError: a trained parameter belongs to a layer whose per-example gradient is not known; the message names
+            the layer. Some layers are rejected here, the others in the first pass. It is also an error if a parameter
+            takes no part in the loss of a micro-batch, because its gradient may have been overlooked. This includes
+            experts that no token was routed to; layers that see only some of the examples have no rule anyway.
     """
 
     def __init__(
@@ -72,10 +81,10 @@ class ClippedGradients:
         self._modules: dict[nn.Module, dict[str, str]] = {}  # module -> its own weight name -> parameter name
         self._names: dict[nn.Module, str] = {}
         self._rules: dict[nn.Module, Rule] = {}
-        self._unproven: set[nn.Module] = set()  # follow the rule for norms by their name alone
+        self._unproven: set[nn.Module] = set()  # have the rule for norms because of their name; not tested yet
         self._sharded = is_sharded(model)
-        assert not (self._sharded and weight_decay), "no worker has all weights at hand; the spec refuses it"
-        self._reads_checked = self._sharded  # what gathers a layer's weights reads them, too
+        assert not (self._sharded and weight_decay), "no worker has all weights; the spec refuses it"
+        self._reads_checked = self._sharded  # gathering a sharded layer's weights would count as a read outside it
         for path, module in model.named_modules():
             own = {n: by_id[id(p)] for n, p in module._parameters.items() if p is not None and id(p) in by_id}
             if own:
@@ -98,35 +107,40 @@ class ClippedGradients:
         Args:
             loss_fn: runs the model and returns the per-example losses [B].
             total: parameter name -> running sum, fp32, changed in place.
-            examples_per_unit: m examples in a row are one unit of privacy, of U = B / m; the sum of their gradients is
-                clipped (user-level DP-SGD with user-level sampling: McMahan et al. 2018; Charles et al. 2024).
-            weights: [U] in [0, 1], what a unit's clipped gradient is multiplied with; it then changes the sum by at
-                most so many clipping norms.
+            examples_per_unit: m. Each m successive examples are one unit of privacy, of U = B / m units. The sum of
+                their gradients is clipped (user-level DP-SGD with user-level sampling: McMahan et al. 2018; Charles et
+                al. 2024).
+            weights: [U] in [0, 1], the factor of each unit's clipped gradient. It scales the largest change of the sum
+                by one unit, in clipping norms.
 
         Returns:
-            [2, U]: the mean loss of each unit and its gradient's norm before clipping.
+            [2, U]: the mean loss of each unit, and the norm of its gradient before clipping.
         """
+        # Forward and backward pass, with every call of a trained layer on record.
         with self._recording() as calls:
             with nullcontext() if self._reads_checked else only_by_their_layers(self._modules, self.parameters):
                 losses = loss_fn()
             self._reads_checked = True
             losses.sum().backward()
         with torch.no_grad():
+            # Squared norms over all parameters, with weight decay.
             uses = self._collect(calls, len(losses), examples_per_unit)
             gradients = {name: [u.gradient() for u in used] for name, used in uses.items()}
             squares = torch.stack([_norm_squared(used, gradients[n]) for n, used in uses.items()]).sum(0)
             if decay := self.weight_decay * examples_per_unit:
                 squares = self._with_decay(squares, uses, gradients, decay)
+            # Clipping factors. A unit whose gradient is not finite gets factor 0.
             norms = squares.clamp(min=0).sqrt()
             finite = torch.isfinite(norms)
             any_finite = finite.any()
             factors = torch.where(finite, self.clipping.factors(norms), 0.0)
             if weights is not None:
                 factors = factors * weights
+            # Add the clipped sum, and the clipped weight decay.
             for name, used in uses.items():
                 for use, gradient in zip(used, gradients[name], strict=True):
                     total[name] += _clipped_sum(use, gradient, factors, finite, self.parameters[name].shape)
-                if decay:  # a norm is finite where the weights are; 0 times infinity would tell of an example
+                if decay:  # finite norms need finite weights; 0 times infinity would reveal an example
                     decayed = decay * factors.sum() * self.parameters[name].float()
                     total[name] += torch.where(any_finite, decayed, 0.0)
             return torch.stack([losses.detach().float().view(-1, examples_per_unit).mean(dim=1), norms])
@@ -138,41 +152,47 @@ class ClippedGradients:
         gradients: dict[str, list[torch.Tensor | None]],
         decay: float,
     ) -> torch.Tensor:
-        """[B] ‖g + λθ‖² = ‖g‖² + 2λ g·θ + λ² ‖θ‖² from ‖g‖². Where the two cancel, rounding could make it too small,
-        and an example would be clipped too little: it is taken as large as rounding lets it be. And it is λ² ‖θ‖² at
-        least: what cancels would otherwise enter the sum many times larger than c, and be rounded accordingly."""
+        """Return [B] ‖g + λθ‖² = ‖g‖² + 2λ g·θ + λ² ‖θ‖² from ‖g‖².
+
+        If the terms cancel, rounding could make the norm too small, and the example would be clipped too little. So the
+        result includes the largest possible rounding error. It is at least λ² ‖θ‖². Otherwise a gradient that cancels
+        λθ would enter the sum many times larger than c, with correspondingly large rounding.
+        """
         unit = 4 * 2.0**-24
-        found, least = squares * (1 + unit), torch.zeros((), device=squares.device)
+        bound, least = squares * (1 + unit), torch.zeros((), device=squares.device)
         for name, used in uses.items():
             weight = self.parameters[name].float()
             own = decay**2 * weight.square().sum()
             least += own
-            found += own * (1 + unit * weight.numel() ** 0.5)
+            bound += own * (1 + unit * weight.numel() ** 0.5)
             for use, gradient in zip(used, gradients[name], strict=True):
                 product, error = use.inner(weight, gradient)
-                found += 2 * decay * (product + error)
-        return torch.maximum(found, least)
+                bound += 2 * decay * (product + error)
+        return torch.maximum(bound, least)
 
     @contextmanager
     def _recording(self) -> Iterator[list[_Call]]:
-        """Collect every call of a trained layer whose output the loss depends on."""
+        """Record every call of a trained layer whose output the loss depends on."""
         calls: list[_Call] = []
 
         def forward_hook(
             module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: torch.Tensor
         ) -> torch.Tensor:
+            # Make the output a node of the graph that the model cannot change in place.
             x = only_input(args, kwargs, output, self._names[module]).detach()
             kept = output.detach() if self._rules[module] == "vjp" else None
             if not output.requires_grad:
-                output.requires_grad_(True)  # a leaf: the backward pass ends here
+                output.requires_grad_(True)  # makes it a leaf, where the backward pass ends
             if output.is_leaf or kept is not None:
-                output = output.clone()  # which the model may change in place
+                output = output.clone()  # the model may change the output in place
+            # Record the call once the backward pass knows the gradient of its output.
             device = x.device.type
             autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
             call = partial(_Call, module=module, x=x, version=x._version, output=kept, autocast=autocast)
             output.register_hook(lambda g: calls.append(call(g=g.detach())))
             return output
 
+        # The weights themselves need no gradient during the block.
         required = {p: p.requires_grad for p in self.parameters.values()}
         handles = [module.register_forward_hook(forward_hook, with_kwargs=True) for module in self._modules]
         try:
@@ -186,7 +206,7 @@ class ClippedGradients:
                 parameter.requires_grad_(value)
 
     def _collect(self, calls: list[_Call], size: int, examples_per_unit: int) -> dict[str, list[Use]]:
-        """Parameter name -> its uses, of every parameter."""
+        """Return the uses of every parameter, by name; raise ValueError if the model's calls are not supported."""
         uses: dict[str, list[Use]] = defaultdict(list)
         for call in calls:
             own, layer = self._modules[call.module], self._names[call.module]
@@ -199,17 +219,18 @@ class ClippedGradients:
         idle = sorted(self.parameters.keys() - uses.keys())
         if idle:
             raise ValueError(
-                f"model.adapter must train weights that take part in the loss, got {', '.join(idle)}, which took none. "
-                "Leave them untrained."
+                f"model.adapter must train weights that take part in the loss, got {', '.join(idle)}, which took no "
+                "part. Leave them untrained."
             )
         return {name: joined(uses[name], parameter.shape) for name, parameter in self.parameters.items()}
 
     def _uses(self, call: _Call) -> dict[str, Use]:
+        """Return the uses of a layer's own weights in one call."""
         module, names = call.module, list(self._modules[call.module])
         if module in self._unproven:
             if not scales_last_dimension(module, call.x):
                 self._rules[module] = "vjp"
-            self._unproven.remove(module)  # only now: out of memory in the trial, it is tried again
+            self._unproven.remove(module)  # after the test: if it runs out of memory, it is repeated
         rule = self._rules[module]
         if rule != "vjp":
             return uses_of(module, rule, names, call.x, call.g)
@@ -222,12 +243,12 @@ class ClippedGradients:
 
 
 def _norm_squared(uses: list[Use], gradients: list[torch.Tensor | None]) -> torch.Tensor:
-    """[B] squared norm of one parameter's per-example gradient, with the cross term of a tied weight."""
+    """Return [B] the squared norm of one parameter's per-example gradient, with the cross term of a tied weight."""
     squares = (
         use.norm_squared() if gradient is None else gradient.flatten(1).square().sum(dim=1)
         for use, gradient in zip(uses, gradients, strict=True)
     )
-    total = cast(torch.Tensor, sum(squares))  # of one use at least
+    total = cast(torch.Tensor, sum(squares))  # there is at least one use
     if len(uses) == 2:
         by_kind = {use.kind: use for use in uses}
         total = total + 2 * cross_term(by_kind["embedding"], by_kind["linear"])
@@ -237,7 +258,7 @@ def _norm_squared(uses: list[Use], gradients: list[torch.Tensor | None]) -> torc
 def _clipped_sum(
     use: Use, gradient: torch.Tensor | None, factors: torch.Tensor, finite: torch.Tensor, shape: torch.Size
 ) -> torch.Tensor:
-    """Σ_i factors_i · gradient_i; an example whose gradient is not finite contributes nothing."""
+    """Return Σ_i factors_i · gradient_i. An example whose gradient is not finite contributes nothing."""
     if not bool(finite.all()):
         keep = finite.view(-1, *[1] * (use.g.dim() - 1))
         use = replace(use, g=torch.where(keep, use.g, 0.0))

@@ -1,10 +1,10 @@
 """Per-example gradients of a layer's weights, from its input and the gradient of its output.
 
 For a weight that is used linearly, the gradient of example i is a sum over positions t of products of the layer's
-input x [B, T, ...] and the gradient g [B, T, ...] of its output. Each rule gives the squared norm of that sum for every
-example without writing all of them out where that is cheaper (ghost norms: Goodfellow 2015; Li et al. 2022, section 4),
-and the weighted sum over examples that clipping needs (book-keeping: Bu et al. 2023). Whatever has no rule is
-differentiated again, example by example (raydp.training.gradients.vjp).
+input x [B, T, ...] and the gradient g [B, T, ...] of its output. Each rule gives two results. The first is the squared
+norm of this sum for every example, without writing out all gradients if that is cheaper (ghost norms: Goodfellow 2015;
+Li et al. 2022, section 4). The second is the weighted sum over examples that clipping needs (book-keeping: Bu et al.
+2023). Layers without a rule are differentiated again, example by example (raydp.training.gradients.vjp).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Use:
 
     Attributes:
         kind: linear: y = x Wᵀ; conv1d: y = x W; embedding: y = W[x]; scale: y = x ∘ w; bias: y = w; materialised: g is
-            the gradient itself.
-        x: the input, [B, T, in]; token ids [B, T] for an embedding; unused for a bias and a gradient.
-        g: gradient of the summed loss in the output, [B, T, out]; or in the weight, [B, *weight].
+            the gradient of the weight itself.
+        x: the input, [B, T, in]; token ids [B, T] for an embedding; None for bias and materialised.
+        g: gradient of the summed loss by the output, [B, T, out]; if materialised by the weight, [B, *weight].
     """
 
     kind: Kind
@@ -40,12 +40,12 @@ class Use:
 
     @property
     def read(self) -> torch.Tensor:
-        """The input of a kind that has one."""
+        """Return the input of a kind that has an input."""
         assert self.x is not None, "unused for a bias and a gradient"
         return self.x
 
     def grouped(self, size: int) -> Use:
-        """The same use with every `size` examples in a row as one: their positions follow each other."""
+        """Merge every `size` successive examples into one, with their positions one after another."""
         if size == 1:
             return self
         if self.kind == "materialised":
@@ -54,10 +54,11 @@ class Use:
         return replace(self, x=x, g=_in_a_row(self.g, size))
 
     def gradient(self) -> torch.Tensor | None:
-        """[B, *weight] the per-example gradients where writing them out is cheap, else None.
+        """Return [B, *weight] the per-example gradients if writing them out is cheap, else None.
 
-        For a matrix, the cheaper way is also bounded in memory: in · out floats an example where that is at most
-        T (in + out), what x and g take themselves, else T² floats with T < min(in, out).
+        For a matrix, the cheaper way also bounds the memory. Written-out gradients take in · out floats an example, if
+        this is at most T (in + out), the size of x and g. Otherwise the ghost norm takes T² floats with
+        T < min(in, out).
         """
         if self.kind == "embedding":
             return None
@@ -68,7 +69,7 @@ class Use:
         return self.written_out()
 
     def written_out(self, shape: torch.Size | None = None) -> torch.Tensor:
-        """[B, *weight] the per-example gradients; an embedding needs the weight's shape."""
+        """Return [B, *weight] the per-example gradients. An embedding needs the weight's shape."""
         if self.kind == "materialised":
             return self.g
         if self.kind == "bias":
@@ -86,11 +87,11 @@ class Use:
         return gradient
 
     def norm_squared(self) -> torch.Tensor:
-        """[B] ‖Σ_t x_t g_tᵀ‖² = Σ_{t,s} (x_t · x_s)(g_t · g_s), the ghost norm; for an embedding over its distinct ids.
+        """Return [B] ‖Σ_t x_t g_tᵀ‖² = Σ_{t,s} (x_t · x_s)(g_t · g_s), the ghost norm; embeddings sum by distinct id.
 
-        Where the positions cancel, rounding could make the sum too small, and the example would be clipped too little.
-        The allowance, 4 units in the last place of sqrt(width) Σ_t ‖x_t‖² ‖g_t‖², keeps it from that: rounding of inner
-        products of that width (Higham 2002, section 4.2, probabilistic). It is 1e-6 of the norm where nothing cancels.
+        If positions cancel, rounding could make the sum too small, and the example would be clipped too little. An
+        allowance prevents this: 4 units in the last place of sqrt(width) Σ_t ‖x_t‖² ‖g_t‖², the rounding of inner
+        products of this width (Higham 2002, section 4.2, probabilistic). It is 1e-6 of the norm if nothing cancels.
         """
         if self.kind == "embedding":
             return self._norm_squared_by_id()
@@ -101,27 +102,28 @@ class Use:
         return squares
 
     def _norm_squared_by_id(self) -> torch.Tensor:
-        """[B] Σ_v ‖Σ_{t: id_t = v} g_t‖², no more memory than g takes, where T² products could exceed it.
+        """Return [B] Σ_v ‖Σ_{t: id_t = v} g_t‖². The memory is that of g, while T² products could exceed it.
 
-        The allowance is that of `norm_squared`: without it, positions of one id that cancel would enter the sum
-        unclipped, and round away what others added there before.
+        The allowance is that of `norm_squared`. Without it, positions of one id that cancel would enter the sum
+        unclipped, and their rounding would change the values that are already in the sum.
         """
         rows = torch.arange(len(self.read), device=self.read.device)[:, None]
         keys = rows * (self.read.max() + 1) + self.read
         distinct, group, counts = torch.unique(keys, return_inverse=True, return_counts=True)
         summed = self.g.new_zeros(len(distinct), self.g.shape[2])
         summed.index_add_(0, group.flatten(), self.g.flatten(0, 1))
-        shares = summed.square().sum(dim=1) / counts  # each position has its part, so that one sum over t adds up
+        shares = summed.square().sum(dim=1) / counts  # each position gets its share, so that one sum over t adds up
         allowance = 4 * 2.0**-24 * self.g.shape[2] ** 0.5 * self.g.square().sum(dim=(1, 2))
         squares: torch.Tensor = shares[group].sum(dim=1) + allowance
         return squares
 
     def inner(self, weight: torch.Tensor, gradient: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """[B] inner product of each example's gradient with a tensor of the weight's shape, and how far rounding may
-        take it from the true one: 4 units in the last place of sqrt(width) times the size of what is summed.
+        """Return [B] inner products of the examples' gradients with a tensor of the weight's shape, and [B] errors.
+
+        The error bounds the rounding: 4 units in the last place of sqrt(width) times the size of the summands.
 
         Args:
-            gradient: [B, *weight], where it is written out.
+            gradient: [B, *weight], if it is written out.
         """
         unit = 4 * 2.0**-24
         if gradient is not None:
@@ -137,13 +139,13 @@ class Use:
         return (self.g * picked).sum(dim=(1, 2)), unit * width**0.5 * (self.g.norm(dim=2) * size).sum(dim=1)
 
     def weighted_sum(self, weights: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """[*weight] Σ_i weights_i · (gradient of example i), of a kind that is not written out."""
+        """Return [*weight] Σ_i weights_i · (gradient of example i), for a kind that is not written out."""
         if self.kind == "embedding":
             weighted = self.g * weights[:, None, None]
             out = weighted.new_zeros(shape)
             return out.index_add_(0, self.read.reshape(-1), weighted.reshape(-1, weighted.shape[-1]))
         x, g = self.read.to(self.g.dtype), self.g
-        if x.shape[-1] < g.shape[-1]:  # the narrower factor is scaled: less to read and write
+        if x.shape[-1] < g.shape[-1]:  # scaling the narrower factor reads and writes less
             x = x * weights[:, None, None]
         else:
             g = g * weights[:, None, None]
@@ -152,15 +154,15 @@ class Use:
 
 
 def _in_a_row(values: torch.Tensor, size: int) -> torch.Tensor:
-    """[B / size, size · T, ...] the positions of every `size` examples after one another."""
+    """Return [B / size, size · T, ...] the positions of every `size` successive examples, one after another."""
     return values.reshape(-1, size * values.shape[1], *values.shape[2:])
 
 
 def joined(uses: Sequence[Use], shape: torch.Size) -> list[Use]:
-    """All uses of one weight as one, or as the two of an embedding that is also the output layer.
+    """Merge all uses of one weight into one, or into two if the embedding is also the output layer.
 
-    Several calls of one kind are one call on the joined positions. Kinds that are mixed otherwise are written out and
-    added, for the norm is that of the sum.
+    Calls of one kind become one call on the joined positions. Other mixtures of kinds are written out and added,
+    because the norm is the norm of the sum.
     """
     kinds: dict[Kind, Use] = {}
     for use in uses:
@@ -178,21 +180,23 @@ def joined(uses: Sequence[Use], shape: torch.Size) -> list[Use]:
 
 
 def cross_term(embedding: Use, head: Use) -> torch.Tensor:
-    """[B] inner product of the two gradients of a weight that is both the embedding and the output layer:
-    Σ_{t,s} g_head[s, id_t] · (g_embedding[t] · x_head[s])."""
+    """Return [B] the inner product of the two gradients of a weight that is both the embedding and the output layer.
+
+    It is Σ_{t,s} g_head[s, id_t] · (g_embedding[t] · x_head[s]).
+    """
     ids = embedding.read[:, None, :].expand(-1, head.g.shape[1], -1)
     picked = torch.gather(head.g, 2, ids)  # [B, s, t]
     return (picked * torch.bmm(head.read.to(embedding.g.dtype), embedding.g.mT)).sum(dim=(1, 2))
 
 
 def rule_of(module: nn.Module, names: Sequence[str]) -> Rule:
-    """Which rule a layer follows, by the function that it computes: a subclass with another one has none.
+    """Return the rule of a layer, by the function that it computes. A subclass with another function has no rule.
 
     Args:
-        names: its own weights that are trained.
+        names: the layer's own weights that are trained.
 
     Returns:
-        "norm" for everything that is called a norm, which `scales_last_dimension` must confirm.
+        "norm" for every layer whose class name ends in "Norm"; `scales_last_dimension` must confirm it.
     """
     exact: dict[object, Rule] = {
         nn.Linear.forward: "linear",
@@ -208,17 +212,17 @@ def rule_of(module: nn.Module, names: Sequence[str]) -> Rule:
 def uses_of(
     module: nn.Module, rule: KnownRule, names: Sequence[str], x: torch.Tensor, g: torch.Tensor
 ) -> dict[str, Use]:
-    """The uses of a module's own weights in one call.
+    """Return the uses of a module's own weights in one call.
 
     Args:
         names: the module's weights that are trained: "weight", "bias".
         x: its input, [B, ..., in] or [B, in]; ids [B, ...] or [B] for an embedding.
-        g: gradient of its output, the same leading shape.
+        g: gradient of its output, with the same leading shape.
     """
     if rule == "embedding":
         g = g.float()
         padding = cast(nn.Embedding, module).padding_idx
-        if padding is not None:  # its row takes no gradient, as in torch
+        if padding is not None:  # the padding row takes no gradient, as in torch
             g = g.masked_fill((x == padding)[..., None], 0.0)
         return {"weight": Use(kind="embedding", x=x.reshape(len(x), -1), g=g.reshape(len(x), -1, g.shape[-1]))}
     if g.dim() == 2:
@@ -232,8 +236,10 @@ def uses_of(
 
 
 def close_by_example(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """[B] whether two outputs of a layer are the same function's: to half of their type's digits, in the norm. An
-    example that is not finite counts as close; it contributes nothing to a sum."""
+    """Return [B] whether two outputs of a layer agree, in the norm, to half of the digits of their dtype.
+
+    An example that is not finite counts as close, because it contributes nothing to a sum.
+    """
     difference = (actual.float() - expected.float()).flatten(1).norm(dim=1)
     size = expected.float().flatten(1).norm(dim=1)
     far: torch.Tensor = difference > torch.finfo(expected.dtype).eps ** 0.5 * size
@@ -241,7 +247,7 @@ def close_by_example(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tens
 
 
 def _normalised(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """What a norm layer multiplies its weight with: the layer is affine in the weight, so f(1) - f(0)."""
+    """Return the factor of a norm layer's weight. The layer is affine in the weight, so the factor is f(1) - f(0)."""
     own = stand_ins(module, x)
     one, zero = (functional_call(module, own | {"weight": torch.full_like(own["weight"], v)}, (x,)) for v in (1.0, 0.0))
     scaled: torch.Tensor = one - zero
@@ -249,7 +255,7 @@ def _normalised(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def stand_ins(module: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Zeros like a layer's own weights, on the device of x; of a sharded model's weights only a part is at hand."""
+    """Return zeros like a layer's own weights, on the device of x. (A sharded model holds only parts of them.)"""
     return {
         name: torch.zeros(p.shape, dtype=p.dtype, device=x.device)
         for name, p in module._parameters.items()
@@ -258,8 +264,10 @@ def stand_ins(module: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def scales_last_dimension(module: nn.Module, x: torch.Tensor) -> bool:
-    """Whether a layer computes x̂ ∘ w + b along the last dimension, x̂ from the example alone: tried, not believed, with
-    weights that tell one coordinate from the other, on two random examples of the shape of x's."""
+    """Return whether a layer computes x̂ ∘ w + b along the last dimension, with x̂ from the example alone.
+
+    The layer is tested on two random examples of x's shape, with weights that differ in every coordinate.
+    """
     own = stand_ins(module, x)
     if not set(own) <= {"weight", "bias"} or "weight" not in own or any(p.shape != x.shape[-1:] for p in own.values()):
         return False

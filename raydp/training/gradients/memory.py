@@ -1,4 +1,4 @@
-"""How much goes through the model at once: found by trying, and remembered."""
+"""How many tokens go through the model at once: found by trial, and remembered."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from raydp.io.files import write_atomically
 from raydp.models.virtual_tokens import FixedCache
 
 START_TOKENS = {"cpu": 1024, "cuda": 16_384}
-"""Padded tokens of a micro-batch to begin with: on a CPU what the caches hold, on a GPU what fills it."""
+"""First number of padded tokens of a micro-batch: on a CPU what fits the caches, on a GPU what keeps it busy."""
 
 
 class TokenBudget:
-    """Padded tokens of a micro-batch: halved whenever memory does not suffice, and remembered.
+    """Largest number of padded tokens of a micro-batch. It is halved when memory runs out, and remembered.
 
     Args:
-        device: where the model is.
-        file: what an earlier run found; written when this one finds less. None forgets.
+        device: the device of the model.
+        file: budget that an earlier run found; written when this run finds a smaller one. None remembers nothing.
     """
 
     def __init__(self, device: torch.device | str = "cpu", file: Path | None = None) -> None:
@@ -39,7 +39,7 @@ class TokenBudget:
 
     @classmethod
     def remembered(cls, device: torch.device, folder: Path, *uses: object) -> TokenBudget:
-        """The budget of this device for what `uses` lists: model, adapter, precision."""
+        """Return the budget of this device for `uses`: model, adapter, precision."""
         hardware: list[object] = [device.type]
         if device.type == "cuda":
             hardware = [torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory]
@@ -47,7 +47,7 @@ class TokenBudget:
         return cls(device, folder / f"{name}.json")
 
     def halve(self) -> None:
-        """Take half as many from now on."""
+        """Halve the budget from now on."""
         self.tokens //= 2
         logging.getLogger(__name__).warning(
             "out of memory: micro-batches of at most %d tokens from now on", self.tokens
@@ -60,8 +60,11 @@ class TokenBudget:
 
 
 def state_bytes(model: nn.Module, parameters: Mapping[str, nn.Parameter], *, copied: bool) -> int:
-    """What stays in memory during training: weights; gradient and two moments of the trained ones in float32; and, if
-    the base weights are kept beside them, a copy."""
+    """Return the bytes that stay in memory during training.
+
+    They are the weights; gradient and two moments of the trained weights in float32; and with `copied` a copy of the
+    trained weights' base values.
+    """
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     trained = sum(p.numel() for p in parameters.values())
     copy = sum(p.numel() * p.element_size() for p in parameters.values()) if copied else 0
@@ -69,10 +72,10 @@ def state_bytes(model: nn.Module, parameters: Mapping[str, nn.Parameter], *, cop
 
 
 def require_share(device_bytes: int, share: float, needed_bytes: int) -> None:
-    """Check that a worker's share of a device holds at least what stays in memory.
+    """Check that a worker's share of a device holds what stays in memory during training.
 
     Raises:
-        ValueError: it does not.
+        ValueError: the share is too small.
     """
     if share * device_bytes >= needed_bytes:
         return
@@ -85,11 +88,12 @@ def require_share(device_bytes: int, share: float, needed_bytes: int) -> None:
 
 
 def take_share(device: torch.device, share: float, needed_bytes: int) -> None:
-    """Hold this process to its share of a GPU, so that those who share it cannot take memory from one another: a worker
-    that needs more takes smaller micro-batches.
+    """Limit this process to its share of a GPU, so that processes on one GPU cannot take each other's memory.
+
+    A worker that needs more memory takes smaller micro-batches.
 
     Args:
-        share: cluster.gpus_per_worker; more than 1 is of several whole devices.
+        share: cluster.gpus_per_worker; more than 1 means several whole devices.
         needed_bytes: see `state_bytes`.
 
     Raises:
@@ -103,17 +107,18 @@ def take_share(device: torch.device, share: float, needed_bytes: int) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on a GPU or, where a limit is set, on the CPU."""
+    """Return whether an allocation failed, on a GPU or on a CPU with a memory limit."""
     failed = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return failed or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """Keep only the inputs of each decoder layer (and of what is trained) for the backward pass, and compute the rest
-    again there (Chen et al. 2016). Changes no result; a step takes about a third longer.
+    """Keep only the inputs of each decoder layer and of each trained layer, and recompute the rest when needed.
+
+    The backward pass recomputes it (Chen et al. 2016). No result changes; a step takes about a third longer.
 
     Raises:
-        ValueError: the model has no layers that can be computed again.
+        ValueError: the model has no layers that can be recomputed.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
@@ -130,7 +135,7 @@ def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         caches = [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]
         if not torch.is_grad_enabled() or any(not isinstance(cache, FixedCache) for cache in caches):
-            return forward(*args, **kwargs)  # a second time it would append to the cache again
+            return forward(*args, **kwargs)  # recomputing would append to the cache a second time
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
     return call

@@ -1,4 +1,4 @@
-"""Which examples go through the model together: those of one unit of privacy always do."""
+"""Micro-batches: which examples go through the model together. The examples of one privacy unit always do."""
 
 from __future__ import annotations
 
@@ -37,30 +37,30 @@ class Units:
         return len(self.offsets) - 1
 
     def examples(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Their examples, unit by unit."""
+        """Return the examples of units, unit by unit."""
         parts = [np.arange(self.offsets[i], self.offsets[i + 1]) for i in units]
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
     @cached_property
     def tokens(self) -> NDArray[np.int64]:
-        """[n] tokens of each unit, summed once for all steps."""
+        """Return [n] the number of tokens of each unit, summed once for all steps."""
         before = np.concatenate([[0], np.cumsum(self.lengths)])
         return np.asarray(before[self.offsets[1:]] - before[self.offsets[:-1]])
 
     def share(self, units: NDArray[np.int64], comm: Comm) -> NDArray[np.int64]:
-        """This rank's part of the global batch, every world_size-th by tokens for equal work; it may be empty."""
+        """Return this rank's part of the global batch: every world_size-th unit by tokens. It may be empty."""
         return units[np.argsort(-self.tokens[units], kind="stable")][comm.rank :: comm.world_size]
 
     def microbatches(
         self, units: NDArray[np.int64], size: int | None, max_tokens: int
     ) -> Iterator[tuple[NDArray[np.int64], int]]:
-        """Examples for one backward pass each, and how many of them in a row are one unit.
+        """Yield the examples of each backward pass, and how many successive examples are one unit.
 
         Units with the same number of examples go together.
 
         Args:
-            size: examples in a micro-batch, at least one unit's; None lets the lengths decide.
-            max_tokens: padded tokens in a micro-batch where the lengths decide.
+            size: number of examples in a micro-batch, at least one unit's; None lets the lengths decide.
+            max_tokens: largest number of padded tokens in a micro-batch if the lengths decide.
         """
         sizes = self.offsets[units + 1] - self.offsets[units]
         for count in np.unique(sizes[sizes > 0]).tolist():

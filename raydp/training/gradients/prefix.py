@@ -1,7 +1,7 @@
-"""The frozen prefix: with adapters on the last layers only, the hidden states below them never change.
+"""The frozen prefix: with adapters on the last layers only, the hidden states below these layers never change.
 
-They are computed once per data set, model and layer, kept on disk under a name made from their content, and mapped
-into memory by every trial of every sweep.
+They are computed once per data set, model and layer, and kept on disk under a name that is made from their content.
+Every trial of every sweep maps them into memory.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from raydp.tasks.text.language import LanguageModelingTask
 
 BUILD_TOKENS = 2048
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-"""Largest difference of a per-example loss (nats) that the order of rounding explains, by type of the base weights."""
+"""Largest difference of a per-example loss (nats) that rounding order explains, by dtype of the base weights."""
 
 
 def first_trained_layer(model: nn.Module, parameters: dict[str, nn.Parameter]) -> int:
-    """Position of the first decoder layer that holds a trained weight; 0 where something before the layers does, or
-    where the layers cannot be told apart."""
-    found = decoder_layers(model)
-    if found is None:
+    """Return the position of the first decoder layer with a trained weight.
+
+    It is 0 if something before the layers is trained, or if the layers are not known.
+    """
+    backbone_and_layers = decoder_layers(model)
+    if backbone_and_layers is None:
         return 0
-    _, layers = found
+    _, layers = backbone_and_layers
     trained = {id(p) for p in parameters.values()}
     inside = [i for i, layer in enumerate(layers) if any(id(p) in trained for p in layer.parameters())]
     in_layers = {id(p) for layer in layers for p in layer.parameters()}
@@ -52,14 +54,15 @@ def with_frozen_prefix(
     max_bytes: float,
     say: Callable[[str], None],
 ) -> LanguageModelingTask:
-    """The same task, whose batches carry the hidden states that enter the first trained layer.
+    """Return the task with batches that carry the hidden states that enter the first trained layer.
 
     Args:
-        model: with its adapter, whose weights do not matter here.
+        model: the model with its adapter; the adapter's weights do not matter here.
         folder: where the hidden states are kept.
-        max_bytes: nothing is kept, and the task comes back unchanged, where more would be needed.
-        say: called with a sentence when the prefix is not used although it could save time.
+        max_bytes: largest size of the hidden states; above it the task is returned unchanged.
+        say: called with a sentence if the prefix is not used although it could save time.
     """
+    # Nothing to cache, or too much of it.
     layer = first_trained_layer(model, parameters)
     if layer == 0:
         return task
@@ -69,10 +72,12 @@ def with_frozen_prefix(
     if size > max_bytes:
         say(f"the frozen prefix is not cached: {size / 2**30:.1f} GiB exceed cluster.prefix_cache_gib")
         return task
+    # Build the cache once, under a hash of what defines it.
     content = [task.facts().content_hash, weight_hash, layer, str(dtype), transformers.__version__, 1]
     path = folder / hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
     stored_once(path, lambda part: _build(task, model, layer, dtype, part))
     cached = task.with_hidden(*(_mapped(path / name, width, dtype, layer) for name in ("train.bin", "heldout.bin")))
+    # Use it only if the losses agree.
     difference = _largest_difference(task, cached, model)
     if not difference <= TOLERANCE[dtype]:
         say(f"the frozen prefix is not used: losses from it differ by {difference:.2g} nats for this architecture")
@@ -81,11 +86,11 @@ def with_frozen_prefix(
 
 
 class _Reached(Exception):  # noqa: N818 - a way out of the forward pass, not an error
-    """The hidden states that enter the layer."""
+    """Carries the hidden states that enter the layer out of the forward pass."""
 
 
 def _build(task: LanguageModelingTask, model: nn.Module, layer: int, dtype: torch.dtype, path: Path) -> None:
-    """Compute and write both splits; all cores help, since whoever else needs them is waiting."""
+    """Compute and write both splits, on all cores, because all other processes wait for them."""
     threads = torch.get_num_threads()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     path.mkdir()
@@ -99,15 +104,16 @@ def _build(task: LanguageModelingTask, model: nn.Module, layer: int, dtype: torc
 
 
 def _fill(examples: TokenizedExamples, model: nn.Module, layer: int, out: NDArray[np.generic]) -> None:
+    """Compute the hidden states that enter a layer, for all examples, and write them into `out`."""
     causal = causal_model(model)
     device = next(causal.parameters()).device
-    found = decoder_layers(model)
-    assert found is not None
+    backbone_and_layers = decoder_layers(model)
+    assert backbone_and_layers is not None
 
     def stop(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
         raise _Reached(args[0])
 
-    handle = found[1][layer].register_forward_pre_hook(stop)
+    handle = backbone_and_layers[1][layer].register_forward_pre_hook(stop)
     try:
         for indices in batches_by_length(examples.lengths(), BUILD_TOKENS):
             ids = examples.batch(indices).input_ids.to(device)
@@ -136,7 +142,7 @@ def _mapped(path: Path, width: int, dtype: torch.dtype, layer: int) -> HiddenSta
 
 
 def _largest_difference(plain: LanguageModelingTask, cached: LanguageModelingTask, model: nn.Module) -> float:
-    """Largest difference between the losses of a few examples with and without the cached prefix, nats."""
+    """Return the largest difference (nats) between the losses of a few examples with and without the cached prefix."""
     indices = np.argsort(-plain.lengths(), kind="stable")[:4]
     device = next(model.parameters()).device
 

@@ -1,4 +1,4 @@
-"""What the gradient of an example is scaled by, and where the threshold comes from: fixed, or following a quantile."""
+"""Scaling of an example's gradient, and its threshold: fixed, or following a quantile of the norms."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from raydp.training.noise.lattice import noisy_count
 from raydp.training.noise.stream import KeyedStream
 
 GAMMA = 0.01
-"""The constant of AUTO-S (Bu et al. 2023, section 4; their default)."""
+"""Constant of AUTO-S that is added to the norm; the default of Bu et al. 2023, section 4."""
 
 
 class Clipping:
     """Flat clipping: an example's gradient is scaled by min(1, c / norm) (Abadi et al. 2016, Algorithm 1).
 
     Args:
-        max_grad_norm: c > 0; inf where nothing is clipped.
+        max_grad_norm: c > 0; inf if nothing is clipped.
 
     Guarantee:
-        A scaled gradient has a norm of at most max_grad_norm. So it has in the subclasses.
+        A scaled gradient has a norm of at most max_grad_norm. This also holds in the subclasses.
     """
 
     def __init__(self, max_grad_norm: float) -> None:
         self.max_grad_norm = max_grad_norm
 
     def factors(self, norms: torch.Tensor) -> torch.Tensor:
-        """[B] what the gradients of norms [B] are multiplied with."""
+        """Return [B] the factors of gradients with norms [B]."""
         return self.max_grad_norm / norms.clamp(min=self.max_grad_norm)
 
     def update(self, unclipped: float, drawn: float, stream: KeyedStream, step: int) -> None:
-        """Called after every step with how many examples were drawn, and how many had a norm of at most c."""
+        """Move the threshold. Called after every step with the numbers of unclipped and of drawn examples."""
 
 
 class AutomaticClipping(Clipping):
-    """Automatic clipping: every gradient is scaled by c / (norm + 0.01), small ones up (Bu et al. 2023, AUTO-S)."""
+    """Automatic clipping: a gradient is scaled by c / (norm + 0.01), even if it grows (Bu et al. 2023, AUTO-S)."""
 
     def factors(self, norms: torch.Tensor) -> torch.Tensor:
         return self.max_grad_norm / (norms + GAMMA)
@@ -47,7 +47,7 @@ class AdaptiveClipping(Clipping):
     Args:
         max_grad_norm: c_0, the threshold of the first step.
         quantile: share of examples that the threshold should leave unclipped.
-        learning_rate: of the geometric update c ← c · exp(-learning_rate · (share - quantile)).
+        learning_rate: rate of the geometric update c ← c · exp(-learning_rate · (share - quantile)).
         count_noise_std: standard deviation of the noise on the count of unclipped examples, in examples.
         batch_size: expected batch size b.
 
@@ -57,7 +57,7 @@ class AdaptiveClipping(Clipping):
     """
 
     RANGE = (1e-12, 1e12)
-    """Where the threshold stays, so that fp32 holds it; both ends are public."""
+    """Range of the threshold, so that fp32 can hold it; both ends are public."""
 
     def __init__(
         self, max_grad_norm: float, *, quantile: float, learning_rate: float, count_noise_std: float, batch_size: int
@@ -69,9 +69,9 @@ class AdaptiveClipping(Clipping):
         self.batch_size = batch_size
 
     def noisy_count(self, unclipped: float, drawn: float, stream: KeyedStream, step: int) -> float:
-        """Σ_i (1[norm_i <= c] - 1/2) + noise over the drawn examples: one of them changes the sum by 1/2, not 1.
+        """Return Σ_i (1[norm_i <= c] - 1/2) + noise over the drawn examples. One example changes the sum by 1/2, not 1.
 
-        Every rank draws the same noise, so none has to be told. Count and noise lie on a lattice.
+        Every rank draws the same noise, so no rank needs to send it. Count and noise lie on a lattice.
         """
         noise = float(stream.normal(1, step=step, purpose="count")[0]) * self.count_noise_std
         return noisy_count(unclipped - drawn / 2, noise)
@@ -84,13 +84,13 @@ class AdaptiveClipping(Clipping):
 
 
 def gradient_noise_multiplier(noise_multiplier: float, count_noise_std: float) -> float:
-    """Noise multiplier of the gradient that leaves room for the count: (σ^-2 - (2 σ_b)^-2)^(-1/2).
+    """Return the noise multiplier of the gradient that leaves room for the count: (σ^-2 - (2 σ_b)^-2)^(-1/2).
 
     Args:
         noise_multiplier: σ of the accounted mechanism.
         count_noise_std: σ_b > σ / 2.
 
-    Source: Andrew et al. 2021, Theorem 1: the count, centred, has sensitivity 1/2.
+    Source: Andrew et al. 2021, Theorem 1. The centred count has sensitivity 1/2.
     """
     assert 2 * count_noise_std > noise_multiplier, "the count must not spend everything"
     of_gradient: float = (noise_multiplier**-2 - (2 * count_noise_std) ** -2) ** -0.5

@@ -1,4 +1,4 @@
-"""Per-example gradients of a layer without a rule of its own: the layer is differentiated again, example by example."""
+"""Per-example gradients of a layer without its own rule: the layer is differentiated again, example by example."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from raydp.training.gradients.layers import close_by_example
 from raydp.training.gradients.memory import is_out_of_memory
 
 PullBack = Callable[[torch.Tensor], tuple[dict[str, torch.Tensor]]]
-"""A gradient in an output -> that in the weights, by name."""
+"""Function from the gradient of an output to the gradients of the weights, by name."""
 
 
 def per_example_gradients(
     module: nn.Module, names: Sequence[str], x: torch.Tensor, output: torch.Tensor, g: torch.Tensor, *, layer: str
 ) -> dict[str, torch.Tensor]:
-    """Gradients of a layer's own weights, from one call of it.
+    """Return per-example gradients of a layer's own weights, from one call of the layer.
 
     Args:
-        names: its own weights that are trained.
+        names: the layer's own weights that are trained.
         x: its input, [B, ...].
-        output: what it returned, [B, ...].
-        g: gradient of the summed loss in the output.
-        layer: what errors call it.
+        output: its output, [B, ...].
+        g: gradient of the summed loss by the output.
+        layer: the layer's name in errors.
 
     Returns:
         name -> [B, *weight], fp32: B times the memory of the weight.
 
     Guarantee:
-        The layer is computed on each example alone, so a gradient depends on its own example only. Where it was
-        computed in company and came out otherwise, there is an error and no gradient.
+        The layer is computed on each example alone, so a gradient depends on its own example only. If the output of an
+        example in the batch differs from its output alone, there is an error and no gradient.
 
     Raises:
-        ValueError: the layer cannot be computed on one example alone, or gives another result then.
+        ValueError: the layer cannot be computed on one example alone, or gives another result alone.
     """
     weights = {name: cast(nn.Parameter, module._parameters[name]).detach() for name in names}
 
@@ -61,7 +61,7 @@ def per_example_gradients(
 
 
 def check_supported(module: nn.Module, layer: str) -> None:
-    """Raise ValueError for a layer of which it is known before the first step that it has no per-example gradient."""
+    """Raise ValueError for a layer that certainly has no per-example gradient, before the first step."""
     if isinstance(module, nn.RNNBase):
         raise ValueError(unsupported(layer, "it returns several tensors"))
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
@@ -78,10 +78,10 @@ def check_supported(module: nn.Module, layer: str) -> None:
 
 
 def only_input(args: tuple[object, ...], kwargs: dict[str, object], output: object, layer: str) -> torch.Tensor:
-    """The one tensor that a call was given, if it was given nothing else and returned one tensor.
+    """Return the single tensor that a layer was called with.
 
     Raises:
-        ValueError: otherwise.
+        ValueError: there were other inputs, or the output is not one tensor.
     """
     given = [value for value in (*args, *kwargs.values()) if value is not None]
     if len(given) != 1 or not isinstance(given[0], torch.Tensor):
@@ -92,7 +92,7 @@ def only_input(args: tuple[object, ...], kwargs: dict[str, object], output: obje
 
 
 def unsupported(layer: str, reason: str) -> str:
-    """The message for a layer that nothing supports."""
+    """Return the error message for a layer without a per-example gradient."""
     return (
         f"model.adapter must train layers whose per-example gradients are known, got {layer}: {reason}. Known are "
         "layers from one tensor to one tensor, examples first, that treat each example by itself. Leave it untrained."

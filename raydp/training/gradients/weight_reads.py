@@ -1,4 +1,4 @@
-"""Whether a trained weight is read by anything but its own layer, where no hook would see what becomes of it."""
+"""Check that only a trained weight's own layer reads it. No hook sees what another reader computes from the weight."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from torch.utils._pytree import tree_iter
 def only_by_their_layers(
     owners: dict[nn.Module, dict[str, str]], parameters: dict[str, nn.Parameter]
 ) -> Iterator[None]:
-    """Watch a forward pass.
+    """Watch a forward pass for reads of trained weights outside their layers.
 
     Args:
         owners: the layers with trained weights: layer -> its own name of the weight -> name of the parameter.
         parameters: name -> trained parameter.
 
     Raises:
-        ValueError: at the read of a weight outside of a call of a layer that has it.
+        ValueError: a weight is read while no layer that owns it is running.
     """
-    running: Counter[str] = Counter()  # parameter -> calls of its layers that have begun and not ended
+    running: Counter[str] = Counter()  # parameter -> running calls of its layers
 
     def enter(module: nn.Module, args: tuple[object, ...]) -> None:
         running.update(owners[module].values())
@@ -45,6 +45,8 @@ def only_by_their_layers(
 
 
 class _Reads(TorchFunctionMode):
+    """Raises ValueError when a function reads a parameter whose layers are not running."""
+
     def __init__(self, names: dict[int, str], running: Counter[str]) -> None:
         super().__init__()
         self._names, self._running = names, running
@@ -57,7 +59,7 @@ class _Reads(TorchFunctionMode):
         kwargs: dict[str, object] | None = None,
     ) -> object:
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor | tuple | list):  # not what asks for a type or a device
+        if isinstance(result, torch.Tensor | tuple | list):  # other results are a dtype, a device and the like
             for value in tree_iter((args, kwargs)):
                 name = self._names.get(id(value))
                 if name is not None and self._running[name] == 0:

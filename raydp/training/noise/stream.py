@@ -4,9 +4,9 @@ Every draw is a function of (key, run_id, step, purpose, name): ChaCha20 (RFC 84
 HMAC-SHA-256. So no two runs share noise, a replayed step redraws the same noise, and there is no generator state to
 checkpoint.
 
-Each stream is random access: any part of it is drawn without the rest. The Gaussian is sampled in double precision
-(Box-Muller on 53-bit uniforms), and ends at 8.65 standard deviations; that its low-order bits do not leak is the
-business of `raydp.training.noise.lattice`.
+Each stream has random access: any part of it can be drawn without the rest. Normals are sampled in double precision
+(Box-Muller on 53-bit uniforms) and end at 8.65 standard deviations. `raydp.training.noise.lattice` ensures that their
+low-order bits do not leak.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from numpy.typing import NDArray
 
 KEY_BYTES = 32
 BLOCK_WORDS = 8
-"""64-bit words in a block of ChaCha20, the unit of its counter."""
+"""Number of 64-bit words in a ChaCha20 block, the unit of its counter."""
 CHUNK_PAIRS = 1 << 15
-"""Pairs of normals that are computed at a time, in the processor's cache."""
+"""Number of pairs of normals that are computed at a time, so that they fit the processor's cache."""
 TEST_KEY = bytes(KEY_BYTES)
-"""The fixed, public key of `privacy.noise_key: test`; records of runs that use it are not certified."""
+"""The fixed, public key of `privacy.noise_key: test`. Records of runs that use it are not certified."""
 
 
 def new_key() -> bytes:
-    """A secret 256-bit sweep key from the operating system."""
+    """Return a secret 256-bit sweep key from the operating system."""
     return secrets.token_bytes(KEY_BYTES)
 
 
@@ -44,8 +44,8 @@ class KeyedStream:
     """The random streams of one run.
 
     Args:
-        key: 32 secret bytes, the sweep's.
-        run_id: the run's identity; runs never share a stream.
+        key: the sweep's key, 32 secret bytes.
+        run_id: the run's identity. Runs never share a stream.
     """
 
     key: bytes
@@ -58,13 +58,15 @@ class KeyedStream:
         return f"KeyedStream(run_id={self.run_id!r})"  # the key is never shown
 
     def bits(self, count: int, *, step: int, purpose: str, name: str = "", start: int = 0) -> NDArray[np.uint64]:
-        """[count] uniform 64-bit integers of the stream, from the one at position start on."""
+        """Return [count] uniform 64-bit integers of the stream, from position start on."""
         label = json.dumps([self.run_id, step, purpose, name]).encode()  # unambiguous: quoted and separated
         return _words(hmac.digest(self.key, label, "sha256"), start, count)
 
     def uniform(self, count: int, *, step: int, purpose: str, name: str = "", start: int = 0) -> NDArray[np.float64]:
-        """[count] uniforms in (0, 1], from the one at position start on: midpoints of 2^53 equal cells, never 0; above
-        1/2 they are rounded to 53 bits, the last to 1."""
+        """Return [count] uniforms in (0, 1], from position start on.
+
+        They are midpoints of 2^53 equal cells, never 0. Above 1/2 they are rounded to 53 bits, the last one to 1.
+        """
         words = self.bits(count, step=step, purpose=purpose, name=name, start=start)
         uniform = (words >> np.uint64(11)).view(np.int64).astype(np.float64)
         uniform += 0.5
@@ -74,15 +76,15 @@ class KeyedStream:
     def normal(
         self, count: int, *, step: int, purpose: str, name: str = "", part: slice = slice(None)
     ) -> NDArray[np.float64]:
-        """Independent standard normals (Box and Muller 1958).
+        """Return independent standard normals (Box and Muller 1958).
 
         Args:
-            count: how many the whole stream has.
-            part: which of them to draw, with no stride: normal(count)[part], at the cost of that part.
+            count: length of the whole stream.
+            part: the part to draw, without stride. The result is normal(count)[part], at the cost of this part.
 
         Returns:
-            [length of part]. Pair i of uniforms, at positions i and half + i, gives the values at the same positions,
-            with half = count / 2, rounded up. Values are the same on every machine up to the last bits of logarithm,
+            [length of part]. The pair of uniforms at positions i and half + i gives the values at these positions,
+            where half = count / 2, rounded up. Values are the same on every machine, up to the last bits of logarithm,
             sine and cosine.
         """
         start, stop, stride = part.indices(count)
@@ -106,7 +108,7 @@ class KeyedStream:
     def poisson_mask(
         self, num_examples: int, batch_size: int, *, step: int, purpose: str = "mask"
     ) -> NDArray[np.bool_]:
-        """[n] mask: each example is in, independently, with probability b/n.
+        """Return [n] a mask that includes each example independently with probability b/n.
 
         Source: Poisson subsampling as in Hu et al. 2025, Algorithm 2, line 2. The threshold is the integer
         floor(2^64 b/n), so the probability is never above b/n and at most 2^-64 below it.
@@ -119,8 +121,11 @@ class KeyedStream:
 
 
 def _words(subkey: bytes, start: int, count: int) -> NDArray[np.uint64]:
-    """[count] 64-bit words of a ChaCha20 key stream from position start on (RFC 8439: a 32-bit counter of blocks, then
-    the nonce, 0 as every subkey is used for one stream). The library raises where the counter would overflow."""
+    """Return [count] 64-bit words of a ChaCha20 key stream, from position start on.
+
+    RFC 8439 has a 32-bit counter of blocks, then the nonce. The nonce is 0, because every subkey is used for one
+    stream. The library raises an error if the counter would overflow.
+    """
     block, skip = divmod(start, BLOCK_WORDS)
     encryptor = Cipher(ChaCha20(subkey, block.to_bytes(16, "little")), mode=None).encryptor()
     stream = np.empty(8 * (skip + count), np.uint8)
@@ -129,7 +134,7 @@ def _words(subkey: bytes, start: int, count: int) -> NDArray[np.uint64]:
 
 
 def _chunks(*ranges: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """(first, last) of pieces that cover the ranges, at most CHUNK_PAIRS long and each inside or outside each range."""
+    """Yield (first, last) of pieces of at most CHUNK_PAIRS that cover the ranges. No piece crosses a range's edge."""
     edges = sorted({edge for first, last in ranges if first < last for edge in (first, last)})
     for begin, end in pairwise(edges):
         if any(first <= begin < last for first, last in ranges):
