@@ -27,6 +27,7 @@ from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import SweepPlan, make_plan, plan_to_keep
 from raydp.sweep.store.folder import SweepFolder
+from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.transfer import SharedFolder
 from raydp.tasks.classification.labelled import LabelledBatch
 from raydp.training.comm import LocalComm
@@ -337,7 +338,7 @@ def test_a_language_model_is_refused(raydp: Callable[..., Answer], write_spec: C
     assert "model.name must be a linear network with method output_perturbation, got 'tiny'" in answer.err
 
 
-def one_run(spec: SweepSpec, folder: Path, trial: TrialPlan) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def one_run(spec: SweepSpec, folder: Path, trial: TrialPlan) -> tuple[RunResult, dict[str, torch.Tensor]]:
     task, _ = build_task(spec)
     runner = TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), TEST_KEY)
     result = runner.run(trial, SharedFolder(folder=folder, run_id=trial.run_id), "a")
@@ -353,7 +354,7 @@ def test_a_run_learns_and_starts_again_to_the_same_weights(tmp_path: Path) -> No
     assert [row["drawn"] for row in result.history] == [1438] * 100
     again, same = one_run(spec, tmp_path / "a", trial)
     assert all(torch.equal(weights[name], same[name]) for name in weights)
-    assert (again["ledger"]["executions"], again["ledger"]["replays"]) == (2, 1)
+    assert (again.ledger["executions"], again.ledger["replays"]) == (2, 1)
     lattice = output_perturbation.lattice_step(
         spec.method.params.descent(trial).sensitivity(100), sum(w.numel() for w in weights.values())
     )

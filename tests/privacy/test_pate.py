@@ -185,7 +185,7 @@ def test_the_command_reads_counts(raydp: Callable[..., Answer], tmp_path: Path, 
     assert (answer["queries"], answer["teachers"], answer["classes"]) == (3, 250, 3)
     people = raydp("pate", "votes.csv", "--sigma", 40, "--delta", 1e-5, "--threshold", 180, "--sigma1", 30)
     assert "by the votes" in people.out
-    assert "publish epsilon_data_independent" in people.out
+    assert "publish only epsilon_data_independent" in people.out
 
 
 @pytest.mark.parametrize(

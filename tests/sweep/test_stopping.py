@@ -139,9 +139,9 @@ def test_hopeless_runs_end_early_and_the_rest_is_as_without_them(tmp_path: Path)
     small, overflown = (folder.result(points.loc[steps, "run_id"]) for steps in (11, 10))
     assert "cannot be selected" in small.reason
     assert "diverged" in overflown.reason
-    assert small["executed"]["num_steps"] == len(small["history"]) == 4
-    assert 0 < small["executed"]["epsilon"] < points.loc[11, "epsilon"]
-    assert points.loc[11, "executed_epsilon"] == small["executed"]["epsilon"]
+    assert small.executed["num_steps"] == len(small.history) == 4
+    assert 0 < small.executed["epsilon"] < points.loc[11, "epsilon"]
+    assert points.loc[11, "executed_epsilon"] == small.executed["epsilon"]
     assert np.isnan(points.loc[11, "utility_loss"]), "it is no point"
     assert runs_in(spec["tracking"]["uri"]) == {"parents": 1, "children": 5, "versions": 3}
     before = folder.trial(points.loc[11, "run_id"]) / "result.json"
