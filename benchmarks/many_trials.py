@@ -180,6 +180,7 @@ def measure(folder: Path, num_trials: int, slots: int, uri: str) -> dict[str, An
     """One sweep in this process."""
     from raydp.spec.document import load_spec
     from raydp.sweep import driver
+    from raydp.sweep.ending.finish import SelectionEnding
     from raydp.sweep.engine.committer import Committer
     from raydp.sweep.engine.recorder import Recorder
     from raydp.sweep.engine.tune.rounds import TuneRun
@@ -195,7 +196,7 @@ def measure(folder: Path, num_trials: int, slots: int, uri: str) -> dict[str, An
     clock.wrap(Recorder, "release", "release")
     clock.wrap(TuneRun, "run", "round")
     clock.wrap(driver, "make_plan", "plan")
-    clock.wrap(driver, "finish", "finish")
+    clock.wrap(SelectionEnding, "finish", "finish")
     count_statements(counts)
     at_last: dict[str, Any] = {}
     wrapped = Recorder.committed

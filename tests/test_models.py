@@ -114,7 +114,9 @@ def test_a_model_that_forgets_what_was_read_takes_no_prefix() -> None:
     config = MistralConfig(vocab_size=50, hidden_size=16, intermediate_size=8, num_hidden_layers=1,
                            num_attention_heads=2, num_key_value_heads=1, sliding_window=4)  # fmt: skip
     sliding = models.PretrainedModel(name="m", model=MistralForCausalLM(config), tokenizer=None, weight_hash="")
-    with pytest.raises(ValueError, match=r"model\.adapter\.type must fit 'm', got 'prefix': .* forget"):
+    with pytest.raises(
+        ValueError, match=r"model\.adapter\.type must fit 'm', got 'prefix': its layers do not keep all keys and values"
+    ):
         adapters.attach_adapter(sliding, PREFIX)
     config.sliding_window = None
     adapters.attach_adapter(replace(sliding, model=MistralForCausalLM(config)), PREFIX)

@@ -39,7 +39,7 @@ def test_a_run_of_prompt_dpsgd(kind: str, tmp_path: Path) -> None:
     assert record["certified"], record["not_certified_because"]
     assert 0.98 * spec.privacy.target_epsilon < record["epsilon"] <= spec.privacy.target_epsilon
     runner = TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), bytes(32))
-    base = runner.measure_base(0)["utility_loss"]
+    base = runner.measure_base(0).loss
     result = runner.run(trial, SharedFolder(folder=tmp_path / "run", run_id=trial.run_id), "attempt-1")
     assert result.loss < base - 0.3
     (saved,) = tmp_path.glob("run/**/adapter_config.json")

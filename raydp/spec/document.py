@@ -115,8 +115,8 @@ class SweepSpec(Section):
 
     @model_validator(mode="after")
     def _sharded_weights_do_not_decay_in_the_loss(self) -> SweepSpec:
-        method = self.method.as_dict()
-        decay = method["weight_decay"] if method.get("decay") == "in_loss" else 0.0
+        params = dict(self.method.params)
+        decay = params["weight_decay"] if params.get("decay") == "in_loss" else 0.0
         if decay and self.cluster.sharding == "full":
             raise ValueError(
                 f"method.decay must be decoupled with cluster.sharding full, got weight_decay {decay:g} in the loss: "

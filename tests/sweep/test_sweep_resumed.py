@@ -28,7 +28,7 @@ def test_an_interruption_after_the_last_run_is_an_answer_too(done: Done, monkeyp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("raydp.sweep.driver.finish", interrupted)
+        patch.setattr("raydp.sweep.ending.finish.finish", interrupted)
         stopped = done.sweep.run(resume=True)
     assert stopped.interrupted
     assert stopped.selected is None

@@ -53,7 +53,7 @@ def conflicts(
         problems.append(f"stopping must be left out {given} checks. Which runs end early is seen in the private data.")
     if seeds != (0,):
         problems.append(f"seeds must be left out {given} {list(seeds)}. Every run draws a seed of its own.")
-    if (weight := method.as_dict().get("reference_weight")) is not None:
+    if (weight := dict(method.params).get("reference_weight")) is not None:
         problems.append(
             f"method.reference_weight must be left out {given} {weight:g}. A choice is not accounted for each data set."
         )
