@@ -18,7 +18,7 @@ from raydp.sweep.engine.tune.metrics import final_metrics
 from raydp.sweep.store.folder import SweepFolder
 from tests.conftest import small_spec
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.slow
 
 CONFIG = {"run_id", "batch_size", "num_steps", "learning_rate", "noise_multiplier", "seed"}
 
