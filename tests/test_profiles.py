@@ -12,7 +12,7 @@ import pytest
 
 from raydp.guarantees.profiles import profiles_of_sweep
 from raydp.privacy import PRVAccountant
-from raydp.privacy.accounting.accountants import Accountant
+from raydp.privacy.accounting.base import Accountant
 from raydp.spec.document import load_spec
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import drawn, make_plan, plan_to_keep

@@ -22,7 +22,7 @@ from raydp.privacy import (
     calibrate_many,
     profile_rows,
 )
-from raydp.privacy.accounting.accountants import Accountant
+from raydp.privacy.accounting.base import Accountant
 
 ACCOUNTANTS: tuple[Accountant, ...] = (PRVAccountant(), PLDAccountant(), RDPAccountant())
 DELTAS = "1e-2,3e-3,1e-3,3e-4,1e-4,3e-5,1e-5,3e-6,1e-6,3e-7,1e-7,3e-8,1e-8"

@@ -85,9 +85,9 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "worst-utility": "analysis.selection.rules:WORST_UTILITY",
     },
     "accountants": {
-        "pld": "raydp.privacy.accounting.accountants:PLDAccountant",
-        "prv": "raydp.privacy.accounting.accountants:PRVAccountant",
-        "rdp": "raydp.privacy.accounting.accountants:RDPAccountant",
+        "pld": "raydp.privacy.accounting.pld:PLDAccountant",
+        "prv": "raydp.privacy.accounting.prv:PRVAccountant",
+        "rdp": "raydp.privacy.accounting.rdp:RDPAccountant",
     },
 }
 

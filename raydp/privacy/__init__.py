@@ -1,16 +1,13 @@
 """Events, accountants, calibration, profiles and privacy records. Only this package computes an ε. No torch."""
 
-from raydp.privacy.accounting.accountants import (
-    Accountant,
-    AccountantError,
-    PLDAccountant,
-    PRVAccountant,
-    RDPAccountant,
-)
 from raydp.privacy.accounting.attack import AttackBounds, attack_bounds
+from raydp.privacy.accounting.base import Accountant, AccountantError
 from raydp.privacy.accounting.calibration import Calibration, CalibrationRequest, calibrate, calibrate_many
 from raydp.privacy.accounting.events import Event, NonPrivate, PoissonGaussian, PrivacyTarget
+from raydp.privacy.accounting.pld import PLDAccountant
 from raydp.privacy.accounting.profile import profile
+from raydp.privacy.accounting.prv import PRVAccountant
+from raydp.privacy.accounting.rdp import RDPAccountant
 from raydp.privacy.accounting.root_search import CalibrationError
 from raydp.privacy.mechanisms.one_run import Guesses, OneRunBound, one_run_bound, one_run_p_value
 from raydp.privacy.mechanisms.private_selection import SelectionCalibration, calibrate_selection, selection_guarantee

@@ -8,16 +8,12 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from raydp.io.output import print_table, stderr
 from raydp.secrets import files
 from raydp.secrets.mail import MailOptions
 from raydp.tasks.reading import read_json_rows
 from raydp.tasks.secret import read_secrets
-
-if TYPE_CHECKING:
-    pass
 
 
 def extract_from_mail(

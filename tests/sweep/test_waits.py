@@ -36,8 +36,9 @@ def test_a_profile_loads_nothing_that_trains(done: Done) -> None:
 
 
 def test_a_summary_is_the_first_line_of_the_class() -> None:
-    for name in BUILTIN["scores"]:
-        assert summary("scores", name) == str(resolve("scores", name).__doc__).partition("\n")[0]
+    for kind in ("tasks", "methods", "scores", "searches", "accountants"):
+        for name in BUILTIN[kind]:
+            assert summary(kind, name) == str(resolve(kind, name).__doc__).partition("\n")[0]
 
 
 def test_each_phase_of_a_sweeps_end_is_on_the_terminal(done: Done, tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from raydp.plugins.registries import resolve
-from raydp.privacy.accounting.accountants import Accountant, AccountantError, PLDAccountant
+from raydp.privacy.accounting.base import Accountant, AccountantError
 from raydp.privacy.accounting.cache import SolutionCache
 from raydp.privacy.accounting.events import PoissonGaussian, PrivacyTarget, check_num_steps
 from raydp.privacy.accounting.gdp import gaussian_mu
+from raydp.privacy.accounting.pld import PLDAccountant
 from raydp.privacy.accounting.root_search import CalibrationError, Point, smallest_noise
 
 # Part of the cache's key: raise the number whenever a change here or in an accountant can change a result.

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from raydp.plugins.registries import resolve
-from raydp.privacy.accounting.accountants import Accountant, AccountantError, PLDAccountant
+from raydp.privacy.accounting.base import Accountant, AccountantError
 from raydp.privacy.accounting.events import Event, NonPrivate, check_delta
 from raydp.privacy.accounting.gdp import gaussian_deltas
+from raydp.privacy.accounting.pld import PLDAccountant
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from raydp.plugins.registries import resolve
-from raydp.privacy.accounting.accountants import Accountant, AccountantError
+from raydp.privacy.accounting.base import Accountant, AccountantError
 from raydp.privacy.accounting.events import Event, NonPrivate, PoissonGaussian
 
 DataSet = Literal["training", "reference"]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from raydp.plugins.registries import resolve
-from raydp.privacy.accounting.accountants import Accountant, AccountantError
 from raydp.privacy.accounting.attack import attack_bounds
+from raydp.privacy.accounting.base import Accountant, AccountantError
 from raydp.privacy.accounting.cache import SolutionCache
 from raydp.privacy.accounting.events import Event, NonPrivate, PoissonGaussian
 from raydp.privacy.accounting.profile import DELTAS, dominating_mu

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from raydp.plugins.registries import resolve
-from raydp.privacy.accounting.accountants import Accountant
+from raydp.privacy.accounting.base import Accountant
 from raydp.privacy.accounting.events import Event, NonPrivate, check_delta
 
 NOT_COVERED: tuple[str, ...] = (
