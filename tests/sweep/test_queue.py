@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from raydp.sweep.engine import queue as queue_module
-from raydp.sweep.engine.queue import TrialQueue
+from raydp.sweep.engine.queue import QueueStatus, TrialQueue
 from raydp.sweep.engine.stopping import EarlyStopping
 from raydp.sweep.store.results import RunResult
 
@@ -48,7 +48,7 @@ def test_a_stale_token_commits_nothing_and_is_told_to_stop() -> None:
         queue = TrialQueue(expected=2, max_retries=1)
         waiting = await submitted(queue, "a")
         _, stale = await queue.lease(0)
-        assert await queue.register(0), "the slot's workers died and came back"
+        assert await queue.register(0, None, []), "the slot's workers died and came back"
         run_id, token = await queue.lease(1)
         assert token == stale + 1
         assert not await queue.complete(run_id, stale, finished("late"))
@@ -90,9 +90,9 @@ def test_a_pause_gives_runs_back_untried_and_hands_out_nothing() -> None:
         await waiting
         assert await queue.lease(0) is None
         assert not await queue.has_work_for(0)
-        assert (await queue.status())["waiting"] == 2
+        assert (await queue.status()).waiting == 2
         await queue.release(run_id, token)
-        assert (await queue.status())["waiting"] == 2, "it was given back once"
+        assert (await queue.status()).waiting == 2, "it was given back once"
 
     run(scenario())
 
@@ -102,7 +102,7 @@ def test_what_runs_on_a_drained_node_is_given_back_untried_and_goes_elsewhere() 
         queue = TrialQueue(expected=3, max_retries=0)
         waiting = await submitted(queue, "a", "b")
         for slot in (0, 1):
-            await queue.register(slot, nodes=[f"node-{slot}", "shared"] if slot else ["node-0"])
+            await queue.register(slot, None, [f"node-{slot}", "shared"] if slot else ["node-0"])
         run_id, token = await queue.lease(0)
         other, other_token = await queue.lease(1)
         await queue.drain(["node-0", "far away"])
@@ -111,7 +111,7 @@ def test_what_runs_on_a_drained_node_is_given_back_untried_and_goes_elsewhere() 
         await queue.release(run_id, token)
         assert await queue.lease(0) is None, "its group is to end"
         assert await queue.has_work_for(0)
-        await queue.register(0, nodes=["node-2"])
+        await queue.register(0, None, ["node-2"])
         again = await queue.lease(0)
         assert again[0] == run_id
         assert await queue.complete(*again, finished())
@@ -200,9 +200,9 @@ def test_what_a_dead_controllers_workers_held_brings_its_slot_back() -> None:
 def test_workers_that_die_before_they_lease_anything_give_up() -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=2, max_retries=0, max_idle_starts=2)
-        assert [await queue.register(0) for _ in range(3)] == [True, True, False]
+        assert [await queue.register(0, None, []) for _ in range(3)] == [True, True, False]
         assert not await queue.has_work_for(0)
-        assert await queue.register(1), "another slot is not concerned"
+        assert await queue.register(1, None, []), "another slot is not concerned"
         waiting = await submitted(queue, "a")
         await queue.explain(0, "the folder is not there")
         await queue.abandon("no slot is left")
@@ -217,9 +217,9 @@ def test_workers_that_die_before_they_lease_anything_give_up() -> None:
 def test_workers_that_can_never_work_give_up_at_once() -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=1, max_retries=0)
-        assert await queue.register(0)
+        assert await queue.register(0, None, [])
         await queue.give_up(0, "the folder is not there")
-        assert not await queue.register(0)
+        assert not await queue.register(0, None, [])
         assert not await queue.has_work_for(0)
         waiting = await submitted(queue, "a")
         await queue.abandon("no slot is left")
@@ -231,19 +231,19 @@ def test_workers_that_can_never_work_give_up_at_once() -> None:
 def test_tunes_actors_wait_for_each_other_once_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=3, max_retries=0)
-        first = asyncio.create_task(queue.gather("actor 1", 2))
+        first = asyncio.create_task(queue.gather("actor 1", 2, "round"))
         await asyncio.sleep(0.05)
         assert not first.done()
-        await queue.gather("actor 2", 2)
+        await queue.gather("actor 2", 2, "round")
         await first
-        await queue.gather("actor 1", 2)  # its next trial
+        await queue.gather("actor 1", 2, "round")  # its next trial
         later = asyncio.create_task(queue.gather("actor 3", 2, "next round"))
         await asyncio.sleep(0.05)
         assert not later.done(), "those of the round before are gone"
         await queue.gather("actor 4", 2, "next round")
         await later
         monkeypatch.setattr(queue_module, "GATHER_SECONDS", 0.05)
-        await queue.gather("actor 1", 3)  # one never comes
+        await queue.gather("actor 1", 3, "round")  # one never comes
 
     run(scenario())
 
@@ -253,10 +253,10 @@ def test_workers_that_were_replaced_take_nothing_any_more() -> None:
 
     async def scenario() -> None:
         queue = TrialQueue(expected=1, max_retries=0)
-        assert await queue.register(0)
+        assert await queue.register(0, None, [])
         of_the_dead = asyncio.create_task(queue.lease(0))
         await asyncio.sleep(0.05)
-        assert await queue.register(0)
+        assert await queue.register(0, None, [])
         waiting = asyncio.create_task(queue.lease(0))
         await asyncio.sleep(0.05)
         await submitted(queue, "a")
@@ -294,10 +294,10 @@ def test_what_is_abandoned_is_nobodys_any_more() -> None:
         await queue.idle()
         await queue.fail(run_id, token, "late")
         await queue.release(run_id, token)
-        await queue.register(0)
+        await queue.register(0, None, [])
         assert not await queue.complete(run_id, token, finished())
         await queue.enqueue(["c"])
         assert [(await queue.outcome(r)).status for r in ("a", "b", "c")] == ["failed"] * 3
-        assert (await queue.status()) == {"running": {}, "waiting": 0}
+        assert (await queue.status()) == QueueStatus(running={}, waiting=0)
 
     run(scenario())

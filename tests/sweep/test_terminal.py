@@ -15,6 +15,7 @@ from raydp.io import output
 from raydp.io.table_layout import ELSEWHERE, HEADERS
 from raydp.sweep.api import select
 from raydp.sweep.engine.progress import SweepProgress
+from raydp.sweep.engine.queue import QueueStatus
 from raydp.sweep.names import run_name
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.json_files import write_json
@@ -137,7 +138,7 @@ def test_failures_and_progress_name_configurations_and_seeds(trained: Trained, t
     assert run_name(failure) == f"(b=32, T={trial.num_steps}, η=0.01) seed {trial.seed}"
     screen = Terminal()
     names = {t.run_id: run_name(vars(t)) for t in trained.trials}
-    status = {"running": {trial.run_id: (1, 3), BASE_RUN: (0, 0)}, "waiting": 0}
+    status = QueueStatus(running={trial.run_id: (1, 3), BASE_RUN: (0, 0)}, waiting=0)
     console = Console(file=screen, force_terminal=True, width=100)
     progress = SweepProgress(console, {trial.run_id: 96}, 0, lambda: status, names=names)
     progress._status = status

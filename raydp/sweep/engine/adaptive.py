@@ -1,4 +1,4 @@
-"""A sweep that does not run all of its space: a strategy's configurations become runs, one after another."""
+"""A sweep with a search: the configurations that the search proposes become runs, one after another."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from raydp.training.trial_plan import TrialPlan
 from search_spaces import Configuration
 
 KNOWN_BEFORE = {"batch_size", "num_steps", "learning_rate", "compute", "noise_multiplier", "epsilon", "delta"}
-"""Figures of a configuration that the plan has."""
+"""Figures of a configuration that are known before it runs."""
 
 
 @dataclass(kw_only=True)
 class RunSource:
-    """Gives out runs as the strategy asks for their configurations, with what the folder knows so far.
+    """Gives out the runs of the configurations that a search proposes from the results so far.
 
-    It keeps no state that the folder does not have: a resumed sweep begins with the missing seeds of the configurations
-    that were begun, and asks the strategy again. What a bound of the selection rules out before it runs is no
-    candidate.
+    All state is in the sweep's folder. A resumed sweep begins with the missing seeds of the configurations that were
+    begun, and then asks the search again. A configuration that a bound of the selection rules out before it runs is not
+    a candidate.
 
     Attributes:
-        base_fn: waits for the measurement of the untrained model where it is under way; None where there is none.
-        finished: nothing more will be given out than what waits.
+        base_fn: waits for the measurement of the untrained model and returns it; None if there is no measurement.
+        finished: whether the search proposes no more configurations. Runs may still wait to be given out.
         handed_out: how many runs were given out.
     """
 
@@ -58,7 +58,7 @@ class RunSource:
         self._ruled_out = ruled_out(points_table(self.folder), bounds, keep=self._given) if bounds else {}
 
     def next_run(self) -> str | None:
-        """The next run; None where there is none now, and none ever if `finished` is set."""
+        """Return the next run. None: there is none now, and never again if `finished` is set."""
         if self._waiting or self.finished:
             return self._pop()
         base = self.base_fn()
@@ -66,7 +66,7 @@ class RunSource:
             return None  # a threshold may be a share of the gain over the untrained model, which is being measured
         ended = tuple(c for c in self._given if all(self.folder.result(run_id) for run_id in self._runs[c]))
         if ended == self._seen:
-            return None  # nothing has come in since the strategy said that it waits
+            return None  # no new result since the search chose to wait
         proposal = self.search.propose(self._state(ended), self._goal(base), 1)
         if proposal.finished:
             self._end(proposal.reason, proposal.skipped)
@@ -77,7 +77,7 @@ class RunSource:
         return self._pop()
 
     def upcoming(self, count: int) -> list[str]:
-        """The next runs, as far as they are known now; they are still to be given out."""
+        """Return at most `count` of the next runs that are known now. They are not yet given out."""
         runs: list[str] = []
         while len(runs) < count and (run_id := self.next_run()) is not None:
             runs.append(run_id)
@@ -86,7 +86,7 @@ class RunSource:
         return runs
 
     def given(self) -> list[str]:
-        """Every run that was given out."""
+        """Return every run that was given out."""
         return [run_id for configuration in self._given for run_id in self._runs[configuration]]
 
     def _pop(self) -> str | None:
@@ -112,7 +112,7 @@ class RunSource:
         )
 
     def _points(self, some: Sequence[Configuration]) -> pd.DataFrame | None:
-        """The finished rows of some configurations."""
+        """Return the rows of some configurations' finished runs."""
         if not some:
             return None
         runs = {run_id for c in some for run_id in self._runs[c]}
@@ -131,7 +131,7 @@ class RunSource:
         )
 
     def _end(self, reason: str | None, skipped: Mapping[Configuration, str]) -> None:
-        """Every configuration that was not given out is written down, also where the strategy gives no reason."""
+        """Write down every configuration that was not given out, also if the search gives no reason."""
         self.finished = True
         left = sorted(set(self._runs) - set(self._given), key=lambda c: c.key)
         why = {**skipped, **self._ruled_out}
@@ -142,26 +142,26 @@ class RunSource:
 def ruled_out(
     points: pd.DataFrame, at_most: Mapping[str, float], *, keep: Sequence[Configuration]
 ) -> dict[Configuration, str]:
-    """The configurations that a bound of the selection rules out before they run, each with the reason.
+    """Return the configurations that a bound of the selection rules out before they run, each with the reason.
 
     Args:
         points: a row for every planned run.
-        at_most: column, of `KNOWN_BEFORE`, -> highest value.
-        keep: those that have been begun.
+        at_most: column of `KNOWN_BEFORE` -> highest value.
+        keep: configurations that have been begun, which are never ruled out.
 
     Raises:
-        ValueError: none is left.
+        ValueError: the bounds rule out every configuration.
     """
     points = points.assign(compute=points["batch_size"] * points["num_steps"])
-    found: dict[Configuration, str] = {}
+    reasons: dict[Configuration, str] = {}
     for column in at_most:
         means = points.groupby(KEY, as_index=False)[[column]].mean()
         for configuration, value in zip(configurations(means), means[column], strict=True):
             if value > at_most[column] and configuration not in keep:
-                found[configuration] = f"its {column} of {value:g} exceeds select.at_most {at_most[column]:g}"
-    if len(found) == len(points.groupby(KEY)):
+                reasons[configuration] = f"its {column} of {value:g} exceeds select.at_most {at_most[column]:g}"
+    if len(reasons) == len(points.groupby(KEY)):
         raise ValueError(
             f"select.at_most must leave a configuration of the space, got {dict(at_most)} that rules out all "
-            f"{len(found)}. Raise it."
+            f"{len(reasons)}. Raise it."
         )
-    return found
+    return reasons

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 import ray
 
@@ -21,10 +21,16 @@ from raydp.sweep.store.folder import BASE_RUN
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.transfer import Bucket, bucket_of, collect
 
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorProxy
+
+    from raydp.sweep.engine.queue import TrialQueue
+
 WRITE_TRIES, WRITE_SECONDS = 60, 10.0
-"""How often, and how long after one another, it is tried to write a result where there is no space."""
+"""Number of attempts to write a result while the disk is full, and the time between them."""
 UNSEEN_TRIES = 7
-"""The same for a model that is not seen yet: a shared folder may show it up to a minute late."""
+"""Number of attempts to read a model that is not visible yet. A shared folder may show a file up to a minute late."""
 
 
 @dataclass(kw_only=True)
@@ -38,22 +44,28 @@ class Committer:
 
     context: SweepContext
     listener: RunListener
-    _queue: Any = None
-    _base: Any = None
+    _queue: ActorProxy[TrialQueue] | None = None
+    _base: ObjectRef[RunResult] | None = None
     _progress: SweepProgress | None = None
     _next: deque[str] = field(default_factory=deque)
     committed: set[str] = field(default_factory=set)
 
-    def attach(self, queue: Any, base: Any, progress: SweepProgress) -> None:
-        """Where outcomes come from while the sweep runs."""
+    def attach(self, queue: ActorProxy[TrialQueue], base: ObjectRef[RunResult] | None, progress: SweepProgress) -> None:
+        """Connect the committer to a sweep that runs.
+
+        Args:
+            queue: gives the outcomes.
+            base: the measurement of the untrained base model; None if the folder has it.
+            progress: shows each committed run.
+        """
         self._queue, self._base, self._progress = queue, base, progress
 
     def hand_out(self, run_ids: Sequence[str]) -> None:
-        """Each commit puts the next of these runs into the queue, so that as many are out as before."""
+        """Put the next of these runs into the queue at each commit, so that the number of runs in the queue stays."""
         self._next = deque(run_ids)
 
     def base(self) -> RunResult | None:
-        """The untrained model's utility and scores; waits for them. None where they could not be measured."""
+        """Wait for the untrained model's utility and scores. None if they could not be measured."""
         if self._base is not None:
             self.context.folder.commit(ray.get(self._base))
             self._base = None
@@ -62,7 +74,8 @@ class Committer:
 
     def commit(self, run_id: str) -> None:
         """Commit a run's outcome, after the untrained base model's, and tell the listener."""
-        outcome: RunResult = ray.get(self._queue.outcome.remote(run_id))
+        assert self._queue is not None, "runs are committed while a queue is attached"
+        outcome = ray.get(self._queue.outcome.remote(run_id))
         if outcome.status == "stopped":
             outcome = replace(outcome, executed=self._executed(run_id, len(outcome.history or ())))
         for note in outcome.notes:
@@ -79,12 +92,15 @@ class Committer:
 
     @cached_property
     def _bucket(self) -> Bucket | None:
-        """One for all runs: opening a store takes time."""
+        """Open the object store once for all runs, because that takes time. None without an object store."""
         return bucket_of(self.context.spec.cluster.exchange, self.context.plan.sweep_id)
 
     def _write(self, outcome: RunResult) -> RunResult:
-        """Commit an outcome and return it. Where the disk is full or the object store does not answer, wait: the result
-        is nowhere else. A run whose model does not come to be seen has failed."""
+        """Commit an outcome and return it.
+
+        If the disk is full or the object store does not answer, wait: the result exists nowhere else. A run whose model
+        does not become visible has failed.
+        """
         run_id, bucket = outcome.run_id, self._bucket
         for left in reversed(range(WRITE_TRIES)):
             try:
@@ -112,8 +128,10 @@ class Committer:
         return outcome
 
     def clear_store(self) -> None:
-        """Nothing is in progress any more: what workers that were thought dead have left of runs that have ended goes
-        out of the object store. A failed run's checkpoints stay for the next try."""
+        """Delete the files of ended runs from the object store. Call it when no run is in progress.
+
+        Workers that were thought dead may have left such files. A failed run's checkpoints stay for the next attempt.
+        """
         if self._bucket is None:
             return
         try:
@@ -123,9 +141,11 @@ class Committer:
         except OSError as error:
             stderr.print(f"warning: files are left in {self._bucket.uri} ({error})", markup=False)
 
-    def _executed(self, run_id: str, num_steps: int) -> dict[str, Any]:
-        """What so many steps would have cost, had it been known before that there would be so many. The guarantee stays
-        that of all steps: when to stop was seen in the run's utility."""
+    def _executed(self, run_id: str, num_steps: int) -> dict[str, object]:
+        """Return the cost of a stopped run's steps, as if their number had been fixed before the run.
+
+        The run's guarantee is still that of all planned steps, because the run's utility decided when to stop.
+        """
         trial = replace(self.context.trials[run_id], num_steps=num_steps)
         spec, delta = self.context.spec, self.context.plan.delta
         event = spec.method.params.event(trial, trial.noise_multiplier)

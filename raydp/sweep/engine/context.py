@@ -1,23 +1,30 @@
-"""What the driver knows of a sweep that it runs."""
+"""What the driver and the workers know of a sweep that runs."""
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from raydp.spec.document import SweepSpec
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.state import Plan
-from raydp.tasks.base import TaskFacts
+from raydp.sweep.store.transfer import Bucket, StoredFiles, TrialFiles
+from raydp.tasks.base import Task, TaskFacts
 from raydp.training.trial_plan import TrialPlan
+
+if TYPE_CHECKING:
+    from raydp.models.sharing import SharedModel
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepContext:
-    """A sweep with its folder.
+    """What the driver knows: a sweep with its folder.
 
     Attributes:
-        facts: of the task.
+        facts: facts of the task.
         weight_hash: SHA-256 of the base weights.
     """
 
@@ -28,10 +35,55 @@ class SweepContext:
 
     @cached_property
     def plan(self) -> Plan:
-        """What the sweep runs, as its folder says."""
+        """Return the plan in the sweep's folder."""
         return self.folder.plan()
 
     @cached_property
     def trials(self) -> dict[str, TrialPlan]:
-        """run_id -> planned run."""
+        """Return run_id -> planned run."""
         return {trial.run_id: trial for trial in self.plan.trials}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerInputs:
+    """What every worker needs. It is in the object store once, and all processes of a node map the same arrays.
+
+    Attributes:
+        model: the base model.
+        trials: run_id -> planned run.
+        folder: the sweep's folder.
+        bucket: the store through which runs are handed over; None if every node sees the folder.
+        key: the sweep's secret key.
+    """
+
+    spec: SweepSpec
+    task: Task
+    model: SharedModel
+    trials: dict[str, TrialPlan]
+    sweep_id: str
+    folder: Path
+    bucket: Bucket | None
+    key: bytes
+
+    def files(self, run_id: str) -> TrialFiles:
+        """Return a run's files, as this node sees them."""
+        if self.bucket is not None:
+            return StoredFiles(bucket=self.bucket, run_id=run_id)
+        return SweepFolder(path=self.folder).files(run_id)
+
+    def require_folder(self) -> None:
+        """Check that this node sees the sweep's folder, if runs are handed over through it.
+
+        Raises:
+            ValueError: the node does not see the folder, or the folder is not of this sweep.
+        """
+        plan = self.folder / "plan.json"
+        if self.bucket is None and not (plan.is_file() and self.sweep_id in plan.read_text(encoding="utf-8")):
+            raise ValueError(
+                f"storage must be a folder that every node sees, got {str(self.folder)!r}, which "
+                f"{socket.gethostname()} does not. Mount it there, or set cluster.exchange to the URI of an object "
+                "store."
+            )
+
+    def __repr__(self) -> str:
+        return f"WorkerInputs({self.spec.name!r})"  # the key is never shown

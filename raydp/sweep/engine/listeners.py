@@ -1,4 +1,4 @@
-"""Who hears of committed runs. A sweep has one listener, which its ending opens."""
+"""Listeners of committed runs. A sweep has one listener, which its ending opens."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from raydp.training.trial_plan import TrialPlan
 
 
 class RunListener(Protocol):
-    """Hears of every run whose result is in the sweep's folder."""
+    """Is notified of every run whose result is in the sweep's folder."""
 
     def committed(self, trial: TrialPlan) -> None:
-        """Take a run that was committed. The untrained base model is measured by then."""
+        """Take a committed run. The untrained base model is measured before."""
 
     def deliver_missing(self, trials: Sequence[TrialPlan]) -> None:
-        """Take the committed runs that were missed because the driver was killed or a server was away."""
+        """Take the committed runs that were missed because the driver was killed or a server did not answer."""
 
 
 class SilentListener:
-    """Tells nobody: of the runs of a private selection nothing may leave the folder."""
+    """Does nothing: nothing about the runs of a private selection may leave the folder."""
 
     def committed(self, trial: TrialPlan) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def deliver_missing(self, trials: Sequence[TrialPlan]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class ModelRemover:
-    """Keeps results and deletes the models, which were trained on canaries for a measurement alone."""
+    """Deletes the models, which were trained on canaries for a measurement alone, and keeps the results."""
 
     def __init__(self, folder: SweepFolder) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""Whether a cluster answers, and how many worker groups fit a machine or a cluster."""
+"""Checks that a cluster answers, and how many worker groups fit a machine or a cluster."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ RAY_PORT = 6379
 
 
 def check_address(address: str) -> None:
-    """Check that something answers where the cluster is to be: Ray itself would try again for minutes.
+    """Check that something answers at the cluster's address. Ray itself would try again for minutes.
 
     Raises:
-        ValueError: nothing does.
+        ValueError: nothing answers.
     """
     if address == "local":
         return
@@ -37,13 +37,13 @@ def check_address(address: str) -> None:
 
 
 def check_machine(cluster: ClusterSpec) -> None:
-    """Check that this machine holds at least one group of workers, by what Ray would find on it.
+    """Check that this machine holds at least one worker group, with the CPUs and GPUs that Ray detects.
 
     Raises:
-        ValueError: it does not.
+        ValueError: the machine is too small.
     """
     if not cluster.gpus_per_worker and cluster.min_workers * cluster.cpus_per_worker <= 1:
-        return  # every machine does, and importing Ray takes a second
+        return  # every machine is large enough, and importing Ray takes a second
     from ray._private.accelerators import get_accelerator_manager_for_resource
     from ray._private.utils import get_num_cpus
 
@@ -58,10 +58,13 @@ def check_machine(cluster: ClusterSpec) -> None:
 
 
 def fitting_groups(cluster: ClusterSpec, nodes: Sequence[tuple[float, float]]) -> int:
-    """How many worker groups nodes with so many CPUs and GPUs hold at once, at most what the spec allows.
+    """Return how many worker groups the nodes hold at once, at most what the spec allows.
+
+    Args:
+        nodes: CPUs and GPUs of each node.
 
     Raises:
-        ValueError: not even one.
+        ValueError: not even one worker group fits.
     """
     workers = sum(cluster.workers_on(*node) for node in nodes)
     fit = workers // cluster.max_workers or int(workers >= cluster.min_workers)

@@ -1,11 +1,10 @@
-"""What a user sees while a sweep runs: done, running, failed, best so far, time left."""
+"""What a user sees while a sweep runs: runs done, running and failed, the best loss so far, the time left."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -13,21 +12,23 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from raydp.sweep.engine.queue import QueueStatus
 from raydp.sweep.store.results import RunResult
 
 REFRESH_SECONDS = 1.0
 PLAIN_SECONDS = 30.0
-"""Time between two lines where the output is no terminal."""
+"""Time between two lines if the output is no terminal."""
 
 
 class SweepProgress:
     """Shows a sweep's progress on a console until it is closed.
 
     Args:
-        costs: run_id -> expected compute C of each run that is left; the time left is in proportion to it.
-        names: run_id -> what people call the run, such as its configuration and seed.
-        poll: gives the queue's status; called from a thread of its own.
-        searched: a search decides how many of them are run.
+        costs: run_id -> compute C of each run that is left. The time left is estimated in proportion to C.
+        done_before: number of runs that have ended before.
+        poll: returns the queue's status. It is called from a thread of its own.
+        names: run_id -> the run's name for people, such as its configuration and seed.
+        searched: whether a search decides how many of these runs are started.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class SweepProgress:
         console: Console,
         costs: dict[str, int],
         done_before: int,
-        poll: Callable[[], dict[str, Any]],
+        poll: Callable[[], QueueStatus],
         *,
         names: Mapping[str, str],
         searched: bool = False,
@@ -46,7 +47,7 @@ class SweepProgress:
         self._costs = costs
         self._done_before = done_before
         self._poll = poll
-        self._status: dict[str, Any] = {"running": {}, "waiting": 0}
+        self._status = QueueStatus(running={}, waiting=0)
         self._statuses: dict[str, str] = {}
         self._best: tuple[float, str] | None = None
         self._started = time.monotonic()
@@ -62,7 +63,7 @@ class SweepProgress:
         self._thread.join()
 
     def finished(self, result: RunResult) -> None:
-        """A run has its result. It is not kept: a sweep may have thousands, each with the history of its steps."""
+        """Count a run's result. The result is not kept: a sweep may have thousands, each with its history."""
         self._statuses[result.run_id] = result.status
         if result.finished and (self._best is None or result.loss < self._best[0]):
             scores = ", ".join(f"{name} {m.value:.3g}" for name, m in result.scores.items())
@@ -84,15 +85,15 @@ class SweepProgress:
         failed, stopped = ended.count("failed"), ended.count("stopped")
         done = self._done_before + len(ended) - failed
         total = self._done_before + len(self._costs)
-        of = f"{done} of at most {total}" if self._searched else f"{done}/{total}"
-        parts = [f"{of} done", f"{len(self._status['running'])} running", f"{failed} failed"]
+        share = f"{done} of at most {total}" if self._searched else f"{done}/{total}"
+        parts = [f"{share} done", f"{len(self._status.running)} running", f"{failed} failed"]
         parts += [f"{stopped} stopped early"] if stopped else []
         return ", ".join([*parts, self._time_left()])
 
     def _time_left(self) -> str:
-        """In proportion to compute; a run in progress counts by its steps."""
-        spent = sum(self._costs[r] for r in list(self._statuses))
-        for run_id, (step, num_steps) in self._status["running"].items():
+        """Estimate the time left in proportion to compute. A run in progress counts with the share of its steps."""
+        spent: float = sum(self._costs[r] for r in list(self._statuses))
+        for run_id, (step, num_steps) in self._status.running.items():
             if run_id in self._costs and num_steps:
                 spent += self._costs[run_id] * step / num_steps
         if not spent or not self._statuses:
@@ -107,13 +108,13 @@ class SweepProgress:
         grid.add_row(Text(self._line(), style="bold"))
         if self._best is not None:
             grid.add_row(Text(self._best[1]))
-        for run_id, (step, num_steps) in self._status["running"].items():
+        for run_id, (step, num_steps) in self._status.running.items():
             grid.add_row(Text(f"  {self._names.get(run_id, run_id)}  step {step}/{num_steps or '?'}", style="dim"))
         return grid
 
 
 class MeasurementProgress:
-    """How many measurements are done: a bar, or now and then a line where the output is no terminal."""
+    """Shows how many measurements are done: a bar, or a line at intervals if the output is no terminal."""
 
     def __init__(self, console: Console, *, total: int) -> None:
         self._console, self._total, self._done = console, total, 0
@@ -135,7 +136,11 @@ class MeasurementProgress:
         self._tell()
 
     def report(self, seen: dict[str, tuple[int, int]]) -> None:
-        """How many models each score has gone through that gives no value before it saw all."""
+        """Show the progress of scores that give no value before they have seen all models.
+
+        Args:
+            seen: label of a score -> (models that it has seen, models in all).
+        """
         under_way = (f"{label} has seen {done} of {total} models" for label, (done, total) in seen.items())
         self._seen = "".join(f", {text}" for text in under_way)
         self._bar.update(self._task, description=f"measuring{self._seen}")

@@ -1,4 +1,8 @@
-"""The queue of a sweep's trials: leases with heartbeats and fencing tokens. The driver makes it an actor."""
+"""The queue of a sweep's trials: leases with heartbeats and fencing tokens. The driver makes the queue an actor of Ray.
+
+`ray.method` on a method of the actor gives each `handle.method.remote(...)` its types, for a handle that is annotated
+`ActorProxy[TrialQueue]`. Ray's types need every argument, so these methods have no default values.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +12,36 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
+
+import ray
 
 from raydp.sweep.engine.stopping import EarlyStopping
 from raydp.sweep.store.results import RunResult
 
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+    from ray.util.placement_group import PlacementGroup
+
+    from raydp.sweep.engine.context import WorkerInputs
+
 Order = Literal["go on", "pause", "lost"]
 
 LEASE_SECONDS = 60.0
-"""A lease without a heartbeat for this long is given to the next slot that asks. At a sweep's end, when the other slots
-have gone home, nobody asks: there Ray Train's own health check (10 minutes) ends a worker that does not answer."""
+"""A lease without a heartbeat for this long ends as soon as a slot asks for a run.
+
+At a sweep's end the other slots may have ended, and no slot asks. Then Ray Train's health check (10 minutes) ends a
+worker that does not answer.
+"""
 
 GATHER_SECONDS = 10.0
-"""How long the first of Tune's actors wait for the others."""
+"""How long Tune's first actors wait for the other actors of their round."""
 
 
 @dataclass
 class _Item:
-    """One run's way through the queue."""
+    """State of one run in the queue."""
 
     run_id: str
     attempts: int = 0
@@ -40,17 +56,17 @@ class _Item:
     checks: dict[str, float] = field(default_factory=dict)
 
     def is_held_with(self, token: int) -> bool:
-        """Whether the token is that of the run's present holder."""
+        """Return whether a slot holds the run with this token."""
         return self.token == token and self.slot is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class News:
-    """What is new of a run.
+    """Progress or outcome of a run.
 
     Attributes:
-        step, num_steps: how far the run is.
-        row: the newest row of its history.
+        step, num_steps: steps done, and steps in all.
+        row: newest row of the run's history.
         outcome: how the run ended; None while it runs.
     """
 
@@ -60,18 +76,32 @@ class News:
     outcome: RunResult | None = None
 
 
-class TrialQueue:
-    """Hands runs to slots; a run is retried `max_retries` times and then failed with its reason.
+@dataclass(frozen=True, kw_only=True)
+class QueueStatus:
+    """What runs now, for the progress display.
 
-    A slot that comes back without having given up its lease has lost its workers: the lease ends. Only the holder of
-    the newest token can complete a run, so a worker that was thought dead cannot commit over its successor.
+    Attributes:
+        running: run_id -> (steps done, steps in all) of each run that a slot holds. Both are 0 before the first step.
+        waiting: number of runs that wait for a slot.
+    """
+
+    running: Mapping[str, tuple[int, int]]
+    waiting: int
+
+
+class TrialQueue:
+    """Hands runs to slots. A run that fails is tried again `max_retries` times, and then fails with its reasons.
+
+    If a slot's workers start anew while the slot holds a lease, the lease ends, because the earlier workers have died.
+    Only the holder of the newest token can complete a run. A worker that was wrongly thought dead can therefore not
+    replace the result of the next holder.
 
     Args:
         expected: how many runs will enter the queue. Once the last run is handed out, an idle slot ends and frees its
             devices.
-        max_retries: how often a run is tried again.
-        early_stopping: which runs are to be stopped early, None where every run goes to its end.
-        max_idle_starts: how often a slot's workers may die in a row before they lease anything.
+        max_retries: how often a failed run is tried again.
+        early_stopping: decides which runs stop early; None if no run stops early.
+        max_idle_starts: how often in a row a slot's workers may die before they lease a run.
     """
 
     def __init__(
@@ -83,43 +113,46 @@ class TrialQueue:
         self._max_retries = max_retries
         self._max_idle_starts = max_idle_starts
         self._items: dict[str, _Item] = {}
-        self._held: dict[str, _Item] = {}  # those with a slot: few of thousands
+        self._held: dict[str, _Item] = {}  # runs with a slot: few of thousands
         self._waiting: deque[str] = deque()
         self._idle_starts: dict[int, int] = {}
         self._starts: dict[int, int] = {}
-        self._placement_groups: dict[int, Any] = {}
-        self._controllers: dict[int, Any] = {}
-        self._nodes: dict[int, frozenset[str]] = {}  # of a slot's workers
+        self._placement_groups: dict[int, PlacementGroup | None] = {}
+        self._controllers: dict[int, ActorHandle[object]] = {}
+        self._nodes: dict[int, frozenset[str]] = {}  # slot -> ids of its workers' nodes
         self._draining: frozenset[str] = frozenset()
         self._explained: dict[int, str] = {}
-        self._shared: list[Any] = []
+        self._shared: list[ObjectRef[WorkerInputs]] = []
         self._actors: dict[str, set[str]] = {}
         self._abandoned: str | None = None
         self._changed = asyncio.Condition()
 
+    @ray.method
     async def enqueue(self, run_ids: list[str]) -> None:
         """Put runs into the queue, each once. This is the only way into the queue."""
         async with self._changed:
             for run_id in run_ids:
                 self._enter(run_id)
 
+    @ray.method
     async def outcome(self, run_id: str) -> RunResult:
         """Wait for a run's outcome and return it. This is the only way out of the queue."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._outcome_of(run_id) is not None)
             outcome = self._outcome_of(run_id)
-            assert outcome is not None, "it was waited for"
+            assert outcome is not None, "the condition is that there is an outcome"
             return outcome
 
+    @ray.method
     async def follow(self, run_id: str, step: int, seconds: float) -> News:
         """Wait for news of a run.
 
         Args:
-            step: the last step that the caller knows of.
-            seconds: how often to look for another step.
+            step: the last step that the caller knows.
+            seconds: time between two checks for a new step.
 
         Returns:
-            How far the run is, or its outcome without the history.
+            The run's progress, or its outcome without the history.
         """
         async with self._changed:
             while (outcome := self._outcome_of(run_id)) is None:
@@ -130,39 +163,50 @@ class TrialQueue:
                     await asyncio.wait_for(self._changed.wait(), timeout=seconds)
             return News(outcome=replace(outcome, history=None))
 
+    @ray.method
     async def close(self, expected: int) -> None:
-        """Expect at most so many runs in all: once the last of them is handed out, idle slots end."""
+        """Expect `expected` runs in all. Once the last run is handed out, idle slots end."""
         async with self._changed:
             self._expected = expected
             self._changed.notify_all()
 
-    async def share(self, reference: list[Any]) -> None:
-        """Give the workers what they all need: a list with an object reference, so that only they fetch the object."""
+    @ray.method
+    async def share(self, reference: list[ObjectRef[WorkerInputs]]) -> None:
+        """Give the workers their inputs: a list of one reference. Ray does not resolve a reference inside a list, so
+        only the workers fetch the object."""
         async with self._changed:
             self._shared = reference
             self._changed.notify_all()
 
-    async def shared(self) -> list[Any]:
-        """What was shared; waits for it."""
+    @ray.method
+    async def shared(self) -> list[ObjectRef[WorkerInputs]]:
+        """Wait for the workers' inputs, and return the list that `share` was given."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._shared)
             return self._shared
 
-    async def gather(self, actor: str, num_actors: int, tune_round: str = "") -> None:
-        """Wait until this many of Tune's actors have started, for each round of Tune, which starts its own, anew. Tune
-        reuses an actor that ends its trial early for the next trial, and kills the one that is still starting for it:
-        short runs would start an actor each for ever."""
+    @ray.method
+    async def gather(self, actor: str, num_actors: int, tune_round: str) -> None:
+        """Wait until `num_actors` of Tune's actors have started in this round of Tune.
+
+        Each round of Tune starts its own actors. When a trial ends early, Tune reuses its actor for the next trial and
+        kills the actor that is still starting for that trial. Without this wait, every short run would start an actor.
+        """
         async with self._changed:
-            here = self._actors.setdefault(tune_round, set())
-            here.add(actor)
+            started = self._actors.setdefault(tune_round, set())
+            started.add(actor)
             self._changed.notify_all()
             with suppress(TimeoutError):
-                enough = self._changed.wait_for(lambda: len(here) >= num_actors)
+                enough = self._changed.wait_for(lambda: len(started) >= num_actors)
                 await asyncio.wait_for(enough, timeout=GATHER_SECONDS)
 
-    async def register(self, slot: int, placement_group: Any = None, nodes: Iterable[str] = ()) -> bool:
-        """A slot's workers have started, in this placement group and on these nodes. False when they keep dying before
-        they lease anything: the slot gives up."""
+    @ray.method
+    async def register(self, slot: int, placement_group: PlacementGroup | None, nodes: Iterable[str]) -> bool:
+        """Note that a slot's workers have started, in this placement group and on these nodes.
+
+        Returns:
+            Whether the workers go on. False if the slot's workers have died too often before they leased a run.
+        """
         async with self._changed:
             self._placement_groups[slot] = placement_group
             self._nodes[slot] = frozenset(nodes)
@@ -172,37 +216,48 @@ class TrialQueue:
             self._idle_starts[slot] = self._idle_starts.get(slot, 0) + 1
             return self._idle_starts[slot] <= self._max_idle_starts
 
+    @ray.method
     async def drain(self, nodes: Iterable[str]) -> None:
-        """These nodes are about to be taken away: what runs there saves its state and is given back, and the slots
-        start anew elsewhere."""
+        """Leave these nodes, which will be removed. Runs on them save their state and are given back, and their slots
+        start anew on other nodes."""
         async with self._changed:
             self._draining = frozenset(nodes)
             self._changed.notify_all()
 
-    async def control(self, slot: int, controller: Any) -> None:
-        """The actor that starts a slot's workers has started."""
+    @ray.method
+    async def control(self, slot: int, controller: ActorHandle[object]) -> None:
+        """Note the actor that starts a slot's workers."""
         self._controllers[slot] = controller
 
-    async def controllers(self) -> list[Any]:
-        """The newest of every slot."""
+    @ray.method
+    async def controllers(self) -> list[ActorHandle[object]]:
+        """Return the newest controller of every slot."""
         return list(self._controllers.values())
 
-    async def placement_group(self, slot: int) -> Any:
-        """Where a slot's workers last ran, None before they did."""
+    @ray.method
+    async def placement_group(self, slot: int) -> PlacementGroup | None:
+        """Return the placement group of a slot's newest workers; None before the slot's first workers."""
         return self._placement_groups.get(slot)
 
+    @ray.method
     async def has_work_for(self, slot: int) -> bool:
-        """Whether a new worker group of this slot, whose last one has ended, would find anything to do, now or later.
-        What that one still holds was lost with its controller."""
+        """Return whether a new worker group of this slot could get a run, now or later.
+
+        The slot's last worker group has ended. A run that it still holds was lost with its controller.
+        """
         async with self._changed:
             self._expire(slot=slot, reason="the worker group's controller died")
             exhausted = self._paused or (not self._waiting and len(self._items) >= self._expected)
             return not exhausted and self._idle_starts.get(slot, 0) <= self._max_idle_starts
 
+    @ray.method
     async def lease(self, slot: int) -> tuple[str, int] | None:
-        """The next run and its fencing token; waits for one. None when all that will ever come is handed out, after a
-        pause, where a node of the slot is drained, or when the slot's workers were replaced meanwhile: who asked is
-        dead."""
+        """Wait for the next run, and return it with its fencing token.
+
+        Returns:
+            None if every expected run is handed out, the sweep pauses, or a node of the slot will be removed. Also None
+            if the slot's workers were replaced during the wait: the worker that asked is dead.
+        """
         async with self._changed:
             start = self._starts.get(slot, 0)
             while self._starts.get(slot, 0) == start and not self._paused and not self._leaves(slot):
@@ -223,22 +278,33 @@ class TrialQueue:
                     continue  # look for expired leases
         return None
 
+    @ray.method
     async def first_lease(self) -> None:
-        """Wait until a slot's workers have taken a run, or no slot is left that could."""
+        """Wait until a slot's workers have taken a run, or no slot is left."""
         async with self._changed:
             while self._abandoned is None and not any(item.attempts for item in self._items.values()):
                 await self._changed.wait()
 
+    @ray.method
     async def heartbeat(self, run_id: str, token: int, step: int, num_steps: int, row: Mapping[str, float]) -> Order:
-        """The holder is alive. It is told to go on, to pause, or that the lease is somebody else's now."""
+        """Note that the holder of a run is alive, and how far training is.
+
+        Returns:
+            Whether the holder goes on or pauses. "lost" if another holder has the lease now.
+        """
         item = self._items[run_id]
         if not item.is_held_with(token):
             return "lost"
         item.heartbeat, item.step, item.num_steps, item.row = time.monotonic(), step, num_steps, row
         return "pause" if self._paused or self._leaves(item.slot) else "go on"
 
+    @ray.method
     async def check(self, run_id: str, token: int, check: str, utility_loss: float) -> str | None:
-        """The holder has measured its model at one of the checks. Why it is to stop, None to go on."""
+        """Take the utility loss that the holder has measured at a check.
+
+        Returns:
+            Why the run stops early; None if the run goes on.
+        """
         item = self._items[run_id]
         if self._early_stopping is None or not item.is_held_with(token):
             return None
@@ -246,14 +312,16 @@ class TrialQueue:
         item.checks[check] = utility_loss
         return self._early_stopping.reason(check, utility_loss)
 
+    @ray.method
     async def pause(self) -> None:
-        """Runs in progress are to save their state and be given back; nothing is handed out any more."""
+        """Ask the runs in progress to save their state and to be given back. No run is handed out any more."""
         async with self._changed:
             self._paused = True
             self._changed.notify_all()
 
+    @ray.method
     async def release(self, run_id: str, token: int) -> None:
-        """A paused run is given back; it does not count as tried."""
+        """Take back a paused run. The attempt does not count."""
         async with self._changed:
             item = self._items[run_id]
             if item.is_held_with(token):
@@ -262,13 +330,20 @@ class TrialQueue:
                 self._waiting.appendleft(run_id)
                 self._changed.notify_all()
 
+    @ray.method
     async def idle(self) -> None:
-        """Wait until nothing is in progress."""
+        """Wait until no run is in progress."""
         async with self._changed:
             await self._changed.wait_for(lambda: not self._held)
 
+    @ray.method
     async def complete(self, run_id: str, token: int, outcome: RunResult) -> bool:
-        """Hand in a result. False, and nothing changes, when the token is not the newest or there is a result."""
+        """Take a run's result.
+
+        Returns:
+            Whether the result counts. False, without any change, if the token is not the newest or the run has a result
+            already.
+        """
         async with self._changed:
             item = self._items[run_id]
             if not item.is_held_with(token) or item.outcome is not None:
@@ -280,54 +355,62 @@ class TrialQueue:
             self._changed.notify_all()
             return True
 
+    @ray.method
     async def forget(self, run_id: str) -> None:
-        """A run's outcome is on disk: of it stays how it ended, so that memory does not grow with what runs report."""
+        """Drop an outcome that is on disk, except its status and reason. Otherwise memory would grow with the
+        results."""
         item = self._items[run_id]
         if item.outcome is not None:
             item.outcome = RunResult(run_id=run_id, status=item.outcome.status, reason=item.outcome.reason)
 
+    @ray.method
     async def fail(self, run_id: str, token: int, reason: str) -> None:
-        """An attempt failed with a reason."""
+        """Note that an attempt failed, and why."""
         async with self._changed:
             item = self._items[run_id]
             if item.is_held_with(token):
                 self._retry_or_fail(item, reason)
 
+    @ray.method
     async def explain(self, slot: int, reason: str) -> None:
-        """Why a slot's workers die before they lease anything."""
+        """Note why a slot's workers die before they lease a run."""
         self._explained[slot] = reason
 
+    @ray.method
     async def give_up(self, slot: int, reason: str) -> None:
-        """A slot's workers cannot ever do anything where they are: no other group of it is started for nothing."""
+        """Note why a slot's workers can never train on their nodes. The slot starts no other worker group."""
         self._explained[slot] = reason
         self._idle_starts[slot] = self._max_idle_starts
 
+    @ray.method
     async def abandon(self, reason: str) -> None:
-        """No slot is left: everything that has no outcome fails, with this reason and what the workers said."""
+        """Fail every run without an outcome, because no slot is left. The workers' explanations join the reason."""
         async with self._changed:
             reason = "; ".join([reason, *dict.fromkeys(self._explained.values())])
             self._waiting.clear()
             self._abandoned = reason
-            for item in list(self._held.values()):  # what their holders still hand in is late
+            for item in list(self._held.values()):  # a result that a holder still hands in is refused
                 self._let_go(item)
             for item in self._items.values():
                 if item.outcome is None:
                     item.outcome = RunResult(run_id=item.run_id, status="failed", reason=reason)
             self._changed.notify_all()
 
-    async def status(self) -> dict[str, Any]:
-        """Who runs what, for the progress display: run_id -> (step, num_steps) of what runs now."""
+    @ray.method
+    async def status(self) -> QueueStatus:
+        """Return what runs now."""
         running = {i.run_id: (i.step, i.num_steps) for i in self._held.values()}
-        return {"running": running, "waiting": len(self._waiting)}
+        return QueueStatus(running=running, waiting=len(self._waiting))
 
     def _expire(self, *, slot: int | None, reason: str) -> None:
-        """End the leases of a slot, or with None those without a heartbeat."""
+        """End the leases of a slot; with slot None, the leases without a recent heartbeat."""
         now = time.monotonic()
         for item in list(self._held.values()):
             if item.slot == slot if slot is not None else now - item.heartbeat > LEASE_SECONDS:
                 self._retry_or_fail(item, reason)
 
     def _leaves(self, slot: int | None) -> bool:
+        """Return whether a node of the slot's workers will be removed."""
         return slot is not None and not self._draining.isdisjoint(self._nodes.get(slot, ()))
 
     def _enter(self, run_id: str) -> None:

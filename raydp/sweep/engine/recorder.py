@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 from raydp.io.cache import cache_dir
 from raydp.io.output import stderr, strict
@@ -22,8 +22,17 @@ from raydp.tracking import NotDeliveredError, Pauses, Tracker, TrialRecord, open
 from raydp.training.trial_plan import TrialPlan
 
 PATIENCE_SECONDS = 90.0
-"""How long the end of a sweep waits for a store that is away: a restart of the server takes less."""
+"""How long the end of a sweep waits for a tracking store that does not answer. A restart of the server takes less."""
 RETRY_SECONDS = 5.0
+
+
+class RunParams(TypedDict):
+    """Parameters of a run that the tracker shows: (b, T, η) and the seed."""
+
+    batch_size: int
+    num_steps: int
+    learning_rate: float
+    seed: int
 
 
 @dataclass(kw_only=True)
@@ -33,30 +42,33 @@ class Recorder:
     context: SweepContext
     tracker: Tracker
     parent_run: str
-    _searched: dict[str, Any] = field(default_factory=dict)  # the same for every run
+    _searched: Mapping[str, object] = field(default_factory=dict)  # the same for every run
     _pauses: Pauses = field(default_factory=Pauses)
-    _why: str = ""  # the store was away when it was last tried; empty where it was there
+    _why: str = ""  # why the store did not answer the last delivery; empty if it answered
 
     @classmethod
     def open(cls, context: SweepContext) -> Self:
-        """Open the sweep's record in the tracker: a new one, or the one that an earlier driver opened."""
+        """Open the sweep's record in the tracker: a new record, or the record that an earlier driver opened."""
         spec, folder = context.spec, context.folder
         tracker = open_tracker(spec.tracking)
         written = spec.model_dump(mode="json", exclude={"tracking": {"signing_key"}})
         parent = tracker.sweep_run(context.plan.sweep_id, spec.name, written, cls._public_facts(context.facts))
-        if folder.tracking_run() != parent:  # a store that knows nothing of the sweep
+        if folder.tracking_run() != parent:  # another store, without this sweep
             folder.set_tracking_run(parent)
         tuned = searched(spec, list(context.trials.values()))
         return cls(context=context, tracker=tracker, parent_run=parent, _searched=tuned)
 
     @classmethod
-    def _public_facts(cls, facts: TaskFacts) -> dict[str, Any]:
-        """What the tracker is told of the data."""
+    def _public_facts(cls, facts: TaskFacts) -> dict[str, object]:
+        """Return the facts of the data that the tracker gets."""
         return asdict(facts)
 
     def committed(self, trial: TrialPlan) -> None:
-        """Hand a committed run to MLflow. Where it is away the run waits in the folder, and training goes on; when it
-        is back, the next run takes those along that wait."""
+        """Hand a committed run to MLflow.
+
+        If MLflow does not answer, the run waits in the folder and training goes on. When MLflow answers again, the next
+        delivery includes the runs that wait.
+        """
         if not self._pauses.over():
             return
         waiting = self.undelivered() if self._why else [trial]
@@ -75,7 +87,7 @@ class Recorder:
         self._pauses.succeeded()
 
     def deliver_missing(self, trials: Sequence[TrialPlan]) -> None:
-        """Deliver what waits; a store that is away is waited for, as long as a restart of it takes."""
+        """Deliver the runs that wait. If the store does not answer, wait as long as its restart takes."""
         if count := len(self.undelivered()):
             stderr.print(f"Register the runs that MLflow has not got: {count}", markup=False)
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -90,11 +102,11 @@ class Recorder:
                 time.sleep(RETRY_SECONDS)
 
     def undelivered(self) -> list[TrialPlan]:
-        """The committed runs that MLflow has not got."""
+        """Return the committed runs that MLflow has not got."""
         return [trial for trial in self.context.trials.values() if self._waits(trial)]
 
     def not_delivered(self, reason: str = "") -> str:
-        """What MLflow was not told, and what delivers it."""
+        """Say what MLflow has not got, and which command delivers it."""
         waiting, all_runs = len(self.undelivered()), len(self.context.trials)
         what = f"{waiting} of {all_runs} runs" if waiting else "all runs, but not their end and the aliases"
         had = "has not got" if waiting else "has got"
@@ -108,10 +120,10 @@ class Recorder:
         return result is not None and (delivery is None or delivery.status != result.status)
 
     def deliver(self, trial: TrialPlan) -> None:
-        """Hand a committed run to MLflow, unless the folder says that it has it.
+        """Hand a committed run to MLflow, unless the folder says that MLflow has the run.
 
         Raises:
-            NotDeliveredError: the store is away.
+            NotDeliveredError: the store does not answer.
         """
         if not self._waits(trial):
             return
@@ -124,8 +136,12 @@ class Recorder:
             uri = None
         self.context.folder.set_delivery(trial.run_id, Delivery(status=result.status, model_uri=uri))
 
-    def release(self) -> dict[str, Any] | None:
-        """What all registered models cost together; written to the folder and onto every card. None without models."""
+    def release(self) -> dict[str, object] | None:
+        """Write the joint cost of all registered models to the folder and onto every card.
+
+        Returns:
+            The joint cost; None without models.
+        """
         released = [t for t in self.context.trials.values() if self.context.folder.model_uri(t.run_id) is not None]
         if not released:
             return None
@@ -137,36 +153,40 @@ class Recorder:
             **self._steered(),
         }
         self.context.folder.set_released(strict(together))
-        told = {k: v for k, v in strict(together).items() if k != "run_ids"}  # every card would grow with the sweep
+        shown = {k: v for k, v in strict(together).items() if k != "run_ids"}  # else every card grows with the sweep
         for trial in released:
             result = self.context.folder.result(trial.run_id)
             assert result is not None
-            privacy = {**self._privacy(trial, result), "released_together": told}
+            privacy = {**self._privacy(trial, result), "released_together": shown}
             record = replace(self._record(trial, result), privacy=privacy, card=card_markdown(privacy))
             self.tracker.update_privacy(str(self.context.folder.model_uri(trial.run_id)), record)
         return together
 
     def _steered(self) -> dict[str, str]:
-        """What the ε of all together does not cover where results chose what ran next (see `composed_epsilon`)."""
+        """Return a note if results chose which runs came next, which the joint ε does not cover."""
         search = self.context.spec.space.search
         if search is None or search.name == "random":
             return {}
         return {"note": "which configurations ran was chosen by utility and scores, which are not covered"}
 
-    def _privacy(self, trial: TrialPlan, result: RunResult) -> dict[str, Any]:
-        """The run's privacy record, with what was tuned, what its guarantee says and the steps that were executed."""
+    def _privacy(self, trial: TrialPlan, result: RunResult) -> dict[str, object]:
+        """Return the run's privacy record, with what was tuned, the guarantee and the executed steps."""
         event = self.context.spec.method.params.event(trial, trial.noise_multiplier)
-        said = guarantee(event, self.context.spec.privacy.accountant, cache_dir=cache_dir() / "guarantee")
+        meaning = guarantee(event, self.context.spec.privacy.accountant, cache_dir=cache_dir() / "guarantee")
         return {
             **self.context.plan.privacy[trial.run_id],
             "searched": self._searched,
-            "guarantee": strict(said),
+            "guarantee": strict(meaning),
             "ledger": result.ledger,
         }
 
-    def _params(self, trial: TrialPlan) -> dict[str, Any]:
-        return {"batch_size": trial.batch_size, "num_steps": trial.num_steps, "learning_rate": trial.learning_rate,
-                "seed": trial.seed}  # fmt: skip
+    def _params(self, trial: TrialPlan) -> RunParams:
+        return RunParams(
+            batch_size=trial.batch_size,
+            num_steps=trial.num_steps,
+            learning_rate=trial.learning_rate,
+            seed=trial.seed,
+        )
 
     def _record(self, trial: TrialPlan, result: RunResult) -> TrialRecord:
         base, privacy = self.context.folder.result(BASE_RUN), self._privacy(trial, result)
@@ -203,17 +223,17 @@ class Recorder:
 
 
 def cost_together(method: Any, trials: Sequence[TrialPlan], delta: float, accountant: str) -> dict[str, Any]:
-    """What the models of all these runs cost together: each run counts, also where its event equals another's."""
+    """Return the joint cost of the models of all these runs. Each run counts, also if runs have equal events."""
     return composed([method.event(trial, trial.noise_multiplier) for trial in trials], delta, accountant)
 
 
 def _against(base: RunResult | None, utility_loss: float) -> dict[str, float]:
-    """The untrained model's utility and the gain over it, where it could be measured."""
+    """Return the untrained model's utility and the gain over it, if it could be measured."""
     if base is None or not base.finished:
         return {}
     return {"base_utility_loss": base.loss, "utility_gain": base.loss - utility_loss}
 
 
 def _public_name(name: str) -> str:
-    """A base model's name for records: an absolute path of this machine by its last part only."""
+    """Return a base model's name for records. Of an absolute path of this machine, only the last part is shown."""
     return Path(name).name if Path(name).is_absolute() else name

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 import torch
@@ -20,11 +20,15 @@ from raydp.spec.sections import ClusterSpec
 from raydp.sweep.engine.slots import beside_driver, fitting_workers
 from raydp.tasks.base import Task
 
-Commit = Callable[[str, str, dict[str, Any]], None]
-"""(label, model, result)"""
+if TYPE_CHECKING:
+    from ray import ObjectRef, ObjectRefGenerator
+    from ray.actor import ActorProxy
+
+Commit = Callable[[str, str, dict[str, object]], None]
+"""Takes (label, model, result)."""
 
 Report = Callable[[dict[str, tuple[int, int]]], None]
-"""label -> (models that its score has gone through, of how many), of scores that know no value before they saw all"""
+"""Takes label -> (models that the score has seen, models in all), for scores that need all models for a value."""
 
 REPORT_SECONDS = 1.0
 
@@ -34,8 +38,10 @@ class Job:
     """Models that one actor measures in one call of `Score.measure_many`.
 
     Attributes:
-        names: all of them; `done` are there already.
+        names: all models of the job.
+        done: the models that have a result.
         work: the score's own folder (Context.folder).
+        attempts: how often the actor of this job has died.
     """
 
     label: str
@@ -48,12 +54,13 @@ class Job:
 
     @property
     def left(self) -> list[str]:
+        """Return the models without a result."""
         return [name for name in self.names if name not in self.done]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScorerInputs:
-    """What every actor needs, in the object store once; all processes of a node map the same arrays."""
+    """What every actor needs. It is in the object store once, and all processes of a node map the same arrays."""
 
     task: Task
     model: sharing.SharedModel
@@ -62,14 +69,16 @@ class ScorerInputs:
 
 
 class Reports:
-    """An actor that keeps how far scores have come. A scorer that is busy cannot be asked."""
+    """An actor that keeps the progress of the scores, because a busy scorer does not answer."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, int]] = {}
 
+    @ray.method
     def tell(self, label: str, done: int, total: int) -> None:
         self._seen[label] = (done, total)
 
+    @ray.method
     def seen(self) -> dict[str, tuple[int, int]]:
         return self._seen
 
@@ -77,9 +86,9 @@ class Reports:
 class Scorer:
     """An actor that holds the base model and measures one job after another."""
 
-    def __init__(self, shared: list[Any], reports: Any) -> None:
+    def __init__(self, shared: list[ObjectRef[ScorerInputs]], reports: ActorProxy[Reports]) -> None:
         self._reports = reports
-        given: ScorerInputs = ray.get(shared[0])
+        given = ray.get(shared[0])
         torch.set_num_threads(max(1, int(given.cpus)))
         device = "cuda" if ray.get_gpu_ids() and torch.cuda.is_available() else "cpu"
         self._task = given.task
@@ -88,9 +97,12 @@ class Scorer:
         self._device = device
         self._models: TrainedModels | None = None
 
-    def measure(self, job: Job) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(model, result) as soon as each is known. A score that fails is started again for those that are left, unless
-        it got no further; then these have failed with its reason."""
+    def measure(self, job: Job) -> Iterator[tuple[str, dict[str, object]]]:
+        """Yield (model, result) as soon as a result is known.
+
+        A score that fails is started again for the models that are left. If it fails without another result, these
+        models have failed with its reason.
+        """
         while job.left:
             known = job.done
             try:
@@ -108,7 +120,7 @@ class Scorer:
                 return
 
     def _tell(self, label: str, done: int, total: int) -> None:
-        if total > 1:  # of a single model its value tells
+        if total > 1:  # the value of a single model shows its progress
             self._reports.tell.remote(label, done, total)
 
     def _of(self, names: tuple[str, ...]) -> TrainedModels:
@@ -120,17 +132,17 @@ class Scorer:
 def run_jobs(
     jobs: list[Job], shared: ScorerInputs, cluster: ClusterSpec, commit: Commit, report: Report, *, workers: int | None
 ) -> None:
-    """Measure every job's models on as many actors as fit; results are committed here, one by one.
+    """Measure every job's models on as many actors as fit. The driver commits the results one by one.
 
-    An actor that dies is replaced, and its job goes on without what is committed; after `max_retries` such deaths what
-    is left of the job has failed.
+    An actor that dies is replaced, and its job goes on with the models that have no result. If this happens more than
+    `max_retries` times, the models that are left have failed.
     """
     number = min(_fitting(cluster), len(jobs), workers or len(jobs))
-    reports = beside_driver(Reports).remote()
-    given = ([ray.put(shared)], reports)
+    reports: ActorProxy[Reports] = beside_driver(Reports).remote()
+    inputs = ray.put(shared)
     waiting = deque(jobs)
-    idle = [_start(cluster, given) for _ in range(number)]
-    running: list[tuple[Any, Any, Job]] = []
+    idle = [_start(cluster, inputs, reports) for _ in range(number)]
+    running: list[tuple[ObjectRefGenerator, Any, Job]] = []
     while waiting or running:
         while idle and waiting:
             actor, job = idle.pop(), waiting.popleft()
@@ -147,7 +159,7 @@ def run_jobs(
         except StopIteration:
             idle.append(actor)
         except ray.exceptions.RayActorError:
-            idle.append(_start(cluster, given))
+            idle.append(_start(cluster, inputs, reports))
             again = replace(job, attempts=job.attempts + 1)
             if again.attempts <= cluster.max_retries:
                 waiting.appendleft(again)
@@ -159,16 +171,17 @@ def run_jobs(
             running.append((stream, actor, replace(job, done=job.done | {name})))
 
 
-def _start(cluster: ClusterSpec, given: tuple[list[Any], Any]) -> Any:
+def _start(cluster: ClusterSpec, inputs: ObjectRef[ScorerInputs], reports: ActorProxy[Reports]) -> Any:
+    """Start an actor of `Scorer`. The handle is untyped, because Ray has no types for methods that yield results."""
     scorer = ray.remote(Scorer).options(num_cpus=cluster.cpus_per_worker, num_gpus=cluster.gpus_per_worker)
-    return scorer.remote(*given)
+    return scorer.remote([inputs], reports)
 
 
 def _fitting(cluster: ClusterSpec) -> int:
-    """How many actors the cluster holds at once, one process a model whatever the workers of a trial.
+    """Return how many actors the cluster holds at once. One process measures a model, even if several train it.
 
     Raises:
-        ValueError: not even one fits.
+        ValueError: not even one actor fits.
     """
     total, fit = ray.cluster_resources(), fitting_workers(cluster)
     if fit < 1:

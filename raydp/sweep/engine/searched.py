@@ -1,9 +1,8 @@
-"""What a sweep tuned, on what data it chooses, and what it cannot know of: for the records of its runs."""
+"""What a sweep tuned, for the records of its runs: the values, the data of the choice, and what it cannot know."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from raydp.spec.document import SweepSpec
 from raydp.training.trial_plan import TrialPlan
@@ -13,13 +12,14 @@ BLIND = {"procedure", "best-utility", "worst-utility"}
 """The rules that do not look at the score."""
 
 
-def searched(spec: SweepSpec, trials: Sequence[TrialPlan]) -> dict[str, Any]:
-    """What was tuned.
+def searched(spec: SweepSpec, trials: Sequence[TrialPlan]) -> dict[str, object]:
+    """Return what was tuned.
 
     Returns:
-        "hyperparameters": name -> the values that were tried, of those with more than one; "configurations": how many;
-        "seeds": the labels of their repetitions; "rule": how one is chosen; "chosen_on": the figures that the rule
-        looks at and the data that they are computed on; "elsewhere": what is fixed here and may have been tuned before.
+        "hyperparameters": name -> the values that were tried, if there were several; "configurations": their number;
+        "seeds": labels of the repetitions; "rule": the rule of the selection; "search": the search, if there is one;
+        "chosen_on": the figures that decide and the data that they are computed on; "elsewhere": what is fixed in this
+        sweep and may have been tuned before.
     """
     values = {name: sorted({getattr(trial, name) for trial in trials}) for name in HYPERPARAMETERS}
     chosen, on = spec.select, []

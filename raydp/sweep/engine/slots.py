@@ -1,5 +1,8 @@
-"""The slots of a sweep: Ray, the queue and one long-lived Ray Train worker group a slot, which takes its trials from
-the queue. A slot is a thread of the driver that starts its worker group, waits for its end and starts the next."""
+"""The slots of a sweep: they start Ray, the queue, and one long-lived worker group of Ray Train for each slot.
+
+A worker group takes its runs from the queue. A slot is a thread of the driver that starts a worker group, waits for its
+end and starts the next group.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import ray
 import ray.train
@@ -24,31 +27,36 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydp.io.output import phase, stderr
 from raydp.spec.sections import ClusterSpec
-from raydp.sweep.engine.group import Announce, train_loop
+from raydp.sweep.engine.context import WorkerInputs
+from raydp.sweep.engine.group import Announce, LoopConfig, train_loop
 from raydp.sweep.engine.machine import check_address, fitting_groups
 from raydp.sweep.engine.queue import TrialQueue
 from raydp.sweep.engine.stopping import EarlyStopping
 
 if TYPE_CHECKING:
-    from raydp.sweep.engine.worker import WorkerInputs
+    from ray import ObjectRef
+    from ray.actor import ActorClass, ActorProxy
+    from ray.train.v2.api.callback import RayTrainCallback
+
+T = TypeVar("T")
 
 MAX_CONTROLLER_DEATHS = 3
 """How often Train's controller of a slot may die before the slot gives up."""
 
 TRIALS_PER_GROUP = 200
-"""A worker group is replaced by a fresh one after so many runs: memory that libraries keep does not add up."""
+"""Number of runs after which a fresh worker group replaces a worker group: memory that libraries keep cannot grow."""
 
 CALLS_PER_SLOT = 10
-"""Calls of the queue that may be in progress at once, for each slot: Tune's waits for a result, a lease, heartbeats."""
+"""Calls of the queue that may be in progress at once, for each slot: waits for results and leases, and heartbeats."""
 
 NODE_SECONDS = 3600
 """How long a worker group waits for the node that an autoscaler is to add."""
 
 DRAIN_SECONDS = 2.0
-"""How often it is looked whether nodes are about to be taken away."""
+"""Time between two checks for nodes that will be removed."""
 
 CLOSE_SECONDS = 30.0
-"""How long the end of a sweep waits for its worker groups to go home."""
+"""How long the end of a sweep waits for its worker groups to end."""
 
 
 def start_ray(cluster: ClusterSpec) -> None:
@@ -65,17 +73,17 @@ def start_ray(cluster: ClusterSpec) -> None:
         "TUNE_DISABLE_SIGINT_HANDLER": "1",
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # an actor a slot; the driver looks for all of them
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # an actor for each slot; `Slots` watches the nodes
         "TUNE_WARN_THRESHOLD_S": "5",
         **({"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(NODE_SECONDS)} if cluster.autoscaling else {}),
     }
     for name, value in quiet.items():
         os.environ.setdefault(name, value)
-    # Ray prints warnings of its own processes whatever log_to_driver says, one of them about every sweep: a slot's
-    # helpers are more processes than CPUs.
+    # Ray prints warnings of its own processes, whatever log_to_driver says. One would come in every sweep: that there
+    # are more processes than CPUs, because each slot has helpers.
     ray._private.worker._worker_logs_enabled = False
     # Tune hands the driver's AWS keys to its trials, in a runtime environment that Ray writes into its logs in the
-    # clear. Our trials only wait for a queue.
+    # clear. A trial of a sweep does not need them, because it only waits for the queue.
     class_cache.ENV_VARS_TO_PROPAGATE -= {n for n in class_cache.ENV_VARS_TO_PROPAGATE if n.startswith("AWS_")}
     local = cluster.address == "local"
     on_sigterm = signal.getsignal(signal.SIGTERM)
@@ -85,9 +93,9 @@ def start_ray(cluster: ClusterSpec) -> None:
             include_dashboard=False if local else None,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            runtime_env=None if local else _environment(cluster, quiet),  # here processes inherit it, and start faster
+            runtime_env=None if local else _environment(cluster, quiet),  # local processes inherit it, and start faster
         )
-    except SystemExit as stop:  # a SIGTERM meanwhile, by Ray's handler
+    except SystemExit as stop:  # Ray's handler answers a SIGTERM during the start
         raise KeyboardInterrupt from stop
     finally:
         if threading.current_thread() is threading.main_thread():
@@ -99,32 +107,35 @@ def stop_ray() -> None:
     ray.shutdown()
 
 
-def _environment(cluster: ClusterSpec, variables: dict[str, str]) -> dict[str, Any]:
-    """What Ray gives the processes of a sweep on every node."""
+def _environment(cluster: ClusterSpec, variables: dict[str, str]) -> dict[str, object]:
+    """Return the runtime environment of a sweep's processes on every node."""
     code = {} if cluster.working_dir is None else {"working_dir": cluster.working_dir}
     return {"env_vars": variables, **code}
 
 
-def beside_driver(cls: type, **options: Any) -> Any:
-    """An actor's class that takes no CPU and lives on the driver's node, so that its actor ends with nobody else.
+def beside_driver(cls: type[T], **options: object) -> ActorClass[T]:
+    """Return a class of actors that take no CPU and run on the driver's node, so that they end with no other node.
 
     Args:
-        options: further ones of Ray's.
+        cls: class of the actor.
+        options: further options of Ray's actors.
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     return ray.remote(cls).options(num_cpus=0, scheduling_strategy=here, **options)
 
 
 def fitting_workers(cluster: ClusterSpec) -> int:
-    """How many workers the cluster can hold at once."""
+    """Return how many workers the cluster can hold at once."""
     return sum(cluster.workers_on(*node) for node in _nodes())
 
 
 def fitting_slots(cluster: ClusterSpec) -> int:
-    """How many worker groups the cluster can hold at once, at most what the spec allows; all of those where it grows.
+    """Return how many worker groups the cluster can hold at once, at most what the spec allows.
+
+    A cluster that grows holds all groups that the spec allows.
 
     Raises:
-        ValueError: not even one fits.
+        ValueError: not even one worker group fits.
     """
     if cluster.autoscaling and cluster.max_concurrent_trials is not None:
         return cluster.max_concurrent_trials
@@ -132,22 +143,25 @@ def fitting_slots(cluster: ClusterSpec) -> int:
 
 
 def _nodes() -> list[tuple[float, float]]:
-    """CPUs and GPUs of each node that is up."""
+    """Return the CPUs and GPUs of each node that is up."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return [(node.get("CPU", 0), node.get("GPU", 0)) for node in nodes]
 
 
 def first_group(slot: int, num_slots: int) -> int:
-    """Runs of a slot's first worker group: from half of them for slot 0 to all for the last, so that slots do not all
-    stand still for their replacement at once."""
+    """Return the number of runs of a slot's first worker group, from about half of `TRIALS_PER_GROUP` for slot 0 to all
+    for the last slot. Worker groups are then not all replaced at once."""
     return math.ceil(TRIALS_PER_GROUP * (num_slots + slot + 1) / (2 * num_slots))
 
 
 class SlimTrainer(TorchTrainer):
-    """Without two helpers of each worker group, processes that would start and do nothing: Ray Data's, as runs read
-    their examples from the object store, and the cleaner of placement groups, as `Slots` gives them back itself."""
+    """A trainer without two helpers of each worker group, which would be processes without work.
 
-    def _create_default_callbacks(self) -> list[Any]:
+    Ray Data's helper has no work, because runs read their examples from the object store. The cleaner of placement
+    groups has no work, because `Slots` gives them back.
+    """
+
+    def _create_default_callbacks(self) -> list[RayTrainCallback]:
         return [
             callback
             for callback in super()._create_default_callbacks()  # type: ignore[misc] # its annotations are of Train v1
@@ -156,24 +170,23 @@ class SlimTrainer(TorchTrainer):
 
 
 class Slots:
-    """Starts the slots of a sweep; ends them and Ray with the block.
+    """Starts the slots of a sweep at the beginning of a `with` block. The end of the block stops them and Ray.
 
     Args:
-        expected: runs that will be put into the queue, the measurement of the base model among them.
+        expected: number of runs that will enter the queue, including the measurement of the base model.
         storage: a folder for Ray Train's own state.
-        early_stopping: which runs end early.
+        early_stopping: decides which runs stop early; None if no run stops early.
     """
 
     def __init__(
         self, cluster: ClusterSpec, *, expected: int, storage: Path, early_stopping: EarlyStopping | None = None
     ) -> None:
         self.num_slots = min(fitting_slots(cluster), expected)
-        calls = CALLS_PER_SLOT * self.num_slots + 1000  # those that wait in it must leave room for those that end it
-        queue = beside_driver(TrialQueue, max_concurrency=calls)
-        self.queue: Any = queue.remote(
+        calls = CALLS_PER_SLOT * self.num_slots + 1000  # calls that wait must leave room for calls that end a wait
+        self.queue: ActorProxy[TrialQueue] = beside_driver(TrialQueue, max_concurrency=calls).remote(
             expected=expected, max_retries=cluster.max_retries, early_stopping=early_stopping
         )
-        self._shared: Any = None
+        self._shared: ObjectRef[WorkerInputs] | None = None  # keeps the object in the store
         self._cluster = cluster
         self._storage = storage
         self._max_failures = (1 + cluster.max_retries) * (expected + 1)
@@ -195,7 +208,7 @@ class Slots:
             self._pause()
         with phase(stderr, "Stop Ray"):
             try:
-                deadline = time.monotonic() + CLOSE_SECONDS  # a group may still wait for a node
+                deadline = time.monotonic() + CLOSE_SECONDS  # a worker group may still wait for a node
                 for thread in self._threads[: self.num_slots] if kind is None else []:
                     thread.join(max(0.0, deadline - time.monotonic()))
                 self._close()
@@ -203,7 +216,7 @@ class Slots:
                 stop_ray()
 
     def _pause(self) -> None:
-        """Let runs in progress save their state; a second interruption does not wait for it."""
+        """Let runs in progress save their state. A second interruption ends the wait."""
         seconds = self._cluster.grace_seconds
         stderr.print(f"stopping: runs in progress save their state, which may take {seconds:g} s")
         with suppress(ray.exceptions.RayError, KeyboardInterrupt):
@@ -211,8 +224,8 @@ class Slots:
             ray.get(self.queue.idle.remote(), timeout=seconds)
 
     def _close(self) -> None:
-        """End the threads by killing the controllers that they wait for. A thread that is left in a call of Ray when
-        Ray shuts down can end the whole process, without a word to Python."""
+        """End the threads by killing the controllers that they wait for. If a thread is still in a call of Ray when Ray
+        shuts down, the whole process can end without an exception."""
         self._closing.set()
         deadline = time.monotonic() + CLOSE_SECONDS
         while any(thread.is_alive() for thread in self._threads) and time.monotonic() < deadline:
@@ -223,26 +236,26 @@ class Slots:
                 thread.join(0.2)
 
     def share(self, shared: WorkerInputs) -> None:
-        """Put what every worker needs into the object store, once; they wait for it."""
+        """Put the workers' inputs into the object store, once. The workers wait for them."""
         self._shared = ray.put(shared)
         self.queue.share.remote([self._shared])
 
     def _watch_nodes(self) -> None:
-        """Tell the queue of nodes that Ray drains: spot instances with notice, a cluster that shrinks."""
-        known: dict[str, int] = {}
+        """Tell the queue which nodes will be removed, such as spot instances after their notice."""
+        known: set[str] = set()
         while not self._closing.wait(DRAIN_SECONDS):
             with suppress(ray.exceptions.RayError):
-                found: dict[str, int] = ray._private.state.state.get_draining_nodes()
-                if found.keys() != known.keys():
-                    ray.get(self.queue.drain.remote(list(found)))
-                    known = found
+                draining = set(ray._private.state.state.get_draining_nodes())
+                if draining != known:
+                    ray.get(self.queue.drain.remote(draining))
+                    known = draining
 
     def _keep(self, slot: int) -> None:
-        """Keep a slot's worker group alive until there is nothing left for it. When the last slot has ended, whatever
-        still waits would wait for ever: it fails with the slots' reasons."""
+        """Start worker groups until no run is left for the slot. When the last slot ends, the runs that still wait fail
+        with the slots' reasons: otherwise they would wait for ever."""
         try:
             self._run_groups(slot)
-        except Exception as error:  # noqa: BLE001 - whatever ends a slot, those who wait for it must hear of it
+        except Exception as error:  # noqa: BLE001 - whatever ends a slot becomes the reason of the runs that wait
             self._reasons.append(str(error).strip().splitlines()[-1])
         with self._lock:
             self._running -= 1
@@ -250,6 +263,7 @@ class Slots:
                 ray.get(self.queue.abandon.remote("; ".join(self._reasons) or "no worker group is left"))
 
     def _run_groups(self, slot: int) -> None:
+        """Run one worker group after another, until no run is left for the slot."""
         deaths, max_trials = 0, first_group(slot, self.num_slots)
         while True:
             try:
@@ -264,36 +278,32 @@ class Slots:
             max_trials = TRIALS_PER_GROUP
 
     def _trainer(self, slot: int, max_trials: int) -> SlimTrainer:
-        """A new worker group."""
+        """Return a new worker group of the slot."""
         cluster = self._cluster
         resources = {"CPU": cluster.cpus_per_worker}
         if cluster.gpus_per_worker:
             resources["GPU"] = cluster.gpus_per_worker
         return SlimTrainer(
             train_loop,
-            train_loop_config={
-                "slot": slot,
-                "queue": self.queue,
-                "max_trials": max_trials,
-            },
+            train_loop_config={"loop": LoopConfig(slot=slot, queue=self.queue, max_trials=max_trials)},
             torch_config=TorchConfig(backend="nccl" if cluster.gpus_per_worker else "gloo"),
             scaling_config=ray.train.ScalingConfig(
                 num_workers=cluster.workers_per_trial,  # type: ignore[arg-type] # Train v2 takes a range
-                elastic_resize_monitor_interval_s=math.inf,  # type: ignore[call-arg] # a group that is well is left alone
+                elastic_resize_monitor_interval_s=math.inf,  # type: ignore[call-arg] # never resize a group that is well
                 use_gpu=cluster.gpus_per_worker > 0,
                 resources_per_worker=resources,
             ),
             run_config=ray.train.RunConfig(
                 name=f"slot-{slot}-{secrets.token_hex(4)}",
                 storage_path=str(self._storage),
-                callbacks=[Announce(self.queue, slot)],  # type: ignore[list-item] # Train v2 takes its own kind
+                callbacks=[Announce(self.queue, slot)],  # type: ignore[list-item] # Train v2 takes its own callbacks
                 failure_config=ray.train.FailureConfig(max_failures=self._max_failures),
             ),
         )
 
     def _free_leftovers(self, slot: int) -> None:
-        """Give back what a controller that was killed still holds: Train's own cleaner needs the state API, which needs
-        the dashboard, and the next worker group would wait for these devices for ever."""
+        """Give back the devices that a killed controller still holds. Otherwise the next worker group would wait for
+        them for ever. Train's own cleaner does not do it: it needs the state API, which needs the dashboard."""
         leftover = ray.get(self.queue.placement_group.remote(slot))
         if leftover is not None:
             ray.util.remove_placement_group(leftover)

@@ -1,4 +1,4 @@
-"""When a run is early_stopping: it diverges, or cannot keep the utility that the selection asks for. The queue asks."""
+"""Early stopping: a run ends early if it diverges, or if its utility cannot be what the selection asks for."""
 
 from __future__ import annotations
 
@@ -11,23 +11,27 @@ from raydp.sweep.store.results import RunResult
 
 
 def check_steps(num_steps: int, checks: int) -> dict[int, str]:
-    """step -> the check after it, named by the share of the steps ("1/4"), at equal distances; a run of few steps has
-    fewer. Equal names are equal shares, also where a resumed sweep has another number of checks."""
+    """Return step -> name of the check after this step, at equal distances. A run of few steps has fewer checks.
+
+    A check's name is its share of the steps, such as "1/4". Equal names are equal shares, even if a resumed sweep has
+    another number of checks.
+    """
     steps = {round(num_steps * k / (checks + 1)): str(Fraction(k, checks + 1)) for k in range(checks, 0, -1)}
     return {step: k for step, k in steps.items() if 0 < step < num_steps}
 
 
 @dataclass(kw_only=True)
 class EarlyStopping:
-    """What the runs that have finished say of one that has not.
+    """Stops a run early if finished runs show that it cannot be selected.
 
-    A run's gain at a check is extrapolated with the largest factor by which a finished run's gain grew from that check
-    to its end. If even that is below what the selection will ask for (`min_utility_gain` of the best gain so far, or a
-    loss of `max_loss`), the run would be left out whatever it scores.
+    A finished run's gain grew by some factor from a check to the run's end. The run's gain at the check is extrapolated
+    with the largest such factor. The run stops if even this gain is below what the selection asks for: a share
+    `min_utility_gain` of the best gain so far, or a loss of `max_loss`. Such a run would be left out, whatever it
+    scores.
 
     Attributes:
         min_finished, slack: see StoppingSpec.
-        min_utility_gain, max_loss: the selection's.
+        min_utility_gain, max_loss: constraints of the selection.
     """
 
     min_finished: int
@@ -38,14 +42,14 @@ class EarlyStopping:
     _finished: dict[str, tuple[Mapping[str, float], float]] = field(default_factory=dict)
 
     def learn(self, result: RunResult) -> None:
-        """A run has ended, or the untrained model is measured, which has no history."""
+        """Take the result of a run that has ended, or of the untrained model, which has no history."""
         if result.finished and result.history is None:
             self._base = result.loss
         elif result.finished:
             self._finished[result.run_id] = (result.checks, result.loss)
 
     def reason(self, check: str, utility_loss: float) -> str | None:
-        """Why a run with this loss at this check is to end; None if it is to go on."""
+        """Return why a run with this loss at this check ends; None if it goes on."""
         if not math.isfinite(utility_loss):
             return f"diverged: utility_loss is {utility_loss} after {check} of its steps"
         needed = self._needed_gain()
@@ -66,7 +70,7 @@ class EarlyStopping:
         )
 
     def _needed_gain(self) -> float | None:
-        """What the selection asks for at least; the best gain can only grow."""
+        """Return the least gain that the selection asks for; None if unknown. The least gain can only grow."""
         if self._base is None or not self._finished:
             return None
         if self.max_loss is not None:

@@ -1,9 +1,10 @@
-"""Trains what a sweep has no result of yet: slots and workers are started, runs handed out, results committed."""
+"""Trains the runs that have no result: starts slots and workers, hands out the runs and commits their results."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import ray
 from ray.tune import Callback
@@ -12,26 +13,29 @@ from rich.console import Console
 from raydp.io.output import phase
 from raydp.models import base_models as models
 from raydp.models import sharing
-from raydp.spec.document import SweepSpec
 from raydp.sweep.engine.adaptive import RunSource
 from raydp.sweep.engine.committer import Committer
-from raydp.sweep.engine.context import SweepContext
+from raydp.sweep.engine.context import SweepContext, WorkerInputs
 from raydp.sweep.engine.listeners import RunListener
 from raydp.sweep.engine.progress import SweepProgress
 from raydp.sweep.engine.slots import Slots, start_ray
 from raydp.sweep.engine.stopping import EarlyStopping
 from raydp.sweep.engine.tune.callbacks import GuardedCallback
 from raydp.sweep.engine.tune.rounds import ListSource, TuneRun, rounds
-from raydp.sweep.engine.worker import WorkerInputs
 from raydp.sweep.names import run_name
-from raydp.sweep.store.folder import BASE_RUN, SweepFolder
+from raydp.sweep.store.folder import BASE_RUN
 from raydp.sweep.store.transfer import bucket_of
 from raydp.tasks.base import Task
 from raydp.training.trial_plan import TrialPlan
 
+if TYPE_CHECKING:
+    from ray.actor import ActorProxy
+
+    from raydp.sweep.engine.queue import TrialQueue
+
 OUT_PER_SLOT = 2
-"""So many runs a slot are in the queue or running: slots that end together need not wait for the driver to commit one
-result after the other, nor for the last run of a round."""
+"""Number of runs in the queue or running, for each slot. A slot that ends a run finds the next run at once, also while
+the driver commits other results, and while the last runs of a round end."""
 
 
 def train(
@@ -48,38 +52,25 @@ def train(
 
     Args:
         left: the runs without a result.
-        open_listener: opens who hears of committed runs.
+        open_listener: opens the listener of committed runs.
         shown: whether step metrics, utility and scores go through Tune.
         callbacks: the user's callbacks of Ray Tune.
     """
-    spec, folder, trials = context.spec, context.folder, list(context.trials.values())
+    spec, folder = context.spec, context.folder
     guarded = [GuardedCallback(callback) for callback in callbacks]
     measure_base = not folder.is_finished(BASE_RUN)
-    sweep_id = context.plan.sweep_id
-    costs = {t.run_id: t.batch_size * t.num_steps for t in left}
     with phase(console, "starting Ray"):
         start_ray(spec.cluster)
     with Slots(
         spec.cluster,
         expected=len(left) + measure_base,
         storage=folder.path.resolve() / "ray",
-        early_stopping=_early_stopping(spec, folder, trials),
+        early_stopping=_early_stopping(context),
     ) as slots:
         queue = slots.queue
         nodes = "adding nodes, " if spec.cluster.autoscaling else ""
         with phase(console, f"{nodes}starting the workers, loading the base model, opening the tracking store"):
-            slots.share(
-                WorkerInputs(
-                    spec=spec,
-                    task=task,
-                    model=sharing.disassemble(models.load_base(spec.model, new_tokens=task.facts().num_new_tokens)),
-                    trials=context.trials,
-                    sweep_id=sweep_id,
-                    folder=folder.path.resolve(),
-                    bucket=bucket_of(spec.cluster.exchange, sweep_id),
-                    key=folder.key(),
-                )
-            )
+            slots.share(_worker_inputs(context, task))
             committer = Committer(context=context, listener=open_listener())
             base = None
             if measure_base:
@@ -88,17 +79,10 @@ def train(
             source = _source(committer)
             out = OUT_PER_SLOT * slots.num_slots if source is None else slots.num_slots
             first = [t.run_id for t in left] if source is None else source.upcoming(out)
-            queue.enqueue.remote(first[:out])  # begun before Tune starts, whose trials then wait for them
+            queue.enqueue.remote(first[:out])  # these runs begin before Tune starts, whose trials then follow them
             if first or measure_base:
                 ray.get(queue.first_lease.remote())
-        with SweepProgress(
-            console,
-            costs,
-            len(trials) - len(left),
-            poll=lambda: ray.get(queue.status.remote()),
-            names={BASE_RUN: "the untrained base model", **{t.run_id: run_name(asdict(t)) for t in trials}},
-            searched=source is not None,
-        ) as progress:
+        with _progress(context, left, console, queue, searched=source is not None) as progress:
             committer.attach(queue, base, progress)
             tuning = TuneRun(
                 queue=queue,
@@ -123,8 +107,39 @@ def train(
     return committer
 
 
-def _early_stopping(spec: SweepSpec, folder: SweepFolder, trials: list[TrialPlan]) -> EarlyStopping | None:
-    """Which runs end early, with what is known from before a resume; None where none does."""
+def _worker_inputs(context: SweepContext, task: Task) -> WorkerInputs:
+    """Load the base model, and return what every worker needs."""
+    spec, sweep_id = context.spec, context.plan.sweep_id
+    return WorkerInputs(
+        spec=spec,
+        task=task,
+        model=sharing.disassemble(models.load_base(spec.model, new_tokens=task.facts().num_new_tokens)),
+        trials=context.trials,
+        sweep_id=sweep_id,
+        folder=context.folder.path.resolve(),
+        bucket=bucket_of(spec.cluster.exchange, sweep_id),
+        key=context.folder.key(),
+    )
+
+
+def _progress(
+    context: SweepContext, left: list[TrialPlan], console: Console, queue: ActorProxy[TrialQueue], *, searched: bool
+) -> SweepProgress:
+    """Return the display of the sweep's progress."""
+    names = {trial.run_id: run_name(asdict(trial)) for trial in context.trials.values()}
+    return SweepProgress(
+        console,
+        {trial.run_id: trial.batch_size * trial.num_steps for trial in left},
+        len(context.trials) - len(left),
+        poll=lambda: ray.get(queue.status.remote()),
+        names={BASE_RUN: "the untrained base model", **names},
+        searched=searched,
+    )
+
+
+def _early_stopping(context: SweepContext) -> EarlyStopping | None:
+    """Return what stops runs early, with the results from before a resume; None if no run stops early."""
+    spec = context.spec
     if spec.stopping is None:
         return None
     early_stopping = EarlyStopping(
@@ -133,14 +148,14 @@ def _early_stopping(spec: SweepSpec, folder: SweepFolder, trials: list[TrialPlan
         min_utility_gain=spec.select.min_utility_gain,
         max_loss=spec.select.max_loss,
     )
-    for run_id in [BASE_RUN, *(t.run_id for t in trials)]:
-        if (result := folder.result(run_id)) is not None:
+    for run_id in [BASE_RUN, *context.trials]:
+        if (result := context.folder.result(run_id)) is not None:
             early_stopping.learn(result)
     return early_stopping
 
 
 def _source(committer: Committer) -> RunSource | None:
-    """What a search gives out, None where everything is run or the search has ended."""
+    """Return the source of a search's runs; None if every run is trained or the search has ended."""
     context = committer.context
     spec, folder, trials = context.spec, context.folder, list(context.trials.values())
     if spec.space.search is None or folder.search_end() is not None:

@@ -1,4 +1,4 @@
-"""One trial in one worker: reset the adapter, train, measure, save. Knows neither Ray nor MLflow."""
+"""One run in one worker: reset the adapter, train, measure, save. The module knows neither Ray nor MLflow."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ from raydp.training import sharding
 from raydp.training.comm import Comm
 from raydp.training.gradients.memory import TokenBudget, recompute_layers, state_bytes, take_share
 from raydp.training.gradients.prefix import with_frozen_prefix
+from raydp.training.ledger import Ledger
 from raydp.training.rank0 import on_rank_0
-from raydp.training.trial import TrainingContext
+from raydp.training.trial import Trained, TrainingContext
 from raydp.training.trial_plan import TrialPlan
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def prefix_folder() -> Path:
-    """Where hidden states below the first adapter are kept on this machine."""
+    """Return the folder of this machine for hidden states below the first adapter."""
     return cache_dir() / "prefix"
 
 
@@ -59,14 +60,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class _Measured:
-    """What is measured on a model."""
+    """Utility and scores of a model."""
 
     utility_loss: float
     scores: dict[str, Measurement]
 
 
 class TrialRunner:
-    """Runs the trials of a sweep one after another on one copy of the base model.
+    """Trains the runs of a sweep one after another on one copy of the base model.
 
     Args:
         pretrained: the base model; the adapter is attached to it in place.
@@ -121,44 +122,23 @@ class TrialRunner:
     def run(
         self, plan: TrialPlan, files: TrialFiles, attempt: str, control: TrialControl | None = None
     ) -> RunResult | None:
-        """Train and score one run; every rank calls it, rank 0 measures and saves.
+        """Train and score one run. Every rank calls this method; rank 0 measures and saves.
 
         Args:
-            files: where its checkpoints and its ledger are kept, and where the model goes.
+            files: the run's checkpoints, ledger and model.
             attempt: names the model until it is committed.
-            control: rank 0 asks it.
+            control: follows the run on rank 0, and may pause or end it.
 
         Returns:
-            The result to commit on rank 0, None on the other ranks. A run that was ended at a check has no model.
+            The result to commit on rank 0, None on the other ranks. A run that ended at a check has no model.
 
         Raises:
-            Paused: the control asked for a pause; the state is saved.
+            Paused: the control asked for a pause. The state is saved.
         """
         start = self._untrained(plan.seed) or self._loaded.base_weights
         adapters.initialise(self._parameters, self._spec.model.adapter, start, plan.seed)
-        ledger, notes, why = files.ledger(), list[str](), list[str]()
-        stopping = self._spec.stopping
-        checks = {} if stopping is None or control is None else check_steps(plan.num_steps, stopping.checks)
-
-        def check(done: int) -> bool:
-            loss = self._on_rank_0(lambda loaded: self._task.utility(loaded.model))
-            reason = control.check(checks[done], loss) if control is not None and loss is not None else None
-            why.extend([reason] if reason else [])
-            return bool(self.comm.broadcast_object(reason))
-
-        context = TrainingContext(
-            model=self._loaded.model,
-            parameters=self._parameters,
-            microbatch_size=self._spec.cluster.microbatch_size,
-            budget=self._budget,
-            autocast=self._autocast,
-            checkpoint_seconds=self._spec.cluster.checkpoint_seconds,
-            progress=control.beat if control is not None else None,
-            pause_fn=control.must_pause if control is not None else None,
-            check_steps=frozenset(checks),
-            check_fn=check,
-            ledger=ledger,
-        )
+        ledger, notes, reasons = files.ledger(), list[str](), list[str]()
+        context = self._context(plan, ledger, control, reasons)
         store = files.checkpoints(notes.append)
         trained = self._spec.method.params.train(plan, context, self._task, self.comm, self._key, store)
         result = RunResult(
@@ -172,10 +152,47 @@ class TrialRunner:
             notes=tuple(notes),
         )
         if trained.ended_early:
-            return replace(result, reason=why[-1]) if self.comm.rank == 0 else None
+            return replace(result, reason=reasons[-1]) if self.comm.rank == 0 else None
+        return self._finished(result, plan.seed, trained, files, attempt)
+
+    def _context(
+        self, plan: TrialPlan, ledger: Ledger, control: TrialControl | None, reasons: list[str]
+    ) -> TrainingContext:
+        """Return what the method is given to train.
+
+        Args:
+            reasons: gets the reason if the control ends the run at a check.
+        """
+        stopping = self._spec.stopping
+        checks = {} if stopping is None or control is None else check_steps(plan.num_steps, stopping.checks)
+
+        def check(done: int) -> bool:
+            loss = self._on_rank_0(lambda loaded: self._task.utility(loaded.model))
+            reason = control.check(checks[done], loss) if control is not None and loss is not None else None
+            reasons.extend([reason] if reason else [])
+            return bool(self.comm.broadcast_object(reason))
+
+        return TrainingContext(
+            model=self._loaded.model,
+            parameters=self._parameters,
+            microbatch_size=self._spec.cluster.microbatch_size,
+            budget=self._budget,
+            autocast=self._autocast,
+            checkpoint_seconds=self._spec.cluster.checkpoint_seconds,
+            progress=control.beat if control is not None else None,
+            pause_fn=control.must_pause if control is not None else None,
+            check_steps=frozenset(checks),
+            check_fn=check,
+            ledger=ledger,
+        )
+
+    def _finished(
+        self, result: RunResult, seed: int, trained: Trained, files: TrialFiles, attempt: str
+    ) -> RunResult | None:
+        """Measure and save the trained model. Return the finished result on rank 0, None on the other ranks."""
         started = time.perf_counter()
-        measured = self._on_rank_0(lambda loaded: self._measure(loaded, plan.seed))
-        variants = self._measure_variants(trained.variants, plan.seed)
+        measured = self._on_rank_0(lambda loaded: self._measure(loaded, seed))
+        variants = self._measure_variants(trained.variants, seed)
         weights = None
         if sharding.in_parts(self._parameters):
             weights = sharding.gathered(self._loaded.model.state_dict(keep_vars=True), self.comm)
@@ -194,11 +211,11 @@ class TrialRunner:
         )
 
     def _untrained(self, seed: int) -> dict[str, torch.Tensor] | None:
-        """The start of a network of classification, which differs from seed to seed."""
+        """Return the initial weights of a classification network, which depend on the seed; None for other models."""
         return untrained_weights(self._spec.model.name, seed, new_classes=self._task.facts().num_new_tokens)
 
     def measure_base(self, seed: int) -> RunResult | None:
-        """Utility and scores of the untrained base model on rank 0, None on the other ranks."""
+        """Measure the untrained base model. Return the result on rank 0, None on the other ranks."""
 
         def measure(loaded: models.LoadedModel) -> _Measured:
             with loaded.base() as base:
@@ -209,7 +226,7 @@ class TrialRunner:
         return RunResult(run_id=BASE_RUN, status="finished", utility_loss=measured.utility_loss, scores=measured.scores)
 
     def _measure_variants(self, variants: Mapping[float, Callable[[], None]], seed: int) -> tuple[ClaimedFigures, ...]:
-        """Utility and scores at each claimed ε; afterwards the weights are those of before."""
+        """Measure utility and scores at each claimed ε. The weights are restored afterwards."""
         kept = {name: p.detach().clone() for name, p in self._parameters.items()} if variants else {}
         figures = []
         for epsilon, put in variants.items():

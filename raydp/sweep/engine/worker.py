@@ -1,15 +1,12 @@
-"""What a worker of Ray Train does: it takes trials from the queue until nothing is left."""
+"""The work of a worker of Ray Train: it takes runs from the queue until no run is left."""
 
 from __future__ import annotations
 
 import secrets
-import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import ray
 import ray.train
@@ -17,70 +14,32 @@ import torch
 from ray.train.torch import get_device
 
 from raydp.models import sharing
-from raydp.spec.document import SweepSpec
-from raydp.sweep.engine.queue import LEASE_SECONDS, Order
+from raydp.sweep.engine.context import WorkerInputs
+from raydp.sweep.engine.queue import LEASE_SECONDS, Order, TrialQueue
 from raydp.sweep.engine.trial import TrialRunner
-from raydp.sweep.store.folder import BASE_RUN, SweepFolder
-from raydp.sweep.store.transfer import Bucket, StoredFiles, TrialFiles
-from raydp.tasks.base import Task
+from raydp.sweep.store.folder import BASE_RUN
 from raydp.training.comm import Comm, DistributedComm, LocalComm
 from raydp.training.trial import Paused
-from raydp.training.trial_plan import TrialPlan
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorProxy
+    from ray.util.placement_group import PlacementGroup
+
+    from raydp.sweep.engine.group import LoopConfig
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerInputs:
-    """What every worker needs, put into the object store once; all processes of a node map the same arrays."""
-
-    spec: SweepSpec
-    task: Task
-    model: sharing.SharedModel
-    trials: dict[str, TrialPlan]
-    sweep_id: str
-    folder: Path
-    bucket: Bucket | None
-    key: bytes
-
-    def files(self, run_id: str) -> TrialFiles:
-        """Where a run's files are, as seen from this node."""
-        if self.bucket is not None:
-            return StoredFiles(bucket=self.bucket, run_id=run_id)
-        return SweepFolder(path=self.folder).files(run_id)
-
-    def require_folder(self) -> None:
-        """Check that the sweep's folder is seen from this node, where runs are handed over by it.
-
-        Raises:
-            ValueError: it is not, or something else is there.
-        """
-        plan = self.folder / "plan.json"
-        if self.bucket is None and not (plan.is_file() and self.sweep_id in plan.read_text(encoding="utf-8")):
-            raise ValueError(
-                f"storage must be a folder that every node sees, got {str(self.folder)!r}, which "
-                f"{socket.gethostname()} does not. Mount it there, or set cluster.exchange to the URI of an object "
-                "store."
-            )
-
-    def __repr__(self) -> str:
-        return f"WorkerInputs({self.spec.name!r})"  # the key is never shown
-
-
-def work(config: dict[str, Any]) -> None:
-    """What a worker does: lease, train, hand in, until there is nothing left or the group is due for replacement.
-
-    Args:
-        config: `slot`, its number; `queue`, the TrialQueue's actor; `max_trials`, how many to run before the group is
-            replaced.
-    """
+def work(config: LoopConfig) -> None:
+    """Lease a run, train it and hand in its result, until no run is left or the worker group is due for replacement."""
     context = ray.train.get_context()
     device = get_device()
     comm: Comm = DistributedComm(device) if context.get_world_size() > 1 else LocalComm(device)
-    queue, slot = config["queue"], config["slot"]
+    queue, slot = config.queue, config.slot
     here = ray.util.get_current_placement_group()
     if not comm.broadcast_object(_register(queue, slot, here) if comm.rank == 0 else None):
         return
     (reference,) = ray.get(queue.shared.remote())
-    shared: WorkerInputs = ray.get(reference)
+    shared = ray.get(reference)
     try:
         shared.require_folder()
     except ValueError as error:
@@ -92,24 +51,25 @@ def work(config: dict[str, Any]) -> None:
     except Exception as error:
         ray.get(queue.explain.remote(slot, f"{type(error).__name__}: {error}"))
         raise
-    for _ in range(config["max_trials"]):
+    for _ in range(config.max_trials):
         lease = comm.broadcast_object(ray.get(queue.lease.remote(slot)) if comm.rank == 0 else None)
         if lease is None:
             return
         _run_lease(runner, shared, queue, *lease)
 
 
-def _register(queue: Any, slot: int, placement_group: Any) -> bool:
-    """Tell the queue where the group's workers are; whether they are to go on."""
+def _register(queue: ActorProxy[TrialQueue], slot: int, placement_group: PlacementGroup | None) -> bool:
+    """Tell the queue where the group's workers are. Return whether they go on."""
     nodes = list(ray.util.placement_group_table(placement_group)["bundles_to_node_id"].values())
-    goes_on: bool = ray.get(queue.register.remote(slot, placement_group, nodes))
-    return goes_on
+    return ray.get(queue.register.remote(slot, placement_group, nodes))
 
 
-def _run_lease(runner: TrialRunner, shared: WorkerInputs, queue: Any, run_id: str, token: int) -> None:
-    """Run what was leased; a failure is reported with its reason and then restarts the whole worker group."""
+def _run_lease(
+    runner: TrialRunner, shared: WorkerInputs, queue: ActorProxy[TrialQueue], run_id: str, token: int
+) -> None:
+    """Run the leased run. A failure is reported with its reason, and then restarts the whole worker group."""
     files = shared.files(run_id)
-    attempt = f"attempt-{token}-{secrets.token_hex(4)}"  # another driver's tokens begin at 1 again
+    attempt = f"attempt-{token}-{secrets.token_hex(4)}"  # the tokens of a resumed sweep begin at 1 again
     with closing(files), Heartbeat(queue, run_id, token, active=runner.comm.rank == 0) as heart:
         try:
             if run_id == BASE_RUN:
@@ -117,7 +77,7 @@ def _run_lease(runner: TrialRunner, shared: WorkerInputs, queue: Any, run_id: st
             else:
                 outcome = runner.run(shared.trials[run_id], files, attempt, heart)
         except Paused:
-            ray.get(queue.release.remote(run_id, token))  # of a lease that was lost it changes nothing
+            ray.get(queue.release.remote(run_id, token))  # changes nothing if the lease was lost
             return
         except Exception as error:
             ray.get(queue.fail.remote(run_id, token, f"{type(error).__name__}: {error}"))
@@ -127,15 +87,17 @@ def _run_lease(runner: TrialRunner, shared: WorkerInputs, queue: Any, run_id: st
 
 
 class Heartbeat:
-    """Tells the queue now and then that the lease is held, also while a score is being measured, and hears whether the
-    run is to go on."""
+    """Tells the queue at intervals that the lease is held, also while scores are measured.
 
-    def __init__(self, queue: Any, run_id: str, token: int, *, active: bool) -> None:
+    The queue answers whether the run goes on.
+
+    Args:
+        active: whether to send heartbeats. Rank 0 alone does.
+    """
+
+    def __init__(self, queue: ActorProxy[TrialQueue], run_id: str, token: int, *, active: bool) -> None:
+        self._queue, self._run_id, self._token = queue, run_id, token
         self._at: tuple[int, int, Mapping[str, float]] = (0, 0, {})
-        self._send: Callable[[], Any] = lambda: queue.heartbeat.remote(run_id, token, *self._at)
-        self._check: Callable[[str, float], Any] = lambda name, loss: ray.get(
-            queue.check.remote(run_id, token, name, loss)
-        )
         self._order: Order = "go on"
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True) if active else None
@@ -145,13 +107,12 @@ class Heartbeat:
         self._at = (step, num_steps, row)
 
     def must_pause(self) -> bool:
-        """Whether the sweep is being stopped, or the lease is somebody else's: this worker was thought dead."""
+        """Return whether the sweep pauses, or the lease was lost because this worker was thought dead."""
         return self._order != "go on"
 
     def check(self, name: str, utility_loss: float) -> str | None:
-        """Why the run is to end at this check; None if it is to go on."""
-        reason: str | None = self._check(name, utility_loss)
-        return reason
+        """Return why the run ends at this check; None if it goes on."""
+        return ray.get(self._queue.check.remote(self._run_id, self._token, name, utility_loss))
 
     def __enter__(self) -> Heartbeat:
         if self._thread:
@@ -163,10 +124,13 @@ class Heartbeat:
         if self._thread:
             self._thread.join()
 
+    def _send(self) -> ObjectRef[Order]:
+        return self._queue.heartbeat.remote(self._run_id, self._token, *self._at)
+
     def _loop(self) -> None:
         sent = self._send()
         while not self._done.wait(min(1.0, LEASE_SECONDS / 10)):
-            if ray.wait([sent], timeout=0)[0]:  # on a network that is down there is no answer
+            if ray.wait([sent], timeout=0)[0]:  # while the network is down there is no answer
                 with suppress(ray.exceptions.RayError):
                     self._order = ray.get(sent)
                 sent = self._send()

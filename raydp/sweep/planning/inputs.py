@@ -1,4 +1,4 @@
-"""What a sweep is given, read and checked: the task with its data, the model, the scores."""
+"""Reads and checks the inputs of a sweep: the task with its data, the model and the scores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from raydp.tasks.classification.labelled import ClassificationTask
 
 
 def build_task(spec: SweepSpec) -> tuple[Task, str]:
-    """Read and tokenise the task's data, after checking that the model exists and the adapter fits it.
+    """Read and tokenise the task's data, after a check that the model exists and the adapter fits the model.
 
     Returns:
         The task, and the hash of the base weights.
@@ -19,7 +19,7 @@ def build_task(spec: SweepSpec) -> tuple[Task, str]:
         ValueError: the model, the data or the secrets are not usable, or a score has nothing to measure.
     """
     for score in spec.scores:
-        if score.params.of_a_set:  # a model's value depends on models that are not trained yet
+        if score.params.of_a_set:  # the value of one model depends on models that are not trained yet
             raise ValueError(
                 f"scores must measure one model, got {score.name!r}, which compares the models of a whole sweep. Leave "
                 f"it out, and run `raydp score {spec.name} --score {score.name}` after the sweep."
@@ -39,13 +39,13 @@ def build_task(spec: SweepSpec) -> tuple[Task, str]:
 
 
 def _takes_a_network(spec: SweepSpec) -> bool:
-    """Whether the task is one of classification, and not of texts, which a language model classifies."""
+    """Return whether the task needs a classification network. A language model classifies texts."""
     task = spec.task.params
     return bool(task.classifies and not task.of_texts)
 
 
 def _classification(spec: SweepSpec) -> Task:
-    """A classification task, with a network that takes its inputs."""
+    """Build a classification task, after a check that the network takes its inputs."""
     given = NetworkName.parse(spec.model.name)
     if not _takes_a_network(spec):
         raise ValueError(
@@ -70,7 +70,10 @@ def _classification(spec: SweepSpec) -> Task:
 
 
 def _check_canaries(spec: SweepSpec, facts: TaskFacts) -> None:
-    """Canaries of new tokens are learnt by the embeddings, and their models are no candidates for a release."""
+    """Refuse canaries of new tokens with an adapter or a private selection.
+
+    The embeddings learn the new tokens, and a model of canaries is never released.
+    """
     if not facts.num_new_tokens:
         return
     if spec.model.adapter.type != "none":

@@ -1,4 +1,4 @@
-"""From a spec to the runs of a sweep: everything is checked, calibrated and named before anything is trained."""
+"""From a spec to the runs of a sweep: every run is checked, calibrated and named before training starts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from search_spaces import Configuration, Rejected, exact, grid, load_space
 from search_spaces.loader import without_duplicates
 
 ANY_NOISE = 1e-6
-"""A noise multiplier that no method refuses, to ask it what it samples and how often."""
+"""A noise multiplier that no method refuses, for an event before the calibration."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +47,16 @@ class SweepPlan:
     """What a sweep will run.
 
     Attributes:
-        facts: of the task.
+        facts: facts of the task.
         delta: δ of every run.
-        trials: one per (configuration, seed), largest compute first (a shorter makespan).
+        trials: one run for each (configuration, seed). The largest compute comes first, which shortens the sweep.
         privacy: run_id -> the run's privacy record.
         rejected: configurations of a named space that the task cannot run, each with its reason.
         warnings: sentences for the user.
-        selection: with private selection, what will be drawn, in words; the trials are then one per configuration until
-            `drawn` puts the runs into their place.
-        configurations: with private selection, after the draw: what could have been drawn.
+        selection: a sentence about the draw of a private selection; None without private selection. Before the draw,
+            `trials` has one run for each configuration. `drawn` replaces them with the drawn runs.
+        configurations: one run for each configuration that could have been drawn. Empty without private selection and
+            before the draw.
     """
 
     facts: TaskFacts
@@ -67,18 +68,18 @@ class SweepPlan:
     selection: str | None = None
     configurations: tuple[TrialPlan, ...] = ()
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The table of `raydp plan`, one row per configuration: n, q, σ, ε, δ, C, U and the cost in target tokens."""
+    def rows(self) -> list[dict[str, object]]:
+        """Return the table of `raydp plan`, a row for each configuration: n, q, σ, ε, δ, C, U and cost in tokens."""
         repetitions = Counter(trial.configuration.key for trial in self.trials)
         one_each = {trial.configuration.key: trial for trial in reversed(self.trials)}
         return [self._row(one_each[key], seeds=repetitions[key]) for key in sorted(one_each)]
 
     def remarks(self) -> list[str]:
-        """What the table leaves open, such as that there is no ε; each sentence once."""
+        """Return remarks on the guarantees, such as that there is no ε. Each sentence comes once."""
         sentences = (sentence for trial in self.trials for sentence in remarks(self.privacy[trial.run_id]))
         return list(dict.fromkeys(sentences))
 
-    def _row(self, trial: TrialPlan, *, seeds: int) -> dict[str, Any]:
+    def _row(self, trial: TrialPlan, *, seeds: int) -> dict[str, object]:
         record = self.privacy[trial.run_id]
         compute = trial.batch_size * trial.num_steps
         return {
@@ -106,12 +107,12 @@ def make_plan(
     """Calibrate every configuration to the target and name every run.
 
     Args:
-        weight_hash: SHA-256 of the base weights; part of each run's identity.
-        progress: called with (calibrations done, in all).
+        weight_hash: SHA-256 of the base weights. It is part of each run's identity.
+        progress: called with (calibrations done, calibrations in all).
 
     Raises:
-        ValueError: a configuration of the user's own list or grid does not fit the data, or none is left; or the
-            utility of a private selection rests on private data.
+        ValueError: a configuration of the user's own list or grid does not fit the data, no configuration is left, or
+            the utility of a private selection depends on private data.
     """
     check_utility_is_public(spec, facts)
     configurations, rejected = _configurations(spec.space, facts.num_units)
@@ -150,8 +151,8 @@ def make_plan(
 
 
 def drawn(plan: SweepPlan, spec: SweepSpec, weight_hash: str, key: bytes) -> SweepPlan:
-    """The plan with the runs that a private selection draws under the sweep's key, in the order of the draw; any other
-    plan as it is."""
+    """Draw the runs of a private selection under the sweep's key, in the order of the draw. Return any other plan
+    unchanged."""
     if plan.selection is None:
         return plan
     trials, privacy = [], {}
@@ -164,7 +165,7 @@ def drawn(plan: SweepPlan, spec: SweepSpec, weight_hash: str, key: bytes) -> Swe
 
 
 def run_id(spec: SweepSpec, facts: TaskFacts, weight_hash: str, configuration: Configuration, seed: int) -> str:
-    """The run's identity: 16 hex digits of the SHA-256 of what defines its result (never where or how fast it runs)."""
+    """Return a run's identity: 16 hex digits of the SHA-256 of what defines its result (not where or how it runs)."""
     target = spec.privacy.model_dump(mode="json")
     defines = {
         "method": spec.method.as_dict(),
@@ -203,7 +204,7 @@ def _configurations(space: SpaceSpec, num_examples: int) -> tuple[list[Configura
 
 
 def _trial(facts: TaskFacts, configuration: Configuration) -> TrialPlan:
-    """A run of the configuration, as yet without name, seed and noise."""
+    """Return a run of the configuration without a name, a seed and noise."""
     return TrialPlan(
         run_id="",
         batch_size=configuration.batch_size,
@@ -222,7 +223,7 @@ def _calibrations(
     delta: float,
     progress: Callable[[int, int], None] | None,
 ) -> tuple[Sequence[Calibration], float | None]:
-    """One per configuration; and with private selection, the ε of the whole choice."""
+    """Return one calibration for each configuration, and the ε of the whole choice with private selection."""
     target = PrivacyTarget(epsilon=spec.privacy.target_epsilon, delta=delta)
     events = [spec.method.params.event(_trial(facts, c), ANY_NOISE) for c in configurations]
     requests = [CalibrationRequest(event=event, target=target) for event in events]
@@ -264,7 +265,7 @@ def _record(
 
 
 def _check_bounds(spec: SweepSpec, privacy: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse a bound on the guarantee that no run can keep to."""
+    """Refuse a bound on the guarantee that no run can keep."""
     if "claimed_epsilon" in spec.select.at_most:
         raise ValueError(
             "select.at_most must not bound claimed_epsilon, got "
@@ -281,8 +282,8 @@ def _check_bounds(spec: SweepSpec, privacy: Mapping[str, Mapping[str, Any]]) -> 
         )
 
 
-def _of_data_sets(sets: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns of the plan's table."""
+def _of_data_sets(sets: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
+    """Return the columns of the plan's table with the ε of each data set."""
     return {f"epsilon_{name}": sets[name]["epsilon"] for name in DATA_SETS if name in sets}
 
 
@@ -304,7 +305,7 @@ def _warnings(spec: SweepSpec, facts: TaskFacts, delta: float) -> list[str]:
 
 
 def plan_to_keep(plan: SweepPlan, sweep_id: str) -> Plan:
-    """What the sweep's folder keeps of the plan."""
+    """Return the part of the plan that the sweep's folder keeps."""
     return Plan(
         sweep_id=sweep_id,
         facts=plan.facts,

@@ -1,4 +1,4 @@
-"""A sweep by its spec: every command that reads a sweep takes the file that it was started with."""
+"""Finds a sweep by its spec: every command that reads a sweep also takes the spec that the sweep was started with."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ DEFAULT_STORAGE = str(SweepSpec.model_fields["storage"].default)
 
 
 def is_spec(source: Path) -> bool:
-    """Whether a source is a spec rather than a sweep's folder, its name or a points file."""
+    """Return whether a source is a spec. Other sources are a sweep's folder, a sweep's name or a points file."""
     return source.suffix in {".yaml", ".yml"} and source.is_file()
 
 
 def folder_of_spec(path: Path) -> SweepFolder:
-    """Open the sweep that was started with a spec; only the name and the storage are read from it.
+    """Open the sweep that was started with a spec. Only its name and its storage are read.
 
     Raises:
         ValueError: the spec names no sweep, or its sweep was not started.
     """
-    if (path.parent / "plan.json").is_file():  # the copy in the sweep's own folder, which may have been moved
+    if (path.parent / "plan.json").is_file():  # the copy in the sweep's own folder, which a user may have moved
         return SweepFolder.open(path.parent)
     written = written_spec(path)
     name, storage = written.get("name"), written.get("storage", DEFAULT_STORAGE)
     if not isinstance(name, str) or not isinstance(storage, str):
-        spec = load_spec(path)  # says what is wrong
+        spec = load_spec(path)  # raises an error that says what is wrong
         name, storage = spec.name, spec.storage
     folder = Path(storage) / name
     if not (folder / "spec.yaml").is_file():
@@ -38,5 +38,5 @@ def folder_of_spec(path: Path) -> SweepFolder:
 
 
 def named(source: str) -> str:
-    """A source that is a spec as the folder of its sweep, which tells more than the file's name; others as they are."""
+    """Return the sweep's folder if the source is a spec, which says more than the file's name; else the source itself."""
     return str(folder_of_spec(Path(source)).path) if is_spec(Path(source)) else source

@@ -1,5 +1,7 @@
-"""What must be so before a sweep starts: its name, its storage, its tracking store and the machine or cluster. `raydp
-sweep` and `raydp plan` ask the same function, and nothing is left behind where the answer is no."""
+"""Checks before a sweep starts: its name, its storage, its tracking store and the machine or cluster.
+
+`raydp sweep` and `raydp plan` do the same checks. A check that fails leaves no files behind.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,10 @@ def check_start(spec: SweepSpec, *, resume: bool = False) -> None:
     """Check that a sweep can start, or be resumed, here and now.
 
     Args:
-        spec: also one of `draft_spec`: the plug-ins do not matter here.
+        spec: a spec, or a draft of `draft_spec`, because the plug-ins are not checked.
 
     Raises:
-        ValueError: the first thing that prevents it; nothing was written then.
+        ValueError: the first check that fails. Nothing was written.
     """
     (SweepFolder.require_begun if resume else SweepFolder.require_new)(spec)
     for check in (*_lasting(spec), *_passing(spec)):
@@ -30,16 +32,16 @@ def check_start(spec: SweepSpec, *, resume: bool = False) -> None:
 
 
 def check_plan(spec: SweepSpec, *, elsewhere: bool = False) -> list[str]:
-    """The same for a plan, which needs no new name.
+    """Check that a planned sweep can start. A plan needs no new name.
 
     Args:
-        elsewhere: the sweep is to run on other hardware than what is here.
+        elsewhere: whether the sweep will run on other hardware than this machine.
 
     Returns:
-        What prevents a start now and may not later, such as a server that does not answer: a warning for each.
+        A warning for each problem that may end without a change of the spec, such as a server that does not answer.
 
     Raises:
-        ValueError: what prevents the sweep until the spec is changed.
+        ValueError: a problem that prevents the sweep until the spec is changed.
     """
     for check in _lasting(spec, elsewhere=elsewhere):
         check()
@@ -53,7 +55,7 @@ def check_plan(spec: SweepSpec, *, elsewhere: bool = False) -> list[str]:
 
 
 def _lasting(spec: SweepSpec, *, elsewhere: bool = False) -> list[Callable[[], None]]:
-    """Checks of the spec and of this machine."""
+    """Return the checks of the spec and of this machine."""
     here = [] if elsewhere or spec.cluster.address != "local" else [lambda: check_machine(spec.cluster)]
     return [
         lambda: check_storage(spec.storage),
@@ -65,7 +67,7 @@ def _lasting(spec: SweepSpec, *, elsewhere: bool = False) -> list[Callable[[], N
 
 
 def _passing(spec: SweepSpec) -> list[Callable[[], None]]:
-    """Checks of what may answer at another time."""
+    """Return the checks of servers, which may answer at another time."""
     return [
         lambda: check_store(spec.tracking.uri),
         lambda: check_address(spec.cluster.address),
@@ -74,7 +76,7 @@ def _passing(spec: SweepSpec) -> list[Callable[[], None]]:
 
 
 def _check_store(spec: SweepSpec) -> None:
-    """The tracking store, but for a server that does not answer."""
+    """Check the tracking store, except whether its server answers."""
     try:
         check_store(spec.tracking.uri)
     except UnreachableError:
@@ -82,10 +84,10 @@ def _check_store(spec: SweepSpec) -> None:
 
 
 def check_storage(storage: str) -> None:
-    """Check that sweeps can be kept in a folder, which need not exist.
+    """Check that sweeps can be kept in a folder, which does not have to exist yet.
 
     Raises:
-        ValueError: a part of its path is no folder, or nothing can be written there.
+        ValueError: a part of the path is not a folder, or the folder cannot be written to.
     """
     path = Path(storage).absolute()
     there = next(parent for parent in (path, *path.parents) if parent.exists())

@@ -1,8 +1,6 @@
-"""Private selection, what is drawn: how many runs and of which configurations, under the sweep's key."""
+"""The draw of a private selection: the number of runs and their configurations, under the sweep's key."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
@@ -14,11 +12,11 @@ from raydp.tasks.base import TaskFacts
 from raydp.training.noise.stream import KeyedStream
 
 STREAM = "private-selection"
-"""Names the draw's stream; no run has this name. The draw depends on nothing but the key: not on the data."""
+"""Names the draw's stream; no run has this name. The draw depends on the key alone, not on the data."""
 
 
 def num_runs_of(spec: SweepSpec) -> NumRuns:
-    """The distribution of the number of runs that a spec asks for."""
+    """Return the distribution of the number of runs that a spec asks for."""
     chosen = _number(spec)
     if chosen.distribution == "poisson":
         return PoissonRuns(mean=chosen.mean)
@@ -31,10 +29,10 @@ def _number(spec: SweepSpec) -> NumRunsSpec:
 
 
 def check_utility_is_public(spec: SweepSpec, facts: TaskFacts) -> None:
-    """A private selection is the argmax of a function of the models and of public data.
+    """Check that a private selection compares its runs on public data alone.
 
     Raises:
-        ValueError: the task's utility rests on private data; says what to change.
+        ValueError: the task's utility depends on private data.
     """
     if spec.privacy.selects and not facts.utility_is_public:
         raise ValueError(
@@ -44,8 +42,8 @@ def check_utility_is_public(spec: SweepSpec, facts: TaskFacts) -> None:
         )
 
 
-def selection_record(spec: SweepSpec, num_configurations: int, single_run_epsilon: float) -> dict[str, Any]:
-    """What a run's privacy record says of the choice."""
+def selection_record(spec: SweepSpec, num_configurations: int, single_run_epsilon: float) -> dict[str, object]:
+    """Return the part of a run's privacy record that describes the choice."""
     chosen = _number(spec)
     return {
         "distribution": chosen.distribution,
@@ -58,7 +56,7 @@ def selection_record(spec: SweepSpec, num_configurations: int, single_run_epsilo
 
 
 def selection_sentence(spec: SweepSpec, num_configurations: int) -> str:
-    """What will be drawn, in words; nothing of what was drawn."""
+    """Describe the draw in words. Nothing that was drawn is revealed."""
     chosen = _number(spec)
     kind = (
         f"Poisson distribution with mean {chosen.mean:g}"
@@ -72,10 +70,11 @@ def selection_sentence(spec: SweepSpec, num_configurations: int) -> str:
 
 
 def draw(num_runs: NumRuns, num_configurations: int, key: bytes) -> list[tuple[int, int]]:
-    """The runs of a private selection, in their order: (position of the configuration, seed label) each.
+    """Draw the runs of a private selection, in order. Each is (position of its configuration, label of its seed).
 
-    A function of the key alone, so that a sweep draws once. A run is named by a random label of 63 bits and not by its
-    place in the order: the label is released with the model, and a place would tell how many runs there were at least.
+    The draw is a function of the key alone, so that every call for a sweep gives the same runs. A label is 63 random
+    bits and not the run's place in the order. The label is released with the model, and a place would reveal a lower
+    bound on the number of runs.
     """
     stream = KeyedStream(key=key, run_id=STREAM)
     count = num_runs.quantile(float(stream.uniform(1, step=0, purpose="number of runs")[0]))

@@ -1,13 +1,13 @@
-"""The end of a private selection: the run with the best utility is released, and of the others nothing.
+"""The end of a private selection: the run with the best utility is released, and nothing about the other runs.
 
-What leaves the sweep's folder is the chosen model, what follows from it and from public data, and its card. MLflow is
-opened only now, so that not even its times tell how long the sweep took.
+The chosen model, its card, and what follows from the model and public data leave the sweep's folder. MLflow is opened
+only at the end. Otherwise the times in MLflow would reveal how long the sweep took.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from analysis import Selection, load_points, write_report
 from analysis.selection.choice import SelectionStep
@@ -28,22 +28,27 @@ from raydp.training.trial_plan import TrialPlan
 from search_spaces import Configuration
 
 TOLD_OF_DATA = ("num_units", "privacy_unit", "content_hash", "utility_is_public")
-"""What the card says of the data anyway; counts of texts, copies and secrets stay in the folder."""
+"""Facts of the data that are on the card in any case. Counts of texts, copies and secrets stay in the folder."""
 PUBLIC_METRICS = ("utility_loss", "base_utility_loss", "utility_gain")
-"""Functions of the released model, the base model and public data."""
+"""Metrics that depend only on the released model, the base model and public data."""
 
 
 def decided(folder: SweepFolder) -> bool:
-    """Whether the sweep is a private selection that has chosen: nothing may change the choice any more."""
+    """Return whether the sweep is a private selection that has chosen. Nothing may change the choice any more."""
     return folder.decision() is not None
 
 
 def decide(folder: SweepFolder) -> str | None:
-    """The run to release: the lowest utility loss, the first in the order of the draw where several have it. A run
-    that failed counts as the worst, so it is never chosen; None where no other is left. Written down once, before
-    anything is released."""
-    if (before := folder.decision()) is not None:
-        return before
+    """Choose the run to release, and write the choice down once, before anything is released.
+
+    The run with the lowest utility loss is chosen; of equal runs, the first in the order of the draw. A failed run
+    counts as the worst run and is never chosen.
+
+    Returns:
+        The chosen run; None if no run has finished.
+    """
+    if (decision := folder.decision()) is not None:
+        return decision
     results = {trial.run_id: folder.result(trial.run_id) for trial in folder.plan().trials}
     assert None not in results.values(), "a private selection chooses when every run has ended"
     losses = {k: r.loss for k, r in results.items() if r is not None and r.finished}
@@ -55,7 +60,7 @@ def decide(folder: SweepFolder) -> str | None:
 
 
 def release_best(context: SweepContext) -> Finish:
-    """Choose, register the chosen model alone, point the aliases at it, and write the report into the folder."""
+    """Choose a run, register its model alone, point the aliases at the model, and write the report into the folder."""
     run_id = decide(context.folder)
     if run_id is None:
         reason = "the number of runs was drawn as 0: nothing was trained or released"
@@ -74,7 +79,7 @@ def release_best(context: SweepContext) -> Finish:
 
 
 def _release(context: SweepContext, run_id: str) -> Finish:
-    """The same for the run that was chosen."""
+    """Release the chosen run."""
     folder = context.folder
     releaser = Releaser.open(context)
     together = releaser.release_run(run_id)
@@ -91,10 +96,10 @@ def _release(context: SweepContext, run_id: str) -> Finish:
 
 
 def released_selection(folder: SweepFolder) -> Selection:
-    """The selection of a private selection that has ended.
+    """Return the selection of a private selection that has ended.
 
     Raises:
-        ValueError: it has not ended, or released nothing.
+        ValueError: the sweep has not ended, or has released nothing.
     """
     points, decision = points_table(folder), folder.decision()
     if decision is None:
@@ -122,11 +127,14 @@ def released_selection(folder: SweepFolder) -> Selection:
     )
 
 
-def select_released(folder: SweepFolder, **options: Any) -> Selection:
-    """`select` on a private selection: what it released.
+def select_released(folder: SweepFolder, **options: object) -> Selection:
+    """Answer `select` on a private selection with the released model.
+
+    Args:
+        options: the options of `select` that the user gave.
 
     Raises:
-        ValueError: another rule or a constraint is asked for, or nothing has been released.
+        ValueError: the options have another rule or a constraint, or nothing has been released.
     """
     asked = {k: v for k, v in options.items() if v is not None and (k, v) != ("rule", "best-utility")}
     if asked:
@@ -139,7 +147,7 @@ def select_released(folder: SweepFolder, **options: Any) -> Selection:
 
 
 class PrivateSelectionEnding:
-    """The end of a private selection: one run is released. See `SelectionEnding`."""
+    """Ends a private selection: one run is released. See `SelectionEnding`."""
 
     shows_runs: ClassVar[bool] = False
 
@@ -161,23 +169,23 @@ class Releaser(Recorder):
     """Hands the chosen run to MLflow: no step metrics, no scores, no times, and the guarantee of the whole choice."""
 
     @classmethod
-    def _public_facts(cls, facts: TaskFacts) -> dict[str, Any]:
+    def _public_facts(cls, facts: TaskFacts) -> dict[str, object]:
         return {name: value for name, value in asdict(facts).items() if name in TOLD_OF_DATA}
 
-    def release_run(self, run_id: str) -> dict[str, Any]:
-        """Register the run's model; what it costs is written to the folder and onto its card."""
+    def release_run(self, run_id: str) -> dict[str, object]:
+        """Register the run's model, and write the model's cost to the folder and onto its card."""
         self.deliver(self.context.trials[run_id])
         together = self._together(run_id)
         self.context.folder.set_released(strict(together))
         return together
 
-    def _together(self, run_id: str) -> dict[str, Any]:
-        """What is released: one model, which costs what the whole choice costs."""
+    def _together(self, run_id: str) -> dict[str, object]:
+        """Return the cost of the one released model, which is the cost of the whole choice."""
         record = self.context.plan.privacy[run_id]
         figures = {name: record[name] for name in ("epsilon", "delta", "accountant")}
         return {"models": 1, "run_ids": [run_id], **figures}
 
-    def _privacy(self, trial: TrialPlan, result: RunResult) -> dict[str, Any]:
+    def _privacy(self, trial: TrialPlan, result: RunResult) -> dict[str, object]:
         events = [self.context.spec.method.params.event(t, t.noise_multiplier) for t in self._configurations()]
         return {
             **self.context.plan.privacy[trial.run_id],
@@ -187,7 +195,7 @@ class Releaser(Recorder):
         }
 
     def _configurations(self) -> list[TrialPlan]:
-        """One trial for each configuration that could have been drawn, drawn or not."""
+        """Return one run for each configuration that could have been drawn, drawn or not."""
         return list(self.context.plan.configurations)
 
     def _record(self, trial: TrialPlan, result: RunResult) -> TrialRecord:

@@ -1,9 +1,9 @@
-"""Callbacks of Ray Tune: the sweep's own, which commits results, and the user's."""
+"""Callbacks of Ray Tune: the sweep's own callback, which commits results, and the user's callbacks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ray import tune
 from ray.tune import Callback as Callback
@@ -11,22 +11,25 @@ from ray.tune import Callback as Callback
 from raydp.io.output import stderr
 from raydp.sweep.engine.committer import Committer
 
+if TYPE_CHECKING:
+    from ray.tune.experiment import Trial
+
 
 class CommitCallback(tune.Callback):
-    """Commit a run when its trial has ended: the queue then has its outcome."""
+    """Commits a run when its trial ends. The queue has the run's outcome then."""
 
     def __init__(self, committer: Committer) -> None:
         self._committer = committer
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {}  # Tune pickles its callbacks for a restore that a sweep never uses
 
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+    def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
         self._committer.commit(trial.config["run_id"])
 
 
 class GuardedCallback(tune.Callback):
-    """A user's callback that cannot stop a sweep: after its first error it is left alone, with a warning.
+    """A user's callback that cannot stop a sweep. After its first error there is a warning, and it is not called again.
 
     Args:
         callback: any callback of Tune, such as a logger for Weights & Biases, TensorBoard or Comet.
@@ -35,18 +38,18 @@ class GuardedCallback(tune.Callback):
     def __init__(self, callback: tune.Callback) -> None:
         self._callback: tune.Callback | None = callback
         self._is_set_up = False
-        self._trials: list[Any] = []
+        self._trials: list[Trial] = []
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {}  # see CommitCallback
 
-    def setup(self, *args: Any, **info: Any) -> None:
+    def setup(self, *args: object, **info: object) -> None:
         """Set the callback up before the first round of Tune. Later rounds are the same experiment."""
         if not self._is_set_up:
             self._is_set_up = True
             self._call("setup", *args, **info)
 
-    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
+    def on_experiment_end(self, trials: list[Trial], **info: object) -> None:
         """Keep the trials of this round for `end`: there may be another round."""
         self._trials += trials
 
@@ -54,7 +57,7 @@ class GuardedCallback(tune.Callback):
         """Tell the callback that the sweep has no more runs."""
         self._call("on_experiment_end", trials=self._trials)
 
-    def _call(self, hook: str, *args: Any, **info: Any) -> None:
+    def _call(self, hook: str, *args: object, **info: object) -> None:
         if self._callback is None:
             return
         try:
@@ -67,7 +70,7 @@ class GuardedCallback(tune.Callback):
 
 
 def _forwarded(hook: str) -> Callable[..., None]:
-    def forward(self: GuardedCallback, *args: Any, **info: Any) -> None:
+    def forward(self: GuardedCallback, *args: object, **info: object) -> None:
         self._call(hook, *args, **info)
 
     return forward

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+from typing import TypedDict
 
 from raydp.sweep.store.results import RunResult
 from raydp.training.trial_plan import TrialPlan
-from search_spaces.configuration import HYPERPARAMETERS
 
-CONFIG = ("run_id", *HYPERPARAMETERS, "noise_multiplier", "seed")
 PLAIN = ("status", "reason", "utility_loss", "train_seconds", "score_seconds", "attempts")
-"""Fields of a result that are metrics as they are."""
+"""Fields of a result that become metrics without a change."""
 
 
-def config_of(trial: TrialPlan) -> dict[str, Any]:
-    """Return a run's config: its id, (b, T, η), σ and seed."""
-    fields = asdict(trial)
-    return {name: fields[name] for name in CONFIG}
+class TrialConfig(TypedDict):
+    """Config of a trial of Tune: the run's id, (b, T, η), σ and seed."""
+
+    run_id: str
+    batch_size: int
+    num_steps: int
+    learning_rate: float
+    noise_multiplier: float
+    seed: int
 
 
-def final_metrics(result: RunResult, score: str) -> dict[str, Any]:
+def config_of(trial: TrialPlan) -> TrialConfig:
+    """Return a run's config."""
+    return TrialConfig(
+        run_id=trial.run_id,
+        batch_size=trial.batch_size,
+        num_steps=trial.num_steps,
+        learning_rate=trial.learning_rate,
+        noise_multiplier=trial.noise_multiplier,
+        seed=trial.seed,
+    )
+
+
+def final_metrics(result: RunResult, score: str) -> dict[str, str | float | None]:
     """Return the metrics of a run that has ended.
 
     Args:
@@ -31,7 +45,9 @@ def final_metrics(result: RunResult, score: str) -> dict[str, Any]:
         "status", and as far as the run has them: "utility_loss", "score", "score.NAME" and "score.NAME.std_error" of
         every score, "train_seconds", "score_seconds", "attempts" and "reason".
     """
-    metrics = {name: value for name in PLAIN if (value := getattr(result, name)) is not None}
+    metrics: dict[str, str | float | None] = {
+        name: value for name in PLAIN if (value := getattr(result, name)) is not None
+    }
     for name, measurement in result.scores.items():
         metrics[f"score.{name}"] = measurement.value
         metrics[f"score.{name}.std_error"] = measurement.std_error

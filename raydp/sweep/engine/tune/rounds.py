@@ -6,27 +6,31 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
 from ray import tune
 from ray.tune.search import Searcher
 
 from raydp.sweep.engine.committer import Committer
-from raydp.sweep.engine.queue import News
+from raydp.sweep.engine.queue import TrialQueue
 from raydp.sweep.engine.tune.callbacks import CommitCallback, GuardedCallback
 from raydp.sweep.engine.tune.metrics import config_of, final_metrics
 from raydp.sweep.store.folder import SweepFolder
 from raydp.training.trial_plan import TrialPlan
 
+if TYPE_CHECKING:
+    from ray.actor import ActorProxy
+    from ray.tune.experiment import Trial
+
 TRIALS_PER_ROUND = 400
 """Tune keeps every trial of a round in the driver's memory. A sweep of thousands of runs has several rounds."""
 ROUND_PER_SLOT = 4
-"""A round has at least this many runs a slot, so that the start of a round does not take longer than its runs."""
+"""Least number of runs of a round, for each slot. The start of a round must not take longer than its runs."""
 REPORT_SECONDS = 2.0
 """Least time between two reports of a running trial, while there are few slots."""
 REPORTS_A_SECOND = 10
-"""Reports that Tune's loop on the driver takes in a second, of all trials together."""
+"""Number of reports that Tune's loop on the driver takes in a second, from all trials together."""
 
 
 class Source(Protocol):
@@ -78,15 +82,15 @@ class RunSearcher(Searcher):
         super().__init__()
         self.source, self._trials, self._close = source, trials, close
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {}  # Tune pickles its searcher for a restore that a sweep never uses
 
-    def set_search_properties(self, metric: str | None, mode: str | None, config: Any, **spec: Any) -> bool:
+    def set_search_properties(self, metric: str | None, mode: str | None, config: object, **spec: object) -> bool:
         """Nothing is set here: the spec says what the search is for."""
         return True
 
-    def suggest(self, trial_id: str) -> Any:
-        """Return the config of the next run, None to be asked again, or the end."""
+    def suggest(self, trial_id: str) -> Any:  # Tune's own annotation leaves out FINISHED
+        """Return the config of the next run, None if Tune must ask again, or FINISHED."""
         run_id = self.source.next_run()
         if run_id is not None:
             return config_of(self._trials[run_id])
@@ -95,7 +99,7 @@ class RunSearcher(Searcher):
             return Searcher.FINISHED
         return None
 
-    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
+    def on_trial_complete(self, trial_id: str, result: object = None, error: bool = False) -> None:
         """Nothing is done here: the source reads results from the sweep's folder."""
 
     def save(self, checkpoint_path: str) -> None:
@@ -125,7 +129,7 @@ class TuneRun:
         callbacks: the user's own callbacks of Tune.
     """
 
-    queue: Any
+    queue: ActorProxy[TrialQueue]
     committer: Committer
     folder: SweepFolder
     num_slots: int
@@ -138,18 +142,18 @@ class TuneRun:
         """Run at most `count` runs of a source as one round of Tune.
 
         A trial only follows its run in the queue, so a trial holds no CPU. If it did, the trials of a small machine
-        would keep the workers from starting. There is one more trial than slots, so that the next run is at hand. A
-        run whose trial Tune gave up on is committed after the round.
+        would keep the workers from starting. There is one more trial than slots, so that the next run is in the queue
+        before a slot asks. If Tune gives up on a trial, its run is committed after the round.
         """
         num_actors, score, shown, queue = min(self.num_slots + 1, count), self.score, self.shown, self.queue
         seconds, name = max(REPORT_SECONDS, self.num_slots / REPORTS_A_SECOND), secrets.token_hex(4)
 
-        def trial(config: dict[str, Any]) -> None:
-            run_id, step = config["run_id"], 0
-            ray.get(queue.gather.remote(ray.get_runtime_context().get_actor_id(), num_actors, name))
+        def trial(config: dict[str, object]) -> None:
+            run_id, step = str(config["run_id"]), 0
+            ray.get(queue.gather.remote(str(ray.get_runtime_context().get_actor_id()), num_actors, name))
             ray.get(queue.enqueue.remote([run_id]))
             while True:
-                news: News = ray.get(queue.follow.remote(run_id, step, seconds))
+                news = ray.get(queue.follow.remote(run_id, step, seconds))
                 if news.outcome is not None:
                     break
                 step = news.step
@@ -180,12 +184,12 @@ class TuneRun:
                 self.committer.commit(run_id)
 
 
-def _trial_name(trial: Any) -> str:
+def _trial_name(trial: Trial) -> str:
     """Name a trial for loggers by its configuration and seed."""
     config = trial.config
     return f"b{config['batch_size']}_T{config['num_steps']}_lr{config['learning_rate']:g}_seed{config['seed']}"
 
 
-def _trial_folder(trial: Any) -> str:
+def _trial_folder(trial: Trial) -> str:
     """Name a trial's folder by its run."""
     return str(trial.config["run_id"])
