@@ -88,6 +88,9 @@ def run(
     clipped gradients are multiplied by the weights, and the noisy sum by their scale. The noise is drawn once, on rank
     0, from the run's keyed stream. If the trained parameters are sharded, each rank alone holds a part of the gradient
     and draws the same part of this noise.
+
+    Raises:
+        Paused: the context asked for a pause. The state is saved.
     """
     started = time.perf_counter()
     stream = KeyedStream(key=key, run_id=plan.run_id)
@@ -97,7 +100,7 @@ def run(
     in_parts = sharding.in_parts(context.parameters)
     holders = LocalComm(comm.device) if in_parts else comm  # the ranks that hold the same gradient as this rank
     first, history = resume(store, context, rule.optimizer, rule.clipping, comm)
-    saver = _Saver(store, context, rule, comm)
+    followup = _Followup(plan.num_steps, context, rule, comm, store)
     ended_early = first > 0 and first in context.check_steps and context.check_fn(first)  # killed before its check
     for step in [] if ended_early else range(first, plan.num_steps):
         # Draw the step's units, and sum this rank's clipped gradients in micro-batches that fit into memory.
@@ -127,12 +130,7 @@ def run(
         rule.clipping.update(unclipped, counted, stream, step)
         # Report, save, pause, or end early.
         done = step + 1
-        if context.progress is not None:
-            context.progress(done, plan.num_steps, history[-1])
-        paused = bool(sums[PAUSE])
-        saver.save(done, history, now=paused)
-        if paused:
-            raise Paused(f"paused after {done} of {plan.num_steps} steps")
+        followup.after(done, history, pause=bool(sums[PAUSE]))
         if done in context.check_steps and context.check_fn(done):
             ended_early = True
             break
@@ -140,16 +138,30 @@ def run(
     return Trained(history=history, ended_early=ended_early, resumed_from=first, seconds=seconds)
 
 
-class _Saver:
-    """Saves a run's state at intervals."""
+class _Followup:
+    """Reports each step, saves a run's state at intervals, and pauses a run."""
 
-    def __init__(self, store: CheckpointStore | None, context: TrainingContext, rule: StepRule, comm: Comm) -> None:
-        self._store, self._context, self._rule, self._comm = store, context, rule, comm
+    def __init__(
+        self, num_steps: int, context: TrainingContext, rule: StepRule, comm: Comm, store: CheckpointStore | None
+    ) -> None:
+        self._num_steps, self._context, self._rule, self._comm, self._store = num_steps, context, rule, comm, store
         self._collective = sharding.in_parts(context.parameters)
         self._saved = time.monotonic()
 
-    def save(self, done: int, history: list[dict[str, float]], *, now: bool) -> None:
-        """Save the state after `done` steps if the interval is over, or at once with `now`. Called on every rank."""
+    def after(self, done: int, history: list[dict[str, float]], *, pause: bool) -> None:
+        """Follow up the last of `done` steps. Called on every rank.
+
+        Raises:
+            Paused: the run pauses. Its state is saved.
+        """
+        if self._context.progress is not None:
+            self._context.progress(done, self._num_steps, history[-1])
+        self._save(done, history, now=pause)
+        if pause:
+            raise Paused(f"paused after {done} of {self._num_steps} steps")
+
+    def _save(self, done: int, history: list[dict[str, float]], *, now: bool) -> None:
+        """Save the state if the interval is over, or at once with `now`."""
         if self._store is None:
             return
         due = now or time.monotonic() - self._saved >= self._context.checkpoint_seconds

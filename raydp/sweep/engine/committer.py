@@ -117,8 +117,8 @@ class Committer:
                 if not left or (bucket is None and error.errno != errno.ENOSPC):
                     raise
                 why = error.strerror or error
-                said = f"the result of {run_id} cannot be written to {self.context.folder.path} yet ({why})"
-                stderr.print(f"warning: {said}: free some space, or see to the store. Trying again", markup=False)
+                problem = f"the result of {run_id} cannot be written to {self.context.folder.path} yet ({why})"
+                stderr.print(f"warning: {problem}. Free some space, or check the store; raydp tries again", markup=False)
                 time.sleep(WRITE_SECONDS)
         if bucket is not None and outcome.status != "failed":
             try:

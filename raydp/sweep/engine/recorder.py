@@ -82,7 +82,7 @@ class Recorder:
             self._why = str(error)
             return
         if self._why:
-            stderr.print(f"MLflow is back: {len(waiting)} runs that waited are delivered", markup=False)
+            stderr.print(f"MLflow answers again: the {len(waiting)} runs that waited are delivered", markup=False)
         self._why = ""
         self._pauses.succeeded()
 

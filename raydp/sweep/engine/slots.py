@@ -50,7 +50,7 @@ CALLS_PER_SLOT = 10
 """Calls of the queue that may be in progress at once, for each slot: waits for results and leases, and heartbeats."""
 
 NODE_SECONDS = 3600
-"""How long a worker group waits for the node that an autoscaler is to add."""
+"""How long a worker group waits for a node that an autoscaler adds."""
 
 DRAIN_SECONDS = 2.0
 """Time between two checks for nodes that will be removed."""

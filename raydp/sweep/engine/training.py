@@ -29,9 +29,11 @@ from raydp.tasks.base import Task
 from raydp.training.trial_plan import TrialPlan
 
 if TYPE_CHECKING:
+    from ray import ObjectRef
     from ray.actor import ActorProxy
 
     from raydp.sweep.engine.queue import TrialQueue
+    from raydp.sweep.store.results import RunResult
 
 OUT_PER_SLOT = 2
 """Number of runs in the queue or running, for each slot. A slot that ends a run finds the next run at once, also while
@@ -72,10 +74,7 @@ def train(
         with phase(console, f"{nodes}starting the workers, loading the base model, opening the tracking store"):
             slots.share(_worker_inputs(context, task))
             committer = Committer(context=context, listener=open_listener())
-            base = None
-            if measure_base:
-                queue.enqueue.remote([BASE_RUN])
-                base = queue.outcome.remote(BASE_RUN)
+            base = _measure_base(queue) if measure_base else None
             source = _source(committer)
             out = OUT_PER_SLOT * slots.num_slots if source is None else slots.num_slots
             first = [t.run_id for t in left] if source is None else source.upcoming(out)
@@ -95,8 +94,7 @@ def train(
                 callbacks=guarded,
             )
             if source is not None:
-                beside = int(measure_base)
-                tuning.run(source, len(left), close=lambda given: ray.get(queue.close.remote(given + beside)))
+                tuning.run(source, len(left), close=lambda given: ray.get(queue.close.remote(given + measure_base)))
             else:
                 committer.hand_out(first[out:])
                 for run_ids in rounds(first, slots.num_slots):
@@ -120,6 +118,12 @@ def _worker_inputs(context: SweepContext, task: Task) -> WorkerInputs:
         bucket=bucket_of(spec.cluster.exchange, sweep_id),
         key=context.folder.key(),
     )
+
+
+def _measure_base(queue: ActorProxy[TrialQueue]) -> ObjectRef[RunResult]:
+    """Let a worker measure the untrained base model, and return the reference to its result."""
+    queue.enqueue.remote([BASE_RUN])
+    return queue.outcome.remote(BASE_RUN)
 
 
 def _progress(

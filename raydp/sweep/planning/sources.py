@@ -38,5 +38,5 @@ def folder_of_spec(path: Path) -> SweepFolder:
 
 
 def named(source: str) -> str:
-    """Return the sweep's folder if the source is a spec, which says more than the file's name; else the source itself."""
+    """Return the sweep's folder if the source is a spec, which says more than the file's name; else the source."""
     return str(folder_of_spec(Path(source)).path) if is_spec(Path(source)) else source

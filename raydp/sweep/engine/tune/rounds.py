@@ -86,7 +86,7 @@ class RunSearcher(Searcher):
         return {}  # Tune pickles its searcher for a restore that a sweep never uses
 
     def set_search_properties(self, metric: str | None, mode: str | None, config: object, **spec: object) -> bool:
-        """Nothing is set here: the spec says what the search is for."""
+        """Do nothing: the spec has the metric of the search."""
         return True
 
     def suggest(self, trial_id: str) -> Any:  # Tune's own annotation leaves out FINISHED
@@ -100,13 +100,13 @@ class RunSearcher(Searcher):
         return None
 
     def on_trial_complete(self, trial_id: str, result: object = None, error: bool = False) -> None:
-        """Nothing is done here: the source reads results from the sweep's folder."""
+        """Do nothing: the source reads results from the sweep's folder."""
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing is saved: the folder has all that a resumed sweep needs."""
+        """Do nothing: the folder has all that a resumed sweep needs."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """See `save`."""
+        """Do nothing; see `save`."""
 
 
 def rounds(run_ids: list[str], num_slots: int) -> Iterator[list[str]]:
