@@ -118,7 +118,7 @@ class Committer:
                     raise
                 why = error.strerror or error
                 problem = f"the result of {run_id} cannot be written to {self.context.folder.path} yet ({why})"
-                stderr.print(f"warning: {problem}. Free some space, or check the store; raydp tries again", markup=False)
+                stderr.print(f"warning: {problem}: free some space, or check the store. Trying again", markup=False)
                 time.sleep(WRITE_SECONDS)
         if bucket is not None and outcome.status != "failed":
             try:
