@@ -10,7 +10,9 @@ from typing import Any, Self
 
 from raydp.io.cache import cache_dir
 from raydp.io.output import stderr, strict
-from raydp.privacy import card_markdown, composed, guarantee
+from raydp.methods.base import Method
+from raydp.privacy import PrivacyCard, ReleasedTogether, Searched, card_markdown, composed, guarantee
+from raydp.privacy.records.guarantee import ComposedCost
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.searched import searched
 from raydp.sweep.store.folder import BASE_RUN
@@ -33,7 +35,7 @@ class Recorder:
     context: SweepContext
     tracker: Tracker
     parent_run: str
-    _searched: dict[str, Any] = field(default_factory=dict)  # the same for every run
+    _searched: Searched | None = None  # the same for every run
     _pauses: Pauses = field(default_factory=Pauses)
     _why: str = ""  # the store was away when it was last tried; empty where it was there
 
@@ -124,25 +126,26 @@ class Recorder:
             uri = None
         self.context.folder.set_delivery(trial.run_id, Delivery(status=result.status, model_uri=uri))
 
-    def release(self) -> dict[str, Any] | None:
+    def release(self) -> ReleasedTogether | None:
         """What all registered models cost together; written to the folder and onto every card. None without models."""
         released = [t for t in self.context.trials.values() if self.context.folder.model_uri(t.run_id) is not None]
         if not released:
             return None
         method, accountant = self.context.spec.method.params, self.context.spec.privacy.accountant
-        together = {
+        together: ReleasedTogether = {
             "models": len(released),
             "run_ids": [t.run_id for t in released],
             **cost_together(method, released, self.context.plan.delta, accountant),
             **self._steered(),
         }
         self.context.folder.set_released(strict(together))
-        told = {k: v for k, v in strict(together).items() if k != "run_ids"}  # every card would grow with the sweep
+        told: ReleasedTogether = strict(together)
+        told.pop("run_ids", None)  # every card would grow with the sweep
         for trial in released:
             result = self.context.folder.result(trial.run_id)
             assert result is not None
-            privacy = {**self._privacy(trial, result), "released_together": told}
-            record = replace(self._record(trial, result), privacy=privacy, card=card_markdown(privacy))
+            card = replace(self._privacy(trial, result), released_together=told)
+            record = replace(self._record(trial, result), privacy=card.to_json(), card=card_markdown(card))
             self.tracker.update_privacy(str(self.context.folder.model_uri(trial.run_id)), record)
         return together
 
@@ -153,23 +156,24 @@ class Recorder:
             return {}
         return {"note": "which configurations ran was chosen by utility and scores, which are not covered"}
 
-    def _privacy(self, trial: TrialPlan, result: RunResult) -> dict[str, Any]:
+    def _privacy(self, trial: TrialPlan, result: RunResult) -> PrivacyCard:
         """The run's privacy record, with what was tuned, what its guarantee says and the steps that were executed."""
         event = self.context.spec.method.params.event(trial, trial.noise_multiplier)
         said = guarantee(event, self.context.spec.privacy.accountant, cache_dir=cache_dir() / "guarantee")
-        return {
-            **self.context.plan.privacy[trial.run_id],
-            "searched": self._searched,
-            "guarantee": strict(said),
-            "ledger": result.ledger,
-        }
+        return PrivacyCard(
+            record=self.context.plan.privacy[trial.run_id],
+            searched=self._searched,
+            guarantee=strict(said),
+            ledger=result.ledger,
+        )
 
     def _params(self, trial: TrialPlan) -> dict[str, Any]:
         return {"batch_size": trial.batch_size, "num_steps": trial.num_steps, "learning_rate": trial.learning_rate,
                 "seed": trial.seed}  # fmt: skip
 
     def _record(self, trial: TrialPlan, result: RunResult) -> TrialRecord:
-        base, privacy = self.context.folder.result(BASE_RUN), self._privacy(trial, result)
+        base, card = self.context.folder.result(BASE_RUN), self._privacy(trial, result)
+        claimed = card.record.procedure.claimed_epsilon
         scores = result.scores
         method = self.context.spec.method.params.model_dump(mode="json")
         return TrialRecord(
@@ -179,7 +183,7 @@ class Recorder:
                 "method": self.context.spec.method.name,
                 "task_hash": self.context.facts.content_hash,
                 **method,
-                **({"claimed_epsilon": privacy["claimed_epsilon"]} if "claimed_epsilon" in privacy else {}),
+                **({} if claimed is None else {"claimed_epsilon": claimed}),
             },
             step_metrics=result.history or (),
             metrics={
@@ -190,8 +194,8 @@ class Recorder:
                 **{f"score.{name}.std_error": m.std_error for name, m in scores.items()},
                 **claimed_figures(result),
             },
-            privacy=privacy,
-            card=card_markdown(privacy),
+            privacy=card.to_json(),
+            card=card_markdown(card),
             base={
                 "name": _public_name(self.context.spec.model.name),
                 "weight_hash": self.context.weight_hash,
@@ -202,7 +206,7 @@ class Recorder:
         )
 
 
-def cost_together(method: Any, trials: Sequence[TrialPlan], delta: float, accountant: str) -> dict[str, Any]:
+def cost_together(method: Method, trials: Sequence[TrialPlan], delta: float, accountant: str) -> ComposedCost:
     """What the models of all these runs cost together: each run counts, also where its event equals another's."""
     return composed([method.event(trial, trial.noise_multiplier) for trial in trials], delta, accountant)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from raydp.privacy import Searched
 from raydp.spec.document import SweepSpec
 from raydp.training.trial_plan import TrialPlan
 from search_spaces.configuration import HYPERPARAMETERS
@@ -13,14 +13,8 @@ BLIND = {"procedure", "best-utility", "worst-utility"}
 """The rules that do not look at the score."""
 
 
-def searched(spec: SweepSpec, trials: Sequence[TrialPlan]) -> dict[str, Any]:
-    """What was tuned.
-
-    Returns:
-        "hyperparameters": name -> the values that were tried, of those with more than one; "configurations": how many;
-        "seeds": the labels of their repetitions; "rule": how one is chosen; "chosen_on": the figures that the rule
-        looks at and the data that they are computed on; "elsewhere": what is fixed here and may have been tuned before.
-    """
+def searched(spec: SweepSpec, trials: Sequence[TrialPlan]) -> Searched:
+    """What was tuned."""
     values = {name: sorted({getattr(trial, name) for trial in trials}) for name in HYPERPARAMETERS}
     chosen, on = spec.select, []
     search = spec.space.search
