@@ -77,16 +77,18 @@ class Method(Protocol):
     """Trains a model.
 
     Attributes:
-        max_grad_norm: clipping norm of gradients; None if gradients are not clipped.
         private: whether its event is a guarantee, which is calibrated to the spec's (ε, δ).
         claims: whether the spec's ε is only a claim of the method without proof; its event is then NonPrivate.
         costs_its_steps: whether the time of a run is proportional to its steps, so that a few steps predict it.
     """
 
-    max_grad_norm: float | None
     private: ClassVar[bool]
     claims: ClassVar[bool]
     costs_its_steps: ClassVar[bool]
+
+    @property
+    def max_grad_norm(self) -> float | None:
+        """Return the clipping norm of gradients; None if gradients are not clipped."""
 
     @property
     def traits(self) -> StepTraits:

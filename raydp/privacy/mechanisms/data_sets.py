@@ -112,15 +112,16 @@ def data_sets_record(
     sets: WeightedSets, event: Event, epsilon: float, delta: float, accountant_name: str
 ) -> DataSetsRecord:
     """Return the part of a run's record about its two data sets, with the ε of each if the run is private."""
+    epsilons = None
+    if not isinstance(event, NonPrivate):
+        epsilons = epsilons_of_sets(sets, event, epsilon, delta, accountant_name)
     return DataSetsRecord(
         reference_weight=sets.weight,
         num_training=sets.num_training,
         num_reference=sets.num_reference,
         relative_privacy=sets.relative_privacy,
         effective_examples=sets.effective_examples,
-        epsilons=None
-        if isinstance(event, NonPrivate)
-        else epsilons_of_sets(sets, event, epsilon, delta, accountant_name),
+        epsilons=epsilons,
     )
 
 

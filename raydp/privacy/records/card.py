@@ -7,14 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NotRequired, TypedDict
 
+from raydp.privacy.accounting.documents import AttackSummary, Guarantee
 from raydp.privacy.mechanisms.claimed import CLAIM
 from raydp.privacy.mechanisms.data_sets import EPSILON_IS, DataSetsRecord
-from raydp.privacy.records.guarantee import AttackSummary, Guarantee
 from raydp.privacy.records.parts import PrivateSelectionRecord
 from raydp.privacy.records.record import ADJACENCY, INFINITE, PrivacyRecord
 
 
-class Searched(TypedDict):
+class Strategy(TypedDict, total=False):
+    """The strategy of a sweep's search, if there is one."""
+
+    search: Mapping[str, object]
+
+
+class Searched(Strategy):
     """What a sweep tuned.
 
     Keys:
@@ -22,7 +28,6 @@ class Searched(TypedDict):
         configurations: number of configurations.
         seeds: labels of their repetitions.
         rule: how one configuration is chosen.
-        search: the strategy of the search, if there is one.
         chosen_on: the figures that the rule looks at, with the data that they are computed on.
         elsewhere: what is fixed in the sweep and may have been tuned before.
     """
@@ -31,7 +36,6 @@ class Searched(TypedDict):
     configurations: int
     seeds: list[int]
     rule: str
-    search: NotRequired[Mapping[str, object]]
     chosen_on: list[str]
     elsewhere: list[str]
 
@@ -45,7 +49,13 @@ class LedgerSummary(TypedDict):
     note: str
 
 
-class ReleasedTogether(TypedDict):
+class Steering(TypedDict, total=False):
+    """A note on results that chose what ran next, if there were any."""
+
+    note: str
+
+
+class ReleasedTogether(Steering):
     """What all models that were released together cost.
 
     Keys:
@@ -55,7 +65,6 @@ class ReleasedTogether(TypedDict):
         delta: δ of all models.
         accountant: registry name.
         reason: why the accountant has no answer.
-        note: what epsilon does not cover.
     """
 
     models: int
@@ -64,7 +73,6 @@ class ReleasedTogether(TypedDict):
     delta: float
     accountant: str
     reason: NotRequired[str]
-    note: NotRequired[str]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,93 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NotRequired, TypedDict, final
 
 from raydp.plugins.registries import resolve
 from raydp.privacy.accounting.attack import attack_bounds
 from raydp.privacy.accounting.base import Accountant, AccountantError
 from raydp.privacy.accounting.cache import SolutionCache
+from raydp.privacy.accounting.documents import AttackSummary, ComposedCost, Guarantee, ProfileRow
 from raydp.privacy.accounting.events import Event, NonPrivate, PoissonGaussian
 from raydp.privacy.accounting.profile import DELTAS, dominating_mu
 from raydp.privacy.records.record import composed_epsilon
 
 # Part of the cache's key: raise the number whenever a change here can change a figure.
 _ALGORITHM_VERSION = 2
-
-
-class ProfileRow(TypedDict):
-    """ε at one δ.
-
-    Keys:
-        delta: δ.
-        epsilon: ε; None if the accountant has no answer.
-        reason: why the accountant has no answer.
-    """
-
-    delta: float
-    epsilon: float | None
-    reason: NotRequired[str]
-
-
-class AttackRow(TypedDict):
-    """The largest true positive rate of an attacker at one false positive rate."""
-
-    false_positive_rate: float
-    bound: float
-
-
-@final
-class AttackBoundsSummary(TypedDict):
-    """Bounds on an attacker: the advantage, and the true positive rate at several false positive rates."""
-
-    accountant: str
-    advantage: float
-    true_positive_rates: list[AttackRow]
-
-
-@final
-class NoAttackBounds(TypedDict):
-    """Why the accountant has no bounds on an attacker."""
-
-    accountant: str
-    reason: str
-
-
-AttackSummary = AttackBoundsSummary | NoAttackBounds
-
-
-class Guarantee(TypedDict):
-    """The guarantee of one run.
-
-    Keys:
-        accountant: registry name of the accountant of the profile.
-        profile: ε at several δ. Infinity is a float, and the string "inf" in strict JSON.
-        gdp_mu: μ of a Gaussian mechanism above the whole profile; None if there is none.
-        gdp_mu_reason: why there is no μ.
-        attack: bounds on an attacker.
-    """
-
-    accountant: str
-    profile: list[ProfileRow]
-    gdp_mu: float | None
-    gdp_mu_reason: str | None
-    attack: AttackSummary
-
-
-class ComposedCost(TypedDict):
-    """The joint cost of several releases.
-
-    Keys:
-        epsilon: ε of all releases; None if the accountant has no answer.
-        delta: δ of all releases.
-        accountant: registry name.
-        reason: why the accountant has no answer.
-    """
-
-    epsilon: float | None
-    delta: float
-    accountant: str
-    reason: NotRequired[str]
 
 
 def guarantee(event: Event, accountant_name: str, *, cache_dir: Path | str | None = None) -> Guarantee:

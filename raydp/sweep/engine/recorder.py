@@ -12,7 +12,8 @@ from raydp.io.cache import cache_dir
 from raydp.io.output import stderr, strict
 from raydp.methods.base import Method
 from raydp.privacy import PrivacyCard, ReleasedTogether, Searched, card_markdown, composed, guarantee
-from raydp.privacy.records.guarantee import ComposedCost
+from raydp.privacy.accounting.documents import ComposedCost
+from raydp.privacy.records.card import Steering
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.searched import searched
 from raydp.sweep.store.folder import BASE_RUN
@@ -149,7 +150,7 @@ class Recorder:
             self.tracker.update_privacy(str(self.context.folder.model_uri(trial.run_id)), record)
         return together
 
-    def _steered(self) -> dict[str, str]:
+    def _steered(self) -> Steering:
         """What the ε of all together does not cover where results chose what ran next (see `composed_epsilon`)."""
         search = self.context.spec.space.search
         if search is None or search.name == "random":
