@@ -221,7 +221,15 @@ def profile_of(
             a.name: known if a.name == accountant else profile_rows(event, values, a)
             for a in (PRVAccountant(), PLDAccountant(), RDPAccountant())
         }
-        answer: WholeProfile = {**own, "curves": curves, "attack": attack_summary(event)}
+        answer: WholeProfile = {
+            "deltas": own["deltas"],
+            "epsilons": own["epsilons"],
+            "gdp_mu": own["gdp_mu"],
+            "gdp_mu_reason": own["gdp_mu_reason"],
+            "accountant": own["accountant"],
+            "curves": curves,
+            "attack": attack_summary(event),
+        }
         if expected_runs is not None:
             runs = TruncatedNegativeBinomial.with_mean(expected_runs, eta=1.0)
             answer["best_of"] = {

@@ -126,15 +126,13 @@ def profiles_of_file(path: Path, deltas: str) -> list[CurvesOfRun]:
     for position, row in enumerate(rows, start=1):
         try:
             numbers = {name: number(name, row[name]) for name in columns}
-            run = whole_numbers(numbers)
+            answer = _without_curves(whole_numbers(numbers))
             if given:
-                sigma = numbers["noise_multiplier"]
-                _event(run, sigma)
-                answer: CurvesOfRun = {**run, "noise_multiplier": sigma, "noise_multipliers": {}, "curves": {}}
+                answer["noise_multiplier"] = numbers["noise_multiplier"]
+                _event(answer, numbers["noise_multiplier"])
             else:
+                answer["epsilon"], answer["delta"] = numbers["epsilon"], numbers["delta"]
                 requests.append(request(numbers))
-                epsilon, delta = numbers["epsilon"], numbers["delta"]
-                answer = {**run, "epsilon": epsilon, "delta": delta, "noise_multipliers": {}, "curves": {}}
         except ValueError as error:
             raise ValueError(f"row {position}: {error}") from error
         answers.append(answer)
@@ -249,6 +247,16 @@ def _event(run: Run, noise_multiplier: float) -> PoissonGaussian:
     if not 1 <= batch_size <= n:
         raise ValueError(f"batch_size must be >= 1 and <= n {n}, got {batch_size}. It is the expected batch size.")
     return PoissonGaussian(sample_rate=batch_size / n, noise_multiplier=noise_multiplier, num_steps=run["num_steps"])
+
+
+def _without_curves(run: Run) -> CurvesOfRun:
+    return {
+        "n": run["n"],
+        "batch_size": run["batch_size"],
+        "num_steps": run["num_steps"],
+        "noise_multipliers": {},
+        "curves": {},
+    }
 
 
 def _add_curve(answer: CurvesOfRun, accountant: Accountant, sigma: float | str, deltas: list[float]) -> None:

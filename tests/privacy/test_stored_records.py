@@ -49,9 +49,7 @@ SELECTION = PrivateSelectionRecord(
 )  # fmt: skip
 
 
-def of(
-    event: Event = EVENT, *, norm: float | None = 0.5, clipping: str | None = None, **changes: Any
-) -> PrivacyRecord:
+def of(event: Event = EVENT, *, norm: float | None = 0.5, clipping: str | None = None, **changes: Any) -> PrivacyRecord:
     arguments: dict[str, Any] = {"accounted": ACCOUNTED, "unit": "e-mail", "noise_key": "secret"}
     mechanism = Mechanism(event=event, max_grad_norm=norm, clipping=clipping)
     return privacy_record(**(arguments | {"mechanism": mechanism} | changes))
