@@ -14,7 +14,8 @@ from raydp.privacy.mechanisms.one_run import Guesses, OneRunBound, one_run_bound
 from raydp.privacy.mechanisms.private_selection import SelectionCalibration, calibrate_selection, selection_guarantee
 from raydp.privacy.mechanisms.reference import WeightedSets, excess_risk_bounds
 from raydp.privacy.mechanisms.tuning import NumRuns, PoissonRuns, TruncatedNegativeBinomial, tuned_epsilon
-from raydp.privacy.records.card import LedgerSummary, PrivacyCard, ReleasedTogether, Searched, card_markdown, remarks
+from raydp.privacy.records.card import card_markdown, remarks
+from raydp.privacy.records.card_content import LedgerSummary, PrivacyCard, ReleasedTogether, Searched
 from raydp.privacy.records.guarantee import attack_summary, composed, guarantee, profile_rows
 from raydp.privacy.records.parts import (
     AccountedEpsilon,

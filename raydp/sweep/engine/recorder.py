@@ -13,7 +13,7 @@ from raydp.io.output import stderr, strict
 from raydp.methods.base import Method
 from raydp.privacy import PrivacyCard, ReleasedTogether, Searched, card_markdown, composed, guarantee
 from raydp.privacy.accounting.documents import ComposedCost
-from raydp.privacy.records.card import Steering
+from raydp.privacy.records.card_content import Steering
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.searched import searched
 from raydp.sweep.store.folder import BASE_RUN

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raydp.privacy import Searched
-from raydp.privacy.records.card import Strategy
+from raydp.privacy.records.card_content import Strategy
 from raydp.spec.document import SweepSpec
 from raydp.training.trial_plan import TrialPlan
 from search_spaces.configuration import HYPERPARAMETERS
