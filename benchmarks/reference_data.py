@@ -129,7 +129,7 @@ def guarantees(
         facts = task.facts()
         sets = WeightedSets(weight=weight, num_training=facts.num_training, num_reference=facts.num_reference)
         own = epsilons_of_sets(sets, event, epsilon, delta, "pld")
-        found.append((own["training"]["epsilon"], own["reference"]["epsilon"], sets.effective_examples))
+        found.append((own["training"].epsilon, own["reference"].epsilon, sets.effective_examples))
     names = ("epsilon_training", "epsilon_reference", "effective_examples")
     return dict(zip(names, map(statistics.mean, zip(*found, strict=True)), strict=True))
 
@@ -146,7 +146,7 @@ def curves() -> list[dict[str, Any]]:
             own = epsilons_of_sets(sets, event, epsilon_of(event, delta), delta, "rdp")
             rows.append({
                 "ratio": ratio, "w": weight, "effective_examples": sets.effective_examples,
-                "epsilon_training": own["training"]["epsilon"], "epsilon_reference": own["reference"]["epsilon"],
+                "epsilon_training": own["training"].epsilon, "epsilon_reference": own["reference"].epsilon,
                 "paper_training": 1000 * (1 - weight) / sets.num_training,
                 "paper_reference": 1000 * weight / sets.num_reference,
             })  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from raydp import load_model, load_points
 from raydp.cli.show.sweeps import show_result
 from raydp.models import base_models as models
 from raydp.plugins import registries
+from raydp.privacy import PrivacyRecord
 from raydp.spec.document import SweepSpec, load_spec
 from raydp.sweep.api import Sweep
 from raydp.sweep.engine.trial import TrialRunner
@@ -63,13 +65,13 @@ def test_a_run_of_the_mechanism(name: str, tmp_path: Path) -> None:
     assert result.loss < 0.3, "chance is 0.9"
 
 
-def _check_record(spec: SweepSpec, name: str, record: dict[str, Any]) -> None:
+def _check_record(spec: SweepSpec, name: str, record: PrivacyRecord) -> None:
     if name in WITHOUT_GUARANTEE:
-        assert record["epsilon"] == "inf"
-        assert not record["certified"]
+        assert record.accounted.epsilon == math.inf
+        assert not record.certified
         return
-    assert record["certified"], record["not_certified_because"]
-    assert 0.98 * spec.privacy.target_epsilon < record["epsilon"] <= spec.privacy.target_epsilon
+    assert record.certified, record.not_certified_because
+    assert 0.98 * spec.privacy.target_epsilon < record.accounted.epsilon <= spec.privacy.target_epsilon
 
 
 @pytest.mark.slow
@@ -88,7 +90,8 @@ def test_a_sweep_of_the_mechanism(name: str, tmp_path: Path, capsys: pytest.Capt
     assert points["utility_loss"].min() < 0.7, "chance is 0.9; the noisiest, output_perturbation, has 0.15 to 0.58"
     assert (result.folder / "report.html").is_file()
     for uri in points["model_uri"]:
-        _check_record(spec, name, show_model(uri, tracking_uri=spec.tracking.uri)["privacy"])
+        privacy = show_model(uri, tracking_uri=spec.tracking.uri)["privacy"]
+        _check_record(spec, name, PrivacyRecord.from_json(privacy))
     selected = str((result.selected or result.best_utility).model_uri)
     _predicts(spec.tracking.uri, selected, points, task_of(spec, None).heldout)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from raydp.guarantees.profiles import profiles_of_sweep
-from raydp.privacy import PRVAccountant
+from raydp.privacy import NonPrivate, PoissonGaussian, PrivacyRecord, PRVAccountant
 from raydp.privacy.accounting.base import Accountant
 from raydp.spec.document import load_spec
 from raydp.sweep.planning.inputs import build_task
@@ -20,7 +21,7 @@ from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.json_files import write_json
 from raydp.training.trial_plan import TrialPlan
 from tests.conftest import Answer, small_spec
-from tests.plans import plan_of_runs
+from tests.plans import plan_of_runs, record_of
 
 Command = Callable[..., Answer]
 
@@ -113,14 +114,14 @@ def run_of(run_id: str, batch_size: int) -> TrialPlan:
 def test_a_sweep_has_a_curve_for_each_noise_that_it_trains_with(tmp_path: Path) -> None:
     """Learning rates and seeds do not change it; runs without noise have none."""
 
-    def trial(run_id: str, batch_size: int, sampler: str) -> tuple[TrialPlan, dict[str, Any]]:
+    def trial(run_id: str, batch_size: int, num_steps: int | None) -> tuple[TrialPlan, PrivacyRecord]:
         run = run_of(run_id, batch_size)
-        steps = None if sampler == "none" else 16
-        record = {"sampler": sampler, "noise_multiplier": 1.0, "sample_rate": batch_size / 3600, "num_steps": steps}
-        record["delta"] = 1e-4
-        return run, record | {"target_epsilon": 8.0}
+        if num_steps is None:
+            return run, record_of(NonPrivate(), epsilon=math.inf)
+        event = PoissonGaussian(sample_rate=batch_size / 3600, noise_multiplier=1.0, num_steps=num_steps)
+        return run, record_of(event, delta=1e-4, target_epsilon=8.0)
 
-    runs = [trial("a", 256, "poisson"), trial("b", 256, "poisson"), trial("c", 64, "poisson"), trial("d", 64, "none")]
+    runs = [trial("a", 256, 16), trial("b", 256, 16), trial("c", 64, 16), trial("d", 64, None)]
     plan = plan_of_runs([run for run, _ in runs], {run.run_id: record for run, record in runs})
     (tmp_path / "spec.yaml").write_text("")
     write_json(tmp_path / "plan.json", plan.to_json())
@@ -128,9 +129,9 @@ def test_a_sweep_has_a_curve_for_each_noise_that_it_trains_with(tmp_path: Path) 
     assert [a["batch_size"] for a in answers] == [64, 256]
     before = answers[1]["curves"]["pld"][0]["epsilon"]
     assert answers[0]["curves"]["pld"][0]["epsilon"] < before
-    for record in plan.privacy.values():  # four updates of T count as one step, as in matrix factorisation
-        record |= {"num_steps": 4, "sampler": "cyclic poisson"} if record["num_steps"] else {}
-    write_json(tmp_path / "plan.json", plan.to_json())
+    fewer = [trial("a", 256, 4), trial("b", 256, 4), trial("c", 64, 4), trial("d", 64, None)]
+    plan = replace(plan, privacy={run.run_id: record for run, record in fewer})
+    write_json(tmp_path / "plan.json", plan.to_json())  # four updates of T are one step, as in matrix factorisation
     after = profiles_of_sweep(str(tmp_path), "runs", "1e-3,1e-5")[1]
     assert (after["num_steps"], after["batch_size"]) == (16, 256)
     assert after["curves"]["pld"][0]["epsilon"] < before, "of the event in the record, not of b, T and n"
@@ -192,8 +193,8 @@ def test_the_sweeps_own_accountant_leads(raydp: Command, tmp_path: Path) -> None
 def test_a_private_selection_has_no_curve_of_one_run(tmp_path: Path) -> None:
     """That curve is below the ε of the choice, which is what was released."""
     run = run_of("a", 64)
-    record = {"sampler": "poisson", "noise_multiplier": 1.0, "sample_rate": 64 / 3600, "delta": 1e-4}
-    privacy = {"a": record | {"target_epsilon": 8.0}}
+    event = PoissonGaussian(sample_rate=64 / 3600, noise_multiplier=1.0, num_steps=16)
+    privacy = {"a": record_of(event, delta=1e-4, target_epsilon=8.0)}
     (tmp_path / "spec.yaml").write_text("")
     for trials in ([run], []):  # also where the number of runs was drawn as 0
         plan = plan_of_runs(trials, privacy, configurations=[run])

@@ -36,8 +36,8 @@ def test_a_run_of_prompt_dpsgd(kind: str, tmp_path: Path) -> None:
     plan = make_plan(spec, task.facts(), weight_hash)
     (trial,) = plan.trials
     record = plan.privacy[trial.run_id]
-    assert record["certified"], record["not_certified_because"]
-    assert 0.98 * spec.privacy.target_epsilon < record["epsilon"] <= spec.privacy.target_epsilon
+    assert record.certified, record.not_certified_because
+    assert 0.98 * spec.privacy.target_epsilon < record.accounted.epsilon <= spec.privacy.target_epsilon
     runner = TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), bytes(32))
     base = runner.measure_base(0).loss
     result = runner.run(trial, SharedFolder(folder=tmp_path / "run", run_id=trial.run_id), "attempt-1")

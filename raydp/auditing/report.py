@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from analysis.statistics.multiple import holm
 from raydp.privacy import Guesses, one_run_bound
@@ -13,9 +13,48 @@ from raydp.scores.base import Measurement
 from raydp.sweep.store.alarms import Configuration
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import counts
-from search_spaces.configuration import HYPERPARAMETERS
+from raydp.training.trial_plan import TrialPlan
+
+if TYPE_CHECKING:
+    from raydp.scores.membership.one_run_audit import OneRunAudit
 
 SCORE = "one_run_audit"
+
+
+class AuditedRun(TypedDict):
+    """The result of one audited run.
+
+    Keys:
+        epsilon_hat: the run's own ε̂ at the confidence.
+        p_value: p of the hypothesis "the mechanism is (ε, δ)-DP"; None for a method without a guarantee.
+        p_holm: p after Holm's correction for all runs.
+        alarm: whether the run raises an alarm.
+    """
+
+    run_id: str
+    batch_size: int
+    num_steps: int
+    learning_rate: float
+    seed: int
+    epsilon_hat: float
+    epsilon_gdp: float
+    correct: int
+    guesses: int
+    canaries: int
+    p_value: float | None
+    p_holm: float | None
+    alarm: bool
+
+
+class AuditedConfiguration(TypedDict):
+    """The result of all runs of one configuration. `epsilon_hat` is corrected for their number."""
+
+    batch_size: int
+    num_steps: int
+    learning_rate: float
+    runs: int
+    epsilon_hat: float | None
+    alarm: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +87,10 @@ class AuditReport:
     epsilon: float | None
     claimed: bool
     delta: float
-    runs: tuple[dict[str, Any], ...]
-    configurations: tuple[dict[str, Any], ...]
+    runs: tuple[AuditedRun, ...]
+    configurations: tuple[AuditedConfiguration, ...]
     epsilon_hat: float | None
-    counts: dict[str, Any]
+    counts: Mapping[str, Any]
     interrupted: bool
 
     @property
@@ -59,7 +98,7 @@ class AuditReport:
         """Return whether the stated ε is refuted for a configuration."""
         return any(row["alarm"] for row in self.runs)
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return the document that `raydp audit --json` prints."""
         return {**asdict(self), "alarm": self.alarm}
 
@@ -75,14 +114,14 @@ def report_of(audited: str, folder: SweepFolder, *, interrupted: bool = False) -
     """Return the report on an audit's finished runs."""
     spec = folder.spec()
     score = spec.scores[0].params
-    results = [(asdict(trial), folder.result(trial.run_id)) for trial in folder.plan().trials]
+    results = [(trial, folder.result(trial.run_id)) for trial in folder.plan().trials]
     rows = [_row(t, r.scores[SCORE]) for t, r in results if r is not None and r.finished]
     # Test all runs together, by Holm's correction.
-    tested = [row for row in rows if row["p_value"] is not None]
-    for row, p in zip(tested, holm([row["p_value"] for row in tested]), strict=True):
-        row.update(p_holm=p, alarm=p <= 1 - score.confidence)
+    tested = [(row, row["p_value"]) for row in rows if row["p_value"] is not None]
+    for (row, _), p in zip(tested, holm([p_value for _, p_value in tested]), strict=True):
+        row["p_holm"], row["alarm"] = p, p <= 1 - score.confidence
     # Group the runs by configuration.
-    by_configuration: dict[Configuration, list[dict[str, Any]]] = {}
+    by_configuration: dict[Configuration, list[AuditedRun]] = {}
     for row in rows:
         by_configuration.setdefault(_key(row), []).append(row)
     return AuditReport(
@@ -95,25 +134,21 @@ def report_of(audited: str, folder: SweepFolder, *, interrupted: bool = False) -
         claimed=spec.method.params.claims,
         delta=score.delta,
         runs=tuple(rows),
-        configurations=tuple(
-            {
-                **dict(zip(HYPERPARAMETERS, key, strict=True)),
-                "runs": len(group),
-                "epsilon_hat": _largest(group, score),
-                "alarm": any(row["alarm"] for row in group),
-            }
-            for key, group in sorted(by_configuration.items())
-        ),
+        configurations=tuple(_configuration(group, score) for _, group in sorted(by_configuration.items())),
         epsilon_hat=_largest(rows, score),
         counts=counts(folder),
         interrupted=interrupted,
     )
 
 
-def _row(trial: Mapping[str, Any], measured: Measurement) -> dict[str, Any]:
+def _row(trial: TrialPlan, measured: Measurement) -> AuditedRun:
     details = {name: float(value or 0.0) for name, value in measured.details.items() if name != "p_value"}
     return {
-        **{k: trial[k] for k in ("run_id", "batch_size", "num_steps", "learning_rate", "seed")},
+        "run_id": trial.run_id,
+        "batch_size": trial.batch_size,
+        "num_steps": trial.num_steps,
+        "learning_rate": trial.learning_rate,
+        "seed": trial.seed,
         "epsilon_hat": measured.value,
         "epsilon_gdp": details["epsilon_gdp"],
         "correct": int(details["correct"]),
@@ -125,7 +160,20 @@ def _row(trial: Mapping[str, Any], measured: Measurement) -> dict[str, Any]:
     }
 
 
-def _largest(rows: Sequence[Mapping[str, Any]], score: Any) -> float | None:
+def _configuration(runs: Sequence[AuditedRun], score: OneRunAudit) -> AuditedConfiguration:
+    """Return the row of the configuration that the runs have in common."""
+    batch_size, num_steps, learning_rate = _key(runs[0])
+    return {
+        "batch_size": batch_size,
+        "num_steps": num_steps,
+        "learning_rate": learning_rate,
+        "runs": len(runs),
+        "epsilon_hat": _largest(runs, score),
+        "alarm": any(row["alarm"] for row in runs),
+    }
+
+
+def _largest(rows: Sequence[AuditedRun], score: OneRunAudit) -> float | None:
     """Return the largest ε̂ of several runs, corrected to hold for all of them at once (Bonferroni)."""
     if not rows:
         return None
@@ -133,14 +181,14 @@ def _largest(rows: Sequence[Mapping[str, Any]], score: Any) -> float | None:
     return max(_bound(row, score, confidence) for row in rows)
 
 
-def _bound(row: Mapping[str, Any], score: Any, confidence: float) -> float:
+def _bound(row: AuditedRun, score: OneRunAudit, confidence: float) -> float:
     canaries = row["canaries"]
     guesses = Guesses(num_canaries=canaries, num_guesses=row["guesses"], num_correct=row["correct"])
     return one_run_bound(guesses, score.delta, confidence).epsilon
 
 
-def _sentence(report: AuditReport, rows: Sequence[Mapping[str, Any]]) -> str:
-    worst = min(rows, key=lambda row: row["p_holm"])
+def _sentence(report: AuditReport, rows: Sequence[AuditedRun]) -> str:
+    worst = min(rows, key=lambda row: 1.0 if row["p_holm"] is None else row["p_holm"])
     return (
         f"the audit {report.audit} refutes its ε = {report.epsilon:g} at δ = {report.delta:.3g} ({worst['correct']} of "
         f"{worst['guesses']} guesses right, ε is at least {worst['epsilon_hat']:.3g}, p = {worst['p_holm']:.2g} after "
@@ -148,5 +196,5 @@ def _sentence(report: AuditReport, rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _key(row: Mapping[str, Any]) -> Configuration:
+def _key(row: AuditedRun | AuditedConfiguration) -> Configuration:
     return row["batch_size"], row["num_steps"], row["learning_rate"]

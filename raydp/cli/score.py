@@ -41,8 +41,8 @@ def score(
     if task is not None or source.startswith("models:/"):
         from raydp.scoring.one_model import score_model, show_model_scores
 
-        answer = score_model(source, requests, task=task, tracking_uri=uri, seed=seed or 0, console=stderr)
-        print_json(answer) if json else show_model_scores(answer)
+        of_model = score_model(source, requests, task=task, tracking_uri=uri, seed=seed or 0, console=stderr)
+        print_json(of_model) if json else show_model_scores(of_model)
         return
     from raydp.cli.show.scores import show_sweep_scores
     from raydp.scoring.sweep import score_sweep

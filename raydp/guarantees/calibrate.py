@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from raydp.io.cache import cache_dir
 from raydp.io.output import print_table, stderr, stdout
@@ -27,6 +27,7 @@ from raydp.privacy import (
     profile_rows,
     tuned_epsilon,
 )
+from raydp.privacy.accounting.documents import AttackSummary, Profile, ProfileRow
 from raydp.privacy.accounting.events import check_num_steps
 from raydp.tasks.reading import read_csv_rows
 from search_spaces.names import cell_in_words
@@ -34,38 +35,97 @@ from search_spaces.names import cell_in_words
 COLUMNS = ("n", "batch_size", "num_steps", "epsilon", "delta")
 
 
-def calibrate_one(values: Mapping[str, object], accountant: str) -> dict[str, Any]:
+class Run(TypedDict):
+    """A run: n examples, b and T."""
+
+    n: int
+    batch_size: int
+    num_steps: int
+
+
+class GapToPld(TypedDict, total=False):
+    """How far prv's noise is above pld's tight noise.
+
+    Keys:
+        gap_to_pld: σ / σ_pld - 1; None if pld has no answer.
+        gap_to_pld_reason: why pld has no answer.
+    """
+
+    gap_to_pld: float | None
+    gap_to_pld_reason: str
+
+
+class Noise(GapToPld):
+    """The noise that meets a target. `epsilon` is the ε that the noise reaches."""
+
+    noise_multiplier: float
+    epsilon: float
+    delta: float
+    sample_rate: float
+    accountant: str
+
+
+class NoiseOfRow(Run, Noise):
+    """A row of a file with the noise that meets its target."""
+
+    target_epsilon: float
+
+
+class BestOf(TypedDict):
+    """ε, at each δ, of releasing only the best of a random number of runs with this mean."""
+
+    expected_runs: float
+    distribution: str
+    accountant: str
+    epsilons: list[float]
+
+
+class WholeProfile(Profile):
+    """The privacy profile of one run by every accountant.
+
+    Keys:
+        curves: accountant -> ε at each δ.
+        attack: bounds on an attacker.
+        best_of: ε of releasing only the best of several such runs, if it was asked for.
+    """
+
+    curves: dict[str, list[ProfileRow]]
+    attack: AttackSummary
+    best_of: NotRequired[BestOf]
+
+
+def calibrate_one(values: Mapping[str, float | None], accountant: str) -> Noise:
     """Calibrate one run.
 
     Raises:
         ValueError: a value is missing or out of range.
     """
     check_given("calibrate", values, "use --from FILE.csv")
-    return _solved([request(values)], accountant)[0]
+    known = {name: value for name, value in values.items() if value is not None}
+    return _solved([request(known)], accountant)[0]
 
 
-def calibrate_file(path: Path, accountant: str, *, given: Mapping[str, object]) -> list[dict[str, Any]]:
+def calibrate_file(path: Path, accountant: str, *, given: Mapping[str, object]) -> list[NoiseOfRow]:
     """Calibrate every row of a CSV file with the columns n, batch_size, num_steps, epsilon, delta.
 
     Returns:
-        One answer per row, in the file's order: the inputs "n", "batch_size", "num_steps" and "target_epsilon", then
-        the result of `calibrate_one`. Its "epsilon" is the ε that the noise reaches.
+        One answer per row, in the file's order.
 
     Raises:
         ValueError: the file is missing, or a row is not usable. The message names the row.
     """
     check_alone("--from", given)
     rows = csv_rows(path, COLUMNS)
-    requests, given_in_rows = [], []
+    requests, given_in_rows = list[CalibrationRequest](), list[tuple[Run, float]]()
     for position, row in enumerate(rows, start=1):
         try:
             numbers = {name: number(name, row[name]) for name in COLUMNS}
             requests.append(request(numbers))
         except ValueError as error:
             raise ValueError(f"row {position}: {error}") from error
-        given_in_rows.append({**whole_numbers(numbers), "target_epsilon": numbers["epsilon"]})
-    solved = _solved(requests, accountant)
-    return [{**repeated, **answer} for repeated, answer in zip(given_in_rows, solved, strict=True)]
+        given_in_rows.append((whole_numbers(numbers), numbers["epsilon"]))
+    solved = zip(given_in_rows, _solved(requests, accountant), strict=True)
+    return [{**run, "target_epsilon": target, **noise} for (run, target), noise in solved]
 
 
 def check_given(command: str, values: Mapping[str, object], instead: str) -> None:
@@ -134,7 +194,7 @@ def profile_of(
     deltas: str,
     accountant: str,
     expected_runs: float | None = None,
-) -> dict[str, Any]:
+) -> WholeProfile:
     """Compute one run's guarantee: ε at comma-separated δ by every accountant, μ, and the limits of an attacker.
 
     Args:
@@ -143,10 +203,6 @@ def profile_of(
         accountant: the accountant of the main answer.
         expected_runs: also compute ε of releasing only the best of a random number of such runs. The number is
             geometric with this mean, and the best is chosen on public data (see `raydp.privacy.tuned_epsilon`).
-
-    Returns:
-        The result of `raydp.privacy.accounting.profile`, with "curves": accountant -> rows of `profile_rows`, "attack",
-        and, with expected_runs, "best_of": {"expected_runs", "distribution", "accountant", "epsilons"}.
 
     Raises:
         ValueError: a value is out of range.
@@ -157,13 +213,23 @@ def profile_of(
     check_num_steps(num_steps, field="--num-steps")
     event = PoissonGaussian(sample_rate=batch_size / n, noise_multiplier=noise_multiplier, num_steps=num_steps)
     with stderr.status("Compute ε at each δ"):
-        answer = profile(event, values, accountant)
-        known = [{"delta": d, "epsilon": e} for d, e in zip(answer["deltas"], answer["epsilons"], strict=True)]
+        own = profile(event, values, accountant)
+        known: list[ProfileRow] = [
+            {"delta": d, "epsilon": e} for d, e in zip(own["deltas"], own["epsilons"], strict=True)
+        ]
         curves = {
             a.name: known if a.name == accountant else profile_rows(event, values, a)
             for a in (PRVAccountant(), PLDAccountant(), RDPAccountant())
         }
-        answer |= {"curves": curves, "attack": attack_summary(event)}
+        answer: WholeProfile = {
+            "deltas": own["deltas"],
+            "epsilons": own["epsilons"],
+            "gdp_mu": own["gdp_mu"],
+            "gdp_mu_reason": own["gdp_mu_reason"],
+            "accountant": own["accountant"],
+            "curves": curves,
+            "attack": attack_summary(event),
+        }
         if expected_runs is not None:
             runs = TruncatedNegativeBinomial.with_mean(expected_runs, eta=1.0)
             answer["best_of"] = {
@@ -175,23 +241,24 @@ def profile_of(
         return answer
 
 
-def show_profile(answer: Mapping[str, Any], expected_runs: float | None) -> None:
+def show_profile(answer: WholeProfile, expected_runs: float | None) -> None:
     """Print the profile of one run: ε by δ and accountant, μ, and the limits of an attacker."""
     by_delta = zip(*answer["curves"].values(), strict=True)
-    rows = [
+    rows: list[dict[str, float | None]] = [
         {"delta": r[0]["delta"], **{k: x["epsilon"] for k, x in zip(answer["curves"], r, strict=True)}}
         for r in by_delta
     ]
-    if expected_runs is not None:
+    if expected_runs is not None and "best_of" in answer:
         for row, epsilon in zip(rows, answer["best_of"]["epsilons"], strict=True):
             row[f"best of about {expected_runs:g} (rdp)"] = epsilon
     print_table("ε at each δ, by accountant", rows)
     stdout.print(f"gdp_mu: {answer['gdp_mu'] if answer['gdp_mu'] is not None else answer['gdp_mu_reason']}")
-    if rates := answer["attack"].get("true_positive_rates"):
-        print_table("an attacker's true positive rate at most", rates)
+    attack = answer["attack"]
+    if "reason" not in attack:
+        print_table("an attacker's true positive rate at most", attack["true_positive_rates"])
 
 
-def write_profile(answer: Mapping[str, Any], path: Path, title: str) -> None:
+def write_profile(answer: WholeProfile, path: Path, title: str) -> None:
     """Write the profile as a page with a figure."""
     from analysis import write_profiles
 
@@ -202,13 +269,14 @@ def write_profile(answer: Mapping[str, Any], path: Path, title: str) -> None:
         if mu is not None
         else f"No single μ stands for the whole profile: {answer['gdp_mu_reason']}.",
     ]
-    rates = [(row["false_positive_rate"], row["bound"]) for row in attack.get("true_positive_rates", [])]
-    if rates:
+    rates = []
+    if "reason" not in attack:
+        rates = [(row["false_positive_rate"], row["bound"]) for row in attack["true_positive_rates"]]
         notes.append(f"The advantage of an attacker is at most {attack['advantage']:.4g}.")
     write_profiles(curves, path, title=title, attack=rates, notes=notes)
 
 
-def _solved(requests: list[CalibrationRequest], accountant: str) -> list[dict[str, object]]:
+def _solved(requests: list[CalibrationRequest], accountant: str) -> list[Noise]:
     with stderr.status("calibrating") as status:
         solved = calibrate_many(
             requests,
@@ -216,16 +284,16 @@ def _solved(requests: list[CalibrationRequest], accountant: str) -> list[dict[st
             cache_dir=cache_dir() / "calibration",
             progress=lambda done, total: status.update(f"calibrating {done}/{total}"),
         )
-    gaps = _gaps_to_pld(requests, solved) if accountant == "prv" else [{}] * len(solved)
-    return [{**_document(c), **gap} for c, gap in zip(solved, gaps, strict=True)]
+    gaps: list[GapToPld] = _gaps_to_pld(requests, solved) if accountant == "prv" else [{}] * len(solved)
+    return [_document(c, gap) for c, gap in zip(solved, gaps, strict=True)]
 
 
-def _gaps_to_pld(requests: list[CalibrationRequest], solved: list[Calibration]) -> list[dict[str, object]]:
+def _gaps_to_pld(requests: list[CalibrationRequest], solved: list[Calibration]) -> list[GapToPld]:
     """Compute how far prv's noise is above pld's tight noise: σ / σ_pld - 1, None if pld has no answer."""
     cache = cache_dir() / "calibration"
     with suppress(AccountantError, CalibrationError):  # fills the cache in parallel; the loop below reads it
         calibrate_many(requests, "pld", cache_dir=cache)
-    gaps: list[dict[str, object]] = []
+    gaps: list[GapToPld] = []
     for request, ours in zip(requests, solved, strict=True):
         try:
             (tight,) = calibrate_many([request], "pld", cache_dir=cache)
@@ -236,13 +304,13 @@ def _gaps_to_pld(requests: list[CalibrationRequest], solved: list[Calibration]) 
     return gaps
 
 
-def whole_numbers(row: Mapping[str, Any]) -> dict[str, int]:
+def whole_numbers(row: Mapping[str, float]) -> Run:
     """Return n, batch_size and num_steps of a row as integers.
 
     Raises:
         ValueError: a value is not a whole number.
     """
-    whole = {k: int(row[k]) for k in ("n", "batch_size", "num_steps")}
+    whole: Run = {"n": int(row["n"]), "batch_size": int(row["batch_size"]), "num_steps": int(row["num_steps"])}
     fractional = [k for k, v in whole.items() if v != row[k]]
     if fractional:
         raise ValueError(f"{fractional[0]} must be a whole number, got {row[fractional[0]]}. Round it.")
@@ -250,7 +318,7 @@ def whole_numbers(row: Mapping[str, Any]) -> dict[str, int]:
     return whole
 
 
-def request(row: Mapping[str, Any]) -> CalibrationRequest:
+def request(row: Mapping[str, float]) -> CalibrationRequest:
     """Return the calibration request of a row."""
     whole = whole_numbers(row)
     return CalibrationRequest.of_batches(
@@ -261,11 +329,12 @@ def request(row: Mapping[str, Any]) -> CalibrationRequest:
     )
 
 
-def _document(solved: Calibration) -> dict[str, object]:
+def _document(solved: Calibration, gap: GapToPld) -> Noise:
     return {
         "noise_multiplier": solved.noise_multiplier,
         "epsilon": solved.epsilon,
         "delta": solved.delta,
         "sample_rate": solved.event.sample_rate,
         "accountant": solved.accountant,
+        **gap,
     }

@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import math
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,63 @@ PRIVATE = (
 )
 
 
+class EpsilonAtOrder(TypedDict):
+    """ε by the Rényi divergence of one order."""
+
+    epsilon: float
+    order: float
+
+
+class Suggestion(TypedDict):
+    """Values for --publish."""
+
+    order: float
+    beta: float
+    noise_multiplier: float
+
+
+class Recorded(TypedDict, total=False):
+    """ε in the record of a run, and its accountant."""
+
+    recorded_epsilon: float
+    recorded_accountant: str
+
+
+class Published(TypedDict, total=False):
+    """What --publish adds: a noisy ε, or a suggestion of its values."""
+
+    suggestion: Suggestion
+    epsilon_sanitised: float
+
+
+class PateAnswer(EpsilonAtOrder, Recorded, Published):
+    """The privacy cost of answering queries; see `raydp.privacy.mechanisms.pate.PateCost`.
+
+    Keys:
+        teachers: most votes of a query.
+    """
+
+    epsilon_data_independent: float
+    reference: EpsilonAtOrder
+    queries: int
+    classes: int
+    teachers: int
+    expected_answers: float
+    delta: float
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyVotes:
+    """Counts of votes [queries, classes], with the noise that they are answered with and δ of the guarantee."""
+
+    counts: NDArray[np.int64]
+    sigma: float
+    delta: float
+    threshold: float | None
+    sigma1: float | None
+
+
 def pate_of(
     path: Path,
     *,
@@ -32,7 +89,7 @@ def pate_of(
     threshold: float | None = None,
     sigma1: float | None = None,
     publish: str | None = None,
-) -> dict[str, Any]:
+) -> PateAnswer:
     """Compute the privacy cost of answering the queries of a CSV file, or of a run of method pate.
 
     Args:
@@ -42,56 +99,55 @@ def pate_of(
         threshold, sigma1: threshold of Confident-GNMax, and standard deviation of the noise on the largest count.
         publish: "ORDER,BETA,NOISE" to release a noisy ε, or "suggest" to propose these three values.
 
-    Returns:
-        "epsilon", "order", "epsilon_data_independent", "queries", "teachers" (most votes of a query), "classes",
-        "expected_answers", "delta", "reference": {"epsilon", "order"}, "note"; see
-        `raydp.privacy.mechanisms.pate.PateCost`. For a run also "recorded_epsilon" and "recorded_accountant" from its
-        record. With publish also "epsilon_sanitised", or "suggestion": {"order", "beta", "noise_multiplier"}.
-
     Raises:
         ValueError: the file does not hold counts, or an argument is out of its range.
     """
-    # Read the votes and the noise.
-    recorded: dict[str, Any] = {}
+    recorded: Recorded = {}
     if path.is_dir():
         options = {"sigma": sigma, "delta": delta, "threshold": threshold, "sigma1": sigma1}
-        details, delta, recorded = _of_run(path, [k for k, v in options.items() if v is not None])
-        votes = np.array(details["votes"])
-        sigma, threshold, sigma1 = (details[name] for name in ("sigma", "threshold", "sigma1"))
+        votes, recorded = _of_run(path, [k for k, v in options.items() if v is not None])
     else:
-        votes = read_votes(path)
-    if sigma is None or delta is None:
-        raise ValueError(
-            f"--{'sigma' if sigma is None else 'delta'} must be given with a file of votes, got none. Add it."
-        )
-    # Compute the cost, and the ε that may be published.
-    cost = pate_cost(votes, sigma=sigma, delta=delta, threshold=threshold, sigma1=sigma1)
-    release: dict[str, Any] = {}
-    if publish is not None:
-        given = None if publish == "suggest" else _release_of(publish)
-        order = cost.independent.order if given is None else given.order  # an order that does not depend on the votes
-        smooth = smooth_cost(votes, sigma=sigma, order=order, threshold=threshold, sigma1=sigma1)
-        if given is None:
-            release = {"suggestion": asdict(smooth.suggestion())}
-        else:
-            shown = smooth.published(given, SystemRandom().gauss(0.0, 1.0))
-            release = {"epsilon_sanitised": epsilon_at(shown, given.order, delta)}
+        counts = read_votes(path)
+        if sigma is None or delta is None:
+            raise ValueError(
+                f"--{'sigma' if sigma is None else 'delta'} must be given with a file of votes, got none. Add it."
+            )
+        votes = NoisyVotes(counts=counts, sigma=sigma, delta=delta, threshold=threshold, sigma1=sigma1)
+    cost = pate_cost(votes.counts, sigma=votes.sigma, delta=votes.delta, threshold=votes.threshold, sigma1=votes.sigma1)
+    published: Published = {} if publish is None else _published(votes, publish, cost.independent.order)
     return {
-        **asdict(cost.dependent),
+        "epsilon": cost.dependent.epsilon,
+        "order": cost.dependent.order,
         "epsilon_data_independent": cost.independent.epsilon,
-        "reference": asdict(cost.reference),
-        "queries": len(votes),
-        "classes": votes.shape[1],
-        "teachers": int(votes.sum(axis=1).max()),
+        "reference": {"epsilon": cost.reference.epsilon, "order": cost.reference.order},
+        "queries": len(votes.counts),
+        "classes": votes.counts.shape[1],
+        "teachers": int(votes.counts.sum(axis=1).max()),
         "expected_answers": cost.expected_answers,
-        "delta": delta,
+        "delta": votes.delta,
         **recorded,
-        **release,
+        **published,
         "note": PRIVATE,
     }
 
 
-def _of_run(folder: Path, given: list[str]) -> tuple[dict[str, Any], float, dict[str, Any]]:
+def _published(votes: NoisyVotes, publish: str, independent_order: float) -> Published:
+    """Return the noisy ε that may be published, or values to publish it with.
+
+    Args:
+        independent_order: an order that does not depend on the votes.
+    """
+    given = None if publish == "suggest" else _release_of(publish)
+    order = independent_order if given is None else given.order
+    smooth = smooth_cost(votes.counts, sigma=votes.sigma, order=order, threshold=votes.threshold, sigma1=votes.sigma1)
+    if given is None:
+        best = smooth.suggestion()
+        return {"suggestion": {"order": best.order, "beta": best.beta, "noise_multiplier": best.noise_multiplier}}
+    shown = smooth.published(given, SystemRandom().gauss(0.0, 1.0))
+    return {"epsilon_sanitised": epsilon_at(shown, given.order, votes.delta)}
+
+
+def _of_run(folder: Path, given: list[str]) -> tuple[NoisyVotes, Recorded]:
     """Read a run's votes with their noise, its δ, and the ε in its record."""
     if given:
         raise ValueError(f"--{given[0]} must be left out with a run's folder, which says it, got one. Remove it.")
@@ -107,8 +163,14 @@ def _of_run(folder: Path, given: list[str]) -> tuple[dict[str, Any], float, dict
             f"VOTES must be a CSV file, or the folder of a finished run of method pate, got {str(folder)!r}. Give "
             "SWEEP/trials/RUN_ID."
         )
-    recorded = {"recorded_epsilon": record["epsilon"], "recorded_accountant": record["accountant"]}
-    return details, planned["delta"], recorded
+    votes = NoisyVotes(
+        counts=np.array(details["votes"]),
+        sigma=details["sigma"],
+        delta=planned["delta"],
+        threshold=details["threshold"],
+        sigma1=details["sigma1"],
+    )
+    return votes, {"recorded_epsilon": record["epsilon"], "recorded_accountant": record["accountant"]}
 
 
 def _release_of(text: str) -> Release:
@@ -161,7 +223,7 @@ def _is_number(cell: str) -> bool:
         return False
 
 
-def show_pate(answer: dict[str, Any]) -> None:
+def show_pate(answer: PateAnswer) -> None:
     """Print the cost for people."""
     print_table(
         f"{answer['queries']} queries, {answer['teachers']} teachers, {answer['classes']} classes, δ = "
@@ -177,7 +239,8 @@ def show_pate(answer: dict[str, Any]) -> None:
         ],
     )
     if "suggestion" in answer:
-        suggested = ",".join(f"{value:.3g}" for value in answer["suggestion"].values())
+        best = answer["suggestion"]
+        suggested = ",".join(f"{value:.3g}" for value in (best["order"], best["beta"], best["noise_multiplier"]))
         stdout.print(f"suggested by the votes: --publish {suggested}", markup=False)
     if "epsilon_sanitised" in answer:
         shown = f"ε = {answer['epsilon_sanitised']:.4g}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Literal, NotRequired
 
-from raydp.guarantees.calibrate import check_alone, csv_rows, delta_values, number, request, whole_numbers
+from raydp.guarantees.calibrate import Run, check_alone, csv_rows, delta_values, number, request, whole_numbers
 from raydp.io.cache import cache_dir
 from raydp.io.output import print_json, print_table, stderr
 from raydp.plugins.registries import resolve
@@ -23,13 +23,31 @@ from raydp.privacy import (
     profile_rows,
 )
 from raydp.privacy.accounting.base import Accountant
+from raydp.privacy.accounting.documents import ProfileRow
 
 ACCOUNTANTS: tuple[Accountant, ...] = (PRVAccountant(), PLDAccountant(), RDPAccountant())
 DELTAS = "1e-2,3e-3,1e-3,3e-4,1e-4,3e-5,1e-5,3e-6,1e-6,3e-7,1e-7,3e-8,1e-8"
 DEFAULT_ACCOUNTANT = "prv"
-RUN = ("n", "batch_size", "num_steps")
+RUN: tuple[Literal["n", "batch_size", "num_steps"], ...] = ("n", "batch_size", "num_steps")
 SHOWN_DELTAS = (1e-2, 1e-4, 1e-6, 1e-8)
 """The δ that the printed tables have as columns, if they are among the requested δ."""
+
+
+class CurvesOfRun(Run):
+    """The privacy curves of one run.
+
+    Keys:
+        noise_multiplier: the run's σ, if it is given.
+        epsilon, delta: the run's target, if it has one.
+        noise_multipliers: accountant -> σ; None if the accountant has no answer.
+        curves: accountant -> ε at each δ.
+    """
+
+    noise_multiplier: NotRequired[float]
+    epsilon: NotRequired[float | None]
+    delta: NotRequired[float]
+    noise_multipliers: dict[str, float | None]
+    curves: dict[str, list[ProfileRow]]
 
 
 def profiles_command(
@@ -39,7 +57,7 @@ def profiles_command(
     accountant: str | None,
     output: Path | None,
     *,
-    given: Mapping[str, Any],
+    given: Mapping[str, object],
     storage: str,
     json: bool,
 ) -> None:
@@ -67,8 +85,9 @@ def profiles_command(
         answers = profiles_of_sweep(str(sweep), storage, deltas)
     leading = accountant or (_accountant_of(str(sweep), storage) if path is None else DEFAULT_ACCOUNTANT)
     for answer in answers:
-        for part in ("noise_multipliers", "curves"):
-            answer[part] = {leading: answer[part][leading], **answer[part]}
+        sigmas, curves = answer["noise_multipliers"], answer["curves"]
+        answer["noise_multipliers"] = {leading: sigmas[leading], **sigmas}
+        answer["curves"] = {leading: curves[leading], **curves}
     if output is not None:
         write_profile_page(answers, output, f"Privacy profiles: {path.name if path is not None else sweep}")
     if json:
@@ -77,16 +96,12 @@ def profiles_command(
         print_table(f"ε at each δ, {leading}", table_rows(answers, leading))
 
 
-def profiles_of_file(path: Path, deltas: str) -> list[dict[str, Any]]:
+def profiles_of_file(path: Path, deltas: str) -> list[CurvesOfRun]:
     """Return the profiles of a CSV file's rows.
 
     The columns are n, batch_size, num_steps and either noise_multiplier, or epsilon and delta. If a target (ε, δ)
     is given, each accountant calibrates its own noise to it. All curves of an accountant therefore meet at the
     target (as Hu et al. 2025, Figures 11 and 26 to 28).
-
-    Returns:
-        Per row: the values of the file; "noise_multipliers": accountant -> σ, None if the accountant has no answer;
-        "curves": accountant -> rows of {"delta", "epsilon"}, with a "reason" if epsilon is None.
 
     Raises:
         ValueError: the file is missing, or a row is not usable. The message names the row.
@@ -107,14 +122,16 @@ def profiles_of_file(path: Path, deltas: str) -> list[dict[str, Any]]:
             "Remove one of the two."
         )
     # Check each row, and collect the calibration requests.
-    answers, requests = [], []
+    answers, requests = list[CurvesOfRun](), list[CalibrationRequest]()
     for position, row in enumerate(rows, start=1):
         try:
             numbers = {name: number(name, row[name]) for name in columns}
-            answer = {**numbers, **whole_numbers(numbers)}
+            answer = _without_curves(whole_numbers(numbers))
             if given:
+                answer["noise_multiplier"] = numbers["noise_multiplier"]
                 _event(answer, numbers["noise_multiplier"])
             else:
+                answer["epsilon"], answer["delta"] = numbers["epsilon"], numbers["delta"]
                 requests.append(request(numbers))
         except ValueError as error:
             raise ValueError(f"row {position}: {error}") from error
@@ -125,12 +142,12 @@ def profiles_of_file(path: Path, deltas: str) -> list[dict[str, Any]]:
             sigmas: Iterable[float | str] = (
                 [answer["noise_multiplier"] for answer in answers] if given else _sigmas(requests, accountant.name)
             )
-            for answer, sigma in zip(answers, sigmas, strict=True):
-                _add_curve(answer, accountant, sigma, values)
+            for answer, own in zip(answers, sigmas, strict=True):
+                _add_curve(answer, accountant, own, values)
     return answers
 
 
-def profiles_of_sweep(source: str, storage: str, deltas: str | None) -> list[dict[str, Any]]:
+def profiles_of_sweep(source: str, storage: str, deltas: str | None) -> list[CurvesOfRun]:
     """Return the profiles of a sweep's distinct (b, T) at its training noise, as `profiles_of_file` does.
 
     Args:
@@ -149,39 +166,38 @@ def profiles_of_sweep(source: str, storage: str, deltas: str | None) -> list[dic
             f"SWEEP must be without private selection, got {source!r}. One run's curve is below what its choice costs: "
             "read the card of the released model, which has ε of the whole at several δ."
         )
-    private = [t for t in plan.trials if plan.privacy[t.run_id]["num_steps"] is not None]
+    events = {run_id: record.mechanism.event for run_id, record in plan.privacy.items()}
+    private = [t for t in plan.trials if isinstance(events[t.run_id], PoissonGaussian)]
     if not private:
         raise ValueError(f"SWEEP must have private runs, got {source!r} without noise. It has no privacy profile.")
     # Choose the values of δ.
-    target = plan.privacy[private[0].run_id]["delta"]
+    target = plan.privacy[private[0].run_id].accounted.delta
     with_target = sorted({*delta_values(DELTAS), target, min(10 * target, 0.5)}, reverse=True)
     values = delta_values(deltas) if deltas is not None else with_target
     # Compute the curves of each distinct (b, T).
     distinct = {(t.batch_size, t.num_steps): t for t in private}
-    answers = []
+    answers: list[CurvesOfRun] = []
     with stderr.status("Compute ε at each δ") as status:
         for position, ((batch_size, num_steps), trial) in enumerate(sorted(distinct.items()), start=1):
             status.update(f"Compute ε at each δ: configuration {position} of {len(distinct)}")
-            record = plan.privacy[trial.run_id]
-            sigma = record["noise_multiplier"]
-            answer = {
-                "n": trial.num_examples,
-                "batch_size": batch_size,
-                "num_steps": num_steps,
-                "noise_multiplier": sigma,
-                "epsilon": record["target_epsilon"],
-                "delta": record["delta"],
-            }
-            event = PoissonGaussian(
-                sample_rate=record["sample_rate"], noise_multiplier=sigma, num_steps=record["num_steps"]
+            accounted, event = plan.privacy[trial.run_id].accounted, events[trial.run_id]
+            assert isinstance(event, PoissonGaussian), "the run is private"
+            answers.append(
+                {
+                    "n": trial.num_examples,
+                    "batch_size": batch_size,
+                    "num_steps": num_steps,
+                    "noise_multiplier": event.noise_multiplier,
+                    "epsilon": accounted.target_epsilon,
+                    "delta": accounted.delta,
+                    "noise_multipliers": {a.name: event.noise_multiplier for a in ACCOUNTANTS},
+                    "curves": {a.name: _curve(event, values, a) for a in ACCOUNTANTS},
+                }
             )
-            answer["noise_multipliers"] = {a.name: sigma for a in ACCOUNTANTS}
-            answer["curves"] = {a.name: _curve(event, values, a) for a in ACCOUNTANTS}
-            answers.append(answer)
     return answers
 
 
-def write_profile_page(answers: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
+def write_profile_page(answers: Sequence[CurvesOfRun], path: Path, title: str) -> None:
     """Write a page with one panel of all curves per accountant, and the tables of figures."""
     from analysis import ProfileCurve, write_profile_grid
 
@@ -202,7 +218,7 @@ def write_profile_page(answers: Sequence[Mapping[str, Any]], path: Path, title: 
     write_profile_grid(panels, path, title=title, target=target)
 
 
-def table_rows(answers: Sequence[Mapping[str, Any]], accountant: str) -> list[dict[str, Any]]:
+def table_rows(answers: Sequence[CurvesOfRun], accountant: str) -> list[dict[str, object]]:
     """Return the rows of the printed table for one accountant's curves."""
     return [
         {
@@ -226,25 +242,34 @@ def _accountant_of(source: str, storage: str) -> str:
     return own if own in {accountant.name for accountant in ACCOUNTANTS} else DEFAULT_ACCOUNTANT
 
 
-def _event(run: Mapping[str, Any], noise_multiplier: float) -> PoissonGaussian:
+def _event(run: Run, noise_multiplier: float) -> PoissonGaussian:
     n, batch_size = run["n"], run["batch_size"]
     if not 1 <= batch_size <= n:
         raise ValueError(f"batch_size must be >= 1 and <= n {n}, got {batch_size}. It is the expected batch size.")
     return PoissonGaussian(sample_rate=batch_size / n, noise_multiplier=noise_multiplier, num_steps=run["num_steps"])
 
 
-def _add_curve(answer: dict[str, Any], accountant: Accountant, sigma: float | str, deltas: list[float]) -> None:
+def _without_curves(run: Run) -> CurvesOfRun:
+    return {
+        "n": run["n"],
+        "batch_size": run["batch_size"],
+        "num_steps": run["num_steps"],
+        "noise_multipliers": {},
+        "curves": {},
+    }
+
+
+def _add_curve(answer: CurvesOfRun, accountant: Accountant, sigma: float | str, deltas: list[float]) -> None:
     """Add the curve at σ to an answer. If σ is a text, it is the reason why there is no curve."""
-    known = not isinstance(sigma, str)
-    answer.setdefault("noise_multipliers", {})[accountant.name] = sigma if known else None
-    answer.setdefault("curves", {})[accountant.name] = (
-        _curve(_event(answer, float(sigma)), deltas, accountant)
-        if known
-        else [{"delta": delta, "epsilon": None, "reason": sigma} for delta in deltas]
-    )
+    if isinstance(sigma, str):
+        answer["noise_multipliers"][accountant.name] = None
+        answer["curves"][accountant.name] = [{"delta": d, "epsilon": None, "reason": sigma} for d in deltas]
+    else:
+        answer["noise_multipliers"][accountant.name] = sigma
+        answer["curves"][accountant.name] = _curve(_event(answer, sigma), deltas, accountant)
 
 
-def _curve(event: PoissonGaussian, deltas: list[float], accountant: Accountant) -> list[dict[str, Any]]:
+def _curve(event: PoissonGaussian, deltas: list[float], accountant: Accountant) -> list[ProfileRow]:
     """Return ε at each δ, from the user's cache if it is there."""
     return profile_rows(event, deltas, accountant, cache_dir=cache_dir() / "profiles")
 

@@ -8,7 +8,6 @@ detected + share of non-members not accused).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,7 +85,7 @@ THRESHOLD_ATTACKS = {
 }
 
 
-def attack(shadow: Observed, target: Observed) -> dict[str, dict[str, Any]]:
+def attack(shadow: Observed, target: Observed) -> dict[str, dict[str, object]]:
     """Run the four attacks.
 
     Args:

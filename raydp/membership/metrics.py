@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -36,7 +35,7 @@ class Estimate:
     high: float
     std_error: float | None = None
 
-    def document(self, name: str) -> dict[str, Any]:
+    def document(self, name: str) -> dict[str, object]:
         """Return the figure and its interval as data for JSON."""
         return {name: self.value, f"{name}_interval": [self.low, self.high]}
 
@@ -202,7 +201,7 @@ def best_accuracy(members: ArrayLike, nonmembers: ArrayLike, *, confidence: floa
     return Estimate(value=value, low=max(0.5, value - half), high=min(1.0, value + half))
 
 
-def curve_figures(members: ArrayLike, nonmembers: ArrayLike) -> dict[str, Any]:
+def curve_figures(members: ArrayLike, nonmembers: ArrayLike) -> dict[str, object]:
     """Return the figures that need no threshold, as data for JSON, each with its interval.
 
     They are auc with its standard error, and the true positive rates at 1 % and 0.1 % false positives. A rate that
@@ -210,7 +209,7 @@ def curve_figures(members: ArrayLike, nonmembers: ArrayLike) -> dict[str, Any]:
     1 %, the rate that attacks are compared by, it is the figure at no false positive, and `reason` says so.
     """
     area = auc(members, nonmembers)
-    document: dict[str, Any] = {**area.document("auc"), "auc_std_error": area.std_error}
+    document: dict[str, object] = {**area.document("auc"), "auc_std_error": area.std_error}
     reasons = []
     count = np.size(nonmembers)
     for name, rate in RATES.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ ENOUGH_TO_STOP_EARLY = 20
 """Members and non-members needed for early stopping. A tenth of fewer is too small to decide when to stop."""
 
 
-def neural_attack(shadow: Observed, target: Observed, *, seed: int = 0, presort: bool = False) -> dict[str, Any]:
+def neural_attack(shadow: Observed, target: Observed, *, seed: int = 0, presort: bool = False) -> dict[str, object]:
     """Train on the shadow's outputs, whose membership is known, and attack the target's.
 
     An attacker who knows some members of the target passes as `shadow` the target's outputs on these members and on as
@@ -63,7 +62,7 @@ def neural_attack(shadow: Observed, target: Observed, *, seed: int = 0, presort:
     scores = (probability(target.members), probability(target.nonmembers))
     figures = curve_figures(*scores)
     no_classes = "accuracy_class_thresholds: the network reads the class, and has one threshold"
-    reasons = [no_classes, *([figures.pop("reason")] if "reason" in figures else [])]
+    reasons = [no_classes, *([str(figures.pop("reason"))] if "reason" in figures else [])]
     return {
         **accuracy_at(*scores, 0.5).document("accuracy"),
         "accuracy_class_thresholds": None,

@@ -8,7 +8,6 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +75,7 @@ def read_outputs(path: Path) -> tuple[Observed, Observed]:
     return shadow, target
 
 
-def _arrays(path: Path) -> Mapping[str, NDArray[Any]]:
+def _arrays(path: Path) -> Mapping[str, NDArray[np.generic]]:
     if not path.is_file():
         raise ValueError(f"FILE must be an existing .npz file, got {str(path)!r}. Check the path.")
     try:
@@ -102,7 +101,7 @@ def _missing(name: str, others: Sequence[str]) -> str:
     return f"FILE must hold the array {name!r}, got {got}."
 
 
-def _outputs(name: str, probs: NDArray[Any], labels: NDArray[Any]) -> Outputs:
+def _outputs(name: str, probs: NDArray[np.generic], labels: NDArray[np.generic]) -> Outputs:
     """Return the checked arrays as float64 and int64."""
     problem, remedy = _problem_of_probs(probs), "Store the softmax outputs, one row per example."
     kind = "probs"
@@ -114,7 +113,7 @@ def _outputs(name: str, probs: NDArray[Any], labels: NDArray[Any]) -> Outputs:
     return Outputs(probs=probs.astype(np.float64).clip(0, 1), labels=labels.astype(np.int64))
 
 
-def _problem_of_probs(probs: NDArray[Any]) -> str | None:
+def _problem_of_probs(probs: NDArray[np.generic]) -> str | None:
     if probs.ndim != 2 or not len(probs) or probs.shape[1] < 2:
         return f"have the shape [N, K] with N >= 1 examples and K >= 2 classes, got {list(probs.shape)}"
     if not np.issubdtype(probs.dtype, np.floating) and not np.issubdtype(probs.dtype, np.integer):
@@ -132,19 +131,20 @@ def _problem_of_probs(probs: NDArray[Any]) -> str | None:
     return None
 
 
-def _problem_of_labels(labels: NDArray[Any], num_examples: int, num_classes: int) -> str | None:
+def _problem_of_labels(labels: NDArray[np.generic], num_examples: int, num_classes: int) -> str | None:
     if labels.shape != (num_examples,):
         return f"have the shape [{num_examples}], as many as its probs have rows, got {list(labels.shape)}"
     numeric = np.issubdtype(labels.dtype, np.integer) or np.issubdtype(labels.dtype, np.floating)
-    if not numeric or not (labels == np.round(labels)).all():
+    values = labels.astype(np.float64) if numeric else np.array([np.nan])
+    if not (values == np.round(values)).all():
         return f"be whole numbers, got {labels.dtype}"
-    outside = (labels < 0) | (labels >= num_classes)
+    outside = (values < 0) | (values >= num_classes)
     if outside.any():
         row = _first(outside)
         return f"be from 0 to {num_classes - 1}, as probs have {num_classes} classes, got {labels[row]} in row {row}"
     return None
 
 
-def _first(flags: Any) -> int:
+def _first(flags: NDArray[np.bool_] | np.bool_) -> int:
     """Return the position of the first true flag."""
-    return int(flags.argmax())
+    return int(np.argmax(flags))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from raydp.privacy import MethodRecord
 from raydp.privacy.mechanisms.reference import WeightedSets
 from raydp.spec.sections import Section
 from raydp.training.gradients.weights import UnitWeights
@@ -76,16 +77,18 @@ class Method(Protocol):
     """Trains a model.
 
     Attributes:
-        max_grad_norm: clipping norm of gradients; None if gradients are not clipped.
         private: whether its event is a guarantee, which is calibrated to the spec's (ε, δ).
         claims: whether the spec's ε is only a claim of the method without proof; its event is then NonPrivate.
         costs_its_steps: whether the time of a run is proportional to its steps, so that a few steps predict it.
     """
 
-    max_grad_norm: float | None
     private: ClassVar[bool]
     claims: ClassVar[bool]
     costs_its_steps: ClassVar[bool]
+
+    @property
+    def max_grad_norm(self) -> float | None:
+        """Return the clipping norm of gradients; None if gradients are not clipped."""
 
     @property
     def traits(self) -> StepTraits:
@@ -117,8 +120,8 @@ class Method(Protocol):
     def check(self, spec: SweepSpec, task: Task) -> None:
         """Raise ValueError if the method cannot train what the spec asks for."""
 
-    def record_fields(self, plan: TrialPlan) -> dict[str, Any]:
-        """Return the method's part of a run's privacy record: arguments of `raydp.privacy.privacy_record`."""
+    def record_fields(self, plan: TrialPlan) -> MethodRecord:
+        """Return the method's part of a run's privacy record."""
 
 
 class MethodSection(Section):
@@ -140,6 +143,6 @@ class MethodSection(Section):
     def check(self, spec: SweepSpec, task: Task) -> None:
         """Accept every spec and task."""
 
-    def record_fields(self, plan: TrialPlan) -> dict[str, Any]:
-        """Return no further fields."""
-        return {}
+    def record_fields(self, plan: TrialPlan) -> MethodRecord:
+        """Return a part that adds nothing: the method runs the event as it is."""
+        return MethodRecord()

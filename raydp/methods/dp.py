@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import numpy as np
 import torch
@@ -92,9 +92,9 @@ class DPSGD(MethodSection):
         return self
 
     @model_serializer(mode="wrap")
-    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave unused options out of a run's identity, so that a new option does not change existing runs."""
-        values: dict[str, Any] = handler(self)
+        values: dict[str, object] = handler(self)
         adaptive = ("clip_quantile", "clip_learning_rate", "count_noise_multiplier")
         unused: tuple[str, ...] = () if self.clipping == "adaptive" else adaptive
         unused += () if self.weight_decay else ("weight_decay", "decay")

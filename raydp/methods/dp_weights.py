@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from raydp.methods.base import MethodSection, poisson_batch
-from raydp.privacy import NonPrivate
+from raydp.privacy import MethodRecord, NonPrivate, Procedure, ReleasedWeights
 from raydp.privacy.mechanisms.claimed import WHY_CLAIMED, Formula, claimed_noise_std, claimed_sensitivity
 from raydp.spec.sections import Positive
 from raydp.tasks.base import Task
@@ -55,8 +55,8 @@ class DPWeights(MethodSection):
         return epsilons
 
     @model_serializer(mode="wrap")
-    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values: dict[str, Any] = handler(self)
+    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        values: dict[str, object] = handler(self)
         return values if self.epsilons else {k: v for k, v in values.items() if k != "epsilons"}
 
     def check(self, spec: SweepSpec, task: Task) -> None:
@@ -70,18 +70,18 @@ class DPWeights(MethodSection):
         """Return NonPrivate: nothing bounds the effect of one record on the trained weights."""
         return NonPrivate()
 
-    def record_fields(self, plan: TrialPlan) -> dict[str, Any]:
+    def record_fields(self, plan: TrialPlan) -> MethodRecord:
         """Return the claimed ε, and the caveat that it is only a claim."""
         assert plan.claimed_epsilon is not None, "the plan says what is claimed"
-        return {
-            "claimed_epsilon": plan.claimed_epsilon,
-            "caveats": (WHY_CLAIMED,),
-            "released_weights": {
-                "formula": self.formula,
-                "claimed_sensitivity": self._sensitivity(plan),
-                "noise_std": self.noise_std(plan, plan.claimed_epsilon),
-            },
-        }
+        released = ReleasedWeights(
+            formula=self.formula,
+            claimed_sensitivity=self._sensitivity(plan),
+            noise_std=self.noise_std(plan, plan.claimed_epsilon),
+        )
+        return MethodRecord(
+            procedure=Procedure(claimed_epsilon=plan.claimed_epsilon, released_weights=released),
+            caveats=(WHY_CLAIMED,),
+        )
 
     def noise_std(self, plan: TrialPlan, epsilon: float) -> float:
         """Return the standard deviation of the noise on each weight, by the formula for an ε."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from raydp.methods.dp import DPSGD
-from raydp.privacy import PoissonGaussian
+from raydp.privacy import MethodRecord, PoissonGaussian, Procedure
 from raydp.privacy.mechanisms.factorisation import banded_square_root
 from raydp.training.noise.stream import KeyedStream
 from raydp.training.trial_plan import TrialPlan
@@ -89,11 +89,12 @@ class DPMF(DPSGD):
         decay = 1 - plan.learning_rate * self._decoupled_decay
         return tuple(banded_square_root(self.num_bands, decay=decay, momentum=self.momentum).tolist())
 
-    def record_fields(self, plan: TrialPlan) -> dict[str, Any]:
+    def record_fields(self, plan: TrialPlan) -> MethodRecord:
         """Return how batches are drawn, and the mechanism in words."""
         event = self.event(plan, plan.noise_multiplier)
-        return {
-            "sampler": "cyclic poisson",
-            "mechanism": f"banded matrix factorisation with {self.num_bands} bands: {plan.num_steps} updates with "
+        procedure = Procedure(
+            sampler="cyclic poisson",
+            description=f"banded matrix factorisation with {self.num_bands} bands: {plan.num_steps} updates with "
             f"correlated noise, accounted as {event.num_steps} steps at {self.num_bands} times the rate",
-        }
+        )
+        return MethodRecord(procedure=procedure)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from pydantic import Field
 
 from raydp.methods.base import MethodSection
 from raydp.models.networks import NetworkName
-from raydp.privacy import PoissonGaussian
+from raydp.privacy import MethodRecord, PoissonGaussian, Procedure, ReleasedWeights
 from raydp.tasks.base import Task
 from raydp.tasks.classification.labelled import ClassificationTask, LabelledBatch
 from raydp.training.checkpoint import CheckpointStore
@@ -76,17 +76,20 @@ class OutputPerturbation(MethodSection):
         self.descent(plan)
         return PoissonGaussian(sample_rate=1.0, noise_multiplier=noise_multiplier, num_steps=1)
 
-    def record_fields(self, plan: TrialPlan) -> dict[str, Any]:
+    def record_fields(self, plan: TrialPlan) -> MethodRecord:
         """Return how batches are drawn, and the noise on the trained weights."""
         sensitivity = self.descent(plan).sensitivity(plan.num_steps)
-        return {
-            "sampler": "none: fixed batches, each example once a pass; noise once, on the trained weights",
-            "divisor": "batch size",
-            "mechanism": "training without noise; noise once, on the trained weights",
-            "observer": "sees the released weights",
-            "also_not_covered": ("the weights of the steps before, which have no noise and are not kept",),
-            "released_weights": {"sensitivity": sensitivity, "noise_std": self._noise_std(plan, sensitivity)},
-        }
+        procedure = Procedure(
+            sampler="none: fixed batches, each example once a pass; noise once, on the trained weights",
+            divisor="batch size",
+            description="training without noise; noise once, on the trained weights",
+            observer="sees the released weights",
+            released_weights=ReleasedWeights(sensitivity=sensitivity, noise_std=self._noise_std(plan, sensitivity)),
+        )
+        return MethodRecord(
+            procedure=procedure,
+            also_not_covered=("the weights of the steps before, which have no noise and are not kept",),
+        )
 
     def descent(self, plan: TrialPlan) -> LogisticDescent:
         """Return the gradient descent of a run."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from raydp.methods.base import MethodSection, poisson_batch
 from raydp.methods.nonprivate import plain_rule
 from raydp.models import base_models as models
-from raydp.privacy import PoissonGaussian
+from raydp.privacy import MethodRecord, PoissonGaussian, Procedure
 from raydp.tasks.base import Task
 from raydp.tasks.classification.labelled import ClassificationTask, LabelledExamples
 from raydp.training import loop
@@ -99,9 +99,9 @@ class PATE(MethodSection):
         return self
 
     @model_serializer(mode="wrap")
-    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out options that do not apply to the kind of teachers, so that existing runs keep their identity."""
-        values: dict[str, Any] = handler(self)
+        values: dict[str, object] = handler(self)
         ignored = {*OF_PROMPTED, "teachers"} if self.teachers == "trained" else OF_TRAINED
         return {k: v for k, v in values.items() if v is not None and k not in ignored}
 
@@ -170,7 +170,7 @@ class PATE(MethodSection):
         check = 0.0 if self.threshold_noise is None else self.threshold_noise**-2
         return noise_multiplier * math.sqrt(self.num_queries * (2 + check))
 
-    def record_fields(self, plan: TrialPlan) -> dict[str, Any]:
+    def record_fields(self, plan: TrialPlan) -> MethodRecord:
         """Return what the method releases."""
         sigma = self.answer_noise(plan.noise_multiplier)
         checked = ""
@@ -182,17 +182,20 @@ class PATE(MethodSection):
         teachers = "teachers"
         if self.teachers == "prompted":
             teachers = f"prompted teachers of {self.num_demonstrations} demonstrations"
-        return {
-            "sampler": "every example is one teacher's",
-            "divisor": "none",
-            "observer": "sees the noisy answers and the student",
-            "also_not_covered": (
+        procedure = Procedure(
+            sampler="every example is one teacher's",
+            divisor="none",
+            observer="sees the noisy answers and the student",
+            description=f"PATE: {self.num_queries} queries to {self.num_teachers} {teachers}, noise of std "
+            f"{sigma:.4g} votes on each count{checked}",
+        )
+        return MethodRecord(
+            procedure=procedure,
+            also_not_covered=(
                 "the teachers and their votes, which have no noise: the votes stay in the sweep's folder",
                 "the public inputs, which are taken to be public",
             ),
-            "mechanism": f"PATE: {self.num_queries} queries to {self.num_teachers} {teachers}, noise of std "
-            f"{sigma:.4g} votes on each count{checked}",
-        }
+        )
 
     def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
         """Return the student's batch: positions among the answers, as if all queries had an answer."""

@@ -9,23 +9,38 @@ from raydp.privacy.accounting.profile import profile
 from raydp.privacy.accounting.prv import PRVAccountant
 from raydp.privacy.accounting.rdp import RDPAccountant
 from raydp.privacy.accounting.root_search import CalibrationError
+from raydp.privacy.mechanisms.data_sets import DataSetsRecord, SetEpsilon, data_sets_record, epsilons_of_sets
 from raydp.privacy.mechanisms.one_run import Guesses, OneRunBound, one_run_bound, one_run_p_value
 from raydp.privacy.mechanisms.private_selection import SelectionCalibration, calibrate_selection, selection_guarantee
-from raydp.privacy.mechanisms.reference import WeightedSets, data_sets_record, epsilons_of_sets, excess_risk_bounds
+from raydp.privacy.mechanisms.reference import WeightedSets, excess_risk_bounds
 from raydp.privacy.mechanisms.tuning import NumRuns, PoissonRuns, TruncatedNegativeBinomial, tuned_epsilon
 from raydp.privacy.records.card import card_markdown, remarks
+from raydp.privacy.records.card_content import LedgerSummary, PrivacyCard, ReleasedTogether, Searched
 from raydp.privacy.records.guarantee import attack_summary, composed, guarantee, profile_rows
-from raydp.privacy.records.record import composed_epsilon, privacy_record
+from raydp.privacy.records.parts import (
+    AccountedEpsilon,
+    Mechanism,
+    MethodRecord,
+    PrivateSelectionRecord,
+    Procedure,
+    ReleasedWeights,
+)
+from raydp.privacy.records.record import PrivacyRecord, composed_epsilon, privacy_record
 
 __all__ = [
     "Accountant",
     "AccountantError",
+    "AccountedEpsilon",
     "AttackBounds",
     "Calibration",
     "CalibrationError",
     "CalibrationRequest",
+    "DataSetsRecord",
     "Event",
     "Guesses",
+    "LedgerSummary",
+    "Mechanism",
+    "MethodRecord",
     "NonPrivate",
     "NumRuns",
     "OneRunBound",
@@ -33,9 +48,17 @@ __all__ = [
     "PRVAccountant",
     "PoissonGaussian",
     "PoissonRuns",
+    "PrivacyCard",
+    "PrivacyRecord",
     "PrivacyTarget",
+    "PrivateSelectionRecord",
+    "Procedure",
     "RDPAccountant",
+    "ReleasedTogether",
+    "ReleasedWeights",
+    "Searched",
     "SelectionCalibration",
+    "SetEpsilon",
     "TruncatedNegativeBinomial",
     "WeightedSets",
     "attack_bounds",

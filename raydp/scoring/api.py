@@ -12,7 +12,7 @@ from raydp.io.output import stderr
 from raydp.scores.requests import requests_of
 from raydp.sweep.api import sweep_folder
 
-ScoreLike = str | Mapping[str, Any]
+ScoreLike = str | Mapping[str, object]
 
 
 def score(
@@ -49,7 +49,7 @@ def score(
         from raydp.scoring.one_model import score_model
 
         spec = None if task is None else Path(task)
-        document = score_model(
+        document: Mapping[str, Any] = score_model(
             str(source), requests, task=spec, tracking_uri=tracking_uri, seed=seed or 0, console=stderr
         )
         columns = ["score", "value", "std_error", "num_samples"]

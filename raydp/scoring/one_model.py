@@ -18,7 +18,7 @@ from raydp.scores.base import Context, Measurement
 from raydp.scores.requests import ScoreRequest
 from raydp.spec.document import SweepSpec, load_spec
 from raydp.spec.sections import ModelSpec
-from raydp.tasks.base import task_of
+from raydp.tasks.base import Task, task_of
 from raydp.tracking import fetch_model, log_scores, show_model
 
 
@@ -79,7 +79,7 @@ def score_model(
     }
 
 
-def _task(spec: SweepSpec, requests: list[ScoreRequest]) -> Any:
+def _task(spec: SweepSpec, requests: list[ScoreRequest]) -> Task:
     """Build the task, after checking that the scores fit it."""
     built = task_of(spec, models.tokenizer_if_any(spec.model.name))
     for request in requests:

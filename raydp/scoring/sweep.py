@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import NotRequired, TypedDict
 
 from rich.console import Console
 
@@ -27,6 +28,54 @@ from raydp.tasks.base import Task
 from raydp.tracking import log_scores
 
 
+class FailedModel(TypedDict):
+    """A model that could not be measured."""
+
+    run_id: str
+    reason: str
+
+
+class MeasuredScore(TypedDict):
+    """A score's values of a sweep's models.
+
+    Keys:
+        score: name of the score.
+        note: says that training measured the score; there are no other keys then.
+        measured: number of models that this call measured.
+        already: number of models that were measured before.
+    """
+
+    score: str
+    note: NotRequired[str]
+    seed: NotRequired[int | None]
+    measured: NotRequired[int]
+    already: NotRequired[int]
+    failed: NotRequired[list[FailedModel]]
+    base: NotRequired[float | None]
+    min: NotRequired[float | None]
+    mean: NotRequired[float | None]
+    max: NotRequired[float | None]
+    seconds: NotRequired[float]
+
+
+class SweepScores(TypedDict):
+    """The document of `raydp score SWEEP --json`.
+
+    Keys:
+        folder: the sweep's folder.
+        scores: label -> its values.
+        tracked: number of models with all values in MLflow.
+        note: None, or why MLflow has no values.
+        interrupted: whether measurements are missing.
+    """
+
+    folder: Path
+    scores: dict[str, MeasuredScore]
+    tracked: int
+    note: str | None
+    interrupted: bool
+
+
 def score_sweep(
     folder: SweepFolder,
     requests: list[ScoreRequest],
@@ -34,7 +83,7 @@ def score_sweep(
     seed: int | None = None,
     workers: int | None = None,
     console: Console,
-) -> dict[str, Any]:
+) -> SweepScores:
     """Measure every finished model of a sweep, and its base model, with scores.
 
     Results are committed one by one to storage/name/scores/, so a second call resumes where the first stopped. It
@@ -52,12 +101,6 @@ def score_sweep(
     private data that the guarantee does not cover. Its values are not logged to MLflow, because a score depends on the
     private secrets.
 
-    Returns:
-        The document of `raydp score SWEEP --json`: {"folder", "scores": {label: {"score", "seed", "measured" (by this
-        call), "already" (before it), "failed": [{"run_id", "reason"}], "base", "min", "mean", "max", "seconds"}},
-        "tracked" (number of models with all values in MLflow), "note" (None, or why MLflow has none),
-        "interrupted"}.
-
     Raises:
         ValueError: a score does not fit the task, a label is taken, the sweep is running, or its data or base weights
             have changed since it was started.
@@ -65,10 +108,7 @@ def score_sweep(
     with folder.locked():
         spec = folder.spec()
         with console.status("reading data and checking the model"):
-            task, weight_hash = build_task(spec)
-            require_same(folder, spec, task, weight_hash)
-            for request in requests:
-                request.plugin.params.check(task)
+            task = _checked_task(folder, spec, requests)
         # Measure what is left.
         write_counts(folder, task.secrets())
         runs = finished_runs(folder, spec)
@@ -82,16 +122,25 @@ def score_sweep(
         tracked = 0
         if note is None:
             tracked, note = _log_to_mlflow(folder, spec, runs, begun, console)
+        scores: dict[str, MeasuredScore] = {
+            r.label: {"score": r.plugin.name, "note": "measured in training"} for r in requests
+        }
         return {
             "folder": folder.path,
-            "scores": {
-                **{r.label: {"score": r.plugin.name, "note": "measured in training"} for r in requests},
-                **{b.label: b.summary(before[b.label]) for b in begun},
-            },
+            "scores": {**scores, **{b.label: b.summary(before[b.label]) for b in begun}},
             "tracked": tracked,
             "note": note,
             "interrupted": interrupted,
         }
+
+
+def _checked_task(folder: SweepFolder, spec: SweepSpec, requests: list[ScoreRequest]) -> Task:
+    """Build the task, after checking that nothing has changed and that the scores fit the task."""
+    task, weight_hash = build_task(spec)
+    require_same(folder, spec, task, weight_hash)
+    for request in requests:
+        request.plugin.params.check(task)
+    return task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +187,7 @@ class _Begun:
         names = tuple(self.seeds)
         return [job(names=names, seed=self.seeds[names[0]], done=done)] if left else []
 
-    def summary(self, before: set[str]) -> dict[str, Any]:
+    def summary(self, before: set[str]) -> MeasuredScore:
         results_by_name = {name: self.measurements.finished(name) for name in self.seeds}
         documents = {name: document for name, document in results_by_name.items() if document is not None}
         values = [document["value"] for name, document in documents.items() if name != BASE_RUN]

@@ -18,6 +18,7 @@ from raydp.membership.metrics import best_accuracy, curve_figures
 from raydp.membership.shadows import Losses, shadow_attacks
 from raydp.models import base_models as models
 from raydp.models.sets import TrainedModels
+from raydp.privacy.accounting.infinity import json_number
 from raydp.scores.membership.mia import fresh, sample
 from raydp.scores.membership.mia_signals import losses
 from raydp.spec.document import SweepSpec
@@ -89,7 +90,7 @@ def attack(specs: Sequence[SweepSpec], folders: Sequence[SweepFolder], seed: int
     (trial,) = plan.trials
     return {
         **{k: getattr(trial, k) for k in ("batch_size", "num_steps", "learning_rate", "noise_multiplier")},
-        "epsilon": plan.record["epsilon"],
+        "epsilon": json_number(plan.record.accounted.epsilon),
         "delta": plan.delta,
         "num_examples": plan.facts.num_examples,
         "num_examples_of_the_whole": len(whole.train),

@@ -233,7 +233,7 @@ def _result_of(variant: Variant, ran: SweepResult) -> VariantResult:
     return VariantResult(
         name=variant.spec.name,
         values=variant.values,
-        epsilon=max(float(record["epsilon"]) for record in records),
+        epsilon=max(record.accounted.epsilon for record in records),
         counts=ran.counts,
         selected=None if ran.selected is None else ran.selected.to_dict(),
         best_utility=None if ran.best_utility is None else ran.best_utility.to_dict(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from raydp.tracking.records import TrialRecord
 
@@ -53,7 +53,7 @@ class Tracker(Protocol):
     def set_alias(self, alias: str, model_uri: str) -> None:
         """Point an alias at a recorded model."""
 
-    def finish_sweep(self, summary: Mapping[str, Any], artifacts: Path | None = None) -> None:
+    def finish_sweep(self, summary: Mapping[str, object], artifacts: Path | None = None) -> None:
         """Close the sweep's record.
 
         Args:

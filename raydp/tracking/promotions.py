@@ -11,7 +11,7 @@ import json
 import re
 import secrets
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from raydp.tracking.sealing.trust import ALARM_TAG, Trust
 
@@ -26,6 +26,22 @@ BEST_UTILITY = "best-utility"
 PROMOTION_TAG = "promotion"
 MAX_REASON_CHARS = 4000
 """Some databases limit MLflow's tags to 5,000 characters, and the rest of the entry needs space too."""
+
+
+class Promotion(TypedDict):
+    """An entry of a trail.
+
+    Keys:
+        at: when the alias was set (UTC, ISO 8601).
+        by: who set it.
+        previous_version: the version that the alias pointed at before; None if there was none.
+    """
+
+    alias: str
+    reason: str
+    at: str
+    by: str
+    previous_version: str | None
 
 
 def check_alias(alias: str) -> None:
@@ -77,21 +93,23 @@ def check_claim(store: Store, version: ModelVersion, model: LoggedModel, alias: 
 
 def note(
     store: Store, name: str, version: str, alias: str, reason: str, *, previous: str | None, by: str | None = None
-) -> dict[str, Any]:
-    """Add an entry to a version's trail.
-
-    Returns:
-        alias, reason, at (UTC, ISO 8601), by and previous_version.
-    """
+) -> Promotion:
+    """Add an entry to a version's trail, and return the entry."""
     at = datetime.now(UTC)
-    entry = {"alias": alias, "reason": reason, "at": at.isoformat(), "by": by or _user(), "previous_version": previous}
+    entry: Promotion = {
+        "alias": alias,
+        "reason": reason,
+        "at": at.isoformat(),
+        "by": by or _user(),
+        "previous_version": previous,
+    }
     # The random part separates two entries of the same moment: a tag of the same name would replace the first.
     key = f"{PROMOTION_TAG}.{at:%Y%m%dT%H%M%S.%fZ}.{secrets.token_hex(4)}"
     store.client.set_model_version_tag(name, version, key, json.dumps(entry, ensure_ascii=False))
     return entry
 
 
-def trail(tags: dict[str, str]) -> list[dict[str, Any]]:
+def trail(tags: dict[str, str]) -> list[Promotion]:
     """Return the entries on a version, oldest first."""
     return [json.loads(tags[key]) for key in sorted(tags) if key.startswith(f"{PROMOTION_TAG}.")]
 

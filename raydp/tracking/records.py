@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from raydp.tracking.portable import model_files, portable
 from search_spaces.configuration import HYPERPARAMETERS
@@ -49,19 +49,19 @@ class TrialRecord:
     num_steps: int | None
     learning_rate: float | None
     seed: int
-    params: Mapping[str, Any]
+    params: Mapping[str, object]
     metrics: Mapping[str, float | None]
-    privacy: Mapping[str, Any]
-    base: Mapping[str, Any]
+    privacy: Mapping[str, object]
+    base: Mapping[str, object]
     model_dir: Path
     seconds: float | None
-    step_metrics: Sequence[Mapping[str, Any]] = field(default=())
+    step_metrics: Sequence[Mapping[str, float]] = field(default=())
     card: str = ""
     status: Literal["finished", "stopped"] = "finished"
 
     def __post_init__(self) -> None:
         assert re.fullmatch(r"[\w.-]+", self.run_id), "a run's identity is a hash"
-        assert float(self.privacy["epsilon"]) > 0, "a non-private model has epsilon inf, never 0"
+        assert number_of(self.privacy["epsilon"]) > 0, "a non-private model has epsilon inf, never 0"
         assert {"name", "weight_hash"} <= set(self.base), "the base model is named and hashed"
         clashes = set(self.params) & {*HYPERPARAMETERS, "seed"}
         assert not clashes, f"params repeat fields of the record: {sorted(clashes)}"
@@ -97,7 +97,7 @@ class TrialRecord:
         missing += [name for name, value in values.items() if not math.isfinite(value)]
         for name in PRIVACY_METRICS:
             if self.privacy.get(name) is not None:
-                values[name] = float(self.privacy[name])
+                values[name] = number_of(self.privacy[name])
         if self.seconds is not None:
             values["seconds"] = self.seconds
         return {name: value for name, value in values.items() if math.isfinite(value)}, sorted(missing)
@@ -113,7 +113,13 @@ def as_params(values: Mapping[str, object]) -> dict[str, str]:
     return texts
 
 
-def flatten(values: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
+def number_of(value: object) -> float:
+    """Return the number in a field of a privacy record, where infinity may be the string "inf"."""
+    assert isinstance(value, int | float | str), f"a record's figure is a number, got {type(value).__name__}"
+    return float(value)
+
+
+def flatten(values: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Flatten nested mappings into one, with dots between the keys."""
     flat: dict[str, object] = {}
     for key, value in values.items():

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raydp.spec.sections.cluster import REGISTERED_MODEL, TrackingSpec
 from raydp.tracking.base import Tracker
@@ -151,7 +151,7 @@ class MLflowTracker:
         set_alias(name, alias, version, tracking_uri=self.store.uri)
 
     @delivering()
-    def finish_sweep(self, summary: Mapping[str, Any], artifacts: Path | None = None) -> None:
+    def finish_sweep(self, summary: Mapping[str, object], artifacts: Path | None = None) -> None:
         """End the parent run.
 
         Args:
@@ -162,7 +162,8 @@ class MLflowTracker:
 
         run_id = self._open_sweep().parent_id
         self._client.log_text(run_id, to_json(summary), "summary.json")
-        numbers = {k: v for k, v in flatten(portable(summary)).items() if type(v) in (int, float)}
+        plain = flatten(portable(summary)).items()
+        numbers = {k: v for k, v in plain if isinstance(v, int | float) and not isinstance(v, bool)}
         now = int(time.time() * 1000)
         self._client.log_batch(run_id, metrics=[Metric(clean_key(k), float(v), now, 0) for k, v in numbers.items()])
         if artifacts is not None:

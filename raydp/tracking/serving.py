@@ -22,6 +22,7 @@ from raydp.tracking.sealing.signing import trusted_keys
 
 if TYPE_CHECKING:
     import pandas as pd
+    from torch import nn
 
 DEFAULTS = {"max_new_tokens": 32, "temperature": 0.0}
 OPTIONS = ("base", "dtype", "trusted_keys")
@@ -34,7 +35,7 @@ class TextGenerator:
     model: Any
     tokenizer: Any
 
-    def predict(self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None) -> list[str]:
+    def predict(self, model_input: pd.DataFrame, params: Mapping[str, float] | None = None) -> list[str]:
         """Continue each prompt.
 
         Args:
@@ -64,9 +65,11 @@ class TextGenerator:
 class Classifier:
     """A classification network, in the form that MLflow's scoring server calls."""
 
-    model: Any
+    model: nn.Module
 
-    def predict(self, model_input: NDArray[np.float32], params: Mapping[str, Any] | None = None) -> NDArray[np.float32]:
+    def predict(
+        self, model_input: NDArray[np.float32], params: Mapping[str, float] | None = None
+    ) -> NDArray[np.float32]:
         """Return [n, K] probabilities of the classes for inputs [n, *shape]."""
         import torch
 

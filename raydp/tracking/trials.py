@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raydp.tracking.delivery import NotDeliveredError
 from raydp.tracking.models.model_folder import upload
@@ -88,7 +88,7 @@ class TrialWriter:
         self._end(run, trial.status, trial)
         return model_uri
 
-    def write_failure(self, run_id: str, reason: str, params: Mapping[str, Any], status: str) -> None:
+    def write_failure(self, run_id: str, reason: str, params: Mapping[str, object], status: str) -> None:
         """Record a trial without a model; see `Tracker.fail_trial`."""
         from mlflow.entities import Param, RunTag
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+
+from raydp.privacy import LedgerSummary
 
 REPLAY_NOTE = "a replayed step draws the same noise, and only one execution of it enters the model"
 
@@ -24,8 +25,8 @@ class Ledger:
         with self._path.open("a", encoding="ascii") as stream:
             stream.write(f"{step}\n")
 
-    def summary(self) -> dict[str, Any]:
-        """Return "executions" of noisy steps, distinct "noisy_steps", "replays", and a note on what a replay is."""
+    def summary(self) -> LedgerSummary:
+        """Return how many noisy steps were executed and replayed."""
         steps = self._steps()
         return {
             "noisy_steps": len(set(steps)),

@@ -23,7 +23,15 @@ from raydp.cli.show.sweeps import lookup_commands
 from raydp.methods.dp import DPSGD
 from raydp.methods.dp_weights import DPWeights
 from raydp.models import base_models as models
-from raydp.privacy import NonPrivate, PLDAccountant, PoissonGaussian, privacy_record
+from raydp.privacy import (
+    AccountedEpsilon,
+    Mechanism,
+    NonPrivate,
+    PLDAccountant,
+    PoissonGaussian,
+    PrivacyCard,
+    privacy_record,
+)
 from raydp.privacy.accounting.gdp import gaussian_epsilon
 from raydp.privacy.mechanisms.claimed import CLAIM, claimed_noise_std, claimed_sensitivity
 from raydp.privacy.records.card import card_markdown
@@ -43,6 +51,7 @@ from raydp.training.comm import LocalComm
 from raydp.training.noise.stream import TEST_KEY
 from raydp.training.trial_plan import TrialPlan
 from tests.conftest import Answer, small_spec
+from tests.plans import NO_GUARANTEE
 from tests.training import toys
 
 SPEC = Path(__file__).parents[2] / "docs/specs/mechanisms/dp_weights.yaml"
@@ -185,25 +194,32 @@ def test_one_record_on_which_the_others_wait_moves_them_by_all_that_training_doe
 
 def test_the_record_says_that_it_is_a_claim() -> None:
     method = DPWeights(formula="algorithm_2")
+    accounted = AccountedEpsilon(
+        epsilon=math.inf, delta=1e-5, target_epsilon=None, accountant="pld", accountant_version="not used"
+    )
     record = privacy_record(
-        event=method.event(FULL, 1.0), epsilon=math.inf, delta=1e-5, target_epsilon=None, accountant="pld",
-        accountant_version="not used", unit="digit", max_grad_norm=1.0, noise_key="secret",
-        **method.record_fields(FULL),
-    )  # fmt: skip
-    assert (record["epsilon"], record["certified"], record["claimed_epsilon"]) == ("inf", False, 1.0)
-    assert record["not_certified_because"][0].startswith("claimed ε, not certified: ")
-    assert record["seed_policy"].startswith("sampling masks and noise come from a secret")
-    said = {"profile": [], "gdp_mu": None, "gdp_mu_reason": "none", "attack": {"reason": "none"}}
-    card = card_markdown({**record, "guarantee": said})
+        accounted=accounted,
+        mechanism=Mechanism(event=method.event(FULL, 1.0), max_grad_norm=1.0),
+        unit="digit",
+        noise_key="secret",
+        method=method.record_fields(FULL),
+    )
+    assert (record.accounted.epsilon, record.certified, record.procedure.claimed_epsilon) == (math.inf, False, 1.0)
+    assert record.not_certified_because[0].startswith("claimed ε, not certified: ")
+    assert record.seed_policy.startswith("sampling masks and noise come from a secret")
+    card = card_markdown(PrivacyCard(record=record, guarantee=NO_GUARANTEE))
     assert "No privacy guarantee is known: ε is infinite. The method claims (1, 1e-05)" in card
     assert CLAIM in card
     assert "differentially private" not in card
     event = PoissonGaussian(sample_rate=1.0, noise_multiplier=1.0, num_steps=1)
     with pytest.raises(ValueError, match="claimed_epsilon must be left out of a run with an epsilon"):
         privacy_record(
-            event=event, epsilon=1.0, delta=1e-5, target_epsilon=1.0, accountant="pld", accountant_version="x",
-            unit="digit", max_grad_norm=1.0, noise_key="secret", claimed_epsilon=1.0,
-        )  # fmt: skip
+            accounted=replace(accounted, epsilon=1.0, target_epsilon=1.0),
+            mechanism=Mechanism(event=event, max_grad_norm=1.0),
+            unit="digit",
+            noise_key="secret",
+            method=method.record_fields(FULL),
+        )
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from scipy.linalg import toeplitz
 
 from raydp.methods.dp import DPSGD
 from raydp.methods.mf import DPMF, cyclic_poisson_batch
-from raydp.privacy import PLDAccountant, PoissonGaussian, card_markdown
+from raydp.privacy import PLDAccountant, PoissonGaussian, PrivacyCard, card_markdown
 from raydp.privacy.mechanisms.factorisation import banded_square_root
 from raydp.selftest.linear import LinearTask, linear_trainee
 from raydp.selftest.observe import NO_NOISE, observed_plan, summed_updates, with_sgd
@@ -22,6 +22,7 @@ from raydp.spec.document import load_spec
 from raydp.sweep.planning.plan import make_plan
 from raydp.training.comm import LocalComm
 from tests.conftest import small_spec
+from tests.plans import NO_GUARANTEE
 from tests.training import toys
 
 LARGER = replace(toys.PLAN, num_examples=400, batch_size=20, num_steps=50)
@@ -146,14 +147,21 @@ def test_the_plan_calibrates_the_event_and_says_what_is_run(tmp_path: Path) -> N
     (trial, *_), (row,) = plan.trials, plan.rows()
     record = plan.privacy[trial.run_id]
     assert (row["sample_rate"], row["num_steps"]) == (4 * 4 / 40, 10)
-    assert (record["sample_rate"], record["num_steps"], record["sampler"]) == (4 * 4 / 40, 3, "cyclic poisson")
-    assert 0 < record["epsilon"] <= record["target_epsilon"]
+    assert (record.mechanism.sample_rate, record.mechanism.num_steps, record.procedure.sampler) == (
+        4 * 4 / 40,
+        3,
+        "cyclic poisson",
+    )
+    accounted, description = record.accounted, record.procedure.description
+    assert description is not None
+    assert accounted.target_epsilon is not None
+    assert 0 < accounted.epsilon <= accounted.target_epsilon
     event = PoissonGaussian(sample_rate=0.4, noise_multiplier=trial.noise_multiplier, num_steps=3)
-    assert PLDAccountant().epsilon(event, record["delta"]) <= record["target_epsilon"]
+    assert PLDAccountant().epsilon(event, accounted.delta) <= accounted.target_epsilon
     for words in ("4 bands", "10 updates", "3 steps"):
-        assert words in record["mechanism"]
-    shown = record | {"guarantee": {"profile": [], "gdp_mu": None, "gdp_mu_reason": "", "attack": {"reason": ""}}}
-    assert f"| mechanism | {record['mechanism']} |" in card_markdown(shown)
+        assert words in description
+    card = card_markdown(PrivacyCard(record=record, guarantee=NO_GUARANTEE))
+    assert f"| mechanism | {description} |" in card
 
 
 def test_a_space_with_a_configuration_that_does_not_fit_is_refused_before_anything_runs(tmp_path: Path) -> None:

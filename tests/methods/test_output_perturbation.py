@@ -295,15 +295,17 @@ def test_the_plan_and_the_record_say_what_is_released() -> None:
     plan = planned(spec_of(privacy=privacy, space={"points": [[128, 100, 0.2]]}))
     trial, (row,) = plan.trials[0], plan.rows()
     record = plan.privacy[trial.run_id]
-    assert (record["certified"], record["sample_rate"], record["num_steps"]) == (True, 1.0, 1)
-    assert record["sampler"].startswith("none: fixed batches")
-    assert record["divisor"] == "batch size"
-    released = record["released_weights"]
+    assert (record.certified, record.mechanism.sample_rate, record.mechanism.num_steps) == (True, 1.0, 1)
+    assert str(record.procedure.sampler).startswith("none: fixed batches")
+    assert record.procedure.divisor == "batch size"
+    released = record.procedure.released_weights
+    assert released is not None
+    assert released.sensitivity is not None
     # 12 batches of at most 128, so each is used 9 times in 100 steps: 9 η sqrt(2 (R² + 1)) / b at most
-    assert 0.9 < released["sensitivity"] / (9 * 0.2 * math.sqrt(2 * 17) / 128) < 1
-    assert released["noise_std"] == pytest.approx(trial.noise_multiplier * released["sensitivity"], rel=3e-4)
+    assert 0.9 < released.sensitivity / (9 * 0.2 * math.sqrt(2 * 17) / 128) < 1
+    assert released.noise_std == pytest.approx(trial.noise_multiplier * released.sensitivity, rel=3e-4)
     assert (row["sample_rate"], row["noise_multiplier"]) == (1.0, trial.noise_multiplier)
-    assert record["epsilon"] <= 2
+    assert record.accounted.epsilon <= 2
 
 
 def test_its_profile_is_that_of_one_release_whatever_the_steps(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from scipy import stats
 from raydp.cost.measure import measure_cost
 from raydp.methods.pate import PATE
 from raydp.models.networks import NetworkName
-from raydp.privacy import RDPAccountant, card_markdown, guarantee
+from raydp.privacy import PrivacyCard, RDPAccountant, card_markdown, guarantee
 from raydp.privacy.mechanisms.pate import pate_cost
 from raydp.selftest.checks.votes import vote_checks
 from raydp.selftest.ranks import on_ranks
@@ -307,7 +307,7 @@ def test_the_card_says_whom_the_guarantee_holds_against(tmp_path: Path) -> None:
     plan = make_plan(spec, task.facts(), weights)
     trial = plan.trials[0]
     event = spec.method.params.event(trial, trial.noise_multiplier)
-    card = card_markdown({**plan.privacy[trial.run_id], "guarantee": guarantee(event, "rdp")})
+    card = card_markdown(PrivacyCard(record=plan.privacy[trial.run_id], guarantee=guarantee(event, "rdp")))
     assert "knows all others and sees the noisy answers and the student" in card
     assert "sees every step" not in card
     assert "the votes stay in the sweep's folder" in card

@@ -271,7 +271,7 @@ def test_what_does_not_fit_is_refused_before_training(tmp_path: Path) -> None:
     task, weights = build_task(load_spec(spec_of(tmp_path)))
     plan = make_plan(load_spec(spec_of(tmp_path)), task.facts(), weights)
     (record,) = plan.privacy.values()
-    assert "50 prompted teachers of 2 demonstrations, noise of std" in record["mechanism"]
+    assert "50 prompted teachers of 2 demonstrations, noise of std" in str(record.procedure.description)
     digits = {"task": {"name": "with_public", "of": {"name": "digits"}}, "model": {
         "name": "linear:1x8x8:10", "adapter": {"type": "none"},
     }}  # fmt: skip
@@ -306,7 +306,7 @@ def test_a_run_of_the_spec(teachers: str, tmp_path: Path) -> None:
     plan = make_plan(spec, task.facts(), weight_hash)
     trial = plan.trials[0]
     record = plan.privacy[trial.run_id]
-    assert 0.98 * spec.privacy.target_epsilon < record["epsilon"] <= spec.privacy.target_epsilon
+    assert 0.98 * spec.privacy.target_epsilon < record.accounted.epsilon <= spec.privacy.target_epsilon
     runner = TrialRunner(spec, task, load_base(spec.model), LocalComm(torch.device("cpu")), bytes(32))
     result = runner.run(trial, SharedFolder(folder=tmp_path / "run", run_id=trial.run_id), "attempt-1")
     assert result.status == "finished"

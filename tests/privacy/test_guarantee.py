@@ -3,33 +3,48 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from raydp.privacy import NonPrivate, PLDAccountant, PoissonGaussian, card_markdown, composed, guarantee, privacy_record
+from raydp.privacy import (
+    AccountedEpsilon,
+    LedgerSummary,
+    Mechanism,
+    NonPrivate,
+    PLDAccountant,
+    PoissonGaussian,
+    PrivacyCard,
+    ReleasedTogether,
+    Searched,
+    card_markdown,
+    composed,
+    guarantee,
+    privacy_record,
+)
 from raydp.privacy.accounting.profile import DELTAS
 from raydp.privacy.records.guarantee import profile_rows
 
 EVENT = PoissonGaussian(sample_rate=0.05, noise_multiplier=0.9, num_steps=50)
 
 
-def record(event: PoissonGaussian | NonPrivate, epsilon: float) -> dict[str, object]:
+def record(event: PoissonGaussian | NonPrivate, epsilon: float) -> PrivacyCard:
     made = privacy_record(
-        event=event,
-        epsilon=epsilon,
-        delta=1e-5,
-        target_epsilon=None,
-        accountant="pld",
-        accountant_version="dp-accounting 0.6.0",
+        accounted=AccountedEpsilon(
+            epsilon=epsilon,
+            delta=1e-5,
+            target_epsilon=None,
+            accountant="pld",
+            accountant_version="dp-accounting 0.6.0",
+        ),
+        mechanism=Mechanism(event=event, max_grad_norm=0.1, clipping="automatic"),
         unit="mail",
-        max_grad_norm=0.1,
         noise_key="secret",
-        clipping="automatic",
     )
-    ledger = {"noisy_steps": 50, "executions": 53, "replays": 3, "note": "a replay draws the same noise"}
-    together = {"models": 4, "epsilon": 20.5, "delta": 1e-5, "accountant": "pld"}
-    tuned = {
+    ledger: LedgerSummary = {"noisy_steps": 50, "executions": 53, "replays": 3, "note": "a replay draws the same noise"}
+    together: ReleasedTogether = {"models": 4, "epsilon": 20.5, "delta": 1e-5, "accountant": "pld"}
+    tuned: Searched = {
         "hyperparameters": {"batch_size": [64, 128], "learning_rate": [5e-4, 0.001]},
         "configurations": 4,
         "seeds": [0],
@@ -37,8 +52,9 @@ def record(event: PoissonGaussian | NonPrivate, epsilon: float) -> dict[str, obj
         "chosen_on": ["utility_loss of the task's held-out records"],
         "elsewhere": ["max_grad_norm"],
     }
-    made |= {"searched": tuned}
-    return {**made, "guarantee": guarantee(event, "pld"), "ledger": ledger, "released_together": together}
+    return PrivacyCard(
+        record=made, guarantee=guarantee(event, "pld"), searched=tuned, ledger=ledger, released_together=together
+    )
 
 
 def test_it_says_what_the_accountant_says(tmp_path: Path) -> None:
@@ -87,8 +103,9 @@ def test_the_card_says_what_was_tuned_and_on_what() -> None:
     assert "| searched | 4 configurations of batch_size: 64, 128; learning_rate: 0.0005, 0.001 |" in card
     assert "| one is chosen by | procedure, on utility_loss of the task's held-out records; what" in card
     assert "| may have been tuned before | max_grad_norm |" in card
-    one = record(EVENT, 7.5)
-    one["searched"] = {**one["searched"], "configurations": 1, "hyperparameters": {}}
+    several = record(EVENT, 7.5)
+    assert several.searched is not None
+    one = replace(several, searched={**several.searched, "configurations": 1, "hyperparameters": {}})
     assert "| searched | nothing: one configuration |" in card_markdown(one)
     assert "chosen by" not in card_markdown(one)
 
@@ -104,7 +121,7 @@ def test_the_card_states_all_that_the_guarantee_depends_on() -> None:
         "0.9",
         "0.05",
         "50",
-        made["seed_policy"],
+        made.record.seed_policy,
     ]
     assert all(f"| {fact} |" in card for fact in facts)
     assert all(f"| {delta:.0e} | " in card for delta in DELTAS)

@@ -8,12 +8,22 @@ from typing import Any
 
 import pytest
 
-from raydp.privacy import NonPrivate, PLDAccountant, PoissonGaussian, composed_epsilon, privacy_record
+from raydp.privacy import (
+    AccountedEpsilon,
+    Mechanism,
+    MethodRecord,
+    NonPrivate,
+    PLDAccountant,
+    PoissonGaussian,
+    PrivacyRecord,
+    composed_epsilon,
+    privacy_record,
+)
 
 EVENT = PoissonGaussian(sample_rate=0.1, noise_multiplier=1.5, num_steps=40)
 
 
-def record(**changes: Any) -> dict[str, Any]:
+def typed_record(**changes: Any) -> PrivacyRecord:
     """A certified record, with changes."""
     arguments: dict[str, Any] = {
         "event": EVENT,
@@ -22,11 +32,24 @@ def record(**changes: Any) -> dict[str, Any]:
         "target_epsilon": 4.0,
         "accountant": "prv",
         "accountant_version": "prv-accountant 0.2.0",
-        "unit": "e-mail",
         "max_grad_norm": 0.5,
         "noise_key": "secret",
+        "caveats": (),
     }
-    return privacy_record(**(arguments | changes))
+    arguments |= changes
+    accounted = ("epsilon", "delta", "target_epsilon", "accountant", "accountant_version")
+    return privacy_record(
+        accounted=AccountedEpsilon(**{name: arguments[name] for name in accounted}),
+        mechanism=Mechanism(event=arguments["event"], max_grad_norm=arguments["max_grad_norm"]),
+        unit="e-mail",
+        noise_key=arguments["noise_key"],
+        method=MethodRecord(caveats=arguments["caveats"]),
+    )
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    """The JSON of a certified record, with changes."""
+    return typed_record(**changes).to_json()
 
 
 def test_a_private_run_with_a_secret_key_is_certified() -> None:
@@ -69,7 +92,7 @@ def test_a_run_without_noise_says_so_in_every_field() -> None:
 
 
 def test_caveats_take_the_certificate_away() -> None:
-    assert record(caveats=["batches are shuffled, accounted as Poisson"])["certified"] is False
+    assert record(caveats=("batches are shuffled, accounted as Poisson",))["certified"] is False
 
 
 def test_records_are_strict_json() -> None:

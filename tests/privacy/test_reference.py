@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from raydp.privacy import NonPrivate, PLDAccountant, PoissonGaussian, WeightedSets
 from raydp.privacy.accounting.gdp import gaussian_epsilon
-from raydp.privacy.mechanisms.reference import ROUNDING, data_sets_record, epsilons_of_sets, excess_risk_bounds
+from raydp.privacy.mechanisms.data_sets import data_sets_record, epsilons_of_sets
+from raydp.privacy.mechanisms.reference import DATA_SETS, ROUNDING, excess_risk_bounds
 from raydp.training.noise.lattice import NOISE_WIDENING
 
 DELTA = 1e-5
@@ -25,7 +26,7 @@ SETS = st.builds(
 
 def epsilons(sets: WeightedSets, event: PoissonGaussian) -> dict[str, float]:
     found = epsilons_of_sets(sets, event, PLDAccountant().epsilon(event, DELTA), DELTA, "pld")
-    return {name: found[name]["epsilon"] for name in ("training", "reference")}
+    return {name: float(found[name].epsilon or 0.0) for name in DATA_SETS}
 
 
 @pytest.mark.parametrize(("weight", "counts"), [(0.2, (700, 700)), (0.9, (700, 700)), (0.3, (900, 100))])
@@ -109,12 +110,13 @@ def test_no_set_is_accounted_less_noise_than_the_run(sets: WeightedSets, name: s
 def test_a_set_without_weight_is_not_released() -> None:
     event = PoissonGaussian(sample_rate=0.1, noise_multiplier=1.0, num_steps=10)
     record = data_sets_record(WeightedSets(weight=0, num_training=9, num_reference=3), event, 2.0, DELTA, "pld")
-    assert record["relative_privacy"] == "inf"
-    assert record["reference"] == {"epsilon": 0.0, "noise_multiplier": None}
-    assert record["training"] == {"epsilon": 2.0, "noise_multiplier": 1.0}
-    assert "training" not in data_sets_record(
+    assert record.to_json()["relative_privacy"] == "inf"
+    assert record.to_json()["reference"] == {"epsilon": 0.0, "noise_multiplier": None}
+    assert record.to_json()["training"] == {"epsilon": 2.0, "noise_multiplier": 1.0}
+    without = data_sets_record(
         WeightedSets(weight=0.5, num_training=9, num_reference=3), NonPrivate(), math.inf, DELTA, "pld"
     )
+    assert "training" not in without.to_json()
 
 
 @pytest.mark.parametrize("weight", [0.1, 0.5, 0.95])

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from raydp.privacy import (
+    AccountedEpsilon,
     CalibrationRequest,
+    Mechanism,
     NumRuns,
     PoissonGaussian,
     PoissonRuns,
+    PrivacyCard,
     PrivacyTarget,
+    PrivateSelectionRecord,
     RDPAccountant,
     SelectionCalibration,
     TruncatedNegativeBinomial,
@@ -107,19 +112,23 @@ def test_the_record_and_the_card_say_what_was_chosen_and_what_that_assumes() -> 
     solved = calibrate_selection(requests(), num_runs)
     said = {"distribution": "truncated_negative_binomial", "mean": 10.0, "eta": 1.0, "configurations": 3,
             "single_run_epsilon": solved.runs[0].epsilon, "assumed": ["utility is public"]}  # fmt: skip
-    arguments = {
-        "event": events(solved)[0], "epsilon": solved.epsilon, "delta": 1e-5, "target_epsilon": 3.0,
-        "accountant": "rdp", "accountant_version": "x", "unit": "mail", "max_grad_norm": 0.1, "noise_key": "secret",
-    }  # fmt: skip
-    record = privacy_record(**arguments, private_selection=said)
-    ignored = privacy_record(**arguments)
+    arguments: dict[str, Any] = {
+        "accounted": AccountedEpsilon(
+            epsilon=solved.epsilon, delta=1e-5, target_epsilon=3.0, accountant="rdp", accountant_version="x"
+        ),
+        "mechanism": Mechanism(event=events(solved)[0], max_grad_norm=0.1),
+        "unit": "mail",
+        "noise_key": "secret",
+    }
+    made = privacy_record(**arguments, private_selection=PrivateSelectionRecord.from_json(said))
+    record, ignored = made.to_json(), privacy_record(**arguments).to_json()
     assert (record["tuning"], record["private_selection"]) == ("private_selection", said)
     assert (ignored["tuning"], "private_selection" in ignored) == ("ignored", False)
     choice = [item for item in ignored["not_covered"] if item.startswith("the choice of this configuration")]
     assert len(choice) == 1
     assert not set(choice) & set(record["not_covered"])
     assert any("not even how many" in item for item in record["not_covered"])
-    card = card_markdown({**record, "guarantee": selection_guarantee(events(solved), num_runs)})
+    card = card_markdown(PrivacyCard(record=made, guarantee=selection_guarantee(events(solved), num_runs)))
     assert f"This model is ({solved.epsilon:.4g}, 1e-05)-differentially private" in card
     assert "truncated negative binomial, mean 10, η 1" in card
     assert f"alone it would have ε = {solved.runs[0].epsilon:.4g}" in card

@@ -17,6 +17,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from raydp.methods.dp import DPSGD
 from raydp.methods.mf import DPMF
 from raydp.models import adapters
+from raydp.privacy import PrivacyRecord
 from raydp.selftest.checks.cuts import cut_checks
 from raydp.selftest.checks.sweeps import _key_checks, _leftover, _record_checks, sweep_checks
 from raydp.selftest.subjects import DTYPES
@@ -175,12 +176,14 @@ def test_a_plan_that_its_records_do_not_tell_of(
     assert caught in failed(_record_checks(DPSGD(), "prv"))
 
 
-def epsilon_by_the_library(record: dict[str, Any]) -> float:
+def epsilon_by_the_library(record: PrivacyRecord) -> float:
     """By dp_accounting, with nothing of raydp in between."""
     step = privacy_loss_distribution.from_gaussian_mechanism(
-        record["noise_multiplier"], sampling_prob=record["sample_rate"], value_discretization_interval=1e-3
+        record.mechanism.noise_multiplier,
+        sampling_prob=record.mechanism.sample_rate,
+        value_discretization_interval=1e-3,
     )
-    return float(step.self_compose(record["num_steps"]).get_epsilon_for_delta(record["delta"]))
+    return float(step.self_compose(record.mechanism.num_steps).get_epsilon_for_delta(record.accounted.delta))
 
 
 @pytest.mark.parametrize(("accountant", "wrong"), [("rdp", None), ("pld", None), ("prv", None), ("prv", "larger δ")])
@@ -198,11 +201,12 @@ def test_an_accountant_outside_gives_the_epsilon_of_a_record(
     above = []
     for trial_plan in plan.trials:
         record = plan.privacy[trial_plan.run_id]
-        assert record["noise_multiplier"] == trial_plan.noise_multiplier
-        assert record["delta"] == pytest.approx(FACTS.num_units**-1.1, rel=1e-12)
-        assert (record["sample_rate"], record["num_steps"]) == (trial_plan.batch_size / 2000, trial_plan.num_steps)
-        assert record["epsilon"] <= 4
-        above.append(epsilon_by_the_library(record) / record["epsilon"])
+        mechanism, epsilon = record.mechanism, record.accounted.epsilon
+        assert mechanism.noise_multiplier == trial_plan.noise_multiplier
+        assert record.accounted.delta == pytest.approx(FACTS.num_units**-1.1, rel=1e-12)
+        assert (mechanism.sample_rate, mechanism.num_steps) == (trial_plan.batch_size / 2000, trial_plan.num_steps)
+        assert epsilon <= 4
+        above.append(epsilon_by_the_library(record) / epsilon)
     if accountant == "rdp":
         assert max(above) <= 1
     else:

@@ -116,7 +116,8 @@ def test_every_run_has_the_noise_at_which_the_choice_meets_the_target(tmp_path: 
     for trial in after.trials:
         record = after.privacy[trial.run_id]
         assert trial.noise_multiplier == noise[trial.num_steps]
-        assert record["epsilon"] == epsilon > record["private_selection"]["single_run_epsilon"]
+        assert record.private_selection is not None
+        assert record.accounted.epsilon == epsilon > record.private_selection.single_run_epsilon
     rows = plan.rows()
     assert [row["epsilon"] for row in rows] == [epsilon] * 3
     assert "a truncated negative binomial distribution with mean 4 and η = 1, each" in str(plan.selection)

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from raydp.cli.show.sweeps import lookup_commands, show_predictions, show_selection, show_status
-from raydp.privacy import PoissonGaussian, privacy_record
 from raydp.spec.document import load_spec
 from raydp.sweep.ending.notes import notes_of, together_notes
 from raydp.tasks.base import TaskFacts
 from tests.conftest import Answer, small_spec
-from tests.plans import plan_of_runs
+from tests.plans import plan_of_runs, record_of
 
 FACTS = TaskFacts(
     num_examples=90,
@@ -48,11 +47,7 @@ def test_notes_about_the_data_are_sentences_and_lists_without_brackets() -> None
 
 
 def test_the_report_ends_with_the_notes_about_the_data() -> None:
-    record = privacy_record(
-        event=PoissonGaussian(sample_rate=0.1, noise_multiplier=1.0, num_steps=5),
-        epsilon=7.9, delta=1e-3, target_epsilon=8, accountant="rdp", accountant_version="x", unit="row",
-        max_grad_norm=0.1, noise_key="secret",
-    )  # fmt: skip
+    record = record_of(epsilon=7.9, delta=1e-3, target_epsilon=8)
     notes = notes_of(replace(plan_of_runs(privacy={"run": record}), facts=FACTS))
     assert notes[0].startswith("Each model: ε at most 8")
     assert notes[-len(NOTES) :] == NOTES

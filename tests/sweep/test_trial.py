@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,8 @@ def test_it_trains_scores_and_saves_and_starts_afresh_each_time(
 def test_a_run_without_noise_has_an_infinite_epsilon(tmp_path: Path) -> None:
     _, plan = runner(tmp_path, method={"name": "nonprivate"}, space=SPACE)
     (record,) = plan.privacy.values()
-    assert record["epsilon"] == "inf"
-    assert record["certified"] is False
+    assert record.accounted.epsilon == math.inf
+    assert record.certified is False
     assert plan.rows()[0]["noise_multiplier"] == 0
 
 
@@ -99,8 +100,8 @@ def test_with_the_user_as_the_unit_everything_counts_users(tmp_path: Path) -> No
     (trial,), (other,) = user_plan.trials, plan.trials
     assert trial.num_examples == users
     assert trial.run_id != other.run_id
-    assert user_plan.privacy[trial.run_id]["sample_rate"] == 32 / users
-    assert "person with all its examples" in user_plan.privacy[trial.run_id]["unit"]
+    assert user_plan.privacy[trial.run_id].mechanism.sample_rate == 32 / users
+    assert "person with all its examples" in user_plan.privacy[trial.run_id].unit
     drawn = [h["drawn"] for h in by_user.run(trial, files(tmp_path / "user", trial), "attempt").history]
     assert 4 * 10 < sum(drawn) < 4 * 60, "about 32 users a step"
 

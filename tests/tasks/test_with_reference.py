@@ -126,7 +126,7 @@ def test_a_language_model_is_trained_and_scored_on_both_sets(tokenizer) -> None:
 
 
 def test_a_plan_has_the_epsilon_of_each_set(monkeypatch, tmp_path) -> None:
-    from raydp.privacy import card_markdown, guarantee
+    from raydp.privacy import PrivacyCard, card_markdown, guarantee
     from raydp.sweep.planning.plan import make_plan
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -134,16 +134,17 @@ def test_a_plan_has_the_epsilon_of_each_set(monkeypatch, tmp_path) -> None:
     task, weights = build_task(spec)
     plan = make_plan(spec, task.facts(), weights)
     (record,), (row,) = plan.privacy.values(), plan.rows()
-    sets = record["data_sets"]
+    sets, epsilon = record.data_sets, record.accounted.epsilon
+    own = {name: one.epsilon for name, one in sets.epsilons.items()}
     facts = task.facts()
-    assert (sets["num_training"], sets["num_reference"]) == (facts.num_training, facts.num_reference)
-    assert record["epsilon"] == max(sets["training"]["epsilon"], sets["reference"]["epsilon"]) <= 8
-    assert sets["reference"]["epsilon"] == record["epsilon"], "fewer examples with the same weight: theirs is larger"
-    assert sets["training"]["epsilon"] < 0.5 * record["epsilon"]
-    assert (row["epsilon_training"], row["epsilon_reference"]) == (sets["training"]["epsilon"], record["epsilon"])
+    assert (sets.num_training, sets.num_reference) == (facts.num_training, facts.num_reference)
+    assert epsilon == max(own["training"], own["reference"]) <= 8
+    assert own["reference"] == epsilon, "fewer examples with the same weight: theirs is larger"
+    assert own["training"] < 0.5 * epsilon
+    assert (row["epsilon_training"], row["epsilon_reference"]) == (own["training"], epsilon)
     event = spec.method.params.event(plan.trials[0], plan.trials[0].noise_multiplier)
-    card = card_markdown({**record, "guarantee": guarantee(event, "pld")})
-    assert f"| ε of the training data | {sets['training']['epsilon']:.6g} |" in card
+    card = card_markdown(PrivacyCard(record=record, guarantee=guarantee(event, "pld")))
+    assert f"| ε of the training data | {own['training']:.6g} |" in card
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from raydp.cli.show.sweeps import show_failures
@@ -23,7 +24,8 @@ def show_audit(report: AuditReport) -> None:
     stated = (
         "without a guarantee" if report.epsilon is None else f"{word} ε = {report.epsilon:g} at δ = {report.delta:.3g}"
     )
-    runs = [{NAMES.get(k, k): row[k] for k in SHOWN} for row in report.runs]
+    rows: Sequence[Mapping[str, object]] = report.runs
+    runs = [{NAMES.get(k, k): row[k] for k in SHOWN} for row in rows]
     marks = {i: "ALARM" for i, row in enumerate(report.runs) if row["alarm"]}
     print_table(
         f"{report.audit}: {report.canaries} canaries, {stated}, {report.confidence:.0%} each", runs, marks=marks

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from raydp.io.output import print_table, stdout
 from search_spaces.configuration import HYPERPARAMETERS
+
+if TYPE_CHECKING:
+    from raydp.scoring.sweep import SweepScores
 
 NAMED = 3
 """The largest number of failures printed in full. `--json` has all of them."""
 
 
-def show_sweep_scores(answer: dict[str, Any]) -> None:
+def show_sweep_scores(answer: SweepScores) -> None:
     """Print one row per measurement, then the failures and the place of the values."""
     rows = []
     for label, measurement in answer["scores"].items():
@@ -20,7 +24,8 @@ def show_sweep_scores(answer: dict[str, Any]) -> None:
             continue
         failed = len(measurement["failed"])
         counts = {"measured": measurement["measured"], "before": measurement["already"], "failed": failed}
-        figures = {key: measurement[key] for key in ("base", "min", "mean", "max", "seconds")}
+        values: Mapping[str, object] = measurement
+        figures = {key: values[key] for key in ("base", "min", "mean", "max", "seconds")}
         rows.append({"score": label, **counts, **figures})
     if rows:
         print_table(f"{answer['folder'].name}: scores of its models", rows)

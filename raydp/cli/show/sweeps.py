@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import shutil
 import sys
@@ -139,11 +140,11 @@ def _show_guarantee(sweep: Sweep) -> None:
     from raydp.sweep.ending.notes import promise_of, together_notes
 
     record = sweep.folder.plan().record
-    if record["epsilon"] == "inf":
+    if math.isinf(record.accounted.epsilon):
         for sentence in [*remarks(record), "privacy-preferred is not set: it is for models with a guarantee."]:
             stdout.print(f"warning: {sentence}", markup=False)
         return
-    not_certified = [f"Not certified: {reason}." for reason in record["not_certified_because"]]
+    not_certified = [f"Not certified: {reason}." for reason in record.not_certified_because]
     for sentence in [promise_of(record), *not_certified, *together_notes(sweep.folder.released())]:
         stdout.print(sentence, markup=False)
     stdout.print("`raydp models show MODEL` lists what this guarantee does not cover.", markup=False)

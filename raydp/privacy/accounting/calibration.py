@@ -9,7 +9,6 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 from raydp.plugins.registries import resolve
 from raydp.privacy.accounting.base import Accountant, AccountantError
@@ -177,7 +176,7 @@ def _key(request: CalibrationRequest) -> tuple[float, ...]:
     return (request.event.sample_rate, request.event.num_steps, request.target.epsilon, request.target.delta)
 
 
-def _problem(request: CalibrationRequest, accountant: Accountant) -> dict[str, Any]:
+def _problem(request: CalibrationRequest, accountant: Accountant) -> dict[str, object]:
     """Return the cache's key: the problem, and the code and library that solve it."""
     return {
         "algorithm": ALGORITHM_VERSION,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raydp.plugins.registries import resolve
 from raydp.privacy.accounting.base import Accountant, AccountantError
+from raydp.privacy.accounting.documents import Profile
 from raydp.privacy.accounting.events import Event, NonPrivate, check_delta
 from raydp.privacy.accounting.gdp import gaussian_deltas
 from raydp.privacy.accounting.pld import PLDAccountant
@@ -22,7 +23,7 @@ GDP_SMALLEST_DELTA = 1e-10
 _GRID_POINTS = 4000
 
 
-def profile(event: Event, deltas: Sequence[float], accountant_name: str) -> dict[str, Any]:
+def profile(event: Event, deltas: Sequence[float], accountant_name: str) -> Profile:
     """Return upper bounds on ε at each δ, and the smallest μ whose μ-GDP curve lies above the whole profile.
 
     Args:
@@ -30,10 +31,6 @@ def profile(event: Event, deltas: Sequence[float], accountant_name: str) -> dict
         deltas: each in (0, 1).
         accountant_name: registry name of the accountant of the epsilons. gdp_mu is always from 'pld', the only
             accountant with a curve.
-
-    Returns:
-        "deltas", "epsilons" (floats, inf for NonPrivate), "gdp_mu" (float or None), "gdp_mu_reason" (why gdp_mu is
-        None, else None), "accountant" (the registry name).
 
     Raises:
         ValueError: there are no deltas, one is not in (0, 1), or the accountant is unknown.

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from raydp.privacy.accounting.attack import FALSE_POSITIVE_RATES
 from raydp.privacy.accounting.cache import SolutionCache
 from raydp.privacy.accounting.calibration import Calibration, CalibrationRequest, calibrate_many
+from raydp.privacy.accounting.documents import AttackRow, Guarantee
 from raydp.privacy.accounting.events import PoissonGaussian, PrivacyTarget
 from raydp.privacy.accounting.profile import DELTAS
 from raydp.privacy.accounting.rdp import RDPAccountant
@@ -92,7 +92,7 @@ def calibrate_selection(
     return SelectionCalibration(runs=tuple(runs), epsilon=solution["epsilon"], factor=solution["factor"])
 
 
-def selection_guarantee(events: Sequence[PoissonGaussian], num_runs: NumRuns) -> dict[str, Any]:
+def selection_guarantee(events: Sequence[PoissonGaussian], num_runs: NumRuns) -> Guarantee:
     """Return the guarantee of the released model, in the form of `guarantee`: ε at several δ, and attack bounds.
 
     The attack bounds follow from the (ε, δ) pairs of `tuned_epsilons` alone. So they are looser than the bounds of a
@@ -102,7 +102,9 @@ def selection_guarantee(events: Sequence[PoissonGaussian], num_runs: NumRuns) ->
     Source: Kairouz, Oh and Viswanath 2015 (Theorem 2.1 and Remark 2.1).
     """
     pairs = list(zip(tuned_epsilons(events, num_runs, _ATTACK_DELTAS), _ATTACK_DELTAS, strict=True))
-    rates = [{"false_positive_rate": a, "bound": min(_power(a, *pair) for pair in pairs)} for a in FALSE_POSITIVE_RATES]
+    rates: list[AttackRow] = [
+        {"false_positive_rate": a, "bound": min(_power(a, *pair) for pair in pairs)} for a in FALSE_POSITIVE_RATES
+    ]
     profile = zip(DELTAS, tuned_epsilons(events, num_runs, DELTAS), strict=True)
     return {
         "accountant": "rdp",
@@ -151,7 +153,7 @@ def _factor(alone: Sequence[Calibration], num_runs: NumRuns, target: PrivacyTarg
     return high, epsilon
 
 
-def _problem(alone: Sequence[Calibration], num_runs: NumRuns, target: PrivacyTarget) -> dict[str, Any]:
+def _problem(alone: Sequence[Calibration], num_runs: NumRuns, target: PrivacyTarget) -> dict[str, object]:
     """Return the cache's key."""
     events = {(e.sample_rate, e.noise_multiplier, e.num_steps) for e in _events(alone, 1.0)}
     return {

@@ -9,12 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
-from raydp.plugins.registries import resolve
-from raydp.privacy.accounting.base import Accountant, AccountantError
-from raydp.privacy.accounting.events import Event, NonPrivate, PoissonGaussian
+from raydp.privacy.accounting.events import PoissonGaussian
 
 DataSet = Literal["training", "reference"]
 DATA_SETS: tuple[DataSet, DataSet] = ("training", "reference")
@@ -111,52 +108,6 @@ class WeightedSets:
         return replace(event, noise_multiplier=event.noise_multiplier * ((1 + ROUNDING) / (share + ROUNDING)))
 
 
-def epsilons_of_sets(
-    sets: WeightedSets, event: PoissonGaussian, epsilon: float, delta: float, accountant_name: str
-) -> dict[str, Any]:
-    """Return the ε of each data set, for one of its examples added or removed.
-
-    Args:
-        event: the accounted event of the run, which is that of the set with the larger weight.
-        epsilon: the accountant's ε of this event.
-        accountant_name: registry name.
-
-    Returns:
-        For "training" and "reference" a dict with "epsilon" and "noise_multiplier". If the set has weight 0, ε is 0 and
-        "noise_multiplier" is None. If the accountant has no answer, "epsilon" is None and there is a "reason". The
-        larger ε is the run's.
-    """
-    results: dict[str, Any] = {}
-    for name in DATA_SETS:
-        own = sets.event_of(event, name)
-        if own is None:
-            results[name] = {"epsilon": 0.0, "noise_multiplier": None}
-            continue
-        try:
-            answer: dict[str, Any] = {"epsilon": epsilon if own == event else _epsilon(own, delta, accountant_name)}
-        except AccountantError as error:
-            answer = {"epsilon": None, "reason": str(error)}
-        results[name] = {**answer, "noise_multiplier": own.noise_multiplier}
-    return results
-
-
-def data_sets_record(
-    sets: WeightedSets, event: Event, epsilon: float, delta: float, accountant_name: str
-) -> dict[str, Any]:
-    """Return the part of a run's record about its two data sets, with the ε of each if the run is private."""
-    record: dict[str, Any] = {
-        "reference_weight": sets.weight,
-        "num_training": sets.num_training,
-        "num_reference": sets.num_reference,
-        "relative_privacy": "inf" if math.isinf(sets.relative_privacy) else sets.relative_privacy,
-        "effective_examples": sets.effective_examples,
-    }
-    if isinstance(event, NonPrivate):
-        return record
-    epsilons = epsilons_of_sets(sets, event, epsilon, delta, accountant_name)
-    return {**record, "epsilon_is": "the larger of the two", **epsilons}
-
-
 def excess_risk_bounds(sets: WeightedSets, *, vc_dimension: int, delta: float) -> Mapping[str, float]:
     """Return bounds on the excess risk of the weighted empirical risk minimiser, valid with probability 1 - δ.
 
@@ -189,12 +140,6 @@ def excess_risk_bounds(sets: WeightedSets, *, vc_dimension: int, delta: float) -
         "printed": 2 * math.sqrt(d / effective) * math.sqrt(max(4 / d, 1) + ratio) + deviation,
         "proven": math.sqrt(8 * (math.log(2) + d * (1 + ratio)) / effective) + deviation,
     }
-
-
-@lru_cache(maxsize=4096)
-def _epsilon(event: PoissonGaussian, delta: float, accountant_name: str) -> float:
-    accountant: Accountant = resolve("accountants", accountant_name, field="accountant")()
-    return accountant.epsilon(event, delta)
 
 
 def _down(value: float) -> float:

@@ -3,139 +3,145 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
+from raydp.privacy.accounting.documents import AttackSummary, Guarantee
 from raydp.privacy.mechanisms.claimed import CLAIM
-from raydp.privacy.mechanisms.reference import DATA_SETS
-from raydp.privacy.records.record import INFINITE
+from raydp.privacy.mechanisms.data_sets import EPSILON_IS, DataSetsRecord
+from raydp.privacy.records.card_content import PrivacyCard, ReleasedTogether, Searched
+from raydp.privacy.records.parts import PrivateSelectionRecord
+from raydp.privacy.records.record import ADJACENCY, INFINITE, PrivacyRecord
 
 
-def card_markdown(record: Mapping[str, Any]) -> str:
-    """Return a run's privacy record as Markdown.
-
-    Args:
-        record: the result of `privacy_record`, with "searched", "ledger" and "released_together" if known.
-    """
-    certified = "certified" if record["certified"] else "not certified"
+def card_markdown(card: PrivacyCard) -> str:
+    """Return a run's privacy card as Markdown."""
+    record = card.record
+    certified = "certified" if record.certified else "not certified"
     lines = [
         "# Privacy card",
         "",
         f"**{guarantee_sentence(record)}** This guarantee is {certified}.",
-        *[f"- Not certified: {reason}." for reason in record["not_certified_because"]],
+        *[f"- Not certified: {reason}." for reason in record.not_certified_because],
         "",
         "| | |",
         "| --- | --- |",
-        *[f"| {name} | {value} |" for name, value in _facts(record)],
+        *[f"| {name} | {value} |" for name, value in _facts(card)],
         "",
-        *_profile(record["guarantee"]),
-        *_attack(record["guarantee"]["attack"], record.get("observer", "sees every step")),
-        *_assumed(record.get("private_selection")),
+        *_profile(card.guarantee),
+        *_attack(card.guarantee["attack"], record.procedure.observer),
+        *_assumed(record.private_selection),
         "## Not covered",
         "",
-        *[f"- {item}" for item in record["not_covered"]],
+        *[f"- {item}" for item in record.not_covered],
         "",
     ]
     return "\n".join(lines)
 
 
-def remarks(record: Mapping[str, Any]) -> list[str]:
+def remarks(record: PrivacyRecord) -> list[str]:
     """Return remarks that the ε and σ of a table need: a missing ε, the data sets that ε is for, the real mechanism.
-
-    Args:
-        record: the result of `privacy_record`.
 
     Returns:
         An empty list for a run whose every step is the Gaussian mechanism with this σ.
     """
     lines = []
-    if record["epsilon"] == "inf":
+    if math.isinf(record.accounted.epsilon):
         lines.append(guarantee_sentence(record))
-        reasons = [reason for reason in record["not_certified_because"] if reason != INFINITE]
+        reasons = [reason for reason in record.not_certified_because if reason != INFINITE]
         lines += [f"Not certified: {reason.removeprefix(f'{CLAIM}: ')}." for reason in reasons]
-    if mechanism := record.get("mechanism"):
+    if mechanism := record.procedure.description:
         lines.append(f"σ is the accounted noise multiplier of: {mechanism}")
-    if "epsilon_is" in (sets := record.get("data_sets", {})):
-        lines.append(f"ε is {sets['epsilon_is']}, of a {record['unit']} of the training and of the reference data.")
+    if record.data_sets is not None and record.data_sets.epsilons is not None:
+        lines.append(f"ε is {EPSILON_IS}, of a {record.unit} of the training and of the reference data.")
     return lines
 
 
-def guarantee_sentence(record: Mapping[str, Any]) -> str:
+def guarantee_sentence(record: PrivacyRecord) -> str:
     """Return a run's guarantee as a sentence, with its ε and δ or why there is no guarantee."""
-    if claimed := record.get("claimed_epsilon"):
+    accounted = record.accounted
+    return epsilon_sentence(accounted.epsilon, accounted.delta, record.unit, record.procedure.claimed_epsilon)
+
+
+def epsilon_sentence(epsilon: float, delta: float, unit: str, claimed_epsilon: float | None) -> str:
+    """Return a guarantee as a sentence. An infinite epsilon says why there is no guarantee, and uses no unit.
+
+    Args:
+        claimed_epsilon: ε that the method claims without proof; None if it claims nothing.
+    """
+    if claimed_epsilon:
         return (
             "No privacy guarantee is known: ε is infinite. The method claims "
-            f"({claimed:.4g}, {record['delta']:.3g}), and nothing proves it: claimed ε, not certified."
+            f"({claimed_epsilon:.4g}, {delta:.3g}), and nothing proves it: claimed ε, not certified."
         )
-    if record["epsilon"] == "inf":
+    if math.isinf(epsilon):
         return (
             "Trained without a privacy guarantee: nothing bounds what one record does, so ε is infinite, whatever δ is."
         )
-    return (
-        f"This model is ({record['epsilon']:.4g}, {record['delta']:.3g})-differentially private for one "
-        f"{record['unit']} added or removed."
-    )
+    return f"This model is ({epsilon:.4g}, {delta:.3g})-differentially private for one {unit} added or removed."
 
 
-def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _facts(card: PrivacyCard) -> list[tuple[str, str]]:
     """Return the rows of the card's table."""
+    record, mechanism, procedure = card.record, card.record.mechanism, card.record.procedure
     rows = [
-        ("adjacency", record["adjacency"]),
-        ("privacy unit", record["unit"]),
-        ("sampler", record["sampler"]),
-        ("accountant", f"{record['accountant']} ({record['accountant_version']})"),
-        ("noise multiplier σ", _figure(record["noise_multiplier"])),
-        ("sampling rate q", _figure(record["sample_rate"])),
-        ("steps T", _figure(record["num_steps"])),
-        ("clipping norm c", _figure(record["max_grad_norm"])),
-        ("clipping", record["clipping"] or "–"),
-        ("divisor", record["divisor"]),
-        ("randomness", record["seed_policy"]),
-        ("tuning", record["tuning"]),
+        ("adjacency", ADJACENCY),
+        ("privacy unit", record.unit),
+        ("sampler", str(procedure.sampler)),
+        ("accountant", f"{record.accounted.accountant} ({record.accounted.accountant_version})"),
+        ("noise multiplier σ", _figure(mechanism.noise_multiplier)),
+        ("sampling rate q", _figure(mechanism.sample_rate)),
+        ("steps T", _figure(mechanism.num_steps)),
+        ("clipping norm c", _figure(mechanism.max_grad_norm)),
+        ("clipping", mechanism.clipping or "–"),
+        ("divisor", procedure.divisor),
+        ("randomness", record.seed_policy),
+        ("tuning", record.tuning),
     ]
-    if released := record.get("released_weights"):
+    if procedure.released_weights is not None:
+        released = procedure.released_weights.to_json()
         rows += [(name.replace("_", " "), _figure(value)) for name, value in released.items()]
-    if mechanism := record.get("mechanism"):
-        rows.append(("mechanism", mechanism))
-    if sets := record.get("data_sets"):
-        rows += _data_sets(sets)
-    if tuned := record.get("searched"):
-        rows += _searched(tuned)
-    if selection := record.get("private_selection"):
-        rows.append(("chosen as", _selection(selection)))
-    if ledger := record.get("ledger"):
+    if procedure.description:
+        rows.append(("mechanism", procedure.description))
+    if record.data_sets is not None:
+        rows += _data_sets(record.data_sets)
+    if card.searched is not None:
+        rows += _searched(card.searched)
+    if record.private_selection is not None:
+        rows.append(("chosen as", _selection(record.private_selection)))
+    if ledger := card.ledger:
         rows.append(
             ("noisy steps executed", f"{ledger['executions']} for {ledger['noisy_steps']} steps; {ledger['note']}")
         )
-    if together := record.get("released_together"):
-        rows.append(
-            (
-                "released with it",
-                f"{_models(together['models'])} of one sweep: ({_figure(together['epsilon'])}, "
-                f"{together['delta']:.3g}) for all that was released together"
-                + "".join(f" ({together[name]})" for name in ("reason", "note") if together.get(name)),
-            )
-        )
+    if card.released_together is not None:
+        rows.append(("released with it", _together(card.released_together)))
     return rows
 
 
-def _data_sets(sets: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _together(together: ReleasedTogether) -> str:
+    """Return what all released models cost together, for one cell."""
+    remarks = [together["reason"]] if together.get("reason") else []
+    remarks += [together["note"]] if together.get("note") else []
+    return (
+        f"{_models(together['models'])} of one sweep: ({_figure(together['epsilon'])}, "
+        f"{together['delta']:.3g}) for all that was released together"
+    ) + "".join(f" ({remark})" for remark in remarks)
+
+
+def _data_sets(sets: DataSetsRecord) -> list[tuple[str, str]]:
     """Return the rows about training and reference data, with the ε of each."""
     rows = [
-        ("weight of the reference data w", _figure(sets["reference_weight"])),
-        ("training and reference data", f"{sets['num_training']} and {sets['num_reference']}"),
-        ("effective number of examples", _figure(sets["effective_examples"])),
-        ("an example of the training data moves an update", f"{_figure(sets['relative_privacy'])} times as far as one "
+        ("weight of the reference data w", _figure(sets.reference_weight)),
+        ("training and reference data", f"{sets.num_training} and {sets.num_reference}"),
+        ("effective number of examples", _figure(sets.effective_examples)),
+        ("an example of the training data moves an update", f"{_figure(sets.relative_privacy)} times as far as one "
          "of the reference data"),
     ]  # fmt: skip
-    for name in DATA_SETS:
-        if own := sets.get(name):
-            reason = f" ({own['reason']})" if "reason" in own else ""
-            rows.append((f"ε of the {name} data", _figure(own["epsilon"]) + reason))
+    for name, own in (sets.epsilons or {}).items():
+        reason = "" if own.reason is None else f" ({own.reason})"
+        rows.append((f"ε of the {name} data", _figure(own.epsilon) + reason))
     return rows
 
 
-def _searched(tuned: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _searched(tuned: Searched) -> list[tuple[str, str]]:
     """Return the rows about tuning: what was searched, how one configuration is chosen, and possible earlier tuning."""
     rows = [("searched", "nothing: one configuration")]
     if tuned["configurations"] > 1:
@@ -151,25 +157,25 @@ def _models(count: int) -> str:
     return "1 model" if count == 1 else f"{count} models"
 
 
-def _selection(selection: Mapping[str, Any]) -> str:
+def _selection(selection: PrivateSelectionRecord) -> str:
     """Return how the model was chosen, for one cell."""
-    kind = str(selection["distribution"]).replace("_", " ")
-    eta = "" if selection["eta"] is None else f", η {selection['eta']:g}"
+    kind = selection.distribution.replace("_", " ")
+    eta = "" if selection.eta is None else f", η {selection.eta:g}"
     return (
-        f"the best, by utility on public data, of a random number of runs ({kind}, mean {selection['mean']:g}{eta}), "
-        f"each of one of {selection['configurations']} configurations drawn at random; alone it would have "
-        f"ε = {selection['single_run_epsilon']:.4g}"
+        f"the best, by utility on public data, of a random number of runs ({kind}, mean {selection.mean:g}{eta}), "
+        f"each of one of {selection.configurations} configurations drawn at random; alone it would have "
+        f"ε = {selection.single_run_epsilon:.4g}"
     )
 
 
-def _assumed(selection: Mapping[str, Any] | None) -> list[str]:
+def _assumed(selection: PrivateSelectionRecord | None) -> list[str]:
     """Return the further assumptions of a private selection."""
     if selection is None:
         return []
-    return ["## Assumed", "", *[f"- {item}" for item in selection["assumed"]], ""]
+    return ["## Assumed", "", *[f"- {item}" for item in selection.assumed], ""]
 
 
-def _profile(guarantee: Mapping[str, Any]) -> list[str]:
+def _profile(guarantee: Guarantee) -> list[str]:
     rows = [f"| {row['delta']:.0e} | {_figure(row['epsilon'])} |" for row in guarantee["profile"]]
     mu = guarantee["gdp_mu"]
     gaussian = (
@@ -180,7 +186,7 @@ def _profile(guarantee: Mapping[str, Any]) -> list[str]:
     return ["## ε at other δ", "", "| δ | ε |", "| --- | --- |", *rows, "", gaussian, ""]
 
 
-def _attack(attack: Mapping[str, Any], observer: str) -> list[str]:
+def _attack(attack: AttackSummary, observer: str) -> list[str]:
     """Return the section about attackers, as lines of Markdown."""
     if "reason" in attack:
         return ["## What an attacker can reach", "", f"Not known: {attack['reason']}", ""]

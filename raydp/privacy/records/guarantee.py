@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from raydp.plugins.registries import resolve
 from raydp.privacy.accounting.attack import attack_bounds
 from raydp.privacy.accounting.base import Accountant, AccountantError
 from raydp.privacy.accounting.cache import SolutionCache
+from raydp.privacy.accounting.documents import AttackSummary, ComposedCost, Guarantee, ProfileRow
 from raydp.privacy.accounting.events import Event, NonPrivate, PoissonGaussian
 from raydp.privacy.accounting.profile import DELTAS, dominating_mu
 from raydp.privacy.records.record import composed_epsilon
@@ -19,7 +19,7 @@ from raydp.privacy.records.record import composed_epsilon
 _ALGORITHM_VERSION = 2
 
 
-def guarantee(event: Event, accountant_name: str, *, cache_dir: Path | str | None = None) -> dict[str, Any]:
+def guarantee(event: Event, accountant_name: str, *, cache_dir: Path | str | None = None) -> Guarantee:
     """Return the guarantee of one run, as data.
 
     Args:
@@ -27,42 +27,37 @@ def guarantee(event: Event, accountant_name: str, *, cache_dir: Path | str | Non
         accountant_name: registry name of the accountant of the epsilons. μ and the attack bounds are always from 'pld',
             the only accountant with a curve.
         cache_dir: folder of computed guarantees; None computes always.
-
-    Returns:
-        "accountant"; "profile": a list of {"delta", "epsilon"}, or {"delta", "epsilon": None, "reason"} if the
-        accountant has no answer; "gdp_mu" and "gdp_mu_reason"; "attack": see `attack_summary`. Infinity is a float.
     """
     accountant: Accountant = resolve("accountants", accountant_name, field="accountant")()
     if isinstance(event, NonPrivate) or cache_dir is None:
         return _computed(event, accountant)
     problem = {"guarantee": _ALGORITHM_VERSION, **_problem(event, accountant, DELTAS)}
     cache = SolutionCache(cache_dir)
-    result = cache.load(problem)
-    if result is None:
-        result = _computed(event, accountant)
-        cache.save(problem, result)
+    if (stored := cache.load(problem)) is not None:
+        of_cache: Guarantee = {
+            "accountant": stored["accountant"],
+            "profile": stored["profile"],
+            "gdp_mu": stored["gdp_mu"],
+            "gdp_mu_reason": stored["gdp_mu_reason"],
+            "attack": stored["attack"],
+        }
+        return of_cache
+    result = _computed(event, accountant)
+    cache.save(problem, result)
     return result
 
 
-def composed(events: Sequence[Event], delta: float, accountant_name: str) -> dict[str, Any]:
-    """Return the joint cost of several releases: "epsilon", "delta", "accountant".
-
-    If the accountant has no answer, "epsilon" is None and there is a "reason". The conditions of `composed_epsilon`
-    apply.
-    """
-    answer: dict[str, Any] = {"epsilon": None, "delta": delta, "accountant": accountant_name}
+def composed(events: Sequence[Event], delta: float, accountant_name: str) -> ComposedCost:
+    """Return the joint cost of several releases. The conditions of `composed_epsilon` apply."""
+    answer: ComposedCost = {"epsilon": None, "delta": delta, "accountant": accountant_name}
     try:
         return {**answer, "epsilon": composed_epsilon(events, delta, accountant_name)}
     except AccountantError as error:
         return {**answer, "reason": str(error)}
 
 
-def attack_summary(event: Event) -> dict[str, Any]:
-    """Return the bounds of `attack_bounds` as data.
-
-    The result has "accountant", "advantage" and "true_positive_rates", a list of {"false_positive_rate", "bound"}. It
-    is {"accountant", "reason"} if the accountant has no answer.
-    """
+def attack_summary(event: Event) -> AttackSummary:
+    """Return the bounds of `attack_bounds` as data, or why the accountant has no answer."""
     try:
         bounds = attack_bounds(event)
     except AccountantError as error:
@@ -77,7 +72,7 @@ def attack_summary(event: Event) -> dict[str, Any]:
 
 def profile_rows(
     event: Event, deltas: Sequence[float], accountant: Accountant, *, cache_dir: Path | str | None = None
-) -> list[dict[str, Any]]:
+) -> list[ProfileRow]:
     """Return ε at each δ, or a reason if the accountant has no answer.
 
     Args:
@@ -87,19 +82,20 @@ def profile_rows(
         return _profile_rows(event, deltas, accountant)
     problem = {"profile": _ALGORITHM_VERSION, **_problem(event, accountant, deltas)}
     cache = SolutionCache(cache_dir)
-    entry = cache.load(problem)
-    if entry is None:
-        entry = {"rows": _profile_rows(event, deltas, accountant)}
-        cache.save(problem, entry)
-    rows: list[dict[str, Any]] = entry["rows"]
-    return rows
+    stored = cache.load(problem)
+    if stored is None:
+        rows = _profile_rows(event, deltas, accountant)
+        cache.save(problem, {"rows": rows})
+        return rows
+    of_cache: list[ProfileRow] = stored["rows"]
+    return of_cache
 
 
-def _profile_rows(event: Event, deltas: Sequence[float], accountant: Accountant) -> list[dict[str, Any]]:
+def _profile_rows(event: Event, deltas: Sequence[float], accountant: Accountant) -> list[ProfileRow]:
     with suppress(AccountantError):  # try one composition for all δ; if it fails, find the δ without an answer below
         epsilons = accountant.epsilons(event, deltas)
         return [{"delta": delta, "epsilon": epsilon} for delta, epsilon in zip(deltas, epsilons, strict=True)]
-    rows: list[dict[str, Any]] = []
+    rows: list[ProfileRow] = []
     for delta in deltas:
         try:
             rows.append({"delta": delta, "epsilon": accountant.epsilon(event, delta)})
@@ -108,7 +104,7 @@ def _profile_rows(event: Event, deltas: Sequence[float], accountant: Accountant)
     return rows
 
 
-def _problem(event: PoissonGaussian, accountant: Accountant, deltas: Sequence[float]) -> dict[str, Any]:
+def _problem(event: PoissonGaussian, accountant: Accountant, deltas: Sequence[float]) -> dict[str, object]:
     """Return what decides ε at each δ, as the key of a cache."""
     return {
         "accountant_version": accountant.version,
@@ -121,7 +117,7 @@ def _problem(event: PoissonGaussian, accountant: Accountant, deltas: Sequence[fl
     }
 
 
-def _computed(event: Event, accountant: Accountant) -> dict[str, Any]:
+def _computed(event: Event, accountant: Accountant) -> Guarantee:
     mu, reason = dominating_mu(event)
     return {
         "accountant": accountant.name,

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from raydp.plugins.registries import resolve
 from raydp.privacy.accounting.base import Accountant
-from raydp.privacy.accounting.events import Event, NonPrivate, check_delta
+from raydp.privacy.accounting.events import Event, NonPrivate, PoissonGaussian
+from raydp.privacy.accounting.infinity import from_json_number, json_number
+from raydp.privacy.mechanisms.data_sets import DataSetsRecord
+from raydp.privacy.records.parts import (
+    EVERY_STEP,
+    AccountedEpsilon,
+    Mechanism,
+    MethodRecord,
+    PrivateSelectionRecord,
+    Procedure,
+    ReleasedWeights,
+)
 
 NOT_COVERED: tuple[str, ...] = (
     "the other runs of the sweep: epsilon is one model's; what several releases cost is their composed epsilon",
@@ -28,6 +40,9 @@ NOT_COVERED_BY_SELECTION: tuple[str, ...] = (
 )
 """Items that ε does not cover if `private_selection` covers the choice of the run."""
 
+ADJACENCY = "add-or-remove-one"
+"""The relation of neighbouring data sets, of every record."""
+
 INFINITE = "epsilon is infinite"
 """The reason why a record with an infinite ε is not certified."""
 
@@ -39,114 +54,186 @@ SEED_POLICY: dict[str, str] = {
 }
 
 
-def privacy_record(
-    *,
-    event: Event,
-    epsilon: float,
-    delta: float,
-    target_epsilon: float | None,
-    accountant: str,
-    accountant_version: str,
-    unit: str,
-    max_grad_norm: float | None,
-    noise_key: Literal["secret", "test"],
-    clipping: str | None = None,
-    caveats: Sequence[str] = (),
-    private_selection: Mapping[str, Any] | None = None,
-    sampler: str | None = None,
-    divisor: str = "expected batch size",
-    released_weights: Mapping[str, Any] | None = None,
-    claimed_epsilon: float | None = None,
-    mechanism: str | None = None,
-    observer: str = "sees every step",
-    also_not_covered: Sequence[str] = (),
-    data_sets: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Return the privacy record of one run, ready for strict JSON (infinity is the string "inf").
+@dataclass(frozen=True, kw_only=True)
+class PrivacyRecord:
+    """What a run guarantees, for whom, against whom, and what the guarantee leaves open.
 
-    Args:
-        event: what the run released.
-        epsilon: the accountant's bound for the event at delta; inf for NonPrivate.
-        delta: in (0, 1).
-        target_epsilon: the requested ε; None if none was requested.
-        accountant: registry name.
-        accountant_version: library and version.
+    Attributes:
+        accounted: ε and δ with their accountant.
+        mechanism: the accounted event, and the clipping.
+        procedure: how the method ran the mechanism. The sampler is always known.
         unit: the privacy unit, in words: "example", "e-mail", ...
-        max_grad_norm: clipping norm c; None if nothing is clipped.
-        noise_key: source of masks and noise: the sweep's secret key or the public test key.
-        clipping: how gradients are scaled to max_grad_norm: "flat", "automatic", or "adaptive", which starts from it.
-        caveats: further reasons why the guarantee does not hold as stated (a sampler that shuffles, a claim without
-            proof). Each makes the record uncertified.
-        private_selection: for the best of a random number of runs, where epsilon is that of the whole choice:
-            "distribution", "mean" and "eta" of the number, "single_run_epsilon", "configurations" and "assumed".
-        sampler: how batches are drawn; by default as the event says.
-        divisor: divisor of the sums of gradients.
-        released_weights: if noise is added once, to the trained weights: its "noise_std", and the "sensitivity" or
-            "claimed_sensitivity".
-        claimed_epsilon: ε that the method claims without proof; epsilon is then inf.
-        mechanism: what was run, in words, if the event only dominates it.
-        observer: what the attacker sees against whom the guarantee holds.
-        also_not_covered: further items that epsilon does not cover.
-        data_sets: the result of `data_sets_record` if training and reference data have separate weights. epsilon then
-            holds for an example of either set.
-
-    Returns:
-        A dict of JSON values. "certified" is true only if epsilon is a proven, finite bound for how the run was made.
-        Otherwise "not_certified_because" lists the reasons.
+        seed_policy: where masks and noise come from, in words.
+        not_certified_because: reasons why epsilon is no proven, finite bound for how the run was made.
+        not_covered: items that epsilon does not cover.
+        data_sets: for training and reference data with separate weights. epsilon then holds for an example of either
+            set.
+        private_selection: for the best of a random number of runs, where epsilon is that of the whole choice.
 
     Raises:
-        ValueError: epsilon is negative, NaN, above the target, or finite for a run without noise; or there is a
-            claimed_epsilon although the run's ε is known.
+        ValueError: epsilon is finite for a run without noise; there is a claimed epsilon although the run's ε is known;
+            or the record has no reason not to be certified and is of an infinite ε or the public test key.
     """
-    check_delta(delta)
-    private = not isinstance(event, NonPrivate)
-    _check_epsilon(epsilon, target_epsilon, private)
-    if claimed_epsilon is not None and private:
-        raise ValueError(
-            f"claimed_epsilon must be left out of a run with an epsilon, got {claimed_epsilon}. Remove it."
+
+    accounted: AccountedEpsilon
+    mechanism: Mechanism
+    procedure: Procedure
+    unit: str
+    seed_policy: str
+    not_certified_because: tuple[str, ...]
+    not_covered: tuple[str, ...]
+    data_sets: DataSetsRecord | None = None
+    private_selection: PrivateSelectionRecord | None = None
+
+    def __post_init__(self) -> None:
+        epsilon, claimed = self.accounted.epsilon, self.procedure.claimed_epsilon
+        if not self.mechanism.private and math.isfinite(epsilon):
+            raise ValueError(f"epsilon must be inf for a run without noise, got {epsilon}. Use math.inf.")
+        if claimed is not None and self.mechanism.private:
+            raise ValueError(f"claimed_epsilon must be left out of a run with an epsilon, got {claimed}. Remove it.")
+        if self.certified and (math.isinf(epsilon) or self.seed_policy == SEED_POLICY["test"]):
+            raise ValueError(
+                f"not_certified_because must have a reason for epsilon {epsilon} and {self.seed_policy!r}, got none. "
+                "Give the reason."
+            )
+
+    @property
+    def certified(self) -> bool:
+        """Return whether epsilon is a proven, finite bound for how the run was made."""
+        return not self.not_certified_because
+
+    @property
+    def tuning(self) -> str:
+        """Return whether epsilon covers the choice of this run among others."""
+        return "ignored" if self.private_selection is None else "private_selection"
+
+    def to_json(self) -> dict[str, object]:
+        """Return the record as strict JSON (infinity is the string "inf")."""
+        accounted, mechanism, procedure = self.accounted, self.mechanism, self.procedure
+        target, released = accounted.target_epsilon, procedure.released_weights
+        optional = {
+            "claimed_epsilon": procedure.claimed_epsilon,
+            "released_weights": None if released is None else released.to_json(),
+            "mechanism": procedure.description,
+            "data_sets": None if self.data_sets is None else self.data_sets.to_json(),
+            "private_selection": None if self.private_selection is None else self.private_selection.to_json(),
+        }
+        return {
+            "accountant": accounted.accountant,
+            "accountant_version": accounted.accountant_version,
+            "adjacency": ADJACENCY,
+            "unit": self.unit,
+            "sampler": procedure.sampler,
+            "noise_multiplier": mechanism.noise_multiplier,
+            "sample_rate": mechanism.sample_rate,
+            "num_steps": mechanism.num_steps,
+            "epsilon": json_number(accounted.epsilon),
+            "delta": accounted.delta,
+            "target_epsilon": None if target is None else json_number(target),
+            "max_grad_norm": mechanism.max_grad_norm,
+            "clipping": mechanism.clipping,
+            "divisor": procedure.divisor,
+            "seed_policy": self.seed_policy,
+            "certified": self.certified,
+            "not_certified_because": list(self.not_certified_because),
+            "tuning": self.tuning,
+            "not_covered": list(self.not_covered),
+            "observer": procedure.observer,
+            **{name: value for name, value in optional.items() if value is not None},
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> PrivacyRecord:
+        """Read the result of `to_json`. Records of earlier versions may lack "clipping" and "observer".
+
+        Raises:
+            ValueError: the record contradicts itself, or has another adjacency.
+            KeyError: a field is missing.
+        """
+        reasons = tuple(document["not_certified_because"])
+        for name, value, wanted in (
+            ("certified", document["certified"], not reasons),
+            ("adjacency", document["adjacency"], ADJACENCY),
+        ):
+            if value != wanted:
+                raise ValueError(
+                    f"{name} of a privacy record must be {wanted!r} here, got {value!r}. Restore the file."
+                )
+        target, sets, choice = (document.get(name) for name in ("target_epsilon", "data_sets", "private_selection"))
+        released = document.get("released_weights")
+        return cls(
+            accounted=AccountedEpsilon(
+                epsilon=from_json_number(document["epsilon"]),
+                delta=document["delta"],
+                target_epsilon=None if target is None else from_json_number(target),
+                accountant=document["accountant"],
+                accountant_version=document["accountant_version"],
+            ),
+            mechanism=Mechanism(
+                event=_event(document),
+                max_grad_norm=document["max_grad_norm"],
+                clipping=document.get("clipping"),
+            ),
+            procedure=Procedure(
+                sampler=document["sampler"],
+                divisor=document["divisor"],
+                observer=document.get("observer", EVERY_STEP),
+                description=document.get("mechanism"),
+                released_weights=None if released is None else ReleasedWeights(**released),
+                claimed_epsilon=document.get("claimed_epsilon"),
+            ),
+            unit=document["unit"],
+            seed_policy=document["seed_policy"],
+            not_certified_because=reasons,
+            not_covered=tuple(document["not_covered"]),
+            data_sets=None if sets is None else DataSetsRecord.from_json(sets),
+            private_selection=None if choice is None else PrivateSelectionRecord.from_json(choice),
         )
-    reasons = list(caveats)
-    if math.isinf(epsilon):
+
+
+def privacy_record(
+    *,
+    accounted: AccountedEpsilon,
+    mechanism: Mechanism,
+    unit: str,
+    noise_key: Literal["secret", "test"],
+    method: MethodRecord | None = None,
+    private_selection: PrivateSelectionRecord | None = None,
+    data_sets: DataSetsRecord | None = None,
+) -> PrivacyRecord:
+    """Return the privacy record of one run. See `PrivacyRecord` for the other arguments.
+
+    Args:
+        noise_key: source of masks and noise: the sweep's secret key or the public test key.
+        method: the method's part; None for a method that runs the event as it is.
+
+    Returns:
+        A record that is certified only if epsilon is a proven, finite bound for how the run was made.
+
+    Raises:
+        ValueError: epsilon is finite for a run without noise; or there is a claimed epsilon although the run's ε is
+            known.
+    """
+    method = method or MethodRecord()
+    private, claims = mechanism.private, method.procedure.claimed_epsilon is not None
+    reasons = list(method.caveats)
+    if math.isinf(accounted.epsilon):
         reasons.append(INFINITE)
     if private and noise_key == "test":
         reasons.append("noise comes from the public test key")
-    record: dict[str, Any] = {
-        "accountant": accountant,
-        "accountant_version": accountant_version,
-        "adjacency": "add-or-remove-one",
-        "unit": unit,
-        "sampler": sampler or ("none" if isinstance(event, NonPrivate) else "poisson"),
-        "noise_multiplier": 0.0 if isinstance(event, NonPrivate) else event.noise_multiplier,
-        "sample_rate": None if isinstance(event, NonPrivate) else event.sample_rate,
-        "num_steps": None if isinstance(event, NonPrivate) else event.num_steps,
-        "epsilon": _json_number(epsilon),
-        "delta": delta,
-        "target_epsilon": None if target_epsilon is None else _json_number(target_epsilon),
-        "max_grad_norm": max_grad_norm,
-        "clipping": clipping,
-        "divisor": divisor,
-        "seed_policy": SEED_POLICY[noise_key if private or claimed_epsilon is not None else "none"],
-        "certified": not reasons,
-        "not_certified_because": reasons,
-        "tuning": "ignored",
-        "not_covered": [*also_not_covered, *NOT_COVERED],
-        "observer": observer,
-    }
-    if claimed_epsilon is not None:
-        record["claimed_epsilon"] = claimed_epsilon
-    if released_weights is not None:
-        record["released_weights"] = dict(released_weights)
-    if mechanism is not None:
-        record["mechanism"] = mechanism
-    if data_sets is not None:
-        record["data_sets"] = dict(data_sets)
-    if private_selection is not None:
-        record |= {
-            "tuning": "private_selection",
-            "private_selection": dict(private_selection),
-            "not_covered": [*also_not_covered, *NOT_COVERED_BY_SELECTION],
-        }
-    return record
+    sampler = method.procedure.sampler or ("poisson" if private else "none")
+    not_covered = NOT_COVERED if private_selection is None else NOT_COVERED_BY_SELECTION
+    return PrivacyRecord(
+        accounted=accounted,
+        mechanism=mechanism,
+        procedure=replace(method.procedure, sampler=sampler),
+        unit=unit,
+        seed_policy=SEED_POLICY[noise_key if private or claims else "none"],
+        not_certified_because=tuple(reasons),
+        not_covered=(*method.also_not_covered, *not_covered),
+        data_sets=data_sets,
+        private_selection=private_selection,
+    )
 
 
 def composed_epsilon(events: Sequence[Event], delta: float, accountant_name: str) -> float:
@@ -174,16 +261,8 @@ def composed_epsilon(events: Sequence[Event], delta: float, accountant_name: str
     return accountant.composed_epsilons(events, [delta])[0]
 
 
-def _check_epsilon(epsilon: float, target_epsilon: float | None, private: bool) -> None:
-    """Raise ValueError for figures that would make a record false."""
-    if not epsilon >= 0:
-        raise ValueError(f"epsilon must be >= 0, got {epsilon}. Take it from the accountant.")
-    if not private and math.isfinite(epsilon):
-        raise ValueError(f"epsilon must be inf for a run without noise, got {epsilon}. Use math.inf.")
-    if target_epsilon is not None and epsilon > target_epsilon:
-        raise ValueError(f"epsilon must be <= target_epsilon {target_epsilon}, got {epsilon}. Calibrate the run again.")
-
-
-def _json_number(value: float) -> float | str:
-    """Return the number, or the string "inf"."""
-    return "inf" if math.isinf(value) else value
+def _event(document: Mapping[str, Any]) -> Event:
+    """Return the event of a record."""
+    if document["num_steps"] is None:
+        return NonPrivate()
+    return PoissonGaussian(**{name: document[name] for name in ("sample_rate", "noise_multiplier", "num_steps")})

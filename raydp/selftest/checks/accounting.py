@@ -117,6 +117,7 @@ def together_check(name: str) -> Check:
     ]  # fmt: skip
     least = composed_at_least([run[:3] for run in runs], DELTA)
     stated = cost_together(DPSGD(), trials, DELTA, name)["epsilon"]
+    assert stated is not None, "the accountant has an answer"
     return check(
         f"ε of four models together ({name})", stated / least, 1, 1.02 + LOOSE[name],
         f"what is stated over {least:.5g}, a lower bound on the composition of all four",

@@ -6,17 +6,17 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy import stats
 
 from raydp.methods.dp import DPSGD
 from raydp.models import base_models as models
+from raydp.privacy import PoissonGaussian
 from raydp.selftest.base import Check, check
 from raydp.selftest.observe import (
     NoisyMethod,
@@ -92,9 +92,11 @@ def _record_checks(method: NoisyMethod, accountant: str) -> list[Check]:
     sigmas = {trial.run_id: trial.noise_multiplier for trial in plan.trials}
     spent, almost, apart = list[float](), list[float](), list[float]()
     for run_id, record in plan.privacy.items():
-        spent.append(max(_delta(record, record["epsilon"]) / delta, record["epsilon"] / TARGET_EPSILON))
-        almost.append(_delta(record, ALMOST * record["epsilon"]) / delta)
-        apart += [abs(record["noise_multiplier"] / sigmas[run_id] - 1), abs(record["delta"] / delta - 1)]
+        accounted, event = record.accounted, record.mechanism.event
+        assert isinstance(event, PoissonGaussian), "the method adds noise"
+        spent.append(max(_delta(event, accounted.epsilon) / delta, accounted.epsilon / TARGET_EPSILON))
+        almost.append(_delta(event, ALMOST * accounted.epsilon) / delta)
+        apart += [abs(event.noise_multiplier / sigmas[run_id] - 1), abs(accounted.delta / delta - 1)]
     lowest = 0.0 if accountant == "rdp" else 1.0
     return [
         check("δ that a record spends", max(spent), 0, 1, "in closed form at its σ, q, T and ε, over the δ asked for"),
@@ -125,13 +127,13 @@ def _planned(method: NoisyMethod, accountant: str, noise_key: str) -> tuple[Swee
     return make_plan(spec, facts, "selftest"), count**-DELTA_EXPONENT
 
 
-def _delta(record: Mapping[str, Any], epsilon: float) -> float:
-    """Return the exact δ at an ε of the release that a record describes, without an accountant.
+def _delta(event: PoissonGaussian, epsilon: float) -> float:
+    """Return the exact δ at an ε of the event, without an accountant.
 
     The release is one Poisson-subsampled Gaussian, with the larger of both directions of adjacency, or a Gaussian
     mechanism on all data, any number of times (Balle and Wang 2018, Theorem 8; Dong, Roth and Su 2022, Corollary 3.3).
     """
-    q, sigma, steps = (record[name] for name in ("sample_rate", "noise_multiplier", "num_steps"))
+    q, sigma, steps = event.sample_rate, event.noise_multiplier, event.num_steps
     if q == 1:
         mu = math.sqrt(steps) / sigma
         return float(stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * stats.norm.cdf(-mu / 2 - epsilon / mu))
@@ -163,7 +165,7 @@ def _key_checks() -> list[Check]:
     one, two = (np.zeros(bits, np.uint8) if key is None or len(key) != bits else key for key in keys)
     public = np.unpackbits(np.frombuffer(TEST_KEY, np.uint8))
     closest = max((k == public).sum() for k in (one, two))
-    of_test_key = [record["certified"] for record in _planned(DPSGD(), "rdp", "test")[0].privacy.values()]
+    of_test_key = [record.certified for record in _planned(DPSGD(), "rdp", "test")[0].privacy.values()]
     return [
         check("keys of two sweeps of one spec", (one == two).sum(), low, high, f"equal bits of {bits}, binomial test"),
         check("key of a sweep and the test key", closest, low, high, f"equal bits of {bits}, binomial test"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
         return Finish(selected=None, best_utility=None, reason=str(error), report=None)
     selected, best = selections[chosen.rule], selections["best-utility"]
     aliases = {"best-utility": best}
-    if all(record["epsilon"] != "inf" for record in plan.privacy.values()):
+    if all(math.isfinite(record.accounted.epsilon) for record in plan.privacy.values()):
         aliases["privacy-preferred"] = selected  # never a model without a guarantee
     alarm = alarm_of(folder.path, selected)
     if alarm is not None and aliases.pop("privacy-preferred", None) is not None:  # nor one whose guarantee is refuted

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from typing import Any
 
 from raydp.plugins.registries import names, summary
+from raydp.privacy import PrivacyRecord
+from raydp.privacy.records.record import ADJACENCY
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import measured_later, scores_of
 from raydp.sweep.store.points import PRIVATE
@@ -63,33 +65,34 @@ def _searched(folder: SweepFolder, strategy: str | None) -> list[str]:
 def card_of(plan: Plan) -> dict[str, str]:
     """What the report's card says of the guarantee beside the figures of the table."""
     record, caveats = plan.record, plan.facts.notes.get("caveats", [])
-    claimed = record.get("claimed_epsilon")
+    accounted, procedure = record.accounted, record.procedure
+    claimed = procedure.claimed_epsilon
     return {
         **({} if claimed is None else {"Claimed ε": f"{claimed:g}, not certified"}),
-        "Unit of privacy": str(record["unit"]),
+        "Unit of privacy": record.unit,
         **({"Caveats": f"{len(caveats)}, among the notes at the end"} if caveats else {}),
-        "Adjacency": str(record["adjacency"]).replace("-", " "),
-        "Sampler": str(record["sampler"]),
-        "Accountant": f"{record['accountant']} ({record['accountant_version']})",
-        "Certified": "yes" if record["certified"] else f"no: {'; '.join(record['not_certified_because'])}",
+        "Adjacency": ADJACENCY.replace("-", " "),
+        "Sampler": str(procedure.sampler),
+        "Accountant": f"{accounted.accountant} ({accounted.accountant_version})",
+        "Certified": "yes" if record.certified else f"no: {'; '.join(record.not_certified_because)}",
     }
 
 
 def notes_of(plan: Plan) -> list[str]:
     """What the guarantee says and what was made of the data, for the report's end."""
     record = plan.record
-    certified = [f"Not certified: {reason}." for reason in record["not_certified_because"]]
-    covered = [f"Not covered: {item}." for item in record["not_covered"]]
+    certified = [f"Not certified: {reason}." for reason in record.not_certified_because]
+    covered = [f"Not covered: {item}." for item in record.not_covered]
     return [promise_of(record), *certified, *covered, *plan.facts.sentences()]
 
 
-def promise_of(record: Mapping[str, Any]) -> str:
+def promise_of(record: PrivacyRecord) -> str:
     """The guarantee of a sweep's models in a sentence."""
-    model = "The released model" if "private_selection" in record else "Each model"
-    epsilon = f"{float(record['target_epsilon'] or 'inf'):g}"
+    accounted = record.accounted
+    model = "Each model" if record.private_selection is None else "The released model"
     return (
-        f"{model}: ε at most {epsilon} at δ = {record['delta']:.3g} for one "
-        f"{record['unit']} added or removed, by accountant {record['accountant']} ({record['accountant_version']})."
+        f"{model}: ε at most {accounted.target_epsilon or math.inf:g} at δ = {accounted.delta:.3g} for one "
+        f"{record.unit} added or removed, by accountant {accounted.accountant} ({accounted.accountant_version})."
     )
 
 

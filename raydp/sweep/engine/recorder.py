@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, TypedDict
+from typing import Self, TypedDict
 
 from raydp.io.cache import cache_dir
 from raydp.io.output import stderr, strict
-from raydp.privacy import card_markdown, composed, guarantee
+from raydp.methods.base import Method
+from raydp.privacy import PrivacyCard, ReleasedTogether, Searched, card_markdown, composed, guarantee
+from raydp.privacy.accounting.documents import ComposedCost
+from raydp.privacy.records.card_content import Steering
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.searched import searched
 from raydp.sweep.store.folder import BASE_RUN
@@ -42,7 +45,7 @@ class Recorder:
     context: SweepContext
     tracker: Tracker
     parent_run: str
-    _searched: Mapping[str, object] = field(default_factory=dict)  # the same for every run
+    _searched: Searched | None = None  # the same for every run
     _pauses: Pauses = field(default_factory=Pauses)
     _why: str = ""  # why the store did not answer the last delivery; empty if it answered
 
@@ -136,7 +139,7 @@ class Recorder:
             uri = None
         self.context.folder.set_delivery(trial.run_id, Delivery(status=result.status, model_uri=uri))
 
-    def release(self) -> dict[str, object] | None:
+    def release(self) -> ReleasedTogether | None:
         """Write the joint cost of all registered models to the folder and onto every card.
 
         Returns:
@@ -146,39 +149,40 @@ class Recorder:
         if not released:
             return None
         method, accountant = self.context.spec.method.params, self.context.spec.privacy.accountant
-        together = {
+        together: ReleasedTogether = {
             "models": len(released),
             "run_ids": [t.run_id for t in released],
             **cost_together(method, released, self.context.plan.delta, accountant),
             **self._steered(),
         }
         self.context.folder.set_released(strict(together))
-        shown = {k: v for k, v in strict(together).items() if k != "run_ids"}  # else every card grows with the sweep
+        told: ReleasedTogether = strict(together)
+        told.pop("run_ids", None)  # every card would grow with the sweep
         for trial in released:
             result = self.context.folder.result(trial.run_id)
             assert result is not None
-            privacy = {**self._privacy(trial, result), "released_together": shown}
-            record = replace(self._record(trial, result), privacy=privacy, card=card_markdown(privacy))
+            card = replace(self._privacy(trial, result), released_together=told)
+            record = replace(self._record(trial, result), privacy=card.to_json(), card=card_markdown(card))
             self.tracker.update_privacy(str(self.context.folder.model_uri(trial.run_id)), record)
         return together
 
-    def _steered(self) -> dict[str, str]:
+    def _steered(self) -> Steering:
         """Return a note if results chose which runs came next, which the joint ε does not cover."""
         search = self.context.spec.space.search
         if search is None or search.name == "random":
             return {}
         return {"note": "which configurations ran was chosen by utility and scores, which are not covered"}
 
-    def _privacy(self, trial: TrialPlan, result: RunResult) -> dict[str, object]:
+    def _privacy(self, trial: TrialPlan, result: RunResult) -> PrivacyCard:
         """Return the run's privacy record, with what was tuned, the guarantee and the executed steps."""
         event = self.context.spec.method.params.event(trial, trial.noise_multiplier)
-        meaning = guarantee(event, self.context.spec.privacy.accountant, cache_dir=cache_dir() / "guarantee")
-        return {
-            **self.context.plan.privacy[trial.run_id],
-            "searched": self._searched,
-            "guarantee": strict(meaning),
-            "ledger": result.ledger,
-        }
+        said = guarantee(event, self.context.spec.privacy.accountant, cache_dir=cache_dir() / "guarantee")
+        return PrivacyCard(
+            record=self.context.plan.privacy[trial.run_id],
+            searched=self._searched,
+            guarantee=strict(said),
+            ledger=result.ledger,
+        )
 
     def _params(self, trial: TrialPlan) -> RunParams:
         return RunParams(
@@ -189,7 +193,8 @@ class Recorder:
         )
 
     def _record(self, trial: TrialPlan, result: RunResult) -> TrialRecord:
-        base, privacy = self.context.folder.result(BASE_RUN), self._privacy(trial, result)
+        base, card = self.context.folder.result(BASE_RUN), self._privacy(trial, result)
+        claimed = card.record.procedure.claimed_epsilon
         scores = result.scores
         method = self.context.spec.method.params.model_dump(mode="json")
         return TrialRecord(
@@ -199,7 +204,7 @@ class Recorder:
                 "method": self.context.spec.method.name,
                 "task_hash": self.context.facts.content_hash,
                 **method,
-                **({"claimed_epsilon": privacy["claimed_epsilon"]} if "claimed_epsilon" in privacy else {}),
+                **({} if claimed is None else {"claimed_epsilon": claimed}),
             },
             step_metrics=result.history or (),
             metrics={
@@ -210,8 +215,8 @@ class Recorder:
                 **{f"score.{name}.std_error": m.std_error for name, m in scores.items()},
                 **claimed_figures(result),
             },
-            privacy=privacy,
-            card=card_markdown(privacy),
+            privacy=card.to_json(),
+            card=card_markdown(card),
             base={
                 "name": _public_name(self.context.spec.model.name),
                 "weight_hash": self.context.weight_hash,
@@ -222,7 +227,7 @@ class Recorder:
         )
 
 
-def cost_together(method: Any, trials: Sequence[TrialPlan], delta: float, accountant: str) -> dict[str, Any]:
+def cost_together(method: Method, trials: Sequence[TrialPlan], delta: float, accountant: str) -> ComposedCost:
     """Return the joint cost of the models of all these runs. Each run counts, also if runs have equal events."""
     return composed([method.event(trial, trial.noise_multiplier) for trial in trials], delta, accountant)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from raydp.privacy import Searched
+from raydp.privacy.records.card_content import Strategy
 from raydp.spec.document import SweepSpec
 from raydp.training.trial_plan import TrialPlan
 from search_spaces.configuration import HYPERPARAMETERS
@@ -12,7 +14,7 @@ BLIND = {"procedure", "best-utility", "worst-utility"}
 """The rules that do not look at the score."""
 
 
-def searched(spec: SweepSpec, trials: Sequence[TrialPlan]) -> dict[str, object]:
+def searched(spec: SweepSpec, trials: Sequence[TrialPlan]) -> Searched:
     """Return what was tuned.
 
     Returns:
@@ -30,12 +32,13 @@ def searched(spec: SweepSpec, trials: Sequence[TrialPlan]) -> dict[str, object]:
     if chosen.rule not in BLIND or chosen.max_score is not None or measured:
         on.append(f"{chosen.score} of secrets in the training data")
     on += [f"at most {bound:g} of {column}" for column, bound in chosen.at_most.items()]
+    strategy: Strategy = {} if search is None else {"search": search.as_dict()}
     return {
         "hyperparameters": {name: tried for name, tried in values.items() if len(tried) > 1},
         "configurations": len({tuple(getattr(trial, name) for name in HYPERPARAMETERS) for trial in trials}),
         "seeds": list(spec.seeds),
         "rule": chosen.rule,
-        **({} if search is None else {"search": search.as_dict()}),
+        **strategy,
         "chosen_on": on,
         "elsewhere": ["max_grad_norm and other parameters of the method", "the adapter", "the data's preparation"],
     }

@@ -8,13 +8,16 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from raydp.io.cache import cache_dir
 from raydp.methods.base import weighted_sets
 from raydp.privacy import (
+    AccountedEpsilon,
     Calibration,
     CalibrationRequest,
+    DataSetsRecord,
+    Mechanism,
+    PrivacyRecord,
     PrivacyTarget,
     calibrate_many,
     calibrate_selection,
@@ -22,7 +25,7 @@ from raydp.privacy import (
     privacy_record,
     remarks,
 )
-from raydp.privacy.mechanisms.reference import DATA_SETS
+from raydp.privacy.accounting.infinity import json_number
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections import SpaceSpec
 from raydp.sweep.private_selection.draws import (
@@ -62,7 +65,7 @@ class SweepPlan:
     facts: TaskFacts
     delta: float
     trials: tuple[TrialPlan, ...]
-    privacy: dict[str, dict[str, Any]]
+    privacy: dict[str, PrivacyRecord]
     rejected: tuple[Rejected, ...]
     warnings: tuple[str, ...]
     selection: str | None = None
@@ -81,23 +84,24 @@ class SweepPlan:
 
     def _row(self, trial: TrialPlan, *, seeds: int) -> dict[str, object]:
         record = self.privacy[trial.run_id]
+        claimed, choice = record.procedure.claimed_epsilon, record.private_selection
         compute = trial.batch_size * trial.num_steps
         return {
             "batch_size": trial.batch_size,
             "num_steps": trial.num_steps,
             "learning_rate": trial.learning_rate,
             "num_examples": trial.num_examples,
-            "sample_rate": record["sample_rate"] or trial.batch_size / trial.num_examples,
+            "sample_rate": record.mechanism.sample_rate or trial.batch_size / trial.num_examples,
             "noise_multiplier": trial.noise_multiplier,
-            "epsilon": record["epsilon"],
-            **({"claimed_epsilon": record["claimed_epsilon"]} if "claimed_epsilon" in record else {}),
+            "epsilon": json_number(record.accounted.epsilon),
+            **({} if claimed is None else {"claimed_epsilon": claimed}),
             "delta": self.delta,
             "compute": compute,
             "updates": float(compute * exact(trial.learning_rate)),
             "seeds": seeds,
             "cost_tokens": round(compute * self.facts.num_tokens / self.facts.num_units) * seeds,
-            **({"single_run_epsilon": record["private_selection"]["single_run_epsilon"]} if self.selection else {}),
-            **_of_data_sets(record.get("data_sets", {})),
+            **({} if choice is None else {"single_run_epsilon": choice.single_run_epsilon}),
+            **_of_data_sets(record.data_sets),
         }
 
 
@@ -242,29 +246,35 @@ def _record(
     delta: float,
     tuned_epsilon: float | None,
     num_configurations: int,
-) -> dict[str, Any]:
+) -> PrivacyRecord:
     sigma = trial.noise_multiplier
     alone = calibration.epsilon if calibration else math.inf
     event = spec.method.params.event(trial, sigma)
     sets = weighted_sets(spec.method.params.traits.reference_weight, facts)
-    return privacy_record(
-        event=event,
+    accounted = AccountedEpsilon(
         epsilon=alone if tuned_epsilon is None else tuned_epsilon,
         delta=delta,
         target_epsilon=spec.privacy.target_epsilon if calibration else None,
         accountant=spec.privacy.accountant,
         accountant_version=calibration.accountant_version if calibration else "not used",
-        unit=facts.privacy_unit,
+    )
+    mechanism = Mechanism(
+        event=event,
         max_grad_norm=spec.method.params.max_grad_norm,
-        noise_key=spec.privacy.noise_key,
         clipping=spec.method.params.traits.clipping,
+    )
+    return privacy_record(
+        accounted=accounted,
+        mechanism=mechanism,
+        unit=facts.privacy_unit,
+        noise_key=spec.privacy.noise_key,
+        method=spec.method.params.record_fields(trial),
         private_selection=None if tuned_epsilon is None else selection_record(spec, num_configurations, alone),
-        **spec.method.params.record_fields(trial),
         data_sets=None if sets is None else data_sets_record(sets, event, alone, delta, spec.privacy.accountant),
     )
 
 
-def _check_bounds(spec: SweepSpec, privacy: Mapping[str, Mapping[str, Any]]) -> None:
+def _check_bounds(spec: SweepSpec, privacy: Mapping[str, PrivacyRecord]) -> None:
     """Refuse a bound on the guarantee that no run can keep."""
     if "claimed_epsilon" in spec.select.at_most:
         raise ValueError(
@@ -272,7 +282,7 @@ def _check_bounds(spec: SweepSpec, privacy: Mapping[str, Mapping[str, Any]]) -> 
             f"{spec.select.at_most['claimed_epsilon']:g}: nothing proves it. Remove it."
         )
     bound = spec.select.at_most.get("epsilon", math.inf)
-    lowest = min(float(record["epsilon"]) for record in privacy.values())
+    lowest = min(record.accounted.epsilon for record in privacy.values())
     if bound < lowest:
         remedy = f"Raise it to {spec.privacy.target_epsilon:g}, the target."
         if math.isinf(lowest):
@@ -282,9 +292,10 @@ def _check_bounds(spec: SweepSpec, privacy: Mapping[str, Mapping[str, Any]]) -> 
         )
 
 
-def _of_data_sets(sets: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
+def _of_data_sets(sets: DataSetsRecord | None) -> dict[str, float | None]:
     """Return the columns of the plan's table with the ε of each data set."""
-    return {f"epsilon_{name}": sets[name]["epsilon"] for name in DATA_SETS if name in sets}
+    epsilons = {} if sets is None else sets.epsilons or {}
+    return {f"epsilon_{name}": own.epsilon for name, own in epsilons.items()}
 
 
 def _warnings(spec: SweepSpec, facts: TaskFacts, delta: float) -> list[str]:

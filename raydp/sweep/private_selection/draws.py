@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from raydp.privacy import NumRuns, PoissonRuns, TruncatedNegativeBinomial
+from raydp.privacy import NumRuns, PoissonRuns, PrivateSelectionRecord, TruncatedNegativeBinomial
 from raydp.privacy.mechanisms.private_selection import ASSUMED
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections import NumRunsSpec
@@ -42,17 +42,17 @@ def check_utility_is_public(spec: SweepSpec, facts: TaskFacts) -> None:
         )
 
 
-def selection_record(spec: SweepSpec, num_configurations: int, single_run_epsilon: float) -> dict[str, object]:
+def selection_record(spec: SweepSpec, num_configurations: int, single_run_epsilon: float) -> PrivateSelectionRecord:
     """Return the part of a run's privacy record that describes the choice."""
     chosen = _number(spec)
-    return {
-        "distribution": chosen.distribution,
-        "mean": chosen.mean,
-        "eta": None if chosen.distribution == "poisson" else chosen.eta,
-        "configurations": num_configurations,
-        "single_run_epsilon": single_run_epsilon,
-        "assumed": list(ASSUMED),
-    }
+    return PrivateSelectionRecord(
+        distribution=chosen.distribution,
+        mean=chosen.mean,
+        eta=None if chosen.distribution == "poisson" else chosen.eta,
+        configurations=num_configurations,
+        single_run_epsilon=single_run_epsilon,
+        assumed=tuple(ASSUMED),
+    )
 
 
 def selection_sentence(spec: SweepSpec, num_configurations: int) -> str:

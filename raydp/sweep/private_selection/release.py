@@ -12,7 +12,8 @@ from typing import ClassVar
 from analysis import Selection, load_points, write_report
 from analysis.selection.choice import SelectionStep
 from raydp.io.output import strict
-from raydp.privacy import selection_guarantee
+from raydp.privacy import PrivacyCard, ReleasedTogether, selection_guarantee
+from raydp.privacy.accounting.infinity import json_number
 from raydp.sweep.ending.finish import Finish, set_aliases
 from raydp.sweep.ending.notes import about
 from raydp.sweep.engine.context import SweepContext
@@ -172,27 +173,32 @@ class Releaser(Recorder):
     def _public_facts(cls, facts: TaskFacts) -> dict[str, object]:
         return {name: value for name, value in asdict(facts).items() if name in TOLD_OF_DATA}
 
-    def release_run(self, run_id: str) -> dict[str, object]:
+    def release_run(self, run_id: str) -> ReleasedTogether:
         """Register the run's model, and write the model's cost to the folder and onto its card."""
         self.deliver(self.context.trials[run_id])
         together = self._together(run_id)
         self.context.folder.set_released(strict(together))
         return together
 
-    def _together(self, run_id: str) -> dict[str, object]:
+    def _together(self, run_id: str) -> ReleasedTogether:
         """Return the cost of the one released model, which is the cost of the whole choice."""
-        record = self.context.plan.privacy[run_id]
-        figures = {name: record[name] for name in ("epsilon", "delta", "accountant")}
-        return {"models": 1, "run_ids": [run_id], **figures}
-
-    def _privacy(self, trial: TrialPlan, result: RunResult) -> dict[str, object]:
-        events = [self.context.spec.method.params.event(t, t.noise_multiplier) for t in self._configurations()]
+        accounted = self.context.plan.privacy[run_id].accounted
         return {
-            **self.context.plan.privacy[trial.run_id],
-            "guarantee": selection_guarantee(events, num_runs_of(self.context.spec)),
-            "ledger": result.ledger,
-            "released_together": strict(self._together(trial.run_id)),
+            "models": 1,
+            "run_ids": [run_id],
+            "epsilon": json_number(accounted.epsilon),
+            "delta": accounted.delta,
+            "accountant": accounted.accountant,
         }
+
+    def _privacy(self, trial: TrialPlan, result: RunResult) -> PrivacyCard:
+        events = [self.context.spec.method.params.event(t, t.noise_multiplier) for t in self._configurations()]
+        return PrivacyCard(
+            record=self.context.plan.privacy[trial.run_id],
+            guarantee=selection_guarantee(events, num_runs_of(self.context.spec)),
+            ledger=result.ledger,
+            released_together=self._together(trial.run_id),
+        )
 
     def _configurations(self) -> list[TrialPlan]:
         """Return one run for each configuration that could have been drawn, drawn or not."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from raydp.privacy.accounting.infinity import json_number
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import Measurements, claimed_figures, measured_later, scores_of
 from raydp.sweep.store.results import RunResult
@@ -153,6 +154,7 @@ def _row(
     result = folder.result(trial.run_id)
     status = _status(trial, result, skipped)
     privacy = plan.privacy[trial.run_id]
+    claimed = privacy.procedure.claimed_epsilon
     utility, base_utility = (None if r is None else r.utility_loss for r in (result, base))
     scores = scores_of(folder, trial.run_id, later)
     return {
@@ -161,9 +163,9 @@ def _row(
         "score": scores[score].value if score in scores else None,
         "run_id": trial.run_id,
         "status": status,
-        "epsilon": privacy["epsilon"],
-        **({"claimed_epsilon": privacy["claimed_epsilon"]} if "claimed_epsilon" in privacy else {}),
-        "delta": privacy["delta"],
+        "epsilon": json_number(privacy.accounted.epsilon),
+        **({} if claimed is None else {"claimed_epsilon": claimed}),
+        "delta": privacy.accounted.delta,
         **_executed(result),
         "noise_multiplier": trial.noise_multiplier,
         "base_utility_loss": base_utility,

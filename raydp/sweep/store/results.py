@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from raydp.privacy import LedgerSummary
 from raydp.scores.base import Measurement
 
 Status = Literal["finished", "stopped", "failed"]
@@ -53,7 +54,7 @@ class RunResult:
     utility_loss: float | None = None
     scores: Mapping[str, Measurement] = field(default_factory=dict)
     history: Sequence[Mapping[str, float]] | None = None
-    ledger: Mapping[str, object] | None = None
+    ledger: LedgerSummary | None = None
     checks: Mapping[str, float] = field(default_factory=dict)
     executed: Mapping[str, object] | None = None
     variants: Sequence[ClaimedFigures] = ()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from raydp.privacy import PrivacyRecord
 from raydp.tasks.base import TaskFacts
 from raydp.training.trial_plan import TrialPlan
 from search_spaces import Configuration
@@ -32,11 +33,11 @@ class Plan:
     facts: TaskFacts
     delta: float
     trials: tuple[TrialPlan, ...]
-    privacy: Mapping[str, dict[str, Any]]
+    privacy: Mapping[str, PrivacyRecord]
     configurations: tuple[TrialPlan, ...] = ()
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> PrivacyRecord:
         """The privacy record of one run, for what all runs share.
 
         Raises:
@@ -53,7 +54,7 @@ class Plan:
             "facts": asdict(self.facts),
             "delta": self.delta,
             "trials": [asdict(trial) for trial in self.trials],
-            "privacy": self.privacy,
+            "privacy": {run_id: record.to_json() for run_id, record in self.privacy.items()},
             **({"configurations": [asdict(c) for c in self.configurations]} if self.configurations else {}),
             "sweep_id": self.sweep_id,
         }
@@ -77,7 +78,7 @@ class Plan:
                 facts=TaskFacts(**document["facts"]),
                 delta=document["delta"],
                 trials=tuple(TrialPlan(**trial) for trial in document["trials"]),
-                privacy=document["privacy"],
+                privacy={name: PrivacyRecord.from_json(record) for name, record in document["privacy"].items()},
                 configurations=tuple(TrialPlan(**c) for c in document.get("configurations", ())),
             )
         except (LookupError, TypeError, AttributeError) as error:

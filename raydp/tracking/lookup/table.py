@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -62,10 +62,10 @@ def ordered(frame: pd.DataFrame, order_by: str | None) -> pd.DataFrame:
     return frame.reset_index(drop=True)
 
 
-def _row(entry: Tracked) -> dict[str, Any]:
+def _row(entry: Tracked) -> dict[str, object]:
     """Return a model's values under the column names of the points table."""
     version, model = entry.version, entry.model
-    row: dict[str, Any] = dict(latest_metrics(model))
+    row: dict[str, object] = dict(latest_metrics(model))
     for name, text in model.params.items():
         if name in FLOATS:
             row[name] = _number(text)

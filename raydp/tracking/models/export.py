@@ -79,7 +79,6 @@ def export_model(
         ValueError: there is no such model, its files differ from the sealed ones, the folder is not empty, the base
             cannot be loaded or has other weights, or a soft prompt is to be merged.
     """
-    # Check the options.
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"--output must be a new or empty folder, got {str(folder)!r}. Name another one.")
     if not merge and (dtype, signing_key) != (None, None):
@@ -95,16 +94,20 @@ def export_model(
         adapted = (held / ADAPTER_CONFIG).is_file()
         source = _base_files(recorded_base(held), base, needed=with_base or base is not None) if adapted else None
         shutil.copytree(held, folder, dirs_exist_ok=True)
-    # Add the tokenizer, the base and the README.
     if source is not None:
-        name = recorded_base(folder)["name"]
-        if not (folder / TOKENIZER_CONFIG).is_file():
-            _copy(source, folder, TOKENIZER_FILES, name)
-        if with_base or name == "tiny":
-            (folder / EXPORTED_BASE).mkdir()
-            _copy(source, folder / EXPORTED_BASE, (*FULL_MODEL, *TOKENIZER_FILES), name)
+        _add_base(source, folder, with_base=with_base)
     write_readme(folder, uri)
     return folder
+
+
+def _add_base(source: Path, folder: Path, *, with_base: bool) -> None:
+    """Copy the tokenizer, and the base model's files if they are wanted, from the base's folder."""
+    name = recorded_base(folder)["name"]
+    if not (folder / TOKENIZER_CONFIG).is_file():
+        _copy(source, folder, TOKENIZER_FILES, name)
+    if with_base or name == "tiny":
+        (folder / EXPORTED_BASE).mkdir()
+        _copy(source, folder / EXPORTED_BASE, (*FULL_MODEL, *TOKENIZER_FILES), name)
 
 
 def _base_files(recorded: dict[str, str], base: str | None, *, needed: bool) -> Path | None:

@@ -14,7 +14,7 @@ import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raydp.tracking.portable import ADAPTER_CONFIG, model_files, portable, portable_config, to_json
 from raydp.tracking.records import TrialRecord
@@ -163,7 +163,7 @@ def _write_cards(trial: TrialRecord, folder: Path) -> None:
 
 
 def _sealed(trial: TrialRecord, model_id: str, hashes: dict[str, str], key: SigningKey | None) -> Seal:
-    said: dict[str, Any] = statement(
+    said = statement(
         model_id=model_id,
         run_id=trial.run_id,
         configuration=trial.configuration(),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from raydp.privacy.records.card import guarantee_sentence
+from raydp.privacy.records.card import epsilon_sentence
 from raydp.tracking.portable import ADAPTER_CONFIG
 from raydp.tracking.sealing.seal import BASE_FILE, EXPORTED_BASE, PRIVACY_FILE, README_FILE, SEAL_FILE
 
@@ -145,7 +145,9 @@ def _privacy(record: Mapping[str, Any]) -> list[str]:
     """Return the guarantee in words."""
     reasons = record.get("not_certified_because", ())
     certified = "This guarantee is certified." if record.get("certified") else "This guarantee is not certified."
-    lines = [f"{guarantee_sentence(record)} {certified}", *[f"- Not certified: {reason}." for reason in reasons]]
+    epsilon, claimed = float(record["epsilon"]), record.get("claimed_epsilon")
+    sentence = epsilon_sentence(epsilon, record["delta"], record["unit"], claimed)
+    lines = [f"{sentence} {certified}", *[f"- Not certified: {reason}." for reason in reasons]]
     lines += ["", "`privacy.md` and `privacy.json` hold the whole record, where the sweep wrote them."]
     if uncovered := record.get("not_covered"):
         lines += ["", "The guarantee does not cover:", "", *[f"- {item}" for item in uncovered]]

@@ -113,7 +113,7 @@ def statement(
     privacy: Mapping[str, object],
     base_weight_hash: str,
     hashes: Mapping[str, str],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the statement of a model's seal.
 
     Args:

@@ -1,0 +1,179 @@
+"""The parts of a privacy record: the accounted ε, the mechanism, what the method says of itself, and the choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from raydp.privacy.accounting.events import Event, NonPrivate, check_delta
+
+EVERY_STEP = "sees every step"
+"""The strongest observer. Records of earlier versions name no observer and mean this one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccountedEpsilon:
+    """The guarantee (ε, δ) of a run, and who computed it.
+
+    Attributes:
+        epsilon: the accountant's bound for the event at delta; inf for NonPrivate.
+        delta: in (0, 1).
+        target_epsilon: the requested ε; None if none was requested.
+        accountant: registry name.
+        accountant_version: library and version.
+
+    Raises:
+        ValueError: epsilon is negative, NaN or above the target, or delta is out of its range.
+    """
+
+    epsilon: float
+    delta: float
+    target_epsilon: float | None
+    accountant: str
+    accountant_version: str
+
+    def __post_init__(self) -> None:
+        check_delta(self.delta)
+        if not self.epsilon >= 0:
+            raise ValueError(f"epsilon must be >= 0, got {self.epsilon}. Take it from the accountant.")
+        if self.target_epsilon is not None and self.epsilon > self.target_epsilon:
+            raise ValueError(
+                f"epsilon must be <= target_epsilon {self.target_epsilon}, got {self.epsilon}. Calibrate the run again."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism:
+    """The accounted mechanism.
+
+    Attributes:
+        event: what the run released.
+        max_grad_norm: clipping norm c; None if nothing is clipped.
+        clipping: how gradients are scaled to max_grad_norm: "flat", "automatic", or "adaptive", which starts from it.
+    """
+
+    event: Event
+    max_grad_norm: float | None = None
+    clipping: str | None = None
+
+    @property
+    def private(self) -> bool:
+        """Return whether the mechanism adds noise."""
+        return not isinstance(self.event, NonPrivate)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Return σ; 0 without noise."""
+        return 0.0 if isinstance(self.event, NonPrivate) else self.event.noise_multiplier
+
+    @property
+    def sample_rate(self) -> float | None:
+        """Return q; None without noise."""
+        return None if isinstance(self.event, NonPrivate) else self.event.sample_rate
+
+    @property
+    def num_steps(self) -> int | None:
+        """Return T of the event; None without noise."""
+        return None if isinstance(self.event, NonPrivate) else self.event.num_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasedWeights:
+    """Noise that is added once, to the trained weights.
+
+    Attributes:
+        noise_std: standard deviation of the noise on each weight.
+        sensitivity: proven sensitivity of the weights; None if there is only a claim.
+        claimed_sensitivity: sensitivity that the method claims without proof.
+        formula: name of the formula that the noise is claimed by.
+    """
+
+    noise_std: float
+    sensitivity: float | None = None
+    claimed_sensitivity: float | None = None
+    formula: str | None = None
+
+    def to_json(self) -> dict[str, float | str]:
+        """Return the known values as JSON."""
+        values = {
+            "formula": self.formula,
+            "sensitivity": self.sensitivity,
+            "claimed_sensitivity": self.claimed_sensitivity,
+            "noise_std": self.noise_std,
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Procedure:
+    """How the method runs the mechanism, as the record tells it.
+
+    Attributes:
+        sampler: how batches are drawn; None means as the event says.
+        divisor: divisor of the sums of gradients.
+        observer: what the attacker sees against whom the guarantee holds.
+        description: what was run, in words, if the event only dominates it.
+        released_weights: if noise is added once, to the trained weights.
+        claimed_epsilon: ε that the method claims without proof; the accounted epsilon is then inf.
+    """
+
+    sampler: str | None = None
+    divisor: str = "expected batch size"
+    observer: str = EVERY_STEP
+    description: str | None = None
+    released_weights: ReleasedWeights | None = None
+    claimed_epsilon: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodRecord:
+    """A method's part of a run's privacy record.
+
+    Attributes:
+        procedure: how the method runs the mechanism.
+        caveats: further reasons why the guarantee does not hold as stated (a sampler that shuffles, a claim without
+            proof). Each makes the record uncertified.
+        also_not_covered: further items that epsilon does not cover.
+    """
+
+    procedure: Procedure = field(default_factory=Procedure)
+    caveats: tuple[str, ...] = ()
+    also_not_covered: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateSelectionRecord:
+    """How the best of a random number of runs was chosen, where epsilon is the ε of the whole choice.
+
+    Attributes:
+        distribution: of the number of runs: "truncated_negative_binomial" or "poisson".
+        mean: mean number of runs.
+        eta: parameter η of the distribution; None for "poisson".
+        configurations: number of configurations that were drawn from.
+        single_run_epsilon: ε of the released run alone.
+        assumed: further assumptions of the guarantee.
+    """
+
+    distribution: str
+    mean: float
+    eta: float | None
+    configurations: int
+    single_run_epsilon: float
+    assumed: tuple[str, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Return the values as JSON."""
+        return {
+            "distribution": self.distribution,
+            "mean": self.mean,
+            "eta": self.eta,
+            "configurations": self.configurations,
+            "single_run_epsilon": self.single_run_epsilon,
+            "assumed": list(self.assumed),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> PrivateSelectionRecord:
+        """Read the result of `to_json`."""
+        return cls(**{**document, "assumed": tuple(document["assumed"])})
