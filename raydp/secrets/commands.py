@@ -129,7 +129,7 @@ def show(output: Path) -> None:
     print_table("secrets", rows)
 
 
-def _written(output: Path, rows: Sequence[Mapping[str, object]], notes: dict[str, object]) -> dict[str, object]:
+def _written(output: Path, rows: Sequence[Mapping[str, object]], notes: Mapping[str, object]) -> dict[str, object]:
     """Write the rows, and return the notes with counts by type."""
     if not rows:
         counts = ", ".join(f"{key} {value}" for key, value in notes.items())
