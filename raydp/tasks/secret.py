@@ -1,10 +1,10 @@
-"""Secrets of text tasks: reading them from a file, and counting the training examples that contain them."""
+"""Secrets of text tasks: read from a file or drawn from a space, and counted in the training examples."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from raydp.tasks.base import Secret
@@ -71,3 +71,24 @@ def _secret_of(row: Mapping[str, object], field: str, place: str) -> Secret:
     if keys == ["continuation"]:
         return Secret(prompt=prompt, continuation=hidden)
     return Secret(prompt=prompt, continuation=hidden, kind="attribute")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Digits:
+    """A space of planted secrets: all strings of num_digits decimal digits after a fixed text (see `base.Space`).
+
+    Attributes:
+        num_digits: number of digits.
+        before: text before the digits in every continuation, such as a space.
+    """
+
+    num_digits: int
+    before: str = ""
+
+    @property
+    def size(self) -> int:
+        size: int = 10**self.num_digits
+        return size
+
+    def continuation(self, index: int) -> str:
+        return f"{self.before}{index:0{self.num_digits}d}"
