@@ -6,9 +6,18 @@ import math
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
+from typing import TypedDict
 
 HYPERPARAMETERS = ["batch_size", "num_steps", "learning_rate"]
 """The hyperparameters that a sweep varies, in the order (b, T, η)."""
+
+
+class Hyperparameters(TypedDict):
+    """A configuration as a part of a JSON document. Rows of results extend it by their figures."""
+
+    batch_size: int
+    num_steps: int
+    learning_rate: float
 
 
 def exact(value: float | str) -> Fraction:
@@ -59,6 +68,15 @@ class Configuration:
         rate = self.learning_rate
         if not isinstance(rate, float) or not math.isfinite(rate) or rate <= 0:
             raise ValueError(f"learning_rate must be a finite number > 0, got {rate!r}. Write it like 1.0e-3.")
+
+    @classmethod
+    def from_json(cls, row: Hyperparameters) -> Configuration:
+        """Return the configuration of a row."""
+        return cls(batch_size=row["batch_size"], num_steps=row["num_steps"], learning_rate=row["learning_rate"])
+
+    def to_json(self) -> Hyperparameters:
+        """Return the configuration as data for JSON."""
+        return {"batch_size": self.batch_size, "num_steps": self.num_steps, "learning_rate": self.learning_rate}
 
     @property
     def key(self) -> tuple[int, int, float]:

@@ -29,7 +29,7 @@ FLOW = {
     "raydp.privacy": ["accounting", "mechanisms", "records"],
     "raydp.spec": ["sections", "document"],
     "raydp.tasks": [
-        "users", "base", "spaces", "reading", "secret", "text", "classification", "wrappers",
+        "users", "base", "reading", "secret", "text", "classification", "wrappers",
     ],
     "raydp.training": [
         "comm", "trial_plan", "ledger", "checkpoint", "logistic", "sharding", "noise", "rank0", "gradients", "trial",

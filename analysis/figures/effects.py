@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -10,16 +10,20 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from analysis.figures.style import INK, MARGIN, SEQUENCE, quiet_axes
-from analysis.statistics.effects import SERIES, hyperparameter_effects
+from analysis.statistics.effects import MOVING, SERIES, Hyperparameter, Series, hyperparameter_effects
 
 _PANELS = {
-    "batch_size": ("b", "batch_size", "T, η fixed"),
-    "num_steps": ("T", "num_steps", "b, η fixed"),
-    "learning_rate": ("η", "learning_rate", "b, T fixed"),
-    "compute": ("b", "batch_size", "C, η fixed"),
-    "updates": ("η", "learning_rate", "U fixed"),
+    "batch_size": ("b", "T, η fixed"),
+    "num_steps": ("T", "b, η fixed"),
+    "learning_rate": ("η", "b, T fixed"),
+    "compute": ("b", "C, η fixed"),
+    "updates": ("η", "U fixed"),
 }
-_ROWS = (("score", "Score", SEQUENCE[1]), ("utility_loss", "Utility loss", SEQUENCE[0]))
+_Figure = Literal["score", "utility_loss"]
+_ROWS: tuple[tuple[_Figure, str, str], ...] = (
+    ("score", "Score", SEQUENCE[1]),
+    ("utility_loss", "Utility loss", SEQUENCE[0]),
+)
 MOST_SERIES = 40
 """The largest number of lines in a panel. If there are more series, those with the most points are drawn."""
 
@@ -38,7 +42,7 @@ def effect_lines(points: pd.DataFrame) -> go.Figure:
         ValueError: as `configuration_means`.
     """
     effects = hyperparameter_effects(points)
-    titles = [f"{_PANELS[name][0]} ({_PANELS[name][2]})" for name in SERIES]
+    titles = ["{} ({})".format(*_PANELS[name]) for name in SERIES]
     figure = make_subplots(
         rows=2, cols=len(SERIES), shared_xaxes=True, shared_yaxes=True, subplot_titles=titles, horizontal_spacing=0.02,
         vertical_spacing=0.06,
@@ -47,7 +51,7 @@ def effect_lines(points: pd.DataFrame) -> go.Figure:
     figure.update_layout(showlegend=False)
     figure.update_annotations(font_size=13)
     for column, name in enumerate(SERIES, start=1):
-        symbol, moving, _ = _PANELS[name]
+        symbol, moving = _PANELS[name][0], MOVING[name]
         series = sorted(effects[name]["series"], key=lambda one: -len(one["points"]))[:MOST_SERIES]
         for row, (figure_name, label, colour) in enumerate(_ROWS, start=1):
             for one in series:
@@ -63,7 +67,7 @@ def effect_lines(points: pd.DataFrame) -> go.Figure:
     return quiet_axes(figure)
 
 
-def _line(series: dict[str, Any], moving: str, figure_name: str, label: str, colour: str) -> go.Scatter:
+def _line(series: Series, moving: Hyperparameter, figure_name: _Figure, label: str, colour: str) -> go.Scatter:
     fixed = ", ".join(f"{name} {value:g}" for name, value in series["fixed"].items())
     return go.Scatter(
         x=[one[moving] for one in series["points"]],
@@ -76,7 +80,7 @@ def _line(series: dict[str, Any], moving: str, figure_name: str, label: str, col
     )
 
 
-def _ticks(series: list[dict[str, Any]], moving: str) -> dict[str, Any]:
+def _ticks(series: list[Series], moving: Hyperparameter) -> dict[str, object]:
     """Return the axis ticks: the values that occur if there are at most five, else about four chosen by plotly."""
     values = np.unique([float(one[moving]) for s in series for one in s["points"]])
     if len(values) > 5:

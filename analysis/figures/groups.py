@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -152,7 +153,8 @@ def selection_risks(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
     """
     risks = {name: privacy_risk(points)["rules"] for name, points in groups.items()}
     relative = all("oracle" in rules and rules["oracle"]["relative"] is not None for rules in risks.values())
-    kind, form = ("relative", ".0%") if relative else ("absolute", ".3g")
+    kind: Literal["relative", "absolute"] = "relative" if relative else "absolute"
+    form = ".0%" if relative else ".3g"
     title = "Score above the oracle's, relative" if relative else "Score above the oracle's"
     figure = blank(xaxis_title_text=title, xaxis_tickformat=form, barmode="group", bargap=0.4)
     for place, (name, rules) in enumerate(risks.items()):

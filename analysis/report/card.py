@@ -11,7 +11,7 @@ from analysis.report.markup import Cell, facts, number, paragraph, percent, tabl
 from analysis.selection.choice import Selection
 from analysis.tables.per_secret import by_secret as values_by_secret
 from analysis.tables.points import configurations
-from search_spaces.configuration import HYPERPARAMETERS, Configuration
+from search_spaces.configuration import Configuration
 
 MOST_SECRETS = 200
 """The largest number of rows in the table of secrets. The secrets that the selected model leaks most come first."""
@@ -50,9 +50,9 @@ def contenders_table(selected: Selection) -> str:
     marked = []
     for place, row in enumerate(compared.rows[:MOST_CONTENDERS]):
         inside = "may be" if row["indistinguishable"] else "is not"
-        settings: list[Cell] = [row[name] for name in HYPERPARAMETERS]
+        settings: list[Cell] = [row["batch_size"], row["num_steps"], row["learning_rate"]]
         rows.append([*settings, row["score"], row["std_error"], percent(row["probability"], 1), inside])
-        if Configuration(**{name: row[name] for name in HYPERPARAMETERS}) == selected.configuration:
+        if Configuration.from_json(row) == selected.configuration:
             marked.append(place)
     over = " and ".join(compared.levels)
     of = f", the first {MOST_CONTENDERS} of {len(compared.rows)}" if len(compared.rows) > MOST_CONTENDERS else ""
@@ -105,8 +105,7 @@ def secret_means(points: pd.DataFrame, selected: Selection, secrets: pd.DataFram
 def _score(selected: Selection) -> str:
     """Return the score as text, with its standard error if that is known."""
     for row in selected.contenders.rows if selected.contenders else ():
-        same = all(row[name] == getattr(selected.configuration, name) for name in HYPERPARAMETERS)
-        if same and row["std_error"] is not None:
+        if Configuration.from_json(row) == selected.configuration and row["std_error"] is not None:
             return f"{number(selected.score)} ± {row['std_error']:.2g}"
     return number(selected.score)
 

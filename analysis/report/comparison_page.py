@@ -14,7 +14,7 @@ from analysis.report.markup import Cell, bullets, number, page, paragraph, plot,
 from analysis.selection.choice import Selection
 from analysis.selection.risk import privacy_risk
 from analysis.statistics.heuristics import heuristic_accuracy
-from analysis.statistics.trends import variance_trends
+from analysis.statistics.trends import Group, GroupRatio, variance_trends
 from analysis.tables.per_secret import own_score
 from analysis.tables.points import configuration_means
 
@@ -109,11 +109,11 @@ def _same_score(groups: Mapping[str, pd.DataFrame]) -> bool:
     return len({own_score(points) for points in groups.values()}) == 1
 
 
-def _ratios(rows: Sequence[Mapping[str, float | None]], comparable: bool) -> str:
+def _ratios(rows: Sequence[GroupRatio], comparable: bool) -> str:
     return _ratios_table(rows) if comparable else ""
 
 
-def _lead(groups: Mapping[str, pd.DataFrame], spreads: Sequence[Mapping[str, float | None]]) -> str:
+def _lead(groups: Mapping[str, pd.DataFrame], spreads: Sequence[Group]) -> str:
     known = [row for row in spreads if row["score_std"] is not None]
     count = sum(len(configuration_means(points)) for points in groups.values())
     counted = f"{len(groups)} groups, {count} configurations."
@@ -176,20 +176,20 @@ def _not_comparable(groups: Mapping[str, pd.DataFrame]) -> list[str]:
     ]
 
 
-def _spread_table(rows: Sequence[Mapping[str, float | None]]) -> str:
+def _spread_table(rows: Sequence[Group]) -> str:
     cells: list[list[Cell]] = []
     for row in rows:
-        low, high = row["interval"] or (None, None)  # type: ignore[misc]
+        low, high = row["interval"] or (None, None)
         level = [row["mean"], row["score_min"], row["score_max"]]
-        cells.append([str(row["group"]), row["configurations"], *level, row["score_std"], low, high])
+        cells.append([row["group"], row["configurations"], *level, row["score_std"], low, high])
     headers = ["Group", "Configurations", "Mean", "Lowest", "Highest", "Std", "95 % from", "to"]
     return table("Mean scores of the configurations in each group", headers, cells)
 
 
-def _ratios_table(rows: Sequence[Mapping[str, float | None]]) -> str:
+def _ratios_table(rows: Sequence[GroupRatio]) -> str:
     cells: list[list[Cell]] = []
     for row in rows:
-        low, high = row["interval"] or (None, None)  # type: ignore[misc]
+        low, high = row["interval"] or (None, None)
         paired = "paired" if row["paired"] else "unpaired"
         cells.append([f"{row['b']} over {row['a']}", row["ratio"], low, high, row.get("p_holm"), paired])
     headers = ["Groups", "Ratio", "95 % from", "to", "p", "Configurations"]
@@ -212,6 +212,6 @@ def _risk_table(groups: Mapping[str, pd.DataFrame]) -> str:
     rules = list(next(iter(risks.values())))
     rows: list[list[Cell]] = []
     for name, of_rule in risks.items():
-        for kind in ("relative", "absolute"):
-            rows.append([f"{name}, {kind}", *(of_rule[rule][kind] for rule in rules)])
+        rows.append([f"{name}, relative", *(of_rule[rule]["relative"] for rule in rules)])
+        rows.append([f"{name}, absolute", *(of_rule[rule]["absolute"] for rule in rules)])
     return table("Score above the oracle's, averaged over the thresholds", ["Group", *rules], rows)

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
-from typing import Any
 
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
@@ -137,9 +136,9 @@ def _file(name: str) -> str:
     return files("analysis.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _described(figure: go.Figure) -> dict[str, Any]:
+def _described(figure: go.Figure) -> Mapping[str, object]:
     """Return a figure as plain data for plotly.js. The template is dropped because the page sets the colours."""
-    described: dict[str, Any] = json.loads(figure.to_json())
+    described: dict[str, dict[str, object]] = json.loads(figure.to_json())
     described["layout"].pop("template", None)
     return described
 

@@ -46,8 +46,12 @@ def confound_table(points: pd.DataFrame) -> str:
         return paragraph(text, css="soft")
     rows: list[list[Cell]] = [
         ["Standard deviation over configurations", adjusted["score_std"], None, None],
-        ["The same, adjusted for utility", adjusted["adjusted_std"], *adjusted["interval"]],
-        ["Share of the variance that utility leaves", adjusted["share_remaining"], *adjusted["share_interval"]],
+        ["The same, adjusted for utility", adjusted["adjusted_std"], *(adjusted["interval"] or (None, None))],
+        [
+            "Share of the variance that utility leaves",
+            adjusted["share_remaining"],
+            *(adjusted["share_interval"] or (None, None)),
+        ],
     ]
     return table("Is it more than utility?", ["Figure", "Value", "95 % from", "to"], rows)
 
@@ -88,7 +92,9 @@ def regression_tables(points: pd.DataFrame) -> list[str]:
         if "reason" in fit:
             parts.append(paragraph(f"The {name} regression is undefined: {fit['reason']}.", css="soft"))
             continue
-        rows: list[list[Cell]] = [[term, *figures.values()] for term, figures in fit["terms"].items()]
+        rows: list[list[Cell]] = [
+            [term, one["coef"], one["std_error"], one["t"], one["p"]] for term, one in fit["terms"].items()
+        ]
         caption = f"Score on {name} hyperparameters: {fit['n']} rows, R² = {fit['r_squared']:.3f}"
         parts.append(table(caption, ["Term", "Coefficient", "Std. error", "t", "p"], rows))
     return parts

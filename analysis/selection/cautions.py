@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from analysis.selection.constraints import Constraints
 from analysis.selection.contenders import Contenders
 from analysis.tables.points import configurations, other_rows
-from search_spaces.configuration import HYPERPARAMETERS, Configuration
+from search_spaces.configuration import HYPERPARAMETERS, Configuration, Hyperparameters
 
 _NAMED = 3
 
@@ -79,13 +78,13 @@ def unsupported(compared: Contenders, members: int) -> list[str]:
     return [f"{text} {compared.reason[0].upper()}{compared.reason[1:]}." if compared.reason else text]
 
 
-def _names(rows: list[dict[str, object]]) -> str:
+def _names(rows: Sequence[Hyperparameters]) -> str:
     """Return the names of the first few configurations."""
     return ", ".join(map(_name, rows[:_NAMED])) + (", ..." if len(rows) > _NAMED else "")
 
 
-def _name(row: Mapping[str, Any]) -> str:
-    return str(Configuration(**{name: row[name] for name in HYPERPARAMETERS}))
+def _name(row: Hyperparameters) -> str:
+    return str(Configuration.from_json(row))
 
 
 def beaten(means: pd.DataFrame, passed: NDArray[np.bool_], selected: int) -> list[str]:

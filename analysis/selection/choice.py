@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -34,7 +33,7 @@ from analysis.tables.points import (
     configurations,
     require_hyperparameters,
 )
-from search_spaces.configuration import HYPERPARAMETERS, Configuration
+from search_spaces.configuration import Configuration
 from search_spaces.names import unknown_name
 
 _UNMINDFUL = {"best-utility", "worst-utility", *REFERENCE_RULES}
@@ -57,13 +56,13 @@ class SelectionStep:
     survivors: tuple[Configuration, ...]
     dropped: tuple[Configuration, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the step as data for JSON."""
         return {
             "name": self.name,
             "rule": self.rule,
-            "survivors": [_as_dict(c) for c in self.survivors],
-            "dropped": [_as_dict(c) for c in self.dropped],
+            "survivors": [c.to_json() for c in self.survivors],
+            "dropped": [c.to_json() for c in self.dropped],
         }
 
 
@@ -97,10 +96,10 @@ class Selection:
     contenders: Contenders | None = None
     constraints: Constraints | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the document that `raydp select --json` prints."""
         return {
-            **_as_dict(self.configuration),
+            **self.configuration.to_json(),
             "utility_loss": self.utility_loss,
             "score": self.score,
             "rule": self.rule,
@@ -120,7 +119,7 @@ class Selection:
         explained = {} if self.explanation is None else {"explanation": self.explanation}
         return html_table({**self._summary(), **explained}, "Selection")
 
-    def _summary(self) -> dict[str, Any]:
+    def _summary(self) -> dict[str, object]:
         """Return the fields that a reader looks for first."""
         figures = {"utility_loss": f"{self.utility_loss:.4g}", "score": f"{self.score:.4g}", "rule": self.rule}
         warned = {"warnings": len(self.warnings)} if self.warnings else {}
@@ -258,8 +257,3 @@ def _step(
 ) -> SelectionStep:
     """Return the record of a step that narrowed the pool from `before` to `after`."""
     return SelectionStep(name=name, rule=text, survivors=tuple(listed[after]), dropped=tuple(listed[before & ~after]))
-
-
-def _as_dict(configuration: Configuration) -> dict[str, object]:
-    """Return a configuration as data for JSON."""
-    return {name: getattr(configuration, name) for name in HYPERPARAMETERS}

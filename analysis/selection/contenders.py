@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.statistics.noise import FARTHEST, SeedNoise, combined_degrees, secret_errors
+from analysis.statistics.results import because
 from analysis.statistics.spread import unit_of
 from analysis.tables.points import configurations
-from search_spaces.configuration import HYPERPARAMETERS
+from search_spaces.configuration import Configuration, Hyperparameters
 
 Array = NDArray[np.float64]
 Verdict = Literal["supported", "undecided", "contradicted", "unknown"]
@@ -24,6 +25,21 @@ MOST_COMPARED = 300
 """The largest number of configurations compared pairwise. Of a larger pool, the lowest means are compared."""
 MOST_SEEDS = 64
 """The largest number of further seeds proposed for one configuration."""
+
+
+class Contender(Hyperparameters):
+    """One compared configuration. Figures are None if the errors of the means are unknown."""
+
+    score: float
+    std_error: float | None
+    indistinguishable: bool | None
+    probability: float | None
+
+
+class FurtherSeeds(Hyperparameters):
+    """The number of seeds to add to one configuration."""
+
+    seeds: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +61,11 @@ class Contenders:
 
     verdict: Verdict
     levels: tuple[str, ...]
-    rows: tuple[dict[str, Any], ...]
-    further_seeds: tuple[dict[str, Any], ...]
+    rows: tuple[Contender, ...]
+    further_seeds: tuple[FurtherSeeds, ...]
     reason: str | None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the contenders as data for JSON."""
         return {
             "verdict": self.verdict,
@@ -57,7 +73,7 @@ class Contenders:
             "levels": list(self.levels),
             "configurations": list(self.rows),
             "further_seeds": list(self.further_seeds),
-            **({"reason": self.reason} if self.reason else {}),
+            **because(self.reason),
         }
 
 
@@ -134,8 +150,8 @@ def contenders(
     else:
         verdict = "undecided" if inside.sum() > 1 else "supported"
     more, reason = compared.deciding_seeds()
-    further = [
-        {name: row[name] for name in HYPERPARAMETERS} | {"seeds": int(count)}
+    further: list[FurtherSeeds] = [
+        {**Configuration.from_json(row).to_json(), "seeds": int(count)}
         for row, count in zip(rows, more, strict=True)
         if count
     ]
@@ -242,17 +258,24 @@ class _Compared:
                 return nothing, reason
 
 
-def _rows(listed: pd.DataFrame, compared: _Compared | None, unit: float) -> tuple[dict[str, object], ...]:
+def _rows(listed: pd.DataFrame, compared: _Compared | None, unit: float) -> tuple[Contender, ...]:
     """Return the compared configurations as data for JSON. `unit` is the unit of the compared scores."""
-    rows = [
-        asdict(c) | {"score": float(score)} for c, score in zip(configurations(listed), listed["score"], strict=True)
+    rows: list[Contender] = [
+        {
+            **c.to_json(),
+            "score": float(score),
+            "std_error": None,
+            "indistinguishable": None,
+            "probability": None,
+        }
+        for c, score in zip(configurations(listed), listed["score"], strict=True)
     ]
     if compared is None:
-        unknown = {"std_error": None, "indistinguishable": None, "probability": None}
-        return tuple(row | unknown for row in rows)
+        return tuple(rows)
     own = unit * np.sqrt(np.diag(compared.of_secrets) + compared.variances())
     lowest = (compared.score + compared.errors).argmin(axis=1)
     probability = np.bincount(lowest, minlength=len(rows)) / len(compared.errors)
     figures = zip(own.tolist(), compared.may_be_lowest.tolist(), probability.tolist(), strict=True)
-    names = ("std_error", "indistinguishable", "probability")
-    return tuple(row | dict(zip(names, values, strict=True)) for row, values in zip(rows, figures, strict=True))
+    for row, (error, inside, share) in zip(rows, figures, strict=True):
+        row["std_error"], row["indistinguishable"], row["probability"] = error, inside, share
+    return tuple(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal, NotRequired, TypedDict
 
 import numpy as np
 import pandas as pd
@@ -11,13 +11,31 @@ from numpy.typing import NDArray
 
 from analysis.selection.rules import Layout, rule_names
 from analysis.selection.thresholds import select_at_thresholds
+from analysis.statistics.results import Reason
 from analysis.surface.surrogate import TooManyError
 from analysis.tables.points import configuration_means
 
+LayoutKind = Literal["mean", "resample"]
 
-def privacy_risk(
-    points: pd.DataFrame, *, layout: Literal["mean", "resample"] = "mean", num_layouts: int = 5000, seed: int = 0
-) -> dict[str, Any]:
+
+class RuleRisk(Reason):
+    """The risk of one rule."""
+
+    relative: float | None
+    absolute: float | None
+
+
+class Risk(TypedDict):
+    """The risk of every rule. Only resampled layouts have a number and a seed."""
+
+    thresholds: int
+    layout: LayoutKind
+    rules: dict[str, RuleRisk]
+    layouts: NotRequired[int]
+    seed: NotRequired[int]
+
+
+def privacy_risk(points: pd.DataFrame, *, layout: LayoutKind = "mean", num_layouts: int = 5000, seed: int = 0) -> Risk:
     """Compute how much more each rule's selection leaks than the best one that the same threshold allows.
 
     At every configuration's utility u, each rule selects from P_u = {utility_loss <= u}, u included. The absolute risk
@@ -57,15 +75,15 @@ def privacy_risk(
     # Evaluate each rule against the oracle at every threshold.
     oracle = _scores_along("oracle", layout_of_all)
     undefined = int((oracle <= 0).sum())
-    result: dict[str, Any] = {"thresholds": len(means), "layout": layout, "rules": {}}
+    result: Risk = {"thresholds": len(means), "layout": layout, "rules": {}}
     if layout == "resample":
-        result |= {"layouts": num_layouts, "seed": seed}
+        result["layouts"], result["seed"] = num_layouts, seed
     for rule in rule_names():
-        figures: dict[str, Any] = {"relative": None, "absolute": None}
+        figures: RuleRisk = {"relative": None, "absolute": None}
         try:
             difference = _scores_along(rule, layout_of_all) - oracle
         except TooManyError as error:
-            result["rules"][rule] = figures | {"reason": str(error)}
+            result["rules"][rule] = {**figures, "reason": str(error)}
             continue
         figures["absolute"] = float(difference.mean())
         if undefined:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.correlations import correlate, spearman
+from analysis.statistics.correlations import Correlations, correlate, spearman
 from analysis.statistics.intervals import RESAMPLES
 from analysis.tables.per_secret import score_names, score_values
 from analysis.tables.points import KEY, check_column, require_hyperparameters
@@ -20,9 +20,35 @@ PERMUTATIONS = 5000
 _ROUNDING = 1e-9  # correlations of equal ranks can differ by rounding
 
 
+class AuditCorrelation(Correlations):
+    """The correlations of one score with ε̂ over configurations, with the permutation test's p-value."""
+
+    configurations: int
+    p: float | None
+
+
+class AuditPair(AuditCorrelation):
+    """The correlations of one named score with ε̂."""
+
+    a: str
+    b: str
+
+
+class AuditCorrelations(TypedDict):
+    """The correlations of every score with ε̂."""
+
+    configurations: int
+    only_points: int
+    only_audit: int
+    zeros: int
+    resamples: int
+    permutations: int
+    pairs: list[AuditPair]
+
+
 def audit_correlations(
     points: pd.DataFrame, audited: pd.DataFrame, *, num_resamples: int = RESAMPLES, seed: int = 0
-) -> dict[str, object]:
+) -> AuditCorrelations:
     """Compute Spearman's correlation over configurations of each score, and the utility loss, with the audited ε̂.
 
     Args:
@@ -56,8 +82,8 @@ def audit_correlations(
             "same space."
         )
     epsilon = both.pop(EPSILON_HAT).to_numpy(dtype=np.float64)
-    figures = {name: both[name].to_numpy(dtype=np.float64) for name in both}
-    pairs = [
+    figures = {str(name): both[name].to_numpy(dtype=np.float64) for name in both}
+    pairs: list[AuditPair] = [
         {"a": name, "b": EPSILON_HAT, **_with_epsilon(figure, epsilon, num_resamples, seed)}
         for name, figure in figures.items()
     ]
@@ -103,13 +129,13 @@ def _checked_bounds(audited: pd.DataFrame) -> pd.DataFrame:
     return table.set_index(KEY)
 
 
-def _with_epsilon(score: Array, epsilon: Array, num_resamples: int, seed: int) -> dict[str, Any]:
+def _with_epsilon(score: Array, epsilon: Array, num_resamples: int, seed: int) -> AuditCorrelation:
     """Correlate one score with ε̂."""
     known = np.isfinite(score)
     score, epsilon = score[known], epsilon[known]
     rng = np.random.default_rng(seed)
     correlations = correlate(score, epsilon, np.arange(len(score)), num_resamples, rng, of="configuration")
-    result = {"configurations": len(score), **correlations, "p": None}
+    result: AuditCorrelation = {"configurations": len(score), **correlations, "p": None}
     if len(epsilon) and not epsilon.any():
         result["reason"] = "epsilon_hat is 0 in every configuration: the audit proves nothing there"
     if correlations["spearman"] is not None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.heuristics import HEURISTICS, Coded, pair_blocks
+from analysis.statistics.matched_pairs import MatchedPairs, matched_pairs
 from analysis.statistics.noise import SeedNoise
+from analysis.statistics.results import Reason, because
 from analysis.statistics.spread import std, unit_of
 from analysis.tables.points import configuration_means, configurations
-from analysis.tables.thinning import evenly
+from search_spaces.configuration import Hyperparameters
 
 Array = NDArray[np.float64]
 
@@ -21,13 +21,44 @@ RESAMPLES = 2000
 _KNOTS = (0.1, 0.5, 0.9)  # quantiles of a restricted cubic spline with one nonlinear term (Harrell 2015, section 2.4.5)
 _MIN_CONFIGURATIONS = 8
 _ROUNDING = 1e-12
-_SHOWN = 20
-_MOST_PAIRED = 5000  # the largest number of configurations paired; more are thinned evenly by loss
-_CELLS_AT_ONCE = 1_000_000
 _MOST_RESAMPLED = 10_000_000  # the largest number of configurations drawn in all resamples together
 
 
-def utility_adjusted(points: pd.DataFrame, *, num_resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Any]:
+class AdjustedRow(Hyperparameters):
+    """One configuration's score, and the part that its utility does not explain."""
+
+    utility_loss: float
+    score: float
+    expected: float
+    adjusted: float
+
+
+class Remaining(Reason):
+    """The spread of the scores that remains after adjusting for utility."""
+
+    adjusted_std: float | None
+    interval: list[float] | None
+    share_remaining: float | None
+    share_interval: list[float] | None
+    rows: list[AdjustedRow]
+
+
+class NoiseReason(TypedDict):
+    """Why the noise of a mean score is unknown, if it is."""
+
+    noise_reason: NotRequired[str]
+
+
+class UtilityAdjusted(Remaining, NoiseReason):
+    """The score against utility (`utility_adjusted` explains the figures)."""
+
+    configurations: int
+    noise_std: float | None
+    score_std: float | None
+    pairs: MatchedPairs
+
+
+def utility_adjusted(points: pd.DataFrame, *, num_resamples: int = RESAMPLES, seed: int = 0) -> UtilityAdjusted:
     """Compute how much of the score's spread over configurations remains after adjusting for utility.
 
     A better model usually leaks more, so a spread of the score may only reflect a spread of utility. The mean score is
@@ -59,32 +90,44 @@ def utility_adjusted(points: pd.DataFrame, *, num_resamples: int = RESAMPLES, se
     """
     means = configuration_means(points)
     loss, score = means["utility_loss"].to_numpy(), means["score"].to_numpy()
-    result: dict[str, Any] = {"configurations": len(means)}
     noise = SeedNoise.of(means["score_std"].to_numpy(), means["num_seeds"].to_numpy())
-    result["noise_std"] = None if noise is None else float(np.sqrt((noise.std_error() ** 2).mean()))
-    result["score_std"] = std(score) if len(score) > 1 else None
-    undefined: dict[str, Any] = {
+    remaining: Remaining
+    if len(means) < _MIN_CONFIGURATIONS:
+        remaining = _undefined(f"{len(means)} configurations are too few: it takes {_MIN_CONFIGURATIONS}")
+    elif len(np.unique(loss)) <= len(_KNOTS) or np.ptp(score) == 0:
+        remaining = _undefined(
+            f"there are no more than {len(_KNOTS)} different losses, or the score is the same everywhere"
+        )
+    else:
+        remaining = _remaining(means, loss, score, num_resamples, np.random.default_rng(seed))
+    unknown: NoiseReason = {}
+    if noise is None:
+        unknown["noise_reason"] = "noise_std needs a configuration with two seeds"
+    return {
+        "configurations": len(means),
+        "noise_std": None if noise is None else float(np.sqrt((noise.std_error() ** 2).mean())),
+        "score_std": std(score) if len(score) > 1 else None,
+        **remaining,
+        **unknown,
+        "pairs": matched_pairs(means, loss, score),
+    }
+
+
+def _undefined(reason: str) -> Remaining:
+    """Return undefined figures."""
+    return {
         "adjusted_std": None,
         "interval": None,
         "share_remaining": None,
         "share_interval": None,
         "rows": [],
+        "reason": reason,
     }
-    if len(means) < _MIN_CONFIGURATIONS:
-        result |= undefined | {"reason": f"{len(means)} configurations are too few: it takes {_MIN_CONFIGURATIONS}"}
-    elif len(np.unique(loss)) <= len(_KNOTS) or np.ptp(score) == 0:
-        reason = f"there are no more than {len(_KNOTS)} different losses, or the score is the same everywhere"
-        result |= undefined | {"reason": reason}
-    else:
-        result |= _remaining(means, loss, score, num_resamples, np.random.default_rng(seed))
-    if noise is None:
-        result["noise_reason"] = "noise_std needs a configuration with two seeds"
-    return result | {"pairs": _matched_pairs(means, loss, score)}
 
 
 def _remaining(
     means: pd.DataFrame, loss: Array, score: Array, num_resamples: int, rng: np.random.Generator
-) -> dict[str, object]:
+) -> Remaining:
     """Return the spread of the residuals, with intervals over resamples of the configurations."""
     unit = unit_of(score)
     expected, score = _smooth(loss, score), score / unit
@@ -96,23 +139,29 @@ def _remaining(
         chosen = rng.integers(0, len(loss), len(loss))
         if len(np.unique(loss[chosen])) > len(_KNOTS) and np.ptp(score[chosen]) > 0:
             drawn.append(_residual_variance(loss[chosen], score[chosen])[1])
-    intervals: dict[str, object] = {"interval": None, "share_interval": None}
+    share_interval = None
     if len(drawn) >= num_resamples / 2:
-        ends = np.quantile(drawn, [0.025, 0.975], axis=0)
-        intervals["share_interval"] = ends.tolist()
+        share_interval = np.quantile(drawn, [0.025, 0.975], axis=0).tolist()
     # Jackknife the residual standard deviation.
-    if (around := _std_interval(loss, score)) is not None:
-        intervals["interval"] = [unit * end for end in around]
-    if None in intervals.values():  # too few configurations differ in most resamples, or if one is left out
-        intervals["reason"] = "too few configurations differ for an interval"
-    rows = [
-        asdict(c) | {"utility_loss": float(u), "score": float(s), "expected": float(e), "adjusted": float(s - e)}
+    around = _std_interval(loss, score)
+    # A reason is that too few configurations differ in most resamples, or if one is left out.
+    differ = around is not None and share_interval is not None
+    rows: list[AdjustedRow] = [
+        {
+            **c.to_json(),
+            "utility_loss": float(u),
+            "score": float(s),
+            "expected": float(e),
+            "adjusted": float(s - e),
+        }
         for c, u, s, e in zip(configurations(means), loss, score * unit, expected, strict=True)
     ]
     return {
         "adjusted_std": unit * float(np.sqrt(variance)),
         "share_remaining": float(share),
-        **intervals,
+        "interval": None if around is None else [unit * end for end in around],
+        "share_interval": share_interval,
+        **because(None if differ else "too few configurations differ for an interval"),
         "rows": rows,
     }
 
@@ -172,70 +221,3 @@ def _spline(x: Array) -> Array:
         return np.column_stack([np.ones_like(x), x])
     bend = cubic(low) - cubic(middle) * (high - low) / (high - middle) + cubic(high) * (middle - low) / (high - middle)
     return np.column_stack([np.ones_like(x), x, bend])
-
-
-def _matched_pairs(means: pd.DataFrame, loss: Array, score: Array) -> dict[str, Any]:
-    """Return the pairs of equal utility, up to the utility's error."""
-    # The tolerance within which two losses count as equal.
-    noise = SeedNoise.of(means["utility_loss_std"].to_numpy(), means["num_seeds"].to_numpy())
-    tolerance = 0.02 * float(np.ptp(loss))
-    if noise is not None:
-        tolerance = 2 * float(np.sqrt(2 * (noise.std_error() ** 2).mean()))
-    # Sort by loss, and find the last configuration within the tolerance of each.
-    order = np.argsort(loss, kind="stable")[evenly(len(loss), _MOST_PAIRED)]
-    ends = np.searchsorted(loss[order], loss[order] + tolerance, side="right")
-    count, total = 0, 0.0
-    widest: list[tuple[float, int, int]] = []
-    start = 0
-    # Go through the pairs in blocks, keeping the sums and the widest pairs.
-    while start < len(order):
-        stop = start + max(1, _CELLS_AT_ONCE // max(1, int(ends[start] - start)))
-        rows, columns = np.arange(start, min(stop, len(order))), np.arange(start, ends[min(stop, len(order)) - 1])
-        near = (columns > rows[:, None]) & (columns < ends[rows][:, None])
-        i, j = np.nonzero(near)
-        i, j = order[rows[i]], order[columns[j]]
-        apart = np.abs(score[i] - score[j])
-        count, total = count + len(apart), total + float(apart.sum())
-        least = np.partition(apart, -_SHOWN)[-_SHOWN] if len(apart) > _SHOWN else -np.inf
-        top = np.flatnonzero(apart >= least)
-        top = top[np.argsort(-apart[top], kind="stable")][:_SHOWN]
-        widest = sorted(
-            [*widest, *zip(apart[top].tolist(), i[top].tolist(), j[top].tolist(), strict=True)], reverse=True
-        )
-        widest, start = widest[:_SHOWN], stop
-    listed = configurations(means)
-    return {
-        "tolerance": tolerance,
-        "paired": len(order),
-        "count": count,
-        "mean_difference": total / count if count else None,
-        "largest_difference": widest[0][0] if widest else None,
-        **({} if count else {"reason": "no two configurations have equal utility"}),
-        "heuristics": _accuracy_at_equal_utility(means, loss, score, tolerance),
-        "widest": [_pair(listed, loss, score, i, j) for _, i, j in widest],
-    }
-
-
-def _accuracy_at_equal_utility(means: pd.DataFrame, loss: Array, score: Array, tolerance: float) -> dict[str, Any]:
-    """Return how often each heuristic is right among pairs of equal utility."""
-    coded = Coded.of(means)
-    accuracy: dict[str, dict[str, Any]] = {}
-    for name in HEURISTICS:
-        pairs = correct = 0
-        for rows, columns, holds in pair_blocks(coded, name):
-            near = holds & (np.abs(loss[rows, None] - loss[columns]) <= tolerance)
-            pairs += int(np.count_nonzero(near))
-            correct += int(np.count_nonzero(near & (score[rows, None] < score[columns])))
-        accuracy[name] = {"correct": correct, "pairs": pairs, "accuracy": correct / pairs if pairs else None}
-        if not pairs:
-            accuracy[name]["reason"] = "no such pair satisfies its condition"
-    return accuracy
-
-
-def _pair(listed: list[Any], loss: Array, score: Array, i: int, j: int) -> dict[str, Any]:
-    """Return the record of two configurations, the one with the lower score first."""
-    lower, higher = (i, j) if score[i] <= score[j] else (j, i)
-    return {
-        side: asdict(listed[k]) | {"utility_loss": float(loss[k]), "score": float(score[k])}
-        for side, k in (("lower", lower), ("higher", higher))
-    }

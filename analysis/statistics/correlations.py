@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from itertools import combinations
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.statistics.intervals import RESAMPLES, TAILS, resampled
+from analysis.statistics.results import Reason, because
 from analysis.statistics.spread import unit_of
 from analysis.tables.per_secret import score_names, score_values
 from analysis.tables.points import KEY, require_hyperparameters
@@ -20,7 +21,33 @@ MIN_DEFINED = 0.9
 """The share of resamples in which a correlation must be defined. It is undefined if one figure is constant."""
 
 
-def score_correlations(points: pd.DataFrame, *, num_resamples: int = RESAMPLES, seed: int = 0) -> dict[str, object]:
+class Correlations(Reason):
+    """Both correlations of two figures."""
+
+    spearman: float | None
+    spearman_interval: list[float] | None
+    pearson: float | None
+    pearson_interval: list[float] | None
+
+
+class ScorePair(Correlations):
+    """The correlations of two figures over models."""
+
+    a: str
+    b: str
+    models: int
+
+
+class ScoreCorrelations(TypedDict):
+    """The correlations of every two figures over models."""
+
+    models: int
+    configurations: int
+    resamples: int
+    pairs: list[ScorePair]
+
+
+def score_correlations(points: pd.DataFrame, *, num_resamples: int = RESAMPLES, seed: int = 0) -> ScoreCorrelations:
     """Compute Spearman's and Pearson's correlation over models of every two scores, and of each with the utility loss.
 
     Args:
@@ -48,7 +75,7 @@ def score_correlations(points: pd.DataFrame, *, num_resamples: int = RESAMPLES, 
     figures = {name: score_values(points, name).to_numpy() for name in names}
     figures["utility_loss"] = points["utility_loss"].to_numpy(dtype=np.float64)
     groups = points.groupby(KEY, sort=True).ngroup().to_numpy()
-    pairs = []
+    pairs: list[ScorePair] = []
     for a, b in combinations(figures, 2):
         both = np.isfinite(figures[a]) & np.isfinite(figures[b])
         seeded = np.random.default_rng(seed)
@@ -70,7 +97,7 @@ def correlate(
     rng: np.random.Generator,
     *,
     of: str = "model",
-) -> dict[str, Any]:
+) -> Correlations:
     """Compute both correlations of two figures of n models, with bootstrap intervals over groups of models.
 
     Args:
@@ -79,25 +106,43 @@ def correlate(
         num_resamples, rng: number of bootstrap resamples, and their generator.
         of: the word for a model in the reasons.
     """
-    undefined = {"spearman": None, "spearman_interval": None, "pearson": None, "pearson_interval": None}
     if len(one) < 3:
-        return {**undefined, "reason": f"fewer than 3 {of}s have both"}
+        return _undefined(f"fewer than 3 {of}s have both")
     if min(np.ptp(one), np.ptp(other)) == 0:
-        return {**undefined, "reason": f"one of the two is the same in every {of}"}
+        return _undefined(f"one of the two is the same in every {of}")
     _, of_group = np.unique(groups, return_inverse=True)
     one, other = one / unit_of(one), other / unit_of(other)
     weights = resampled(rng, num_resamples, int(of_group.max()) + 1)[:, of_group]
     everything = np.ones((1, len(one)))
-    result: dict[str, Any] = {}
-    for name, ranked in (("spearman", True), ("pearson", False)):
-        result[name] = float(_correlation(one, other, everything, ranked)[0])
-        draws = _correlation(one, other, weights, ranked)
-        defined = draws[np.isfinite(draws)]
-        enough = len(defined) >= MIN_DEFINED * num_resamples
-        result[f"{name}_interval"] = [float(q) for q in np.quantile(defined, TAILS)] if enough else None
-        if not enough:
-            result["reason"] = "too few configurations differ for an interval"
-    return result
+    of_ranks, of_values = (_interval(_correlation(one, other, weights, ranked)) for ranked in (True, False))
+    few = "too few configurations differ for an interval"
+    return {
+        "spearman": float(_correlation(one, other, everything, ranked=True)[0]),
+        "spearman_interval": of_ranks,
+        **because(few if of_ranks is None else None),
+        "pearson": float(_correlation(one, other, everything, ranked=False)[0]),
+        "pearson_interval": of_values,
+        **because(few if of_values is None else None),
+    }
+
+
+def _undefined(reason: str) -> Correlations:
+    """Return undefined correlations."""
+    return {
+        "spearman": None,
+        "spearman_interval": None,
+        "pearson": None,
+        "pearson_interval": None,
+        "reason": reason,
+    }
+
+
+def _interval(draws: Array) -> list[float] | None:
+    """Return the percentiles of a correlation in resamples. Return None if it is undefined in too many of them."""
+    defined = draws[np.isfinite(draws)]
+    if len(defined) < MIN_DEFINED * len(draws):
+        return None
+    return [float(q) for q in np.quantile(defined, TAILS)]
 
 
 def spearman(one: Array, others: Array) -> Array:

@@ -4,18 +4,48 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pandas as pd
 
+from analysis.statistics.results import Reason, because
 from analysis.tables.points import KEY
-from search_spaces.configuration import HYPERPARAMETERS
+from search_spaces.configuration import HYPERPARAMETERS, Hyperparameters
+
+_Sides = TypedDict("_Sides", {"with": float, "without": float})
+
+
+class CounterfactualRow(Hyperparameters, _Sides, Reason):
+    """The scores of one configuration and secret."""
+
+    secret_id: str
+    left_out: bool
+    difference: float
+    std_error: float | None
+
+
+class Summary(Reason):
+    """The mean difference over configurations and secrets."""
+
+    secrets: int
+    difference: float | None
+    std_error: float | None
+
+
+class Counterfactual(TypedDict):
+    """The scores of two sweeps, with some examples and without them."""
+
+    configurations: int
+    unmatched: int
+    left_out: Summary
+    others: Summary
+    rows: list[CounterfactualRow]
 
 
 def counterfactual(
     with_examples: pd.DataFrame, without_examples: pd.DataFrame, *, left_out: Collection[str]
-) -> dict[str, object]:
+) -> Counterfactual:
     """Return the score with the examples minus the score without them, per configuration and secret.
 
     Args:
@@ -45,7 +75,7 @@ def counterfactual(
             "SWEEP_WITHOUT must share a configuration and a secret with SWEEP_WITH, got none. Run both with one space "
             "and one score."
         )
-    rows = [_row(key, merged.loc[key], left_out) for key in merged.index]
+    rows = [_row(figures, left_out) for _, figures in merged.reset_index().iterrows()]
     if absent := set(left_out) - {row["secret_id"] for row in rows}:
         raise ValueError(
             f"SWEEP_WITH must score what SWEEP_WITHOUT leaves out, got no {min(absent)}. Use one task for both."
@@ -70,25 +100,25 @@ def _by_configuration(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"mean": values.mean(), "variance": values.var(ddof=1), "seeds": values.count()})
 
 
-def _row(key: tuple[Any, ...], figures: Any, left_out: Collection[str]) -> dict[str, Any]:
+def _row(figures: pd.Series, left_out: Collection[str]) -> CounterfactualRow:
     """Return the record of one configuration and secret."""
-    num_steps, batch_size, learning_rate, secret_id = key
-    variance = sum(figures[f"variance_{side}"] / figures[f"seeds_{side}"] for side in ("with", "without"))
+    secret_id = str(figures["secret_id"])
+    variance = sum(float(figures[f"variance_{side}"]) / int(figures[f"seeds_{side}"]) for side in ("with", "without"))
     return {
-        "batch_size": int(batch_size),
-        "num_steps": int(num_steps),
-        "learning_rate": float(learning_rate),
+        "batch_size": int(figures["batch_size"]),
+        "num_steps": int(figures["num_steps"]),
+        "learning_rate": float(figures["learning_rate"]),
         "secret_id": secret_id,
         "left_out": secret_id in left_out,
         "with": float(figures["mean_with"]),
         "without": float(figures["mean_without"]),
         "difference": float(figures["mean_with"] - figures["mean_without"]),
         "std_error": None if math.isnan(variance) else math.sqrt(variance),
-        **({"reason": "std_error needs two seeds of both"} if math.isnan(variance) else {}),
+        **because("std_error needs two seeds of both" if math.isnan(variance) else None),
     }
 
 
-def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _summary(rows: list[CounterfactualRow]) -> Summary:
     """Return the mean difference, over configurations and then over secrets."""
     by_secret: dict[str, list[float]] = {}
     for row in rows:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.statistics.results import Reason
 from analysis.tables.points import configuration_means
 from search_spaces.configuration import HYPERPARAMETERS, exact
 
@@ -20,6 +20,14 @@ _CELLS_AT_ONCE = 4_000_000  # pairs evaluated together: a few MB per comparison
 
 Indices = NDArray[np.intp]
 Codes = NDArray[np.int32]
+
+
+class Accuracy(Reason):
+    """How often a heuristic is right, among the pairs that satisfy its condition."""
+
+    correct: int
+    pairs: int
+    accuracy: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +89,7 @@ def pair_blocks(coded: Coded, heuristic: str) -> Iterator[tuple[Indices, Indices
         yield from _within_groups(coded.same_updates, coded.learning_rate)
 
 
-def heuristic_accuracy(points: pd.DataFrame) -> dict[str, dict[str, Any]]:
+def heuristic_accuracy(points: pd.DataFrame) -> dict[str, Accuracy]:
     """Return how often each heuristic names the configuration with the lower mean score.
 
     Args:
@@ -98,7 +106,7 @@ def heuristic_accuracy(points: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """
     means = configuration_means(points)
     coded, score = Coded.of(means), _ranks(means["score"].to_numpy())
-    result: dict[str, dict[str, Any]] = {}
+    result: dict[str, Accuracy] = {}
     for name in HEURISTICS:
         pairs = correct = 0
         for rows, columns, holds in pair_blocks(coded, name):
@@ -150,7 +158,7 @@ def _codes(values: Sequence[Hashable]) -> Codes:
     return np.array([codes[value] for value in values], dtype=np.int32)
 
 
-def _ranks(values: NDArray[Any]) -> Codes:
+def _ranks(values: NDArray[np.generic]) -> Codes:
     """Return integers in the order of the values, equal if the values are equal.
 
     Two learning rates are equal as decimals if and only if they are equal as doubles, because each double stands for

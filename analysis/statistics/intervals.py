@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.statistics.results import Reason, because
 from analysis.statistics.spread import std
 from analysis.tables.per_secret import PREFIX, as_array, by_secret, score_names, score_values
-from analysis.tables.points import KEY, require_hyperparameters
-from search_spaces.configuration import HYPERPARAMETERS
+from analysis.tables.points import KEY, configurations, require_hyperparameters
+from search_spaces.configuration import Hyperparameters
 
 RESAMPLES = 2000
 QUANTILES = (0.5, 0.9)
@@ -20,9 +21,41 @@ TAILS = (0.025, 0.975)
 Array = NDArray[np.float64]
 
 
+class Figures(Reason):
+    """The figures of one score of one configuration."""
+
+    num_seeds: int
+    num_secrets: int | None
+    mean: float
+    interval: list[float] | None
+    levels: list[str]
+    max: float | None
+    max_interval: list[float] | None
+    quantiles: dict[str, float | None]
+
+
+class ConfigurationScore(Hyperparameters, Figures):
+    """One score of one configuration."""
+
+
+class ScoreFigures(Reason):
+    """One score of every configuration."""
+
+    configurations: list[ConfigurationScore]
+    score_std: float | None
+    worst_case_std: float | None
+
+
+class ScoreIntervals(TypedDict):
+    """Every score of every configuration."""
+
+    resamples: int
+    scores: dict[str, ScoreFigures]
+
+
 def score_intervals(
     points: pd.DataFrame, secrets: pd.DataFrame, *, num_resamples: int = RESAMPLES, seed: int = 0
-) -> dict[str, object]:
+) -> ScoreIntervals:
     """Compute every score of every configuration, over its secrets and seeds, with 95 % intervals.
 
     Args:
@@ -65,29 +98,29 @@ def score_intervals(
 
 def _of_score(
     points: pd.DataFrame, score: pd.Series, values: Array | None, num_resamples: int, seed: int
-) -> dict[str, Any]:
+) -> ScoreFigures:
     rng = np.random.default_rng(seed)
     table = values if values is not None else score.to_numpy(dtype=np.float64)[:, None]
     drawn = resampled(rng, num_resamples, table.shape[1])
-    rows = []
+    rows: list[ConfigurationScore] = []
     keys = list(map(tuple, points[KEY].to_numpy()))
     for key in dict.fromkeys(keys):
         chosen = np.array([k == key for k in keys])
-        row = points[chosen].iloc[0]
-        figures = _of_configuration(table[chosen], values is not None, drawn, rng)
-        rows.append({name: row[name].item() for name in HYPERPARAMETERS} | figures)
-    maxima = [row["max"] for row in rows]
-    result = {
+        (own,) = configurations(points[chosen].iloc[:1])
+        rows.append({**own.to_json(), **_of_configuration(table[chosen], values is not None, drawn, rng)})
+    reasons = [
+        *(["a spread needs at least 2 configurations"] if len(rows) < 2 else []),
+        *(["the score has no values by secret"] if values is None else []),
+    ]
+    return {
         "configurations": rows,
         "score_std": _std([row["mean"] for row in rows]),
-        "worst_case_std": _std(maxima) if values is not None else None,
+        "worst_case_std": _std([row["max"] for row in rows if row["max"] is not None]),
+        **because(*reasons[:1]),
     }
-    if len(rows) < 2:
-        return result | {"reason": "a spread needs at least 2 configurations"}
-    return result if values is not None else result | {"reason": "the score has no values by secret"}
 
 
-def _of_configuration(table: Array, has_secrets: bool, drawn: Array, rng: np.random.Generator) -> dict[str, object]:
+def _of_configuration(table: Array, has_secrets: bool, drawn: Array, rng: np.random.Generator) -> Figures:
     """Return the figures of [seed, secret] values. A score without values by secret has one column."""
     num_seeds, num_secrets = table.shape
     seeds = resampled(rng, len(drawn), num_seeds)
@@ -110,7 +143,7 @@ def _of_configuration(table: Array, has_secrets: bool, drawn: Array, rng: np.ran
         "quantiles": {
             f"{q:g}": float(np.quantile(table, q, axis=1).mean()) if has_secrets else None for q in QUANTILES
         },
-        **({"reason": "; ".join(reasons)} if reasons else {}),
+        **because(*reasons),
     }
 
 

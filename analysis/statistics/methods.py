@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import combinations
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.multiple import holm
+from analysis.statistics.results import Reason, because, holm
 from analysis.statistics.spread import unit_of
 from analysis.tables.per_secret import PREFIX, score_names, score_values
 from analysis.tables.points import KEY, column_means, configuration_means, require_hyperparameters
@@ -26,7 +26,37 @@ ROUNDING = 1e-12
 """A relative spread below this is attributed to rounding."""
 
 
-def compare_methods(methods: Mapping[str, pd.DataFrame], *, with_perplexity: bool = True) -> dict[str, Any]:
+class Paired(Reason):
+    """The statistics of the pairs of two methods' values."""
+
+    mean_difference: float | None
+    interval: list[float] | None
+    t: float | None
+    p: float | None
+    p_holm: float | None
+    wilcoxon: float | None
+    wilcoxon_p: float | None
+    rmse: float | None
+    pearson: float | None
+    pearson_interval: list[float] | None
+
+
+class Comparison(Paired):
+    """Two methods, compared by one figure."""
+
+    a: str
+    b: str
+    figure: str
+    configurations: int
+
+
+class Comparisons(TypedDict):
+    """Every two methods, compared by every figure that both have."""
+
+    comparisons: list[Comparison]
+
+
+def compare_methods(methods: Mapping[str, pd.DataFrame], *, with_perplexity: bool = True) -> Comparisons:
     """Compare every two methods by every figure that both have, paired by configuration.
 
     Args:
@@ -55,7 +85,7 @@ def compare_methods(methods: Mapping[str, pd.DataFrame], *, with_perplexity: boo
     if len(methods) < 2:
         raise ValueError(f"methods must be at least two, got {len(methods)}. Name another sweep.")
     figures = {name: _figures(name, table, with_perplexity) for name, table in methods.items()}
-    rows: list[dict[str, Any]] = []
+    rows: list[Comparison] = []
     for (a, one), (b, other) in combinations(figures.items(), 2):
         both = one.add_suffix(" a").join(other.add_suffix(" b"), how="inner")
         if not len(both):
@@ -64,9 +94,9 @@ def compare_methods(methods: Mapping[str, pd.DataFrame], *, with_perplexity: boo
             sides = [both[f"{figure} {side}"].to_numpy(dtype=np.float64) for side in "ab"]
             known = np.isfinite(sides[0]) & np.isfinite(sides[1])
             statistics = _paired(sides[0][known], sides[1][known])
-            rows.append({"a": a, "b": b, "figure": figure, "configurations": int(known.sum()), **statistics})
-    tested = [row for row in rows if row["p"] is not None]
-    for row, adjusted in zip(tested, holm([row["p"] for row in tested]), strict=True):
+            rows.append({"a": a, "b": b, "figure": str(figure), "configurations": int(known.sum()), **statistics})
+    tested = [(row, p) for row in rows if (p := row["p"]) is not None]
+    for (row, _), adjusted in zip(tested, holm([p for _, p in tested]), strict=True):
         row["p_holm"] = adjusted
     return {"comparisons": rows}
 
@@ -96,14 +126,23 @@ def _figures(name: str, table: pd.DataFrame, with_perplexity: bool) -> pd.DataFr
     return figures.set_index(pd.MultiIndex.from_frame(means[KEY]))
 
 
-def _paired(one: Array, other: Array) -> dict[str, Any]:
+def _paired(one: Array, other: Array) -> Paired:
     """Return the statistics of n pairs."""
     from scipy.stats import t as student
     from scipy.stats import wilcoxon
 
-    names = ("mean_difference", "interval", "t", "p", "p_holm", "wilcoxon", "wilcoxon_p", "rmse", "pearson",
-             "pearson_interval")  # fmt: skip
-    result: dict[str, Any] = dict.fromkeys(names)
+    result: Paired = {
+        "mean_difference": None,
+        "interval": None,
+        "t": None,
+        "p": None,
+        "p_holm": None,
+        "wilcoxon": None,
+        "wilcoxon_p": None,
+        "rmse": None,
+        "pearson": None,
+        "pearson_interval": None,
+    }
     if not len(one):
         return {**result, "reason": "no configuration has both"}
     largest = float(np.abs(np.concatenate([one, other])).max())
@@ -123,8 +162,8 @@ def _paired(one: Array, other: Array) -> dict[str, Any]:
         error = difference.std(ddof=1) / np.sqrt(len(one))
         half = float(student.isf((1 - CONFIDENCE) / 2, len(one) - 1) * error)
         result["interval"] = [float((difference.mean() - half) * unit), float((difference.mean() + half) * unit)]
-        result["t"] = float(difference.mean() / error)
-        result["p"] = float(2 * student.sf(abs(result["t"]), len(one) - 1))
+        result["t"] = t = float(difference.mean() / error)
+        result["p"] = float(2 * student.sf(abs(t), len(one) - 1))
         step = ROUNDING * (largest / unit)  # differences that are equal up to rounding must share a rank
         ranked = wilcoxon(np.round(difference / step))
         result["wilcoxon"], result["wilcoxon_p"] = float(ranked.statistic), float(ranked.pvalue)
@@ -133,12 +172,12 @@ def _paired(one: Array, other: Array) -> dict[str, Any]:
         reasons.append("a correlation needs three configurations that differ")
     else:
         sides = [(side - side.mean()) / np.ptp(side) for side in (one, other)]
-        result["pearson"] = float(np.clip(np.corrcoef(*sides)[0, 1], -1, 1))
-        if len(one) > 3 and abs(result["pearson"]) < 1 - ROUNDING:
-            result["pearson_interval"] = _fisher(result["pearson"], len(one))
+        result["pearson"] = pearson = float(np.clip(np.corrcoef(*sides)[0, 1], -1, 1))
+        if len(one) > 3 and abs(pearson) < 1 - ROUNDING:
+            result["pearson_interval"] = _fisher(pearson, len(one))
         else:
             reasons.append("an interval of a correlation needs four configurations that are not on a line")
-    return result | ({"reason": "; ".join(reasons)} if reasons else {})
+    return {**result, **because(*reasons)}
 
 
 def _fisher(correlation: float, count: int) -> list[float]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal, NotRequired, TypedDict, get_args
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.statistics.results import Reason
 from analysis.statistics.spread import std, unit_of
 from analysis.tables.points import KEY, require_hyperparameters
 from search_spaces.configuration import HYPERPARAMETERS
@@ -17,10 +18,34 @@ Errors = Literal["ols", "hc3", "cluster", "mixed"]
 ERRORS: tuple[str, ...] = get_args(Errors)
 
 _NOT_CONVERGED = "the mixed model has not converged"
-_FIGURES = ("coef", "std_error", "t", "p")
 
 
-def regress(points: pd.DataFrame, *, errors: Errors = "ols") -> dict[str, dict[str, Any]]:
+class Term(TypedDict):
+    """One coefficient of a regression."""
+
+    coef: float | None
+    std_error: float | None
+    t: float | None
+    p: float | None
+
+
+class Fit(Reason):
+    """What a fit tells beside its coefficients."""
+
+    r_squared: float | None
+    configuration_std: NotRequired[float]
+    residual_std: NotRequired[float]
+
+
+class Regression(Fit):
+    """One regression (`regress` explains the figures)."""
+
+    n: int
+    errors: Errors
+    terms: dict[str, Term]
+
+
+def regress(points: pd.DataFrame, *, errors: Errors = "ols") -> dict[str, Regression]:
     """Regress the score by ordinary least squares, one row per (configuration, seed), as R's `lm` does.
 
     Args:
@@ -58,11 +83,10 @@ def regress(points: pd.DataFrame, *, errors: Errors = "ols") -> dict[str, dict[s
 
 def _fit(
     score: NDArray[np.float64], covariates: dict[str, NDArray[np.float64]], groups: NDArray[np.int64], errors: Errors
-) -> dict[str, Any]:
+) -> Regression:
     """Return one regression with an intercept."""
     design = np.column_stack([np.ones_like(score), *covariates.values()])
     terms = ["intercept", *covariates]
-    result: dict[str, Any] = {"n": len(score), "errors": errors}
     reason = _undefined(score, design, list(covariates)) or _without_groups(groups, len(terms), errors)
     unit = unit_of(score)  # so that no square of a score vanishes or overflows
     if reason is None:
@@ -71,19 +95,18 @@ def _fit(
         if isinstance(fitted, str):
             reason = fitted
         else:
-            figures, more = fitted
+            figures, fit = fitted
             figures[:, :2] *= unit
-            scaled = {
-                name: value * unit for name, value in more.items() if isinstance(value, float) and name in _IN_UNITS
-            }
-            named = [dict(zip(_FIGURES, row, strict=True)) for row in figures.tolist()]
-            return result | more | scaled | {"terms": dict(zip(terms, named, strict=True))}
-    return result | {"r_squared": None, "terms": {term: dict.fromkeys(_FIGURES) for term in terms}, "reason": reason}
+            if "configuration_std" in fit:
+                fit["configuration_std"] *= unit
+                fit["residual_std"] *= unit
+            named = [Term(coef=coef, std_error=error, t=t, p=p) for coef, error, t, p in figures.tolist()]
+            return {"n": len(score), "errors": errors, **fit, "terms": dict(zip(terms, named, strict=True))}
+    undefined = {term: Term(coef=None, std_error=None, t=None, p=None) for term in terms}
+    return {"n": len(score), "errors": errors, "r_squared": None, "terms": undefined, "reason": reason}
 
 
-_IN_UNITS = ("configuration_std", "residual_std")
-"""Figures in the unit of the score."""
-Fitted = tuple[NDArray[np.float64], dict[str, float | str | None]] | str
+Fitted = tuple[NDArray[np.float64], Fit] | str
 """Either [term, figure] and the further results of a fit, or the reason why there is no fit."""
 
 
@@ -135,14 +158,11 @@ def _mixed(score: NDArray[np.float64], design: NDArray[np.float64], groups: NDAr
     from scipy.stats import norm
 
     z = params / error
-    stds = {
-        "configuration_std": float(np.sqrt(max(0.0, float(np.asarray(fit.cov_re)[0, 0])))) * scale,
-        "residual_std": float(np.sqrt(fit.scale)) * scale,
-    }
     return np.column_stack([params, error, z, 2 * norm.sf(np.abs(z))]), {
         "r_squared": None,
         "reason": "a mixed model has no r_squared",
-        **stds,
+        "configuration_std": float(np.sqrt(max(0.0, float(np.asarray(fit.cov_re)[0, 0])))) * scale,
+        "residual_std": float(np.sqrt(fit.scale)) * scale,
     }
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import NotRequired
 
 import numpy as np
 from numpy.typing import NDArray
+
+from analysis.statistics.results import Reason
 
 Array = NDArray[np.float64]
 
@@ -67,7 +70,20 @@ def log_std_pseudovalues(values: Array) -> Array | None:
     return pseudo
 
 
-def std_ratio(one: Array, other: Array, *, paired: bool) -> dict[str, object]:
+class Ratio(Reason):
+    """The ratio of two standard deviations.
+
+    Attributes:
+        p_holm: p after Holm's correction, if the ratio is one of several.
+    """
+
+    ratio: float | None
+    interval: list[float] | None
+    p: float | None
+    p_holm: NotRequired[float]
+
+
+def std_ratio(one: Array, other: Array, *, paired: bool) -> Ratio:
     """Return the ratio of the standard deviation of `other` to the one of `one`, with a 95 % interval and a p-value.
 
     The p-value is for the hypothesis that both standard deviations are equal.

@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pandas as pd
 
+from analysis.statistics.results import Reason, because
 from analysis.statistics.variance import score_variance
 from analysis.tables.per_secret import by_secret
 from analysis.tables.points import require_hyperparameters
 
 FEW_COUNTS = 3
 """Up to this number of distinct counts, each count is a subset of its own. More counts are split into terciles."""
+
+
+class Subset(Reason):
+    """One score on one subset of the secrets."""
+
+    subset: str
+    secrets: int
+    counts: list[int] | None
+    mean: float
+    score_std: float | None
+    seed_std: float | None
+
+
+class Subsets(TypedDict):
+    """One score on every subset of the secrets."""
+
+    score: str
+    subsets: list[Subset]
 
 
 def secret_subsets(
@@ -24,7 +43,7 @@ def secret_subsets(
     given: Sequence[str] | None = None,
     num_random: int = 3,
     seed: int = 0,
-) -> dict[str, Any]:
+) -> Subsets:
     """Compute one score on subsets of its secrets, to see whether its spread depends on the choice of secrets.
 
     Args:
@@ -83,7 +102,8 @@ def _by_count(counts: pd.Series) -> dict[str, list[str]]:
     return {name: list(map(str, numbers.index[chosen])) for name, chosen in parts.items() if chosen.any()}
 
 
-def _of(points: pd.DataFrame, values: pd.DataFrame, counts: pd.Series, name: str, chosen: list[str]) -> dict[str, Any]:
+def _of(points: pd.DataFrame, values: pd.DataFrame, counts: pd.Series, name: str, chosen: list[str]) -> Subset:
+    """Return the figures of one subset."""
     means = values[chosen].mean(axis=1)
     variance = score_variance(points.assign(score=means))
     known = counts[chosen].dropna()
@@ -97,5 +117,5 @@ def _of(points: pd.DataFrame, values: pd.DataFrame, counts: pd.Series, name: str
         "mean": float(means.mean()),
         "score_std": variance["score_std"],
         "seed_std": variance["seed_std"],
-        **({"reason": "; ".join(reasons)} if reasons else {}),
+        **because(*reasons),
     }

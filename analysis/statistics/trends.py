@@ -4,18 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import combinations
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pandas as pd
 
-from analysis.statistics.multiple import holm
-from analysis.statistics.spread import std_interval, std_ratio
+from analysis.statistics.results import Reason, because, holm
+from analysis.statistics.spread import Ratio, std_interval, std_ratio
 from analysis.tables.points import KEY, configuration_means
 from analysis.tables.utility_filter import useful_points
 from search_spaces.names import familiar, unknown_name
 
 _SAME = 0.01
+
+
+class Group(Reason):
+    """Level and spread of the mean scores in one group."""
+
+    group: str
+    configurations: int
+    mean: float
+    score_std: float | None
+    interval: list[float] | None
+    score_min: float
+    score_max: float
+
+
+class GroupRatio(Ratio):
+    """The spread of group b over the one of group a."""
+
+    a: str
+    b: str
+    paired: bool
+
+
+class Trends(TypedDict):
+    """Every group, and every two groups compared."""
+
+    groups: list[Group]
+    comparisons: list[GroupRatio]
 
 
 def split_by(points: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:
@@ -46,7 +73,7 @@ def variance_trends(
     min_utility_gain: float | None = None,
     max_loss: float | None = None,
     values: bool = False,
-) -> dict[str, Any]:
+) -> Trends:
     """Return level and spread of the mean scores in each group, and compare the groups.
 
     Args:
@@ -76,9 +103,9 @@ def variance_trends(
         except ValueError as error:
             raise ValueError(f"group {_shown(name, position) if values else repr(name)}: {error}") from error
     comparisons = [_comparison(a, b, means[a], means[b]) for a, b in combinations(means, 2)]
-    tested = [comparison for comparison in comparisons if comparison["p"] is not None]
-    for comparison, p in zip(tested, holm([c["p"] for c in tested]), strict=True):
-        comparison["p_holm"] = p
+    tested = [(comparison, p) for comparison in comparisons if (p := comparison["p"]) is not None]
+    for (comparison, _), adjusted in zip(tested, holm([p for _, p in tested]), strict=True):
+        comparison["p_holm"] = adjusted
     return {"groups": [_group(name, table) for name, table in means.items()], "comparisons": comparisons}
 
 
@@ -91,7 +118,7 @@ def _shown(name: str, position: int) -> str:
     return repr(name)
 
 
-def _group(name: str, means: pd.DataFrame) -> dict[str, Any]:
+def _group(name: str, means: pd.DataFrame) -> Group:
     score = means["score"]
     interval = std_interval(score.to_numpy())
     return {
@@ -102,11 +129,11 @@ def _group(name: str, means: pd.DataFrame) -> dict[str, Any]:
         "interval": interval,
         "score_min": float(score.min()),
         "score_max": float(score.max()),
-        **({} if interval else {"reason": "an interval needs at least 4 configurations, whose scores differ"}),
+        **because(None if interval else "an interval needs at least 4 configurations, whose scores differ"),
     }
 
 
-def _comparison(a: str, b: str, first: pd.DataFrame, second: pd.DataFrame) -> dict[str, Any]:
+def _comparison(a: str, b: str, first: pd.DataFrame, second: pd.DataFrame) -> GroupRatio:
     one, other = (table["score"].to_numpy(dtype=float) for table in (first, second))
     paired = first[KEY].equals(second[KEY])
     return {"a": a, "b": b, "paired": paired, **std_ratio(one, other, paired=paired)}

@@ -2,17 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.statistics.results import Reason, because
 from analysis.statistics.spread import std, std_interval, unit_of
 from analysis.tables.points import configuration_means
 
 
-def score_variance(points: pd.DataFrame) -> dict[str, Any]:
+class FTest(TypedDict):
+    """A one-way analysis of variance."""
+
+    f: float
+    p: float
+
+
+class Components(TypedDict):
+    """The components of one run's variance."""
+
+    total_std: float | None
+    configuration_std: float | None
+    configuration_share: float | None
+    f_test: FTest | None
+
+
+class Correlation(Reason):
+    """Correlation of mean utility loss and mean score."""
+
+    pearson: float | None
+    spearman: float | None
+
+
+class Variance(Components, Reason):
+    """The spread of the scores over configurations and over seeds (`score_variance` explains the figures)."""
+
+    configurations: int
+    seed_configurations: int
+    score_std: float | None
+    score_std_interval: list[float] | None
+    seed_std: float | None
+    seed_std_interval: list[float] | None
+    score_min: float
+    score_max: float
+    utility_correlation: Correlation
+
+
+def score_variance(points: pd.DataFrame) -> Variance:
     """Return the spread of the scores under one (ε, δ), over configurations and over seeds, with ddof = 1.
 
     Args:
@@ -40,42 +78,50 @@ def score_variance(points: pd.DataFrame) -> dict[str, Any]:
     means = configuration_means(points)
     score = means["score"]
     seeds = means["score_std"].dropna()
-    result: dict[str, Any] = {
-        "configurations": len(means),
-        "seed_configurations": len(seeds),
-        "score_std": std(score.to_numpy()) if len(means) > 1 else None,
-        "score_std_interval": std_interval(score.to_numpy()),
-        "seed_std": float(seeds.mean()) if len(seeds) else None,
-        "seed_std_interval": _mean_interval(seeds.to_numpy()),
-        "score_min": float(score.min()),
-        "score_max": float(score.max()),
-        **_components(means),
-        "utility_correlation": _correlation(means["utility_loss"], score),
-    }
+    score_std = std(score.to_numpy()) if len(means) > 1 else None
+    score_std_interval = std_interval(score.to_numpy())
+    seed_std = float(seeds.mean()) if len(seeds) else None
+    seed_std_interval = _mean_interval(seeds.to_numpy())
+    components = _components(means)
     # Collect the reasons of undefined figures.
     reasons = []
-    if result["score_std"] is None:
+    if score_std is None:
         reasons.append("score_std needs at least 2 configurations")
-    if result["seed_std"] is None:
+    if seed_std is None:
         reasons.append("seed_std needs a configuration with at least 2 seeds")
-    if result["score_std_interval"] is None:
+    if score_std_interval is None:
         reasons.append("an interval needs at least 4 configurations, whose scores differ")
-    if result["seed_std_interval"] is None:
+    if seed_std_interval is None:
         reasons.append("seed_std_interval needs 2 configurations with at least 2 seeds")
-    if result["configuration_std"] is None:
+    if components["configuration_std"] is None:
         reasons.append("the parts need 2 configurations, one of them with at least 2 seeds")
-    elif result["f_test"] is None:
+    elif components["f_test"] is None:
         reasons.append("the F test needs seeds that differ")
-    if reasons:
-        result["reason"] = "; ".join(reasons)
-    return result
+    return {
+        "configurations": len(means),
+        "seed_configurations": len(seeds),
+        "score_std": score_std,
+        "score_std_interval": score_std_interval,
+        "seed_std": seed_std,
+        "seed_std_interval": seed_std_interval,
+        "score_min": float(score.min()),
+        "score_max": float(score.max()),
+        **components,
+        "utility_correlation": _correlation(means["utility_loss"], score),
+        **because(*reasons),
+    }
 
 
-def _components(means: pd.DataFrame) -> dict[str, object]:
+def _components(means: pd.DataFrame) -> Components:
     """Return the components of one run's variance: total, configurations, seeds."""
     from scipy.stats import f as fisher
 
-    undefined: dict[str, Any] = dict.fromkeys(("total_std", "configuration_std", "configuration_share", "f_test"))
+    result: Components = {
+        "total_std": None,
+        "configuration_std": None,
+        "configuration_share": None,
+        "f_test": None,
+    }
     seeds, size = means["score_std"].fillna(0.0).to_numpy(), means["num_seeds"].to_numpy(dtype=np.float64)
     score = means["score"].to_numpy()
     unit = unit_of(np.concatenate([score - score.min(), seeds]))
@@ -85,8 +131,8 @@ def _components(means: pd.DataFrame) -> dict[str, object]:
     within = float(((size - 1) * seeds**2).sum())
     between = float((size * (score - (size * score).sum() / runs) ** 2).sum())
     if runs < 2:
-        return undefined
-    result = undefined | {"total_std": unit * float(np.sqrt((within + between) / (runs - 1)))}
+        return result
+    result["total_std"] = unit * float(np.sqrt((within + between) / (runs - 1)))
     if count < 2 or runs <= count:
         return result
     # Variance components.
@@ -111,7 +157,7 @@ def _mean_interval(values: NDArray[np.float64]) -> list[float] | None:
     return [max(0.0, float(values.mean()) - margin), float(values.mean()) + margin]
 
 
-def _correlation(utility_loss: pd.Series, score: pd.Series) -> dict[str, object]:
+def _correlation(utility_loss: pd.Series, score: pd.Series) -> Correlation:
     """Return Pearson's r and Spearman's ρ (Pearson's r of average ranks)."""
     constant = [str(figure.name) for figure in (utility_loss, score) if figure.nunique() < 2]
     if constant:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal, TypedDict
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.statistics.heuristics import HEURISTICS, Coded, Codes, pair_blocks
-from analysis.statistics.multiple import holm
+from analysis.statistics.results import Reason, holm
 from analysis.tables.points import configuration_means
 
 Array = NDArray[np.float64]
@@ -22,7 +22,27 @@ _CELLS_AT_ONCE = 2_000_000
 _ROUNDING = 1e-9  # accuracies are counts over fewer than 1e9 pairs, so smaller differences are rounding
 
 
-def verify_heuristics(points: pd.DataFrame, *, num_permutations: int = PERMUTATIONS, seed: int = 0) -> dict[str, Any]:
+class HeuristicTest(Reason):
+    """The test of one heuristic (`verify_heuristics` explains the figures)."""
+
+    accuracy: float | None
+    pairs: int
+    expected: float | None
+    p: float | None
+    p_adjusted: float | None
+    p_if_all_correct: float | None
+    verdict: Literal["follows", "contradicts", "cannot tell"]
+
+
+class Verification(TypedDict):
+    """The tests of all heuristics."""
+
+    level: float
+    permutations: int
+    heuristics: dict[str, HeuristicTest]
+
+
+def verify_heuristics(points: pd.DataFrame, *, num_permutations: int = PERMUTATIONS, seed: int = 0) -> Verification:
     """Test each heuristic against the null hypothesis that scores are unrelated to it.
 
     Args:
@@ -62,16 +82,23 @@ def verify_heuristics(points: pd.DataFrame, *, num_permutations: int = PERMUTATI
 
 def _test(
     coded: Coded, heuristic: str, score: Array, groups: Codes, num_permutations: int, rng: np.random.Generator
-) -> dict[str, object]:
+) -> HeuristicTest:
     """Return one heuristic's accuracy and the share of permutations that reach it."""
     lower, higher, pairs = _pairs(coded, heuristic, rng)
-    result: dict[str, Any] = {"accuracy": None, "pairs": pairs, "expected": None, "p": None, "p_adjusted": None}
-    result |= {"p_if_all_correct": None, "verdict": "cannot tell"}
+    result: HeuristicTest = {
+        "accuracy": None,
+        "pairs": pairs,
+        "expected": None,
+        "p": None,
+        "p_adjusted": None,
+        "p_if_all_correct": None,
+        "verdict": "cannot tell",
+    }
     if not pairs:
-        return result | {"reason": "no two configurations satisfy its condition"}
-    accuracy = float((score[lower] < score[higher]).mean())
+        return {**result, "reason": "no two configurations satisfy its condition"}
+    result["accuracy"] = accuracy = float((score[lower] < score[higher]).mean())
     if np.ptp(score[np.concatenate([lower, higher])]) == 0:
-        return result | {"accuracy": accuracy, "reason": "the score is the same in all of these configurations"}
+        return {**result, "reason": "the score is the same in all of these configurations"}
     step = max(1, _CELLS_AT_ONCE // max(len(score), len(lower)))
     parts = []
     for start in range(0, num_permutations, step):
@@ -79,8 +106,8 @@ def _test(
         parts.append((permuted[:, lower] < permuted[:, higher]).mean(axis=1))
     accuracies = np.concatenate(parts)
     above, below = _share(accuracies >= accuracy - _ROUNDING), _share(accuracies <= accuracy + _ROUNDING)
-    return result | {
-        "accuracy": accuracy,
+    return {
+        **result,
         "expected": float(accuracies.mean()),
         "p": min(1.0, 2 * min(above, below)),
         "p_if_all_correct": min(1.0, 2 * _share(accuracies >= 1 - _ROUNDING)),
@@ -93,14 +120,14 @@ def _share(reached: NDArray[np.bool_]) -> float:
     return float((1 + np.count_nonzero(reached)) / (1 + len(reached)))
 
 
-def _adjust(tests: list[dict[str, Any]]) -> None:
+def _adjust(tests: list[HeuristicTest]) -> None:
     """Apply Holm's correction, and set verdicts that are no longer significant to "cannot tell"."""
-    tested = [test for test in tests if test["p"] is not None]
-    for test, p in zip(tested, holm([test["p"] for test in tested]), strict=True):
-        test["p_adjusted"] = p
-        if p > LEVEL:
+    tested = [(test, p) for test in tests if (p := test["p"]) is not None]
+    for (test, _), adjusted in zip(tested, holm([p for _, p in tested]), strict=True):
+        test["p_adjusted"] = adjusted
+        if adjusted > LEVEL:
             test["verdict"] = "cannot tell"
-            if test["p_if_all_correct"] > LEVEL:
+            if (at_best := test["p_if_all_correct"]) is not None and at_best > LEVEL:
                 test["reason"] = f"with {test['pairs']} pairs not even all correct would be beyond chance"
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import NotRequired
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.statistics.noise import SeedNoise
+from analysis.statistics.results import Reason
 from analysis.surface.surrogate import Figure, Surface
 from analysis.tables.points import configuration_means, configurations
-from search_spaces.configuration import HYPERPARAMETERS, Configuration
+from search_spaces.configuration import HYPERPARAMETERS, Configuration, Hyperparameters
 
 Array = NDArray[np.float64]
 
@@ -85,13 +86,27 @@ class Fitted:
         return _exponential(expected), None if runs is None else _exponential(runs)
 
 
+class Prediction(Hyperparameters, Reason):
+    """What is predicted of one configuration (`predict` explains the figures)."""
+
+    score: float
+    score_interval: list[float]
+    score_run_interval: list[float] | None
+    utility_loss: float
+    utility_interval: list[float]
+    utility_run_interval: list[float] | None
+    compute: int
+    beyond: list[str]
+    within: NotRequired[float]
+
+
 def predict(
     points: pd.DataFrame,
     candidates: Sequence[Configuration] | None = None,
     *,
     max_loss: float | None = None,
     seed: int = 0,
-) -> list[dict[str, Any]]:
+) -> list[Prediction]:
     """Predict configurations that have not been run, by a smooth surface through the measured ones.
 
     Args:
@@ -126,28 +141,38 @@ def predict(
     if not chosen:
         return []
     chosen = sorted(chosen, key=lambda c: c.key)
-    table = pd.DataFrame([asdict(c) for c in chosen])
+    table = pd.DataFrame([c.to_json() for c in chosen])
     # Fit both figures, and draw from their distribution at each candidate.
-    draws: dict[str, tuple[Array, Array | None]] = {
-        "score": Fitted.to(means, "score", seed=seed).marginals(table, seed=seed),
-        "utility": Fitted.to(means, "utility_loss", seed=seed).marginals(table, seed=seed),
-    }
+    score, score_of_runs = Fitted.to(means, "score", seed=seed).marginals(table, seed=seed)
+    loss, loss_of_runs = Fitted.to(means, "utility_loss", seed=seed).marginals(table, seed=seed)
     # Summarise the draws by medians and quantiles.
-    rows = []
+    rows: list[Prediction] = []
     for at, configuration in enumerate(chosen):
-        row: dict[str, Any] = asdict(configuration)
-        for name, (expected, runs) in draws.items():
-            row["score" if name == "score" else "utility_loss"] = float(np.median(expected[:, at]))
-            row[f"{name}_interval"] = np.quantile(expected[:, at], _QUANTILES).tolist()
-            row[f"{name}_run_interval"] = None if runs is None else np.quantile(runs[:, at], _QUANTILES).tolist()
-        row["compute"] = configuration.compute
-        row["beyond"] = [name for name in HYPERPARAMETERS if not _between(means[name], row[name])]
+        row: Prediction = {
+            "batch_size": configuration.batch_size,
+            "num_steps": configuration.num_steps,
+            "learning_rate": configuration.learning_rate,
+            "score": float(np.median(score[:, at])),
+            "score_interval": _interval(score[:, at]),
+            "score_run_interval": None if score_of_runs is None else _interval(score_of_runs[:, at]),
+            "utility_loss": float(np.median(loss[:, at])),
+            "utility_interval": _interval(loss[:, at]),
+            "utility_run_interval": None if loss_of_runs is None else _interval(loss_of_runs[:, at]),
+            "compute": configuration.compute,
+            "beyond": [name for name in HYPERPARAMETERS if not _between(means[name], getattr(configuration, name))],
+        }
         if max_loss is not None:
-            row["within"] = float((draws["utility"][0][:, at] <= max_loss).mean())
-        if None in row.values():
+            row["within"] = float((loss[:, at] <= max_loss).mean())
+        if row["score_run_interval"] is None or row["utility_run_interval"] is None:
             row["reason"] = "no configuration has two seeds, so how much runs differ is not known"
         rows.append(row)
     return rows
+
+
+def _interval(draws: Array) -> list[float]:
+    """Return the 95 % interval of some draws."""
+    low, high = np.quantile(draws, _QUANTILES)
+    return [float(low), float(high)]
 
 
 def _between(measured: pd.Series, value: float) -> bool:

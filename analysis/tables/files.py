@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TextIO
 
 import pandas as pd
 
@@ -43,14 +43,15 @@ def _read_csv(path: Path, as_text: Iterable[str]) -> pd.DataFrame:
     encoding = "utf-8-sig"  # spreadsheets put a byte order mark first
     try:
         with path.open(encoding=encoding, newline="") as file:
-            _check_form(csv.reader(file, skipinitialspace=True, strict=True), str(path))
+            _check_form(file, str(path))
     except UnicodeDecodeError as error:
         raise ValueError(f"points must be UTF-8 text, got other bytes in {str(path)!r}. Save it as UTF-8.") from error
     return pd.read_csv(path, encoding=encoding, skipinitialspace=True, dtype=dict.fromkeys(as_text, str))
 
 
-def _check_form(reader: Any, name: str) -> None:
+def _check_form(file: TextIO, name: str) -> None:
     """Raise ValueError for an empty file, a quote that is not closed, or a row with more cells than the header."""
+    reader = csv.reader(file, skipinitialspace=True, strict=True)
     header: list[str] = []
     try:
         for row in reader:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -241,7 +240,7 @@ def numbers(column: pd.Series) -> NDArray[np.float64]:
         ) from None
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: float | str | None) -> bool:
     """Return whether a cell is null or can be read as a number."""
     try:
         float(str(value))

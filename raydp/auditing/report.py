@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from analysis.statistics.multiple import holm
+from analysis.statistics.results import holm
 from raydp.privacy import Guesses, one_run_bound
 from raydp.scores.base import Measurement
 from raydp.sweep.store.alarms import Configuration

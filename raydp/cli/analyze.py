@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -59,7 +59,7 @@ def _useful(
     return useful_points(table, max_loss=max_loss, min_utility_gain=min_gain)
 
 
-def _print(answer: Any, json: bool, title: str = "") -> None:
+def _print(answer: Mapping[str, object], json: bool, title: str = "") -> None:
     from raydp.io.output import print_document, print_json
 
     print_json(answer) if json else print_document(answer, title)
@@ -152,8 +152,8 @@ def methods(
 
     tables = tables_of(sweeps, storage, score=score, worst_case=worst_case)
     warnings = check_comparable(tables, storage, any_data=any_data)
-    answer = {**compare_methods(tables, with_perplexity=not classify(sweeps, storage)), "warnings": warnings}
-    print_json(answer) if json else show_methods(answer)
+    answer = compare_methods(tables, with_perplexity=not classify(sweeps, storage))
+    print_json({**answer, "warnings": warnings}) if json else show_methods(answer, warnings)
 
 
 @analyze_app.command()
@@ -202,12 +202,15 @@ def correlations(
     from raydp.sweep.api import points_of
 
     table = points_of(points, storage, score=score, worst_case=worst_case)[0]
-    answer = score_correlations(table, num_resamples=resamples)
+    answer, of_audit = score_correlations(table, num_resamples=resamples), None
     if audit is not None:
         from raydp.auditing.bounds import audited_bounds
 
-        answer["audit"] = audit_correlations(table, audited_bounds(audit, storage), num_resamples=resamples)
-    print_json(answer) if json else show_correlations(answer)
+        of_audit = audit_correlations(table, audited_bounds(audit, storage), num_resamples=resamples)
+    if json:
+        print_json({**answer, **({} if of_audit is None else {"audit": of_audit})})
+    else:
+        show_correlations(answer, of_audit)
 
 
 @analyze_app.command()

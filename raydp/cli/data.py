@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from transformers import PreTrainedTokenizerBase
+
+    from raydp.preparation.absent import FileMatches
 
 
 def _stop_cleanly() -> None:
@@ -148,10 +150,10 @@ def absent(
         raise typer.Exit(1)
 
 
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
+def _flat(row: FileMatches) -> dict[str, object]:
     """Flatten a row of the document into a row of a printed table."""
     words = ", ".join(f"{word} {count}" for word, count in row["keywords"].items())
-    return row | {"secrets_found": ", ".join(row["secrets_found"]) or 0, "keywords": words or None}
+    return {**row, "secrets_found": ", ".join(row["secrets_found"]) or 0, "keywords": words or None}
 
 
 @contextmanager
@@ -163,7 +165,7 @@ def _status(first: str) -> Iterator[Callable[[str], None]]:
         yield status.update
 
 
-def _lines(answer: dict[str, object], json: bool) -> None:
+def _lines(answer: Mapping[str, object], json: bool) -> None:
     """Print counts, as one JSON document or one line each."""
     from raydp.io.output import print_json, stdout
 

@@ -159,11 +159,11 @@ def calibrate(
 
     one = {"n": n, "batch_size": batch_size, "num_steps": num_steps, "epsilon": epsilon, "delta": delta}
     with stoppable("the calibration"):
-        answer: Any = calibrate_one(one, accountant) if from_ is None else calibrate_file(from_, accountant, given=one)
+        rows = [calibrate_one(one, accountant)] if from_ is None else calibrate_file(from_, accountant, given=one)
     if json:
-        print_json(answer)
+        print_json(rows[0] if from_ is None else rows)
     else:
-        print_table("calibration", answer if isinstance(answer, list) else [answer])
+        print_table("calibration", rows)
 
 
 @app.command(rich_help_panel=PRIVACY)

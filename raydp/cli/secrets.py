@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -114,7 +114,7 @@ def filter_(
     _answer(answer, output, show, json)
 
 
-def _answer(answer: dict[str, Any], output: Path, show: bool, json: bool) -> None:
+def _answer(answer: dict[str, object], output: Path, show: bool, json: bool) -> None:
     """Print counts as a document or lines, a table by type, and the secrets themselves if requested."""
     from raydp.io.output import print_json, print_table, stdout
     from raydp.secrets import commands
@@ -125,7 +125,7 @@ def _answer(answer: dict[str, Any], output: Path, show: bool, json: bool) -> Non
     for key, value in answer.items():
         if not isinstance(value, list) and value is not None:
             stdout.print(f"{key}: {value:.4g}" if isinstance(value, float) else f"{key}: {value}", markup=False)
-    if "types" in answer:
-        print_table("by type", answer["types"])
+    if isinstance(types := answer.get("types"), list):
+        print_table("by type", types)
     if show:
         commands.show(output)

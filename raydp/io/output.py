@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import overload
 
 from rich.console import Console
 
@@ -32,7 +32,15 @@ def phase(console: Console, text: str) -> Iterator[None]:
         yield
 
 
-def strict(value: object) -> Any:
+@overload
+def strict(value: Mapping[str, object]) -> dict[str, object]: ...
+
+
+@overload
+def strict(value: object) -> object: ...
+
+
+def strict(value: object) -> object:
     """Convert a value for JSON: infinity becomes the string "inf", NaN null, and numpy scalars plain numbers."""
     if isinstance(value, Mapping):
         return {str(k): strict(v) for k, v in value.items()}
@@ -79,7 +87,7 @@ def print_document(document: Mapping[str, object], title: str = "") -> None:
         _print_parts(document, "")
 
 
-def _print_parts(document: Mapping[str, Any], title: str) -> None:
+def _print_parts(document: Mapping[str, object], title: str) -> None:
     for name, value in document.items():
         if isinstance(value, list | tuple) and any(isinstance(v, str) and len(v) > LONG_ITEM for v in value):
             stdout.print(f"{name}:", markup=False)
@@ -102,7 +110,7 @@ def _print_parts(document: Mapping[str, Any], title: str) -> None:
         elif isinstance(value, Mapping):
             stdout.print(heading, style="bold", markup=False)
             _print_parts(value, heading)
-        else:
+        elif isinstance(value, list | tuple):
             for position, part in enumerate(value):
                 if position:
                     stdout.print()
@@ -119,11 +127,16 @@ def _is_line(value: object) -> bool:
     return all(map(_is_plain, value.values())) if isinstance(value, Mapping) else _is_plain(value)
 
 
-def _rows(value: Any) -> list[dict[str, Any]] | None:
+def _rows(value: object) -> list[dict[str, object]] | None:
     """Return the rows of a value that has the form of a table: a list of flat mappings, or flat mappings by name."""
-    parts = value if isinstance(value, list | tuple) else [v for v in value.values() if isinstance(v, Mapping)]
-    if len(parts) < len(value) or not all(_is_plain(cell) for part in parts for cell in part.values()):
+    if isinstance(value, Mapping):
+        entries = [({"name": name}, part) for name, part in value.items()]
+    elif isinstance(value, list | tuple):
+        entries = [({}, part) for part in value]
+    else:
         return None
-    names = [{}] * len(parts) if isinstance(value, list | tuple) else [{"name": name} for name in value]
+    parts = [part for _, part in entries if isinstance(part, Mapping)]
+    if len(parts) < len(entries) or not all(_is_plain(cell) for part in parts for cell in part.values()):
+        return None
     columns = dict.fromkeys(column for part in parts for column in part)
-    return [{**name, **{c: part.get(c) for c in columns}} for name, part in zip(names, parts, strict=True)]
+    return [{**name, **{c: part.get(c) for c in columns}} for name, part in entries]

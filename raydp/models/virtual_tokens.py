@@ -8,7 +8,7 @@ prefix is put into the cache.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
@@ -29,11 +29,13 @@ class Reading:
     Attributes:
         model: the module to call.
         inputs: arguments of the call: tokens, positions, the mask if there is padding, and the cache.
+        positions: [B, columns + L] the position ids among the inputs.
         columns: number of first output columns that belong to virtual tokens: m for a soft prompt, 0 for a prefix.
     """
 
     model: nn.Module
-    inputs: dict[str, Any]
+    inputs: dict[str, object]
+    positions: torch.Tensor
     columns: int
 
 
@@ -90,7 +92,7 @@ def reading(
             None: no padding.
         cache_grows: put a prefix into a cache that grows with the tokens read, to decode from.
     """
-    rows, cached, inputs = len(input_ids), 0, dict[str, Any](input_ids=input_ids)
+    rows, cached, inputs = len(input_ids), 0, dict[str, object](input_ids=input_ids)
     prompt, states = soft_prompt(model, rows), prefix_states(model, rows)
     device, virtual = input_ids.device, 0 if prompt is None else prompt.shape[1]
     columns = torch.arange(virtual + input_ids.shape[1], device=device)
@@ -102,12 +104,12 @@ def reading(
         cached = states[0][0].shape[2]
         inputs["past_key_values"] = DynamicCache(states) if cache_grows else FixedCache(states)
     # Each example has its own row of positions, because trained position embeddings need per-example inputs.
-    inputs["position_ids"] = cached + (columns - start).clamp(min=0)
+    inputs["position_ids"] = positions = cached + (columns - start).clamp(min=0)
     if padding is not None:
         read = torch.ones(rows, cached, dtype=torch.int64, device=device)
         inputs["attention_mask"] = torch.cat([read, (columns >= start).long()], dim=1)
     called = model if prompt is None and states is None else peft.get_base_model()
-    return Reading(model=called, inputs=inputs, columns=virtual)
+    return Reading(model=called, inputs=inputs, positions=positions, columns=virtual)
 
 
 class FixedCache(Cache):

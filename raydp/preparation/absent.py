@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
-from raydp.tasks.reading import existing_file, read_json_rows, read_rows
+from raydp.tasks.reading import existing_file, read_json_rows, read_rows, string_of
 from raydp.tasks.secret import verbatim_texts
 
 if TYPE_CHECKING:
@@ -54,6 +54,17 @@ def squeeze(text: str) -> str:
     return " ".join(text.split())
 
 
+class FileMatches(TypedDict):
+    """Counts and names of what one file holds."""
+
+    file: str
+    documents: int
+    characters: int
+    samples_found: int
+    secrets_found: list[str]
+    keywords: dict[str, int]
+
+
 @dataclass
 class Matches:
     """Matches in one file: documents and characters read, samples and secrets that occur, keyword counts."""
@@ -64,7 +75,7 @@ class Matches:
     secrets: set[str] = field(default_factory=set)
     keywords: dict[str, int] = field(default_factory=dict)
 
-    def row(self, file: str) -> dict[str, Any]:
+    def row(self, file: str) -> FileMatches:
         """Return counts and names, for printing."""
         return {
             "file": file,
@@ -122,7 +133,7 @@ class Searcher:
 
 def find_in_corpus(
     needles: Needles, files: Sequence[Path], *, progress: Callable[[str], None] = lambda step: None
-) -> list[dict[str, object]]:
+) -> list[FileMatches]:
     """Look for data in public text.
 
     A sample is found if the whole of it occurs in a document, ignoring differences in white space. A document is a row
@@ -177,9 +188,10 @@ def _documents(path: Path, reach: int) -> Iterator[tuple[str, int]]:
 def _blocks(path: Path, reach: int) -> Iterator[tuple[str, int]]:
     lines: list[str] = []
     size, before = 0, ""
-    for _, row in read_rows(path, "--corpus"):
-        lines.append(row["text"])
-        size += len(row["text"]) + 1
+    for line, row in read_rows(path, "--corpus"):
+        text = string_of(row, "text", "--corpus", f"{path.name}, line {line}")
+        lines.append(text)
+        size += len(text) + 1
         if size >= BLOCK:
             block = f"{before} {squeeze(' '.join(lines))}".strip()
             yield block, len(before)

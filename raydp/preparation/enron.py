@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from raydp.preparation.mail_files import read_mails
 from raydp.tasks.secret import verbatim_texts
@@ -52,7 +52,7 @@ def prepare_enron(
     secrets: Sequence[Secret] = (),
     *,
     progress: Callable[[str], None] = lambda step: None,
-) -> dict[str, object]:
+) -> dict[str, int]:
     """Write JSON Lines (gzipped) with `content`, `sender` and `split` (train, validation or test).
 
     Step 1 leaves out contents that occurred before. Step 2 keeps mails whose sender is among the most frequent senders
@@ -88,7 +88,7 @@ def prepare_enron(
             f"--validation-fraction and --test-fraction must be below 1 together, got {options.validation_fraction:g} "
             f"and {options.test_fraction:g}. Lower them: the rest is the training data."
         )
-    notes: dict[str, Any] = {}
+    notes: dict[str, int] = {}
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".enron-") as scratch:
         spool = Path(scratch) / "distinct.jsonl.gz"
         senders, receivers = _deduplicate(raw, spool, notes, progress)
@@ -104,7 +104,7 @@ def prepare_enron(
     return notes
 
 
-def _none_left(notes: dict[str, object]) -> str:
+def _none_left(notes: dict[str, int]) -> str:
     """Return the message on how many mails each step left."""
     distinct, frequent = notes["after_step_1_distinct"], notes["after_step_2_frequent_senders"]
     remedy = "Raise --top, or check that they have From and To" if not frequent else "Lower --min-tokens or a fraction"
@@ -115,7 +115,7 @@ def _none_left(notes: dict[str, object]) -> str:
 
 
 def _deduplicate(
-    raw: Path, spool: Path, notes: dict[str, object], progress: Callable[[str], None]
+    raw: Path, spool: Path, notes: dict[str, int], progress: Callable[[str], None]
 ) -> tuple[Counter[str], Counter[str]]:
     """Do step 1: write the distinct mails, and return how often each address sent and received them."""
     seen: set[bytes] = set()
@@ -145,7 +145,7 @@ def _select(
     tokenizer: PreTrainedTokenizerBase,
     options: EnronOptions,
     secrets: Sequence[Secret],
-    notes: dict[str, object],
+    notes: dict[str, int],
     progress: Callable[[str], None],
 ) -> None:
     """Do steps 2 to 4 on the distinct mails."""

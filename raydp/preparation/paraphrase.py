@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raydp.scores.language.generation import Sampling, sample_continuations, stop_tokens, uniforms
 from raydp.tasks.reading import read_json_rows, read_rows, string_of
@@ -42,7 +42,7 @@ class ParaphraseOptions:
     top_k: int = 50
     max_new_tokens: int = 120
 
-    def identity(self, model: str) -> dict[str, Any]:
+    def identity(self, model: str) -> dict[str, object]:
         """Return the settings that determine the paraphrases."""
         settings = {k: v for k, v in vars(self).items() if k not in ("num", "batch_size")}
         return {"model": model, **settings}
@@ -68,7 +68,7 @@ def paraphrase_file(
     *,
     limit: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> dict[str, Any]:
+) -> dict[str, int]:
     """Write a file for `task.paraphrases`, row by row. A second call resumes from the first one's rows.
 
     Args:
@@ -115,7 +115,7 @@ def paraphrase_file(
 
 
 def _paraphrase(
-    model: LoadedModel, rows: Sequence[Row], options: ParaphraseOptions, notes: dict[str, Any]
+    model: LoadedModel, rows: Sequence[Row], options: ParaphraseOptions, notes: dict[str, int]
 ) -> list[list[str]]:
     """Return paraphrases of each row's answer. A blank one is replaced by a reserve draw, if that is not blank."""
     prompts = [_prompt(model, row.answer) for row in rows]
@@ -156,8 +156,9 @@ def _done(output: Path, rows: Sequence[Row], options: ParaphraseOptions, model_n
     done = set[int]()
     for line, entry in read_json_rows(output, "--output"):
         row = _own_row(entry, rows)
-        same = {k: entry.get(k) for k in wanted} == wanted and len(entry.get("paraphrases", ())) >= options.num
-        if row is None or not same:
+        paraphrases = entry.get("paraphrases")
+        enough = isinstance(paraphrases, list) and len(paraphrases) >= options.num
+        if row is None or not enough or {k: entry.get(k) for k in wanted} != wanted:
             raise ValueError(
                 f"--output must be a new file or one of the same data, model and options, got another one in "
                 f"{output.name}, line {line}. Choose another name."

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import optuna
@@ -184,9 +183,12 @@ def _trial(
     configuration: Configuration,
     distributions: dict[str, BaseDistribution],
     state: TrialState = TrialState.RUNNING,
-    **more: Any,
+    *,
+    system_attrs: dict[str, object] | None = None,
 ) -> FrozenTrial:
-    return create_trial(state=state, params=_params(configuration), distributions=distributions, **more)
+    return create_trial(
+        state=state, params=_params(configuration), distributions=distributions, system_attrs=system_attrs
+    )
 
 
 def _complete(
@@ -197,10 +199,10 @@ def _complete(
 ) -> FrozenTrial:
     """Return a finished trial with the current constraints. The sampler's own notes, such as a generation, are kept."""
     noted = {name: value for name, value in system_attrs.items() if not name.startswith(_OF_CONSTRAINTS)}
-    return _trial(
-        configuration,
-        distributions,
-        TrialState.COMPLETE,
+    return create_trial(
+        state=TrialState.COMPLETE,
+        params=_params(configuration),
+        distributions=distributions,
         values=[observation.utility_loss, observation.score],
         constraints=dict(observation.exceeds),
         system_attrs=noted,
@@ -245,7 +247,7 @@ class _Nearest(BaseSampler):
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
+    ) -> dict[str, float]:
         inner = self._sampler.infer_relative_search_space(study, trial)
         suggested = self._sampler.sample_relative(study, trial, inner)
         distance = np.zeros(len(self._left))
@@ -260,5 +262,7 @@ class _Nearest(BaseSampler):
             distance += ((logs - np.log(value)) / np.log(distribution.high / distribution.low)) ** 2
         return _params(self._left[int(distance.argmin())])
 
-    def sample_independent(self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: Any) -> Any:
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> float:
         raise AssertionError("a configuration is sampled as a whole")

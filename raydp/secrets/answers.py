@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from raydp.tasks.text.attributes import candidates, write_review
 from raydp.tasks.text.tofu import TofuTask
 
 
-def extract(task: TofuTask, review: Path | None = None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def extract(task: TofuTask, review: Path | None = None) -> tuple[list[dict[str, object]], dict[str, int]]:
     """Extract names and genres of the training authors as attribute secrets.
 
     Args:

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from detect_secrets.plugins.base import BasePlugin
@@ -131,7 +132,7 @@ def _key_plugins() -> list[BasePlugin]:
 
 
 @cache
-def _library(name: str) -> Any:
+def _library(name: str) -> ModuleType:
     """Import a package, or raise the error that tells how to install it."""
     from importlib import import_module
 

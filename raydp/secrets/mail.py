@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
 from raydp.secrets.detectors import KINDS, Found, Kind, find
 from raydp.secrets.merging import merge_grams
@@ -52,6 +52,16 @@ class MailOptions:
     order: Literal["secret", "count"] = "secret"
 
 
+class SecretRow(TypedDict):
+    """A row of a secrets file. `count` is the number of texts that hold the secret."""
+
+    prompt: str
+    continuation: str
+    type: str
+    source: str
+    count: int
+
+
 def training_texts(path: Path, column: str, *, heldout_fraction: float, split_seed: int) -> list[str]:
     """Return the texts that a task trains on.
 
@@ -79,7 +89,7 @@ def extract(
     options: MailOptions,
     *,
     progress: Callable[[str], None] = lambda step: None,
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+) -> tuple[list[SecretRow], dict[str, int]]:
     """Extract the secrets of training texts.
 
     Args:
@@ -148,7 +158,7 @@ def _recognised(candidates: Iterable[Piece], known: Sequence[Piece]) -> list[Pie
     ]
 
 
-def _place(row: Mapping[str, Any], num_texts: int) -> int:
+def _place(row: SecretRow, num_texts: int) -> int:
     """Return the rank of a secret: keys and numbers, other recognised values, values in most texts, other text."""
     if row["type"] == PLAIN:
         return 3
@@ -157,7 +167,7 @@ def _place(row: Mapping[str, Any], num_texts: int) -> int:
     return 0 if row["type"] in ("key", "number") else 1
 
 
-def _row(piece: Piece, source: str, count: int) -> dict[str, Any]:
+def _row(piece: Piece, source: str, count: int) -> SecretRow:
     return {
         "prompt": piece.prompt,
         "continuation": piece.continuation,

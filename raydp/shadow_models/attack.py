@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -59,11 +59,30 @@ class Pool:
         return hashlib.sha256(content).hexdigest()[:16]
 
 
-def attack(specs: Sequence[SweepSpec], folders: Sequence[SweepFolder], seed: int) -> dict[str, Any]:
+class ShadowAttack(TypedDict):
+    """The result of an attack with shadow models, as `raydp mia SPEC --json` prints it."""
+
+    batch_size: int
+    num_steps: int
+    learning_rate: float
+    noise_multiplier: float
+    epsilon: float | str
+    delta: float
+    num_examples: int
+    num_examples_of_the_whole: int
+    num_members: int
+    num_nonmembers: int
+    num_population: int
+    num_shadows: int
+    sweeps: list[str]
+    attacks: dict[str, dict[str, object]]
+
+
+def attack(specs: Sequence[SweepSpec], folders: Sequence[SweepFolder], seed: int) -> ShadowAttack:
     """Attack the first model with the others as its shadows.
 
     Returns:
-        The document that `raydp mia SPEC --json` prints.
+        The target's configuration and guarantee, the numbers of examples, and every attack's figures.
 
     Raises:
         ValueError: the data have changed since the models were trained.
@@ -79,7 +98,7 @@ def attack(specs: Sequence[SweepSpec], folders: Sequence[SweepFolder], seed: int
     member = included[pool.examples, 0]
     base, target, *shadows = losses_by_model
     scores = shadow_attacks(base, target, shadows, included[pool.examples, 1:])
-    results = {
+    results: dict[str, dict[str, object]] = {
         name: {
             **best_accuracy(s[member], s[~member]).document("best_accuracy"),
             **curve_figures(s[member], s[~member]),
@@ -89,7 +108,10 @@ def attack(specs: Sequence[SweepSpec], folders: Sequence[SweepFolder], seed: int
     plan = folders[0].plan()
     (trial,) = plan.trials
     return {
-        **{k: getattr(trial, k) for k in ("batch_size", "num_steps", "learning_rate", "noise_multiplier")},
+        "batch_size": trial.batch_size,
+        "num_steps": trial.num_steps,
+        "learning_rate": trial.learning_rate,
+        "noise_multiplier": trial.noise_multiplier,
         "epsilon": json_number(plan.record.accounted.epsilon),
         "delta": plan.delta,
         "num_examples": plan.facts.num_examples,

@@ -12,10 +12,9 @@ import io
 import json
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from raydp.io.locations import local_copy
 from search_spaces.names import columns_in_words, kind_of
@@ -36,7 +35,7 @@ def existing_file(location: str | Path, field: str) -> Path:
     return path
 
 
-def read_rows(path: str | Path, field: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_rows(path: str | Path, field: str) -> Iterator[tuple[int, Mapping[str, object]]]:
     """Yield the rows of a file with their line numbers, from 1. A CSV row over several lines has the last number.
 
     Args:
@@ -49,6 +48,7 @@ def read_rows(path: str | Path, field: str) -> Iterator[tuple[int, dict[str, Any
     """
     path = existing_file(path, field)
     suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
+    readers: dict[str, Callable[[io.TextIOBase, str, str], Iterable[tuple[int, Mapping[str, object]]]]]
     readers = {".jsonl": _json_rows, ".json": _json_rows, ".csv": _csv_rows, ".txt": _text_rows}
     if suffix not in readers:
         known = ", ".join(readers)
@@ -57,14 +57,14 @@ def read_rows(path: str | Path, field: str) -> Iterator[tuple[int, dict[str, Any
         yield from readers[suffix](file, path.name, field)
 
 
-def read_json_rows(path: str | Path, field: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_json_rows(path: str | Path, field: str) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield the rows of a JSON Lines file of any name, with their line numbers. Raises ValueError as `read_rows`."""
     path = existing_file(path, field)
     with _open_text(path, field) as file:
         yield from _json_rows(file, path.name, field)
 
 
-def read_csv_rows(path: str | Path, field: str) -> list[tuple[int, dict[str, Any]]]:
+def read_csv_rows(path: str | Path, field: str) -> list[tuple[int, dict[str, str]]]:
     """Return the rows of a CSV file of any name, with their line numbers. Raises ValueError as `read_rows`."""
     path = existing_file(path, field)
     with _open_text(path, field) as file:
@@ -88,14 +88,12 @@ def read_column(
     for line, row in rows:
         if column_field is not None and not texts and column not in row:
             _require_column(column, row, rows, column_field)
-        if numbers and type(row.get(column)) is int:
-            row[column] = str(row[column])
-        texts.append(string_of(row, column, field, f"{Path(path).name}, line {line}"))
+        texts.append(string_of(row, column, field, f"{Path(path).name}, line {line}", numbers=numbers))
     return texts
 
 
 def _require_column(
-    column: str, first: dict[str, Any], others: Iterator[tuple[int, dict[str, Any]]], field: str
+    column: str, first: Mapping[str, object], others: Iterator[tuple[int, Mapping[str, object]]], field: str
 ) -> None:
     """Raise ValueError if neither the first row nor another has the column."""
     known = dict.fromkeys(first)
@@ -108,9 +106,15 @@ def _require_column(
     )
 
 
-def string_of(row: dict[str, Any], column: str, field: str, place: str) -> str:
-    """Return row[column]; raise ValueError if it is not a string."""
+def string_of(row: Mapping[str, object], column: str, field: str, place: str, *, numbers: bool = False) -> str:
+    """Return row[column]; raise ValueError if it is not a string.
+
+    Args:
+        numbers: accept a whole number too, and return it as a string.
+    """
     value = row.get(column)
+    if numbers and type(value) is int:
+        return str(value)
     if not isinstance(value, str):
         got = f"only {columns_in_words(row)}" if column not in row else kind_of(value)
         raise ValueError(f"{field} must have a string {column!r} in every row, got {got} in {place}. Correct the row.")
@@ -132,7 +136,7 @@ def _open_text(path: Path, field: str) -> Iterator[io.TextIOBase]:
         ) from error
 
 
-def _json_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield the objects of a JSON Lines file with their line numbers. Blank lines are skipped."""
     for number, line in enumerate(file, start=1):
         if not line.strip():
@@ -172,7 +176,7 @@ def _is_text(row: object) -> bool:
     return True
 
 
-def _csv_rows(file: io.TextIOBase, name: str, field: str) -> list[tuple[int, dict[str, Any]]]:
+def _csv_rows(file: io.TextIOBase, name: str, field: str) -> list[tuple[int, dict[str, str]]]:
     """Return all rows at once. A generator would leave the csv module's global limit raised between two rows."""
     rows = []
     with _long_csv_fields():
@@ -198,7 +202,7 @@ def _csv_rows(file: io.TextIOBase, name: str, field: str) -> list[tuple[int, dic
     return rows
 
 
-def _text_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _text_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int, dict[str, str]]]:
     for number, line in enumerate(file, start=1):
         if line.strip():
             yield number, {"text": line.rstrip("\r\n")}

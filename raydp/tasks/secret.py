@@ -1,12 +1,11 @@
-"""Secrets of text tasks: reading them from a file, and counting the training examples that contain them."""
+"""Secrets of text tasks: read from a file or drawn from a space, and counted in the training examples."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from raydp.tasks.base import Secret
 from raydp.tasks.reading import read_json_rows
@@ -61,14 +60,35 @@ def counted(secrets: Sequence[Secret], texts: Sequence[str]) -> list[Secret]:
     return [replace(s, count=sum(occurs_in(s, text) for text in texts)) for s in secrets]
 
 
-def _secret_of(row: dict[str, Any], field: str, place: str) -> Secret:
+def _secret_of(row: Mapping[str, object], field: str, place: str) -> Secret:
     keys = [key for key in ("continuation", "attribute") if key in row]
-    wanted = ["prompt", *keys]
-    if len(keys) != 1 or not all(isinstance(row.get(key), str) and row[key].strip() for key in wanted):
+    prompt, hidden = row.get("prompt"), row.get(keys[0]) if len(keys) == 1 else None
+    if not (isinstance(prompt, str) and isinstance(hidden, str) and prompt.strip() and hidden.strip()):
         raise ValueError(
             f"{field} must hold a prompt and either a continuation or an attribute, as strings that are not blank, in "
             f"every line, got {columns_in_words(row)} in {place}. Correct the line."
         )
     if keys == ["continuation"]:
-        return Secret(prompt=row["prompt"], continuation=row["continuation"])
-    return Secret(prompt=row["prompt"], continuation=row["attribute"], kind="attribute")
+        return Secret(prompt=prompt, continuation=hidden)
+    return Secret(prompt=prompt, continuation=hidden, kind="attribute")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Digits:
+    """A space of planted secrets: all strings of num_digits decimal digits after a fixed text (see `base.Space`).
+
+    Attributes:
+        num_digits: number of digits.
+        before: text before the digits in every continuation, such as a space.
+    """
+
+    num_digits: int
+    before: str = ""
+
+    @property
+    def size(self) -> int:
+        size: int = 10**self.num_digits
+        return size
+
+    def continuation(self, index: int) -> str:
+        return f"{self.before}{index:0{self.num_digits}d}"

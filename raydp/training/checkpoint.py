@@ -36,7 +36,7 @@ class CheckpointStore:
         """Return another store of the same run, for a part of the run with its own progress."""
         return replace(self, folder=self.folder.with_name(f"{self.folder.name}-{name}"))
 
-    def save(self, step: int, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+    def save(self, step: int, tensors: dict[str, torch.Tensor], state: dict[str, object]) -> None:
         """Write the state after `step` steps. If the disk is full, skip this checkpoint and keep the earlier ones."""
         from safetensors.torch import save  # imports torch
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
@@ -71,5 +70,5 @@ class Trained:
     ended_early: bool
     resumed_from: int
     seconds: float
-    details: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, object] = field(default_factory=dict)
     variants: Mapping[float, Callable[[], None]] = field(default_factory=dict)

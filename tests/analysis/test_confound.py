@@ -73,7 +73,7 @@ def test_matched_pairs_are_all_pairs_within_the_tolerance():
 def test_blocks_change_nothing(monkeypatch):
     points = table(np.random.default_rng(4), lambda loss, c: float(c.learning_rate))
     whole = utility_adjusted(points, num_resamples=20)
-    monkeypatch.setattr("analysis.statistics.confound._CELLS_AT_ONCE", 5)
+    monkeypatch.setattr("analysis.statistics.matched_pairs._CELLS_AT_ONCE", 5)
     assert utility_adjusted(points, num_resamples=20) == whole
 
 

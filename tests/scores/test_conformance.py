@@ -13,11 +13,13 @@ from raydp.scores.memorisation.air import AttributeInference
 from raydp.scores.memorisation.exposure import Exposure
 from raydp.scores.memorisation.extraction import ExtractionProbability
 from raydp.scores.memorisation.logprob import LogProbability
-from raydp.scores.memorisation.vmr import VerbatimMemorization
-from raydp.scores.memorisation.vmr_exact import ExactVerbatimMemorization
-from raydp.scores.memorisation.vmr_greedy import GreedyVerbatimMemorization
-from raydp.scores.memorisation.vmr_near import NearVerbatimMemorization
-from raydp.scores.memorisation.vmr_text import TextVerbatimMemorization
+from raydp.scores.memorisation.vmr import (
+    ExactVerbatimMemorization,
+    GreedyVerbatimMemorization,
+    NearVerbatimMemorization,
+    TextVerbatimMemorization,
+    VerbatimMemorization,
+)
 
 from .conformance import ScoreConformance
 from .tiny import byte_tokenizer, examples_task, made_up_secrets, told

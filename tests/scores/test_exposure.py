@@ -17,7 +17,7 @@ from raydp.scores.language.teacher_forcing import log_probability, over_continua
 from raydp.scores.memorisation.exposure import Exposure
 from raydp.scores.memorisation.skew_normal import log_survival, log_tail
 from raydp.tasks.base import Secret
-from raydp.tasks.spaces import Digits
+from raydp.tasks.secret import Digits
 
 from .tiny import bigram, llama, make_task
 

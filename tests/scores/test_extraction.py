@@ -12,13 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from raydp.scores.memorisation.edit_distance import normalised_edit_distance
 from raydp.scores.memorisation.extraction import ExtractionProbability, extracted, log_rate
-from raydp.scores.memorisation.vmr import VerbatimMemorization
-from raydp.scores.memorisation.vmr_exact import ExactVerbatimMemorization
-from raydp.scores.memorisation.vmr_greedy import GreedyVerbatimMemorization
-from raydp.scores.memorisation.vmr_near import NearVerbatimMemorization
-from raydp.scores.memorisation.vmr_text import TextVerbatimMemorization
+from raydp.scores.memorisation.vmr import (
+    ExactVerbatimMemorization,
+    GreedyVerbatimMemorization,
+    NearVerbatimMemorization,
+    TextVerbatimMemorization,
+    VerbatimMemorization,
+    normalised_edit_distance,
+)
 from raydp.tasks.base import Secret
 
 from .tiny import bigram, made_up_secrets, make_task

@@ -12,9 +12,7 @@ from scipy import stats
 from raydp.models.base_models import LoadedModel
 from raydp.scores.language.encoding import encode
 from raydp.scores.language.generation import sample_continuations, uniforms
-from raydp.scores.memorisation.vmr import VerbatimMemorization
-from raydp.scores.memorisation.vmr_exact import ExactVerbatimMemorization
-from raydp.scores.memorisation.vmr_text import TextVerbatimMemorization
+from raydp.scores.memorisation.vmr import ExactVerbatimMemorization, TextVerbatimMemorization, VerbatimMemorization
 from raydp.tasks.base import Secret
 
 from .tiny import bigram, byte_tokenizer, llama, made_up_secrets, make_task

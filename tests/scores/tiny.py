@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from raydp.models.base_models import LoadedModel
 from raydp.tasks.base import Secret, TaskFacts
-from raydp.tasks.spaces import Digits
+from raydp.tasks.secret import Digits
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask, content_hash
 

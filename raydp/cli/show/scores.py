@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from raydp.io.output import print_table, stdout
-from search_spaces.configuration import HYPERPARAMETERS
 
 if TYPE_CHECKING:
+    from analysis.statistics.audited import AuditCorrelations, AuditPair
+    from analysis.statistics.correlations import ScoreCorrelations, ScorePair
+    from analysis.statistics.intervals import ScoreIntervals
+    from analysis.statistics.methods import Comparisons
     from raydp.scoring.sweep import SweepScores
 
 NAMED = 3
@@ -40,12 +43,14 @@ def show_sweep_scores(answer: SweepScores) -> None:
         stdout.print("interrupted: the same command goes on", style="bold")
 
 
-def show_intervals(answer: dict[str, Any]) -> None:
+def show_intervals(answer: ScoreIntervals) -> None:
     """Print one table per score, one row per configuration."""
     for name, score in answer["scores"].items():
         rows = [
             {
-                **{key: row[key] for key in HYPERPARAMETERS},
+                "batch_size": row["batch_size"],
+                "num_steps": row["num_steps"],
+                "learning_rate": row["learning_rate"],
                 "seeds": row["num_seeds"],
                 "mean": row["mean"],
                 "95 %": row["interval"],
@@ -59,37 +64,42 @@ def show_intervals(answer: dict[str, Any]) -> None:
         print_table(f"{name}: {text}", rows)
 
 
-def show_correlations(answer: dict[str, Any]) -> None:
+def show_correlations(answer: ScoreCorrelations, audit: AuditCorrelations | None) -> None:
     """Print one row per pair: over models and, if an audit is given, over configurations."""
-    print_table(f"correlations over {answer['models']} models", [_pair(pair, "models") for pair in answer["pairs"]])
-    audit = answer.get("audit")
+    rows = [_pair(pair, {"models": pair["models"]}) for pair in answer["pairs"]]
+    print_table(f"correlations over {answer['models']} models", rows)
     if audit is not None:
         title = f"with the audited ε̂ over {audit['configurations']} configurations that both have"
-        print_table(title, [_pair(pair, "configurations") for pair in audit["pairs"]])
-        counts = ("only_points", "only_audit", "zeros")
-        stdout.print("{} without an audit, {} without a score, {} with ε̂ = 0".format(*(audit[key] for key in counts)))
+        rows = [_pair(pair, {"configurations": pair["configurations"]}, {"p": pair["p"]}) for pair in audit["pairs"]]
+        print_table(title, rows)
+        stdout.print(
+            f"{audit['only_points']} without an audit, {audit['only_audit']} without a score, {audit['zeros']} with "
+            "ε̂ = 0"
+        )
 
 
-def _pair(pair: dict[str, object], of: str) -> dict[str, Any]:
-    """Return the row of two figures."""
+def _pair(
+    pair: ScorePair | AuditPair, number: dict[str, int], p: dict[str, float | None] | None = None
+) -> dict[str, object]:
+    """Return the row of two figures, with the number of their values and, if it was tested, the p-value."""
     return {
         "a": pair["a"],
         "b": pair["b"],
-        of: pair[of],
+        **number,
         "Spearman": pair["spearman"],
         "95 %": pair["spearman_interval"],
-        **({"p": pair["p"]} if "p" in pair else {}),
+        **(p or {}),
         "Pearson": pair["pearson"],
         "95 % ": pair["pearson_interval"],
         "note": pair.get("reason", ""),
     }
 
 
-def show_methods(answer: dict[str, Any]) -> None:
+def show_methods(answer: Comparisons, warnings: Sequence[str]) -> None:
     """Print the comparability warnings, then one table per two methods with one row per figure."""
-    for warning in answer["warnings"]:
+    for warning in warnings:
         stdout.print(f"warning: {warning}", markup=False)
-    rows: dict[str, list[dict[str, Any]]] = {}
+    rows: dict[str, list[dict[str, object]]] = {}
     for row in answer["comparisons"]:
         shown = {
             "figure": row["figure"],

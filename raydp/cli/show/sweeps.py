@@ -65,7 +65,7 @@ def show_selection(selection: dict[str, Any]) -> None:
     stdout.print(f"selected by {selection['rule']}: {_summary(selection)}", style="bold", markup=False)
 
 
-def show_predictions(rows: list[dict[str, object]]) -> None:
+def show_predictions(rows: Sequence[Mapping[str, object]]) -> None:
     """Print the predictions for configurations that have not been run. The names are short to fit a terminal."""
     names = {
         "score_interval": "score 95 %",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, TypeGuard
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -15,7 +16,7 @@ from raydp.io.locations import Location
 from raydp.scores.base import Measurement, SecretKind
 from raydp.scores.language.encoding import encode, secrets_of_kind
 from raydp.scores.language.generation import Sampling, sample_continuations, stop_tokens, uniforms
-from raydp.scores.memorisation.paraphrases import read_paraphrases
+from raydp.tasks.reading import read_json_rows
 
 if TYPE_CHECKING:
     from raydp.models.base_models import LoadedModel
@@ -135,3 +136,40 @@ class AttributeInference(Sampling):
         attempts = self.num_attempts or self.num_samples
         values = iter([at_least_one(count, self.num_samples, attempts) for count in hits])
         return [[next(values) for _ in of_secret] for of_secret in prompts]
+
+
+def read_paraphrases(path: str | Path, field: str, numbers: Collection[int]) -> dict[int, list[str]]:
+    """Read other prompts for secrets from JSON Lines with `secret` (its number) and `prompts` (a list of texts).
+
+    Args:
+        path: the file.
+        field: the option that holds the path, for messages.
+        numbers: the numbers of the secrets that are scored.
+
+    Returns:
+        secret number -> its prompts.
+
+    Raises:
+        ValueError: the file is missing or malformed, or a number is unknown or given twice. The message names the line
+            and shows no content.
+    """
+    prompts: dict[int, list[str]] = {}
+    for line, row in read_json_rows(path, field):
+        number, texts = row.get("secret"), row.get("prompts")
+        if set(row) != {"secret", "prompts"} or not _are_texts(texts) or not isinstance(number, int):
+            raise ValueError(
+                f"{field} must hold a secret's number and prompts, a list of texts, in every line, got something else "
+                f"in {Path(path).name}, line {line}. Correct the line."
+            )
+        if number not in numbers or number in prompts or len(set(texts)) < len(texts):
+            raise ValueError(
+                f"{field} must name each secret of the task at most once, with distinct prompts, got secret {number} "
+                f"in {Path(path).name}, line {line}. Correct the line; the numbers are those of the secrets' names."
+            )
+        prompts[number] = texts
+    return prompts
+
+
+def _are_texts(value: object) -> TypeGuard[list[str]]:
+    """Return whether a value is a non-empty list of texts, none of them blank."""
+    return isinstance(value, list) and bool(value) and all(isinstance(t, str) and t.strip() for t in value)

@@ -58,7 +58,7 @@ class LabelWords:
         asked, cached = dict(how.inputs), read is not None
         if read is not None:
             assert how.model is model, "virtual tokens would stand between the prefix and the input"
-            asked |= {"position_ids": read.length + asked["position_ids"], "past_key_values": read.cache(len(ids))}
+            asked |= {"position_ids": read.length + how.positions, "past_key_values": read.cache(len(ids))}
         ends, which = (how.columns + lengths - 1).unique(return_inverse=True)
         logits: torch.Tensor = how.model(**asked, use_cache=cached, logits_to_keep=ends).logits
         rows = torch.arange(len(ids), device=ids.device)

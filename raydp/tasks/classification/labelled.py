@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -271,7 +271,7 @@ def classification_task(
     num_classes: int,
     unit: str,
     measured_by: Utility,
-    notes: dict[str, Any],
+    notes: dict[str, object],
     utility_is_public: bool,
     label_words: LabelWords | None = None,
 ) -> ClassificationTask:

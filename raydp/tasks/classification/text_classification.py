@@ -132,9 +132,7 @@ class TextClassificationTask(TaskSection):
         name, rows = str(self.path).rsplit("/", 1)[-1], []
         for line, row in read_rows(self.path, "task.path"):
             place = f"{name}, line {line}"
-            if type(row.get(self.label)) is int:
-                row[self.label] = str(row[self.label])
-            kind = string_of(row, self.label, "task.path", place)
+            kind = string_of(row, self.label, "task.path", place, numbers=True)
             if self.label_words is not None and kind not in self.label_words:
                 raise ValueError(
                     f"task.label_words must have a word for every class, got none for that of {place}. Add it, or "

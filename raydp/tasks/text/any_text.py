@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
@@ -13,6 +13,7 @@ from raydp.tasks.text.corpus import Texts, WindowedTask
 from search_spaces.names import columns_in_words, kind_of
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
     from raydp.tasks.text.language import LanguageModelingTask
@@ -150,7 +151,7 @@ def _read(path: str, column: str, split: str | None, field: str, split_field: st
     return texts
 
 
-def _dataset(path: str, split: str | None, field: str, split_field: str) -> Any:
+def _dataset(path: str, split: str | None, field: str, split_field: str) -> Dataset:
     """Load a datasets.Dataset from a folder or the hub."""
     try:
         import datasets

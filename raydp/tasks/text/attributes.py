@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 from raydp.tasks.reading import read_json_rows
 from raydp.tasks.text.wordlists import GENRE_FILLER
@@ -120,16 +121,20 @@ def apply_review(attributes: Sequence[AuthorAttribute], path: str | Path, field:
     """
     reviewed: dict[int, AuthorAttribute] = {}
     for line, row in read_json_rows(path, field):
-        index = row.get("author_index")
-        texts = [row.get(key) for key in ("name", "genre")]
-        well_formed = set(row) == {"author_index", "name", "genre"} and all(_text_or_null(t) for t in texts)
-        known = isinstance(index, int) and 0 <= index < len(attributes) and index not in reviewed
-        if not well_formed or not known:
+        index, name, genre = (row.get(key) for key in ("author_index", "name", "genre"))
+        if (
+            set(row) != {"author_index", "name", "genre"}
+            or not isinstance(index, int)
+            or not 0 <= index < len(attributes)
+            or index in reviewed
+            or not _is_text_or_null(name)
+            or not _is_text_or_null(genre)
+        ):
             raise ValueError(
                 f"{field} must hold an author_index from 0 to {len(attributes) - 1}, each once, a name and a genre "
                 f"(text or null) in every line, got something else in {Path(path).name}, line {line}. Correct the line."
             )
-        reviewed[row["author_index"]] = AuthorAttribute(author_index=row["author_index"], name=texts[0], genre=texts[1])
+        reviewed[index] = AuthorAttribute(author_index=index, name=name, genre=genre)
     return [reviewed.get(a.author_index, a) for a in attributes]
 
 
@@ -146,15 +151,19 @@ def listed_attributes(path: str | Path, field: str, num_authors: int) -> list[Au
     """
     listed: dict[int, AuthorAttribute] = {}
     for line, row in read_json_rows(path, field):
-        index = row.get("author_index")
-        texts = [row.get(key) for key in ("name", "attribute")]
-        named = all(isinstance(t, str) and t.strip() for t in texts)
-        if type(index) is not int or not 0 <= index < num_authors or index in listed or not named:
+        index, name, genre = (row.get(key) for key in ("author_index", "name", "attribute"))
+        if (
+            type(index) is not int
+            or not 0 <= index < num_authors
+            or index in listed
+            or not _is_text(name)
+            or not _is_text(genre)
+        ):
             raise ValueError(
                 f"{field} must hold an author_index from 0 to {num_authors - 1}, each once, a name and an attribute in "
                 f"every line, got something else in {Path(path).name}, line {line}. Correct the line."
             )
-        listed[index] = AuthorAttribute(author_index=index, name=texts[0], genre=texts[1])
+        listed[index] = AuthorAttribute(author_index=index, name=name, genre=genre)
     unlisted = (AuthorAttribute(author_index=i, name=None, genre=None) for i in range(num_authors))
     return [listed.get(a.author_index, a) for a in unlisted]
 
@@ -174,8 +183,12 @@ def _genre_counts(rows: Sequence[str]) -> Counter[tuple[str, ...]]:
     return Counter({g: n for g, n in grams.items() if not GENRE_FILLER & set(g)})
 
 
-def _text_or_null(value: object) -> bool:
-    return value is None or (isinstance(value, str) and bool(value.strip()))
+def _is_text(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _is_text_or_null(value: object) -> TypeGuard[str | None]:
+    return value is None or _is_text(value)
 
 
 def _phrases(text: str) -> Iterator[tuple[str, ...]]:

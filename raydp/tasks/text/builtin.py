@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from raydp.tasks.base import Secret, TaskFacts, TaskSection
-from raydp.tasks.spaces import Digits
+from raydp.tasks.secret import Digits
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask, content_hash
 from raydp.tasks.text.mails import Fact, Mail, Person, draw_fact, first_line, private_names, write_mail

@@ -9,7 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -48,7 +48,7 @@ class Texts:
     users: list[str] | None = None
     noun: str
     user_noun: str | None = None
-    notes: dict[str, Any]
+    notes: dict[str, object]
     heldout_is_public: bool = False
 
 
@@ -122,7 +122,7 @@ class WindowedTask(TaskSection):
         )
 
     def _split(
-        self, tokenizer: PreTrainedTokenizerBase, texts: Texts, fraction: float, notes: dict[str, Any]
+        self, tokenizer: PreTrainedTokenizerBase, texts: Texts, fraction: float, notes: dict[str, object]
     ) -> tuple[list[OwnedText], list[OwnedText]]:
         """Remove duplicates and short texts, and split into training and held-out texts.
 
@@ -144,7 +144,7 @@ class WindowedTask(TaskSection):
         return train, heldout
 
     def _long_enough(
-        self, tokenizer: PreTrainedTokenizerBase, texts: list[tuple[str, str]], notes: dict[str, Any], note: str
+        self, tokenizer: PreTrainedTokenizerBase, texts: list[tuple[str, str]], notes: dict[str, object], note: str
     ) -> list[OwnedText]:
         """Tokenise texts with their users, and drop the short texts."""
         tokenized = tokenize(tokenizer, [text for text, _ in texts])

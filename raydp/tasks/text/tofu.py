@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, field_validator, model_validator
 
@@ -202,9 +202,9 @@ class TofuTask(TaskSection):
     def _more_authors(self) -> list[list[Row]]:
         return self._read(self.more_authors, "task.more_authors", at_least=1) if self.more_authors else []
 
-    def _variant_notes(self, num_train: int, training: Sequence[Sequence[Row]]) -> dict[str, Any]:
+    def _variant_notes(self, num_train: int, training: Sequence[Sequence[Row]]) -> dict[str, object]:
         """Return notes on paraphrases and further authors; empty if there are none."""
-        notes: dict[str, Any] = {}
+        notes: dict[str, object] = {}
         if self.paraphrases is not None:
             sizes = [len(rows) for rows in training[:num_train]]
             notes["paraphrases"] = sum(sizes) - num_train * self.rows_per_author
@@ -250,7 +250,7 @@ class TofuTask(TaskSection):
 
     def _notes(
         self, attributes: Sequence[AuthorAttribute], num_train: int, train: EncodedAnswers, heldout: EncodedAnswers
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Return notes that a reader of the guarantee needs. Authors are identified by position, never by name."""
         shown = [text for text in train.texts if text is not None]
         return {

@@ -15,7 +15,7 @@ from raydp.models.base_models import first_new_token
 from raydp.tasks.classification.labelled import ClassificationTask, LabelledExamples
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
-from raydp.tasks.wrappers.canaries import CanaryClassificationTask, CanaryTask, with_canaries
+from raydp.tasks.wrappers.canaries import CanaryClassificationTask, CanaryTask
 from raydp.tasks.wrappers.derived import DerivedTask
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class AuditedTask(DerivedTask):
         inputs = np.random.default_rng([self.seed, 0]).integers(0, 2, (self.num_canaries, *inner.input_shape))
         labels = inner.num_classes + np.arange(self.num_canaries)
         canaries = LabelledExamples(inputs=inputs.astype(np.float32), labels=labels)
-        return with_canaries(CanaryClassificationTask, inner, canaries, self._coins())
+        return CanaryClassificationTask.of(inner, canaries, self._coins())
 
     def _language(self, inner: LanguageModelingTask, tokenizer: PreTrainedTokenizerBase) -> CanaryTask:
         prefixes = self._prefixes(tokenizer)
@@ -68,7 +68,7 @@ class AuditedTask(DerivedTask):
         canaries = TokenizedExamples.from_lists(
             [[*prefix, first + i] for i, prefix in enumerate(prefixes)], [self.prefix_tokens] * len(prefixes)
         )
-        return with_canaries(CanaryTask, inner, canaries, self._coins(), first_new_token=first)
+        return CanaryTask.of(inner, canaries, self._coins(), first_new_token=first)
 
     def _coins(self) -> NDArray[np.bool_]:
         """Return [M] whether each canary is in the training data."""

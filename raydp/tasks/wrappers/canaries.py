@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from raydp.tasks.base import TaskFacts
 from raydp.tasks.classification.labelled import ClassificationTask, LabelledExamples
 from raydp.tasks.text.examples import TokenizedExamples, batches_by_length
 from raydp.tasks.text.language import LanguageModelingTask
@@ -33,6 +33,21 @@ class CanaryTask(LanguageModelingTask):
     canaries: TokenizedExamples
     first_new_token: int
     included: NDArray[np.bool_]
+
+    @classmethod
+    def of(
+        cls,
+        task: LanguageModelingTask,
+        canaries: TokenizedExamples,
+        included: NDArray[np.bool_],
+        *,
+        first_new_token: int,
+    ) -> CanaryTask:
+        """Return a task with the included canaries after its own training examples."""
+        extended = task.extended(canaries.select(np.flatnonzero(included)), unit="canary")
+        known = {f.name: getattr(extended, f.name) for f in fields(extended)}
+        known["task_facts"] = _with_canaries(extended.task_facts, canaries, included)
+        return cls(**known, canaries=canaries, included=included, first_new_token=first_new_token)
 
     def canary_losses(self, model: torch.nn.Module) -> NDArray[np.float64]:
         """Return [M] the loss of each canary's new token (nats), under the softmax over the M new tokens."""
@@ -59,6 +74,16 @@ class CanaryClassificationTask(ClassificationTask):
     canaries: LabelledExamples
     included: NDArray[np.bool_]
 
+    @classmethod
+    def of(
+        cls, task: ClassificationTask, canaries: LabelledExamples, included: NDArray[np.bool_]
+    ) -> CanaryClassificationTask:
+        """Return a task with the included canaries after its own training examples."""
+        extended = task.extended(canaries.select(np.flatnonzero(included)), unit="canary")
+        known = {f.name: getattr(extended, f.name) for f in fields(extended)}
+        known["task_facts"] = _with_canaries(extended.task_facts, canaries, included)
+        return cls(**known, canaries=canaries, included=included)
+
     def canary_losses(self, model: torch.nn.Module) -> NDArray[np.float64]:
         """Return [M] the loss of each canary's class (nats), under the softmax over the M new classes."""
         logits, labels = self.outputs(model, self.canaries)
@@ -66,23 +91,15 @@ class CanaryClassificationTask(ClassificationTask):
         return F.cross_entropy(among_new, labels - self.num_classes, reduction="none").numpy()
 
 
-Audited = TypeVar("Audited", CanaryTask, CanaryClassificationTask)
-
-
-def with_canaries(kind: type[Audited], task: Any, canaries: Any, included: NDArray[np.bool_], **more: Any) -> Audited:
-    """Return a task with the included canaries after its own training examples.
-
-    Args:
-        more: further fields of the kind of task.
-    """
-    extended = task.extended(canaries.select(np.flatnonzero(included)), unit="canary")
-    digest = hashlib.sha256(extended.task_facts.content_hash.encode())
+def _with_canaries(
+    facts: TaskFacts, canaries: TokenizedExamples | LabelledExamples, included: NDArray[np.bool_]
+) -> TaskFacts:
+    """Return the facts of an extended task with the identity and the number of its canaries."""
+    digest = hashlib.sha256(facts.content_hash.encode())
     canaries.update_hash(digest)
-    facts = replace(
-        extended.task_facts,
+    return replace(
+        facts,
         content_hash=digest.hexdigest(),
         num_new_tokens=len(canaries),
-        notes={**extended.task_facts.notes, "canaries": len(canaries), "canaries_in": int(included.sum())},
+        notes={**facts.notes, "canaries": len(canaries), "canaries_in": int(included.sum())},
     )
-    known = {f.name: getattr(extended, f.name) for f in fields(extended)}
-    return kind(**{**known, "task_facts": facts}, canaries=canaries, included=included, **more)

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from raydp.tasks.base import Secret
-from raydp.tasks.spaces import Digits
+from raydp.tasks.secret import Digits
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.text.wordlists import CONTROL_NAMES

@@ -6,9 +6,9 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -18,6 +18,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from raydp.io.files import write_atomically
 from raydp.models.virtual_tokens import FixedCache
+
+T = TypeVar("T")
 
 START_TOKENS = {"cpu": 1024, "cuda": 16_384}
 """First number of padded tokens of a micro-batch: on a CPU what fits the caches, on a GPU what keeps it busy."""
@@ -130,12 +132,13 @@ def recompute_layers(model: nn.Module) -> None:
         layer.forward = _recomputed(layer.forward)  # transformers' own switch does nothing in eval mode
 
 
-def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _recomputed(forward: Callable[..., T]) -> Callable[..., T]:
     @wraps(forward)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> T:
         caches = [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]
         if not torch.is_grad_enabled() or any(not isinstance(cache, FixedCache) for cache in caches):
             return forward(*args, **kwargs)  # recomputing would append to the cache a second time
-        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+        result: T = checkpoint(partial(forward, **kwargs), *args, use_reentrant=False, preserve_rng_state=False)
+        return result
 
     return call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.statistics.multiple import holm
+from analysis.statistics.results import holm
 
 
 def test_holm_rejects_step_by_step() -> None:
