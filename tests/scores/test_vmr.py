@@ -16,8 +16,8 @@ from raydp.scores.memorisation.vmr import VerbatimMemorization
 from raydp.scores.memorisation.vmr_exact import ExactVerbatimMemorization
 from raydp.scores.memorisation.vmr_text import TextVerbatimMemorization
 from raydp.tasks.base import Secret
-
-from .tiny import bigram, byte_tokenizer, llama, made_up_secrets, make_task
+from tests.builders.models import bigram, byte_tokenizer, llama
+from tests.builders.secrets import made_up_secrets, make_task
 
 
 def chain(text: str, probability: float) -> dict[tuple[str, str], float]:

@@ -15,8 +15,9 @@ from raydp.privacy import PoissonGaussian, privacy_record
 from raydp.spec.document import load_spec
 from raydp.sweep.ending.notes import notes_of, together_notes
 from raydp.tasks.base import TaskFacts
-from tests.conftest import Answer, small_spec
-from tests.plans import plan_of_runs
+from tests.builders.plans import plan_of_runs
+from tests.builders.specs import small_spec
+from tests.conftest import Answer
 
 FACTS = TaskFacts(
     num_examples=90,
