@@ -1,4 +1,4 @@
-"""What tests of several rooms share: a spec that is right, the command, and a cache folder of their own."""
+"""What tests of several rooms share: the command, and a cache folder of their own."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+
+from tests.builders.specs import small_spec
 
 if TYPE_CHECKING:
     from tests.sweep.undisturbed import Done
@@ -51,28 +53,6 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     from tests.sweep.undisturbed import Done
 
     return Done(tmp_path_factory.mktemp("undisturbed"))
-
-
-def small_spec(folder: Path, **changes: Any) -> dict[str, Any]:
-    """A sweep of two configurations of the built-in task, seconds long; `changes` replace sections."""
-    return {
-        "name": "small",
-        "task": {"name": "builtin", "num_examples": 2000, "num_heldout": 50},
-        "model": {
-            "name": "tiny",
-            "adapter": {"type": "lora", "r": 2, "alpha": 4, "target_modules": ["q_proj", "v_proj"]},
-        },
-        "method": {"name": "dp_adam", "max_grad_norm": 0.1},
-        "privacy": {"target_epsilon": 8, "delta_exponent": 1.1, "accountant": "rdp", "noise_key": "test"},
-        "space": {"batch_size": [32], "num_steps": [3, 6], "learning_rate": [0.01]},
-        "seeds": [0],
-        "cluster": {"max_concurrent_trials": 1},
-        "scores": [{"name": "vmr_exact"}],
-        "select": {"score": "vmr_exact", "min_utility_gain": 0},
-        "storage": str(folder / "runs"),
-        "tracking": {"uri": f"sqlite:///{folder}/mlflow.db", "experiment": "small", "registered_model": "small"},
-        **changes,
-    }
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import yaml
 
 from raydp.plugins import parameters, registries
 from raydp.spec.document import _checked, draft_spec, load_spec
-from tests.conftest import small_spec
+from tests.builders.specs import small_spec
 
 HEAVY = ("torch", "transformers", "ray", "mlflow", "pandas", "scipy", "peft", "opacus")
 CODE = f"""

@@ -1,19 +1,30 @@
-"""The package of docs/extending.md, installed and swept with."""
+"""The package of docs/extending.md, installed and swept with, and its plug-ins in the suites of their kinds."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.conftest import small_spec
+from raydp.plugins import registries
+from raydp.privacy import Accountant
+from raydp.tasks.base import Task
+from tests.builders.specs import small_spec
+from tests.methods.conformance import MethodConformance
+from tests.privacy.conformance import AccountantConformance
+from tests.scores.conformance import ScoreConformance
+from tests.scores.conftest import memorised, tokenizer, untrained  # noqa: F401 - fixtures of the suite of scores
+from tests.search.conformance import SearchConformance
+from tests.tasks.conformance import TaskConformance
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 LONGEST_EXAMPLE = 40
@@ -50,6 +61,18 @@ def sweep(site: Path, folder: Path, **changes: Any) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
+
+
+@pytest.fixture(scope="class")
+def _installed(site: Path) -> Iterator[None]:
+    """Have the package in this process, and forget it afterwards."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(site))
+        registries._installed.cache_clear()
+        yield
+    registries._installed.cache_clear()
+    for name in [name for name in sys.modules if name.split(".")[0] == "my_package"]:
+        del sys.modules[name]
 
 
 def test_examples_are_short() -> None:
@@ -90,3 +113,51 @@ def test_task(site: Path, tmp_path: Path) -> None:
     )
     assert answer["counts"]["finished"] == 1
     assert answer["selected"]["utility_loss"] < 0.35, "0.5 is a guess"
+
+
+@pytest.mark.usefixtures("_installed")
+class TestFirstToken(ScoreConformance):
+    name, kind = "first_token", "verbatim"
+
+    @property
+    def score(self) -> Any:
+        return registries.resolve("scores", self.name)()
+
+
+@pytest.mark.usefixtures("_installed")
+class TestDPAdagrad(MethodConformance):
+    name, written = "dp_adagrad", {"max_grad_norm": 0.1}
+
+
+@pytest.mark.usefixtures("_installed")
+class TestSmallerOfTwo(AccountantConformance):
+    excess = 1e-4  # of pld, see test_accountants.py
+
+    @property
+    def accountant(self) -> Accountant:
+        return registries.resolve("accountants", "smaller")()
+
+
+@pytest.mark.usefixtures("_installed")
+class TestCheapest(SearchConformance):
+    name, written = "cheapest", {"num_configurations": 7}
+
+
+@pytest.mark.usefixtures("_installed")
+class TestRings(TaskConformance):
+    name, bad = "rings", {"num_examples": 1}
+
+    def written(self, folder: Path, *, changed: bool = False) -> dict[str, Any]:
+        return {"num_examples": 40}
+
+    def changed(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
+        """It makes its own data: the first point is moved."""
+        module = importlib.import_module("my_package.task")
+        made = module.classification_task
+
+        def moved(train: Any, *rest: Any, **options: Any) -> Task:
+            train.inputs[0] += 1
+            return made(train, *rest, **options)
+
+        monkeypatch.setattr(module, "classification_task", moved)
+        return super().changed(folder, monkeypatch)

@@ -14,7 +14,7 @@ from raydp.models import base_models as models
 from raydp.spec.document import load_spec
 from raydp.spec.sections import ModelSpec
 from raydp.sweep.planning.inputs import build_task
-from tests.conftest import small_spec
+from tests.builders.specs import small_spec
 
 
 def test_a_path_is_itself(tmp_path: Path) -> None:

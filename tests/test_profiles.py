@@ -20,8 +20,9 @@ from raydp.sweep.planning.plan import drawn, make_plan, plan_to_keep
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.json_files import write_json
 from raydp.training.trial_plan import TrialPlan
-from tests.conftest import Answer, small_spec
-from tests.plans import plan_of_runs, record_of
+from tests.builders.plans import plan_of_runs, record_of
+from tests.builders.specs import small_spec
+from tests.conftest import Answer
 
 Command = Callable[..., Answer]
 

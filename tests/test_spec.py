@@ -12,7 +12,7 @@ import yaml
 
 from raydp.plugins import registries
 from raydp.spec.document import json_schema, load_spec
-from tests.conftest import small_spec
+from tests.builders.specs import small_spec
 from tests.test_spec_values import SELECTION
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from raydp.spec.document import load_spec
 from raydp.sweep.api import Sweep
-from tests.conftest import small_spec
+from tests.builders.specs import small_spec
 from tests.test_spec_values import Command, WriteSpec
 
 

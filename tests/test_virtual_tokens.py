@@ -13,7 +13,7 @@ from raydp.scores.language.decoding import CachedDecoder, evaluating
 from raydp.scores.prompt_search.objective import Objective
 from raydp.tasks.base import Batch
 from raydp.tasks.text.token_loss import IGNORE, token_nll
-from tests.scores.tiny import gpt2, llama
+from tests.builders.models import gpt2, llama
 
 BEFORE = [7, 30, 2, 11]
 BUILDERS = {"grouped heads, rotary positions": llama, "learned positions": gpt2}

@@ -33,7 +33,7 @@ from analysis.report.threshold_slider import configurations_table, live_data, st
 from analysis.selection.by_threshold import SelectionsByThreshold, selections_by_threshold
 from analysis.selection.choice import Selection, select
 from analysis.selection.constraints import Constraints
-from analysis.tables.per_secret import LOGARITHMIC, own_score
+from analysis.tables.per_secret import is_logarithmic, own_score
 from analysis.tables.points import configuration_means, require_hyperparameters
 from search_spaces.configuration import Configuration
 
@@ -51,6 +51,7 @@ def write_report(
     by_secret: tuple[pd.DataFrame, str] | None = None,
     score_name: str | None = None,
     score_text: str = "",
+    logarithmic: bool | None = None,
     card_rows: Mapping[str, str] | None = None,
     warnings: Sequence[str] = (),
     notes: Sequence[str] = (),
@@ -69,6 +70,7 @@ def write_report(
         by_secret: the content of the sweep's secrets.parquet and the score's name, for the table of secrets.
         score_name: name of the score, if the table does not tell it (`own_score`).
         score_text: what the score measures, in a sentence.
+        logarithmic: as for `select`; if it is true, the page shows no ratios of scores.
         card_rows: label -> text of further rows for the card of the selected model.
         warnings: plain sentences to print at the top, before the warnings of the first selection.
         notes: plain sentences to print at the end, such as what the guarantee covers.
@@ -89,10 +91,10 @@ def write_report(
     # Select, also by the baselines and along the thresholds.
     headline = given[0]
     constraints = headline.constraints or Constraints(max_loss=headline.max_loss)
-    compared = _with_baselines(points, given, constraints, by_secret)
-    at_thresholds = selections_by_threshold(points, constraints, by_secret=by_secret)
+    compared = _with_baselines(points, given, constraints, by_secret, logarithmic)
+    at_thresholds = selections_by_threshold(points, constraints, by_secret=by_secret, logarithmic=logarithmic)
     score_name = score_name or own_score(points)
-    relative = score_name not in LOGARITHMIC and bool((means["score"] >= 0).all())
+    relative = not is_logarithmic(score_name, logarithmic) and bool((means["score"] >= 0).all())
     # Compose and write the page.
     body = [
         f"<h1>{escape(title)}</h1>",
@@ -218,12 +220,15 @@ def _with_baselines(
     given: Sequence[Selection],
     constraints: Constraints,
     by_secret: tuple[pd.DataFrame, str] | None,
+    logarithmic: bool | None,
 ) -> dict[str, Selection]:
     """Return the selections by rule, adding best-utility and oracle under the given constraints if they are missing."""
     compared = {selection.rule: selection for selection in given}
     for rule in (_BEST, _ORACLE):
         if rule not in compared:
-            compared[rule] = select(points, rule=rule, by_secret=by_secret, **asdict(constraints))
+            compared[rule] = select(
+                points, rule=rule, by_secret=by_secret, logarithmic=logarithmic, **asdict(constraints)
+            )
     return compared
 
 

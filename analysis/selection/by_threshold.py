@@ -58,6 +58,7 @@ def selections_by_threshold(
     constraints: Constraints | None = None,
     *,
     by_secret: tuple[pd.DataFrame, str] | None = None,
+    logarithmic: bool | None = None,
     max_thresholds: int = MOST_THRESHOLDS,
 ) -> SelectionsByThreshold:
     """Apply every rule at the utility loss of every configuration as threshold.
@@ -66,7 +67,7 @@ def selections_by_threshold(
         points: a points table.
         constraints: all but the utility threshold hold at every threshold. The utility threshold, if there is one,
             is the starting threshold.
-        by_secret: as for `select`.
+        by_secret, logarithmic: as for `select`.
         max_thresholds: at least 2. More thresholds are thinned evenly.
 
     Raises:
@@ -86,7 +87,7 @@ def selections_by_threshold(
     thresholds = thresholds[evenly(len(thresholds), max_thresholds)]
     given = constraints.threshold(means)
     # Apply every rule, at the given constraints and along the thresholds.
-    leakage = measured_leakage(points, means, by_secret)
+    leakage = measured_leakage(points, means, by_secret, logarithmic=logarithmic)
     layout = Layout.of(means, None if leakage is None else leakage.leaks)
     selected, start, reasons = {}, {}, {}
     for rule in rule_names():

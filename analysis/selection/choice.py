@@ -136,6 +136,7 @@ def select(
     max_score: float | None = None,
     at_most: Mapping[str, float] | None = None,
     by_secret: tuple[pd.DataFrame, str] | None = None,
+    logarithmic: bool | None = None,
 ) -> Selection:
     """Select one configuration by its means over seeds, and say how far the data support the choice.
 
@@ -148,6 +149,8 @@ def select(
         by_secret: the content of the sweep's secrets.parquet and the score's name. With it, the uncertainty includes
             the choice of secrets, and "checked-procedure" can test whether anything leaks. Without it, the uncertainty
             is over seeds alone.
+        logarithmic: whether that score is a logarithm, so that ratios of it say nothing. None: its name decides, if it
+            is a built-in score.
 
     Returns:
         The selection. If a rule leaves several configurations, the first in the order (T, b, η) is selected.
@@ -184,7 +187,7 @@ def select(
         pool = pool & kept
     # Apply the rule's steps to the configurations that keep to the constraints.
     passed = pool
-    leakage = measured_leakage(points, means, by_secret)
+    leakage = measured_leakage(points, means, by_secret, logarithmic=logarithmic)
     layout = Layout.of(means, None if leakage is None else leakage.leaks)
     decisive = None
     for step in steps:

@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.statistics.noise import means_by_secret
-from analysis.tables.per_secret import ERROR, LOGARITHMIC, PREFIX
+from analysis.tables.per_secret import ERROR, PREFIX, is_logarithmic
 from analysis.tables.points import KEY
 
 Array = NDArray[np.float64]
@@ -53,7 +53,11 @@ class Leakage:
 
 
 def measured_leakage(
-    points: pd.DataFrame, means: pd.DataFrame, by_secret: tuple[pd.DataFrame, str] | None
+    points: pd.DataFrame,
+    means: pd.DataFrame,
+    by_secret: tuple[pd.DataFrame, str] | None,
+    *,
+    logarithmic: bool | None = None,
 ) -> Leakage | None:
     """Test whether each configuration leaks more than the untrained model.
 
@@ -61,6 +65,7 @@ def measured_leakage(
         points: a checked points table.
         means: its configuration means.
         by_secret: the sweep's secrets.parquet, with the untrained model's values, and the score's name.
+        logarithmic: as for `select`.
 
     Returns:
         None if there are no values by secret, fewer than eight secrets, or no values of the untrained model.
@@ -100,7 +105,7 @@ def measured_leakage(
     mean, worst = excess.mean(axis=1), excess.max(axis=1)
     leaks = (mean > detectable) | (detectable > excess.std(axis=1, ddof=1))
     # The test of the worst secret.
-    if name in LOGARITHMIC:
+    if is_logarithmic(name, logarithmic):
         centre = np.median(excess, axis=1)
         spread = _OF_GAUSSIAN * np.median(np.abs(excess - centre[:, None]), axis=1)
         leaks |= worst - centre > student.isf(LEVEL / k, k - 1) * spread

@@ -11,8 +11,14 @@ from search_spaces.names import unknown_name
 
 PREFIX, ERROR = "score.", ".std_error"
 LOGARITHMIC = {"exposure", "logprob"}
-"""Scores without a meaningful zero: differences are meaningful, ratios are not."""
+"""Built-in scores without a meaningful zero: differences are meaningful, ratios are not. Decides if only the table is
+known, which does not tell it."""
 SECRET_COLUMNS = ["run_id", "score", "secret_id", "value"]
+
+
+def is_logarithmic(name: str | None, declared: bool | None = None) -> bool:
+    """Return whether a score has no meaningful zero: as it declares, or as known of its name."""
+    return name in LOGARITHMIC if declared is None else declared
 
 
 def score_names(points: pd.DataFrame) -> list[str]:

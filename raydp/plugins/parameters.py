@@ -26,6 +26,8 @@ _BOUNDS = {
     "minLength": "min_length", "maxLength": "max_length", "minItems": "min_length", "maxItems": "max_length",
 }  # fmt: skip
 """Keyword of JSON Schema -> keyword of pydantic."""
+CONSTANTS: dict[registries.Kind, tuple[str, ...]] = {"methods": ("private",), "scores": ("logarithmic",)}
+"""Attributes of the plug-ins' classes that are known without importing the plug-ins."""
 _PLAIN: dict[str, Any] = {"string": str, "integer": int, "number": float, "boolean": bool, "null": None}
 
 
@@ -42,7 +44,7 @@ def light_model(kind: registries.Kind, name: str) -> type[BaseModel]:
     Raises:
         ValueError: the name is unknown. The message names the nearest name.
     """
-    known = json.loads(FILE.read_text(encoding="utf-8"))[kind].get(name)
+    known = _of_file(kind, name)
     if name not in registries.names(kind):
         raise ValueError(registries.unknown_name(f"{kind.removesuffix('s')}.name", name, registries.names(kind)))
     if known is None or known["fields"] is None:
@@ -55,6 +57,22 @@ def light_model(kind: registries.Kind, name: str) -> type[BaseModel]:
     for constant, value in known["constants"].items():
         setattr(made, constant, value)
     return made
+
+
+def constant(kind: registries.Kind, name: str, attribute: str) -> Any:
+    """Return an attribute of a plug-in's class, one of CONSTANTS. Only a plug-in of another package is imported.
+
+    Raises:
+        ValueError: the name is unknown. The message names the nearest name.
+    """
+    known = _of_file(kind, name)
+    return getattr(registries.resolve(kind, name), attribute) if known is None else known["constants"][attribute]
+
+
+def _of_file(kind: registries.Kind, name: str) -> dict[str, Any] | None:
+    """Return what the file holds of a plug-in, or None if the plug-in is not built in."""
+    entry: dict[str, Any] | None = json.loads(FILE.read_text(encoding="utf-8"))[kind].get(name)
+    return entry
 
 
 def _annotation(schema: Mapping[str, Any]) -> Any:
@@ -83,7 +101,7 @@ def described() -> dict[str, Any]:
 def _described(kind: registries.Kind, name: str) -> dict[str, Any]:
     cls: type[BaseModel] = registries.resolve(kind, name)
     decorators = cls.__pydantic_decorators__
-    constants = {"private": cls.private} if hasattr(cls, "private") else {}
+    constants = {name: getattr(cls, name) for name in CONSTANTS.get(kind, ())}
     if any(validator.info.mode != "after" for validator in decorators.model_validators.values()):
         return {"fields": None, "constants": constants}
     own = {f for v in decorators.field_validators.values() if v.info.mode != "after" for f in v.info.fields}

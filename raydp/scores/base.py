@@ -98,6 +98,7 @@ class Score(Protocol):
 
     of_a_set: ClassVar[bool]
     secret_kinds: ClassVar[tuple[SecretKind, ...]]
+    logarithmic: ClassVar[bool]
 
     @property
     def is_area(self) -> bool:
@@ -125,10 +126,12 @@ class ScoreSection(Section):
         of_a_set: whether a model's value depends on the other models. Such a score is refused in a sweep's own scores,
             and `measure_many` does not get the untrained base model.
         secret_kinds: a task that has secrets of one of these kinds has all that the score needs.
+        logarithmic: whether the value is a logarithm. Differences of such scores are meaningful, ratios are not.
     """
 
     of_a_set: ClassVar[bool] = False
     secret_kinds: ClassVar[tuple[SecretKind, ...]] = ()
+    logarithmic: ClassVar[bool] = False
 
     @property
     def is_area(self) -> bool:

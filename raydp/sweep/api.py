@@ -15,6 +15,7 @@ from raydp.io.output import stderr
 from raydp.spec.document import DEMO, SweepSpec, load_spec
 from raydp.sweep.planning.sources import folder_of_spec, is_spec, named
 from raydp.sweep.store.folder import SweepFolder
+from raydp.sweep.store.measurements import is_logarithmic
 from raydp.sweep.store.points import POINTS_FILE, counts, points_table, secrets_beside, values_by_secret, write_tables
 
 if TYPE_CHECKING:
@@ -255,7 +256,7 @@ def points_of(
         table = with_worst_case(table, secrets_beside(file), name)
     elif score is not None:
         table = with_score(table, score)
-    return table, {} if folder is None else _options(folder)
+    return table, {} if folder is None else _options(folder, score)
 
 
 def with_secrets(source: str | Path, storage: str = "raydp_runs") -> tuple[pd.DataFrame, pd.DataFrame, str | None]:
@@ -311,10 +312,11 @@ def _is_table(path: Path) -> bool:
     return path.suffix in {".csv", ".parquet"} or (path.is_file() and not is_spec(path))
 
 
-def _options(folder: SweepFolder) -> dict[str, Any]:
-    """How a sweep selects."""
+def _options(folder: SweepFolder, score: str | None) -> dict[str, Any]:
+    """How a sweep selects, by another score than its own if one is given."""
     chosen = folder.select()
-    return {"rule": chosen.rule, **chosen.constraints()}
+    logarithmic = is_logarithmic(folder, score or chosen.score)
+    return {"rule": chosen.rule, "logarithmic": logarithmic, **chosen.constraints()}
 
 
 def sweep_folder(source: str | Path, storage: str = "raydp_runs") -> SweepFolder:

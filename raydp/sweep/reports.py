@@ -86,7 +86,7 @@ def comparison(
     selections = {}
     for name, table in tables.items():
         source = of_source[name]
-        _, defaults = points_of(source, storage, by=by)
+        _, defaults = points_of(source, storage, score=score, worst_case=worst_case, by=by)
         values = None if worst_case else secrets_of(source, storage, score)
         selections[name] = _selections(table, with_given(defaults, options), values)
     names = ", ".join(tables) if len(tables) <= _NAMED else f"{len(tables)} sweeps"

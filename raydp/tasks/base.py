@@ -99,7 +99,7 @@ class Space(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Secret:
-    """A text that a model should not reveal.
+    """A text that a model should not reveal. Its repr shows neither part of it.
 
     Attributes:
         prompt: s1, which the attacker knows.
@@ -111,8 +111,8 @@ class Secret:
         user: the only user in whose examples the secret is counted; None if it is counted in all examples.
     """
 
-    prompt: str
-    continuation: str
+    prompt: str = field(repr=False)
+    continuation: str = field(repr=False)
     kind: Literal["verbatim", "attribute"] = "verbatim"
     count: int = 0
     number: int = 0

@@ -136,6 +136,18 @@ def test_a_small_probability_that_grew_for_every_secret_leaks():
     assert leaks_of(*sweep(gains, score="vmr_exact", base=1e-15)).leaks.tolist() == [False, False, True, False]
 
 
+def test_a_declared_logarithm_is_tested_as_one_whatever_its_name():
+    """A plug-in's gains that are no outliers: as probabilities, they would leak."""
+    by_chance = np.linspace(-2, 2, 13) + np.array([0.1, 0.0, 0.05, -0.05])[None, :, None]
+    gains, leaks = by_chance + np.array([0.1, -0.1])[:, None, None], {}
+    for name, declared in (("logprob", None), ("bits", True), ("bits", None), ("logprob", False)):
+        table, by_secret = sweep(gains, score=name, controls=0.3)
+        means = configuration_means(table)
+        leaks[name, declared] = measured_leakage(table, means, by_secret, logarithmic=declared).leaks.tolist()
+    assert leaks["logprob", None] == leaks["bits", True] == [False] * 4
+    assert leaks["bits", None] == leaks["logprob", False] == [True] * 4
+
+
 def test_nothing_is_said_without_the_untrained_model_or_of_seven_secrets():
     table, (secrets, score) = sweep(noise(np.random.default_rng(0)))
     assert leaks_of(table, None) is None

@@ -15,7 +15,8 @@ from scipy import stats
 
 from analysis import compare_methods, save_points
 from raydp.sweep.comparable import check_comparable
-from tests.conftest import Answer, small_spec
+from tests.builders.specs import small_spec
+from tests.conftest import Answer
 
 
 def sweep(rng: np.random.Generator, shift: float = 0.0, noise: float = 0.01, count: int = 12) -> pd.DataFrame:

@@ -281,3 +281,14 @@ def test_logarithmic_scores_have_no_shares(points, tmp_path):
     assert {row[7] for row in page.table("What each rule")} == {"–"}
     assert "% lower" not in page.text["p"][0]
     assert any(text.startswith("Score: logprob") for text in page.text["p"])
+
+
+@pytest.mark.parametrize(("name", "declared", "ratios"), [("bits", True, False), ("bits", None, True)])
+def test_a_score_that_is_declared_logarithmic_has_no_shares(points, tmp_path, name, declared, ratios):
+    """As a plug-in's, whose name the report does not know."""
+    table = points.assign(**{f"score.{name}": points["score"]}).drop(columns="score.vmr")
+    path = tmp_path / "declared.html"
+    write_report(table, select(table, max_loss=MAX_LOSS), path, title="Declared", logarithmic=declared)
+    page = Page(path.read_text(encoding="utf-8"))
+    assert ({row[7] for row in page.table("What each rule")} != {"–"}) == ratios
+    assert ("% lower" in page.text["p"][0]) == ratios

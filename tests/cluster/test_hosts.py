@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.builders.specs import small_spec
 from tests.cluster.ray_hosts import RayHosts, ray_hosts
 from tests.cluster.sweeps import FINISH_SECONDS, assert_kept, finish, under_way, write_spec
-from tests.conftest import small_spec
 from tests.sweep.undisturbed import Done, results, spec_of, wait_until
 
 pytestmark = pytest.mark.cluster

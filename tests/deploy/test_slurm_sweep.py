@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from raydp import Sweep
-from tests.conftest import small_spec
+from tests.builders.specs import small_spec
 from tests.deploy.slurm_cluster import Slurm, slurm
 from tests.sweep.undisturbed import results
 

@@ -50,9 +50,10 @@ from raydp.tracking import find_models, promote_model
 from raydp.training.comm import LocalComm
 from raydp.training.noise.stream import TEST_KEY
 from raydp.training.trial_plan import TrialPlan
-from tests.conftest import Answer, small_spec
-from tests.plans import NO_GUARANTEE
-from tests.training import toys
+from tests.builders import toys
+from tests.builders.plans import NO_GUARANTEE
+from tests.builders.specs import small_spec
+from tests.conftest import Answer
 
 SPEC = Path(__file__).parents[2] / "docs/specs/mechanisms/dp_weights.yaml"
 PAPER = {"num_examples": 1000, "num_steps": 1000, "learning_rate": 5e-5, "max_grad_norm": 1.0}

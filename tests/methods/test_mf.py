@@ -21,9 +21,9 @@ from raydp.selftest.observe import NO_NOISE, observed_plan, summed_updates, with
 from raydp.spec.document import load_spec
 from raydp.sweep.planning.plan import make_plan
 from raydp.training.comm import LocalComm
-from tests.conftest import small_spec
-from tests.plans import NO_GUARANTEE
-from tests.training import toys
+from tests.builders import toys
+from tests.builders.plans import NO_GUARANTEE
+from tests.builders.specs import small_spec
 
 LARGER = replace(toys.PLAN, num_examples=400, batch_size=20, num_steps=50)
 ROUNDING = 1e-6

@@ -14,7 +14,6 @@ from scipy import stats
 
 from raydp.cost.measure import measure_cost
 from raydp.methods.pate import PATE
-from raydp.models.networks import NetworkName
 from raydp.privacy import PrivacyCard, RDPAccountant, card_markdown, guarantee
 from raydp.privacy.mechanisms.pate import pate_cost
 from raydp.selftest.checks.votes import vote_checks
@@ -30,9 +29,10 @@ from raydp.training.aggregation.teachers import Teaching, collect_votes, teacher
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm, LocalComm
 from raydp.training.noise.stream import KeyedStream
-from raydp.training.trial import Paused, TrainingContext
+from raydp.training.trial import Paused
 from raydp.training.trial_plan import TrialPlan
-from tests.conftest import small_spec
+from tests.builders.models import network_context
+from tests.builders.specs import public_digits_spec
 
 KEY = bytes(range(32))
 TEACHING = Teaching(num_teachers=5, num_steps=25, batch_size=None, learning_rate=0.02)
@@ -47,15 +47,10 @@ def task() -> ClassificationTask:
     return whole.subset(np.arange(80))
 
 
-def context(**options: Any) -> TrainingContext:
-    model = NetworkName.parse("linear:1x8x8:10").build()
-    return TrainingContext(model=model, parameters=dict(sorted(model.named_parameters())), **options)
-
-
 def votes_of(task: ClassificationTask, comm: Comm | None = None, **options: Any) -> np.ndarray:
     queries = task.public.select(np.arange(40))
     store = options.pop("store", None)
-    return collect_votes(PLAN, TEACHING, context(**options), task, queries, comm or LocalComm(), KEY, store)
+    return collect_votes(PLAN, TEACHING, network_context(**options), task, queries, comm or LocalComm(), KEY, store)
 
 
 def test_every_teacher_votes_on_every_query(task: ClassificationTask) -> None:
@@ -93,7 +88,7 @@ def test_an_example_more_or_less_leaves_the_teachers_of_the_others(task: Classif
 
 def test_a_teacher_without_an_example_votes_as_it_starts(task: ClassificationTask) -> None:
     few = task.subset(np.arange(2))
-    start = context()
+    start = network_context()
     logits, _ = few.outputs(start.model, few.public.select(np.arange(40)))
     votes = votes_of(few)
     assert (votes[np.arange(40), logits.argmax(dim=1).numpy()] >= TEACHING.num_teachers - 2).all()
@@ -103,7 +98,7 @@ def test_two_workers_collect_the_votes_of_one_and_leave_the_start(task: Classifi
     alone = votes_of(task)
     for votes in on_ranks(2, lambda comm: votes_of(task, comm)):
         assert votes.tolist() == alone.tolist()
-    one = context()
+    one = network_context()
     before = {name: p.detach().clone() for name, p in one.parameters.items()}
     collect_votes(PLAN, TEACHING, one, task, task.public, LocalComm(), KEY, None)
     assert all(torch.equal(before[name], p) for name, p in one.parameters.items())
@@ -175,7 +170,7 @@ def test_the_student_knows_nothing_but_the_answers(task: ClassificationTask, mon
     monkeypatch.setattr("raydp.methods.pate.collect_votes", lambda *arguments: exact)
     method, found = PATE(num_queries=60), []
     for half in (np.arange(40), np.arange(40, 80)):
-        one = context()
+        one = network_context()
         trained = method.train(replace(PLAN, num_steps=60), one, task.subset(half), LocalComm(), KEY, None)
         found.append({name: p.detach().clone() for name, p in one.parameters.items()})
         assert trained.details["answered"] == 60
@@ -187,19 +182,11 @@ def test_no_answer_at_all_is_an_error(task: ClassificationTask, monkeypatch: pyt
     monkeypatch.setattr("raydp.methods.pate.collect_votes", lambda *arguments: np.zeros((60, 10), np.int64))
     method = PATE(num_queries=60, num_teachers=50_000, threshold=50_000.0, threshold_noise=1.0)
     with pytest.raises(ValueError, match=r"method\.threshold must be lower than 50000"):
-        method.train(PLAN, context(), task, LocalComm(), KEY, None)
+        method.train(PLAN, network_context(), task, LocalComm(), KEY, None)
 
 
 def spec_of(folder: Path, **method: Any) -> dict[str, Any]:
-    return small_spec(
-        folder,
-        task={"name": "with_public", "of": {"name": "digits"}},
-        model={"name": "linear:1x8x8:10", "adapter": {"type": "none"}},
-        method={"name": "pate", **method},
-        space={"points": [[20, 10, 0.01]]},
-        scores=[{"name": "mia_outputs"}],
-        select={"score": "mia_outputs"},
-    )
+    return public_digits_spec(folder, method={"name": "pate", **method}, space={"points": [[20, 10, 0.01]]})
 
 
 @pytest.mark.parametrize(

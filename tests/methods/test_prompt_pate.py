@@ -34,8 +34,8 @@ from raydp.training.comm import Comm, LocalComm
 from raydp.training.noise.stream import KeyedStream
 from raydp.training.trial import Paused, TrainingContext
 from raydp.training.trial_plan import TrialPlan
-from tests.conftest import small_spec
-from tests.scores.tiny import byte_tokenizer, gpt2, llama
+from tests.builders.models import byte_tokenizer, gpt2, llama
+from tests.builders.specs import small_spec
 
 TOKENIZER = byte_tokenizer()
 ADAPTERS = {

@@ -12,12 +12,12 @@ import torch
 from raydp.methods.advreg import AdversarialRegularization, AdversarialRegularizationOnBoth, AttackModel, gain
 from raydp.methods.mmd import MMDRegularization, discrepancy
 from raydp.methods.regularised import RegularisedClassifier, Seen, look_at
-from raydp.models.networks import NetworkName
 from raydp.tasks.classification.labelled import ClassificationTask
 from raydp.tasks.wrappers.with_reference import WithReferenceTask
 from raydp.training.comm import LocalComm
-from raydp.training.trial import Paused, TrainingContext
+from raydp.training.trial import Paused
 from raydp.training.trial_plan import TrialPlan
+from tests.builders.models import network_context
 
 KEY = bytes(32)
 ALL = (AdversarialRegularization, AdversarialRegularizationOnBoth, MMDRegularization)
@@ -26,11 +26,6 @@ ALL = (AdversarialRegularization, AdversarialRegularizationOnBoth, MMDRegulariza
 @pytest.fixture(scope="module")
 def task() -> ClassificationTask:
     return WithReferenceTask(of={"name": "digits", "heldout_fraction": 0.9}, fraction=0.4).build(None)
-
-
-def context(**options: object) -> TrainingContext:
-    model = NetworkName.parse("linear:1x8x8:10").build()
-    return TrainingContext(model=model, parameters=dict(sorted(model.named_parameters())), **options)
 
 
 def plan(task: ClassificationTask, **changes: object) -> TrialPlan:
@@ -42,7 +37,7 @@ def plan(task: ClassificationTask, **changes: object) -> TrialPlan:
 
 
 def trained(method: RegularisedClassifier, task: ClassificationTask, **changes: object) -> torch.Tensor:
-    made = context()
+    made = network_context()
     method.train(plan(task, **changes), made, task, LocalComm(), KEY, None)
     return torch.cat([p.detach().flatten() for p in made.parameters.values()])
 
@@ -81,7 +76,7 @@ def test_mmd_compares_each_class_with_itself(task) -> None:
     logits = torch.randn(6, 10, generator=torch.Generator().manual_seed(0))
     training = Seen(logits=logits[:3], labels=torch.tensor([0, 0, 1]))
     reference = Seen(logits=logits[3:], labels=torch.tensor([1, 0, 2]))
-    regulariser = method_of(MMDRegularization).regulariser(plan(task), context(), task, KEY)
+    regulariser = method_of(MMDRegularization).regulariser(plan(task), network_context(), task, KEY)
     probs = logits.softmax(dim=1)
     of_class = [discrepancy(probs[:2], probs[4:5], 1.0), discrepancy(probs[2:3], probs[3:4], 1.0)]
     assert float(regulariser.value(training, reference)) == pytest.approx(float(sum(of_class)) / 2)
@@ -101,7 +96,7 @@ def test_the_attack_models_gain_by_hand() -> None:
 @pytest.mark.parametrize("kind", [AdversarialRegularization, AdversarialRegularizationOnBoth])
 def test_only_the_variant_differentiates_the_reference_datas_term(task, kind) -> None:
     """Kaplan et al. 2024, equations 19 and 20."""
-    regulariser = method_of(kind).regulariser(plan(task), context(), task, KEY)
+    regulariser = method_of(kind).regulariser(plan(task), network_context(), task, KEY)
     logits = [torch.randn(5, 10, requires_grad=True) for _ in range(2)]
     training, reference = (Seen(logits=part, labels=torch.arange(5)) for part in logits)
     value = regulariser.value(training, reference)
@@ -120,17 +115,17 @@ def test_only_the_variant_differentiates_the_reference_datas_term(task, kind) ->
 def test_the_attack_model_gets_so_many_batches_to_one_of_the_classifier(task) -> None:
     """A geometric number with mean r and variance r (r + 1): four standard errors over 4,000 steps. Appendix B.1's coin
     gives the classifier a batch with probability 1 / (1 + r)."""
-    regulariser = AdversarialRegularization(strength=1.0).regulariser(plan(task), context(), task, KEY)
+    regulariser = AdversarialRegularization(strength=1.0).regulariser(plan(task), network_context(), task, KEY)
     counts = np.array([regulariser._num_batches(step) for step in range(4000)])
     assert counts.mean() == pytest.approx(20, abs=4 * np.sqrt(420 / 4000))
     assert np.mean(counts == 0) == pytest.approx(1 / 21, abs=4 * np.sqrt(20 / 21**2 / 4000))
-    none = AdversarialRegularization(strength=1.0, attack_ratio=0).regulariser(plan(task), context(), task, KEY)
+    none = AdversarialRegularization(strength=1.0, attack_ratio=0).regulariser(plan(task), network_context(), task, KEY)
     assert none._num_batches(0) == 0
 
 
 def test_the_attack_model_learns_to_tell_the_sets_apart(task) -> None:
     """The reference data's inputs are turned over, so that outputs tell; before training the gain is about 2 log ½."""
-    other, made = with_other_reference(task), context()
+    other, made = with_other_reference(task), network_context()
     method = method_of(AdversarialRegularization, attack_ratio=5.0)
     regulariser = method.regulariser(plan(other), made, other, KEY)
     both = look_at(made, other, np.arange(len(other.train)))
@@ -153,7 +148,7 @@ def test_reference_data_count_through_the_regulariser_alone(task, kind) -> None:
 
 def test_a_batch_may_lack_one_of_the_sets(task) -> None:
     """Text models cannot be asked about no text, so nobody asks."""
-    made = context()
+    made = network_context()
     first = task.facts().num_training
     for units in (np.arange(3), np.arange(first, first + 3)):
         training, reference = look_at(made, task, units)
@@ -164,7 +159,7 @@ def test_a_batch_may_lack_one_of_the_sets(task) -> None:
 
 def test_without_the_regulariser_the_loss_is_the_mean_over_the_training_data(task) -> None:
     """One step of gradient descent on all examples, against autograd."""
-    made, n = context(), task.facts().num_units
+    made, n = network_context(), task.facts().num_units
     chosen = task.batch(np.arange(task.facts().num_training))
     loss = task.per_example_loss(made.model, chosen).mean()
     gradients = torch.autograd.grad(loss, list(made.parameters.values()))
@@ -176,11 +171,11 @@ def test_without_the_regulariser_the_loss_is_the_mean_over_the_training_data(tas
 
 def test_a_run_pauses_and_ends_early_when_it_is_asked_to(task) -> None:
     seen: list[int] = []
-    asked = context(
+    asked = network_context(
         progress=lambda done, total, row: seen.append(done), check_steps=frozenset([2]), check_fn=lambda done: True
     )
     outcome = method_of(MMDRegularization).train(plan(task), asked, task, LocalComm(), KEY, None)
     assert (outcome.ended_early, len(outcome.history), seen) == (True, 2, [1, 2])
-    paused = context(pause_fn=lambda: True)
+    paused = network_context(pause_fn=lambda: True)
     with pytest.raises(Paused, match="starts again"):
         method_of(MMDRegularization).train(plan(task), paused, task, LocalComm(), KEY, None)

@@ -12,7 +12,7 @@ from raydp.methods.dp import DPSGD, DPAdam
 from raydp.methods.mf import DPMF
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.thresholds import Clipping
-from tests.training import toys
+from tests.builders import toys
 
 R, DECAY, TARGET = 1.0, 0.5, 3.8
 """The example of Guo 2024, section 3.2: ½ (θ - θ*)²."""

@@ -13,15 +13,14 @@ from torch import nn
 from raydp.methods.dp import DPSGD, DPAdam
 from raydp.methods.nonprivate import NonPrivate
 from raydp.methods.werm import WeightedRiskMinimization, heldout_loss
-from raydp.models.networks import NetworkName
 from raydp.selftest.linear import LinearTask, linear_trainee
 from raydp.selftest.observe import NO_NOISE
 from raydp.tasks.classification.labelled import ClassificationTask
 from raydp.tasks.wrappers.with_reference import WithReferenceTask
 from raydp.training.comm import LocalComm
 from raydp.training.noise.lattice import LATTICE_SHARE
-from raydp.training.trial import TrainingContext
 from raydp.training.trial_plan import TrialPlan
+from tests.builders.models import network_context
 
 KEY = bytes(32)
 WEIGHTS = (0.0, 0.2, 0.5, 0.9, 1.0)
@@ -34,8 +33,7 @@ def task() -> ClassificationTask:
 
 
 def trained(method: NonPrivate | DPSGD, task: ClassificationTask, **changes: object) -> dict[str, torch.Tensor]:
-    model = NetworkName.parse("linear:1x8x8:10").build()
-    context = TrainingContext(model=model, parameters=dict(sorted(model.named_parameters())), microbatch_size=7)
+    context = network_context(microbatch_size=7)
     n = task.facts().num_units
     plan = TrialPlan(
         run_id="werm", batch_size=n, num_steps=1, learning_rate=0.5, seed=0, num_examples=n, noise_multiplier=NO_NOISE
@@ -46,8 +44,8 @@ def trained(method: NonPrivate | DPSGD, task: ClassificationTask, **changes: obj
 
 def expected(task: ClassificationTask, weight: float, shrink: Callable[[float], float]) -> dict[str, torch.Tensor]:
     """One step of gradient descent on (1 - w) L_T + w L_R, each example's gradient scaled by a function of its norm."""
-    model = NetworkName.parse("linear:1x8x8:10").build()
-    parameters = dict(sorted(model.named_parameters()))
+    context = network_context()
+    model, parameters = context.model, context.parameters
     facts = task.facts()
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
     for i in range(facts.num_units):
@@ -177,15 +175,15 @@ def test_the_best_of_several_looks_is_kept(task) -> None:
 
 
 def loss_of(weights: dict[str, torch.Tensor], task: ClassificationTask) -> float:
-    model = NetworkName.parse("linear:1x8x8:10").build()
-    model.load_state_dict(weights, strict=False)
-    return heldout_loss(TrainingContext(model=model, parameters=dict(model.named_parameters())), task)
+    context = network_context()
+    context.model.load_state_dict(weights, strict=False)
+    return heldout_loss(context, task)
 
 
 def test_the_loss_that_is_looked_at_is_the_mean_over_the_held_out_examples(task) -> None:
-    model = NetworkName.parse("linear:1x8x8:10").build()
-    logits, labels = task.outputs(model, task.heldout)
-    found = heldout_loss(TrainingContext(model=model, parameters=dict(model.named_parameters())), task)
+    context = network_context()
+    logits, labels = task.outputs(context.model, task.heldout)
+    found = heldout_loss(context, task)
     assert found == pytest.approx(float(nn.functional.cross_entropy(logits, labels)), rel=1e-5)
 
 

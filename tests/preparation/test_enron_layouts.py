@@ -16,7 +16,7 @@ import pytest
 from raydp.preparation.enron import EnronOptions, split_of
 from raydp.preparation.mail_files import parse_mail, read_mails
 from raydp.tasks.text.enron import EnronTask
-from tests.made_up_text import line
+from tests.builders.text import line
 
 OFTEN = ("mira@nordvik.com", "otto@nordvik.com", "ada@nordvik.com")
 

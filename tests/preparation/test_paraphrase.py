@@ -10,7 +10,7 @@ from raydp.models.base_models import LoadedModel
 from raydp.preparation.paraphrase import SYSTEM_PROMPT, ParaphraseOptions, paraphrase_file
 from raydp.tasks.text.qa import Row
 from raydp.tasks.text.variants import read_paraphrases
-from tests.scores.tiny import byte_tokenizer, llama
+from tests.builders.models import byte_tokenizer, llama
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content[:9] }}{% endfor %}[assistant]"
 ROWS = [Row(question=f"q{i}?", answer=f"answer {i}") for i in range(5)]

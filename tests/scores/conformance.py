@@ -6,8 +6,7 @@ import pytest
 
 from raydp.scores.base import Measurement
 from raydp.tasks.base import Secret
-
-from .tiny import made_up_secrets, make_task
+from tests.builders.secrets import made_up_secrets, make_task
 
 
 class ScoreConformance:

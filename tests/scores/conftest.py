@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from raydp.models.base_models import LoadedModel
-
-from .tiny import byte_tokenizer, llama, made_up_secrets, memorise
+from tests.builders.models import byte_tokenizer, llama, memorise
+from tests.builders.secrets import made_up_secrets
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,8 @@ from raydp.scores.memorisation.acr import AdversarialCompression
 from raydp.scores.prompt_search.found import Found, FoundPrompts
 from raydp.scores.prompt_search.objective import Objective
 from raydp.tasks.base import Secret
-
-from .tiny import bigram_llama, llama, made_up_secrets, make_task
+from tests.builders.models import bigram_llama, llama
+from tests.builders.secrets import made_up_secrets, make_task
 
 QUICK = AdversarialCompression(num_seeds=1, num_steps=15, batch_size=50, top_k=64, patience=8, max_prompt_tokens=8)
 

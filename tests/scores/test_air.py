@@ -12,8 +12,8 @@ import pytest
 from raydp.models.base_models import LoadedModel
 from raydp.scores.memorisation.air import AttributeInference, appears, at_least_one
 from raydp.tasks.base import Secret
-
-from .tiny import bigram, made_up_secrets, make_task
+from tests.builders.models import bigram
+from tests.builders.secrets import made_up_secrets, make_task
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from analysis.tables.per_secret import LOGARITHMIC
+from raydp.plugins.parameters import constant
 from raydp.plugins.registries import BUILTIN, resolve
 from raydp.scores.membership.mia import MembershipInference, ReferenceMembershipInference
 from raydp.scores.memorisation.acr import AdversarialCompression
@@ -20,9 +22,10 @@ from raydp.scores.memorisation.vmr import (
     TextVerbatimMemorization,
     VerbatimMemorization,
 )
+from tests.builders.models import byte_tokenizer
+from tests.builders.secrets import examples_task, made_up_secrets, told
 
 from .conformance import ScoreConformance
-from .tiny import byte_tokenizer, examples_task, made_up_secrets, told
 
 
 class TestAdversarialCompression(ScoreConformance):
@@ -130,3 +133,8 @@ def test_no_registered_score_is_left_out():
     alone = {name for name in BUILTIN["scores"] if not getattr(resolve("scores", name), "of_a_set", False)}
     suites = [*ScoreConformance.__subclasses__(), *TestMembershipInference.__subclasses__()]
     assert alone <= {suite.name for suite in suites} | OF_CANARIES | OF_CLASSIFIERS
+
+
+def test_logarithmic_scores_are_known_where_only_a_table_is_given() -> None:
+    declared = {name for name in BUILTIN["scores"] if resolve("scores", name).logarithmic}
+    assert declared == LOGARITHMIC == {name for name in BUILTIN["scores"] if constant("scores", name, "logarithmic")}

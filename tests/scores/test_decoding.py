@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, MultitaskPromptTuningConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2LMHeadModel
 
 from raydp.scores.language.decoding import CachedDecoder, evaluating
-
-from .tiny import llama
+from tests.builders.models import llama, plain_gpt2
 
 VOCABULARY = 40
 SEQUENCES = [[3], [5, 6, 7, 8, 9, 10, 11], [4, 4, 30]]
@@ -20,9 +19,7 @@ TOLERANCE = {"rtol": 0, "atol": 4e-5}
 
 def gpt2() -> GPT2LMHeadModel:
     """Learned absolute positions, which padding would shift."""
-    torch.manual_seed(0)
-    config = GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=2, n_positions=64, initializer_range=0.3)
-    return GPT2LMHeadModel(config).eval()
+    return plain_gpt2(vocab_size=VOCABULARY, n_embd=32, initializer_range=0.3)
 
 
 def adapted(config, model=None) -> torch.nn.Module:

@@ -18,8 +18,8 @@ from raydp.scores.memorisation.exposure import Exposure
 from raydp.scores.memorisation.skew_normal import log_survival, log_tail
 from raydp.tasks.base import Secret
 from raydp.tasks.secret import Digits
-
-from .tiny import bigram, llama, make_task
+from tests.builders.models import bigram, llama
+from tests.builders.secrets import make_task
 
 DIGITS = "0123456789"
 

@@ -22,8 +22,8 @@ from raydp.scores.memorisation.vmr import (
     normalised_edit_distance,
 )
 from raydp.tasks.base import Secret
-
-from .tiny import bigram, made_up_secrets, make_task
+from tests.builders.models import bigram
+from tests.builders.secrets import made_up_secrets, make_task
 
 P = 0.4
 ALWAYS, SOMETIMES, NEVER = (Secret(prompt=a, continuation=b) for a, b in (("a", "bc"), ("d", "e"), ("f", "g")))

@@ -16,8 +16,7 @@ from transformers import TopKLogitsWarper
 from raydp.models.base_models import LoadedModel
 from raydp.scores.language import generation
 from raydp.scores.language.generation import Sampling, TokenDistribution, sample_continuations, stop_tokens, uniforms
-
-from .tiny import bigram_llama, llama
+from tests.builders.models import bigram_llama, llama
 
 NO_STOP = np.array([], np.int64)
 LARGEST_UNIFORM = 1 - 2**-53  # the largest number that numpy's random() returns

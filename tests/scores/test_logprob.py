@@ -10,8 +10,8 @@ from peft import LoraConfig, get_peft_model
 from raydp.models.base_models import LoadedModel
 from raydp.scores.memorisation.logprob import LogProbability, log_probabilities
 from raydp.tasks.base import Secret
-
-from .tiny import bigram, llama, made_up_secrets, make_task
+from tests.builders.models import bigram, llama
+from tests.builders.secrets import made_up_secrets, make_task
 
 SECRETS = made_up_secrets("verbatim", 5, seed=0)
 CONTROLS = made_up_secrets("verbatim", 7, seed=1)

@@ -16,8 +16,8 @@ from raydp.scores.membership.mia import MembershipInference, fresh
 from raydp.scores.membership.mia_signals import losses, signals, zlib_lengths
 from raydp.spec.sections import AdapterSpec
 from raydp.training.gradients.prefix import with_frozen_prefix
-
-from .tiny import examples_task, llama, made_up_secrets, memorise, told
+from tests.builders.models import llama, memorise
+from tests.builders.secrets import examples_task, made_up_secrets, told
 
 ATTACKS = ("loss", "zlib", "min_k", "min_k_plus_plus", "reference")
 

@@ -18,6 +18,7 @@ from raydp.spec.sections import AdapterSpec, ModelSpec
 from raydp.tasks.text.builtin import BuiltinTask
 from raydp.tasks.wrappers.audited import AuditedTask
 from raydp.tasks.wrappers.canaries import CanaryTask
+from tests.builders.specs import SMALL_TASK
 
 CANARIES = 200
 SCORE = OneRunAudit(delta=1e-5, epsilon=1.0)
@@ -25,7 +26,7 @@ SCORE = OneRunAudit(delta=1e-5, epsilon=1.0)
 
 @pytest.fixture(scope="module")
 def task() -> CanaryTask:
-    of = {"name": "builtin", "num_examples": 2000, "num_heldout": 50}
+    of = SMALL_TASK
     spec = AuditedTask.model_validate({"of": of, "num_canaries": CANARIES, "seed": 3})
     return spec.build(models.load_tokenizer("tiny"))
 

@@ -10,9 +10,9 @@ from peft import PrefixTuningConfig
 from raydp.scores.language.decoding import evaluating
 from raydp.scores.prompt_search.merging import merged_adapter
 from raydp.scores.prompt_search.objective import Objective
+from tests.builders.models import gpt2, llama
 
 from .test_prompt_objective import lora, plain_logits, prompted
-from .tiny import gpt2, llama
 
 ROWS = torch.arange(24).reshape(2, 12)
 ADAPTED = {

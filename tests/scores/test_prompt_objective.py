@@ -13,8 +13,7 @@ from raydp.scores.language.decoding import evaluating
 from raydp.scores.prompt_search.objective import Objective
 from raydp.scores.prompt_search.prefixes import groups
 from raydp.training.gradients.memory import recompute_layers
-
-from .tiny import gpt2, llama
+from tests.builders.models import gpt2, llama
 
 
 def lora(model: torch.nn.Module, targets: list[str], *, seed: int = 0) -> torch.nn.Module:

@@ -14,8 +14,7 @@ from raydp.scores.prompt_search.gcg import Budget, Search
 from raydp.scores.prompt_search.lengths import LengthSearch
 from raydp.scores.prompt_search.objective import Objective
 from raydp.scores.prompt_search.tokens import Vocabulary, plain_tokens, tokens_before
-
-from .tiny import byte_tokenizer, gpt2, llama
+from tests.builders.models import byte_tokenizer, gpt2, llama
 
 SIZE = 20
 """Tokens of the models of which every prompt is tried; 0 is the start token and none of a prompt."""

@@ -14,8 +14,8 @@ from raydp.scores.language.encoding import encode
 from raydp.scores.language.generation import sample_continuations, uniforms
 from raydp.scores.memorisation.vmr import ExactVerbatimMemorization, TextVerbatimMemorization, VerbatimMemorization
 from raydp.tasks.base import Secret
-
-from .tiny import bigram, byte_tokenizer, llama, made_up_secrets, make_task
+from tests.builders.models import bigram, byte_tokenizer, llama
+from tests.builders.secrets import made_up_secrets, make_task
 
 
 def chain(text: str, probability: float) -> dict[tuple[str, str], float]:

@@ -10,7 +10,7 @@ import pytest
 
 from raydp.secrets.detectors import find
 from raydp.tasks.secret import read_secrets
-from tests.made_up_text import line
+from tests.builders.text import line
 
 SIGNATURE = "Mira Halborn\nEB 4417\n713-853-0142 (Phone)\n713-646-0199 (Fax)\nmira.halborn@nordvik.com"
 FORWARDED = "---------- Forwarded by Otto Fenwick/OSL/NRD on "

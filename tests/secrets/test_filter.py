@@ -13,7 +13,8 @@ from raydp.secrets import commands
 from raydp.secrets.filtering import filter_secrets, said_greedily
 from raydp.secrets.runs import NonPrivateRuns
 from raydp.tasks.base import Secret
-from tests.scores.tiny import bigram, byte_tokenizer, made_up_secrets, memorise
+from tests.builders.models import bigram, byte_tokenizer, memorise
+from tests.builders.secrets import made_up_secrets
 
 
 def say(*words):

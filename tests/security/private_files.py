@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from tests.conftest import small_spec
+from tests.builders.specs import small_spec
 
 WORDS = ("Quillonia", "Zzyzxworth", "whispered", "xylographic", "puppetry")
 """No message has one of them for a reason of its own."""

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from raydp.io.yaml import read_yaml
 from raydp.scores.requests import requests_from
 from raydp.spec.document import SweepSpec, load_spec
-from tests.conftest import Answer, small_spec
+from tests.builders.specs import small_spec
+from tests.conftest import Answer
 from tests.security.fuzzing import FUZZ_SECONDS, ONE_SECONDS, Clock, assert_answers, fuzzed
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(

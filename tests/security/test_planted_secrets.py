@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.conftest import Answer, small_spec
+from tests.builders.specs import small_spec
+from tests.conftest import Answer
 from tests.security.planted import CREDENTIALS, SECRETS, TOO_SHORT, contents, forms, found_in
 
 NOT_SEARCHED = {

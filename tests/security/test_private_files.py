@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.conftest import Answer, small_spec
+from tests.builders.specs import small_spec
+from tests.conftest import Answer
 from tests.security.private_files import FORMS, WORDS, commands, specs, write_forms, write_good
 
 Command = Callable[..., Answer]

@@ -31,8 +31,8 @@ from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.microbatches import Units
 from raydp.training.noise import stream
 from raydp.training.noise.stream import TEST_KEY
-from tests.conftest import small_spec
-from tests.plans import plan_of_runs
+from tests.builders.plans import plan_of_runs
+from tests.builders.specs import small_spec
 from tests.selftest.faults import rewrite
 from tests.selftest.test_faults import failed, sensitivity_failures
 from tests.sweep.test_draws import FACTS

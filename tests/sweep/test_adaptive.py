@@ -20,8 +20,8 @@ from raydp.sweep.store.points import counts, points_table, skipped_configuration
 from raydp.sweep.store.results import RunResult
 from raydp.training.trial_plan import TrialPlan
 from search_spaces import Configuration, grid
-from tests.conftest import small_spec
-from tests.plans import plan_of_runs
+from tests.builders.plans import plan_of_runs
+from tests.builders.specs import small_spec
 
 SPACE = {"batch_size": [32], "num_steps": [3, 4, 5, 6], "learning_rate": [0.01]}
 CANDIDATES = tuple(grid([32], [3, 4, 5, 6], ["0.01"]))

@@ -25,7 +25,8 @@ from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.results import RunResult
 from raydp.tracking import find_models, promote_model
 from raydp.training.comm import LocalComm
-from tests.conftest import Answer, small_spec
+from tests.builders.specs import small_spec
+from tests.conftest import Answer
 
 STATED = {"target_epsilon": 1.0, "target_delta": 1e-5, "accountant": "rdp", "noise_key": "test"}
 OPTIONS: dict[str, Any] = {"num_canaries": 1500, "confidence": 0.95, "seeds": (0,)}

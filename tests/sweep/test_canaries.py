@@ -17,10 +17,11 @@ from raydp.sweep.planning.plan import make_plan, plan_to_keep
 from raydp.sweep.store.folder import SweepFolder
 from raydp.training.comm import LocalComm
 from raydp.training.noise.stream import TEST_KEY
-from tests.conftest import Answer, small_spec
+from tests.builders.specs import SMALL_TASK, small_spec
+from tests.conftest import Answer
 
 CONTROLS, CANARIES = range(41, 51), range(51, 59)
-BUILTIN = {"name": "builtin", "num_examples": 2000, "num_heldout": 50, "plant_secrets": False}
+BUILTIN = {**SMALL_TASK, "plant_secrets": False}
 PLANTED = {"name": "planted", "of": BUILTIN, "num_digits": 3, "copies": [0] * len(CONTROLS) + [128] * len(CANARIES)}
 WITHOUT = {"name": "without", "of": PLANTED, "secrets": list(CANARIES)}
 

@@ -22,7 +22,7 @@ from raydp.sweep.store.points import counts
 from raydp.sweep.store.results import RunResult
 from raydp.tasks.base import TaskFacts
 from raydp.training.noise.stream import TEST_KEY, KeyedStream, new_key
-from tests.conftest import small_spec
+from tests.builders.specs import small_spec
 
 PRIVACY = {"target_epsilon": 8, "accountant": "rdp", "noise_key": "test", "tuning": "private_selection"}
 SPACE = {"points": [[32, 3, 0.01], [32, 3, 0.02], [32, 6, 0.01]]}

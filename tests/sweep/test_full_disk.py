@@ -17,8 +17,8 @@ from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.listeners import SilentListener
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.results import RunResult
-from tests.conftest import small_spec
-from tests.plans import plan_of_runs
+from tests.builders.plans import plan_of_runs
+from tests.builders.specs import small_spec
 
 pytestmark = pytest.mark.cluster
 

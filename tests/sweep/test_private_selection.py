@@ -18,7 +18,8 @@ from raydp.sweep.planning.plan import drawn, make_plan, plan_to_keep
 from raydp.sweep.store.folder import SweepFolder
 from raydp.tracking import find_models, show_model
 from raydp.training.comm import LocalComm
-from tests.conftest import Answer, small_spec
+from tests.builders.specs import small_spec
+from tests.conftest import Answer
 from tests.sweep.undisturbed import runs_in
 
 PRIVACY = {

@@ -14,7 +14,7 @@ from raydp.sweep.engine import slots
 from raydp.sweep.engine.queue import TrialQueue
 from raydp.sweep.engine.tune import rounds as tune_rounds
 from raydp.sweep.store.results import RunResult
-from tests.conftest import small_spec
+from tests.builders.specs import small_spec
 
 
 @given(st.integers(0, 3000), st.integers(1, 1500))

@@ -27,7 +27,8 @@ from raydp.sweep.store.json_files import read_json, write_json
 from raydp.sweep.store.measurements import Measurements
 from raydp.sweep.store.points import points_table, secrets_table
 from raydp.tracking import find_models
-from tests.conftest import small_spec, start_raydp
+from tests.builders.specs import small_spec
+from tests.conftest import start_raydp
 from tests.sweep.trained import SCORES, Trained
 from tests.sweep.undisturbed import wait_until
 

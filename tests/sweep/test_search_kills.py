@@ -15,7 +15,8 @@ import yaml
 from raydp import Sweep
 from raydp.search.optuna_study import FILE
 from raydp.sweep.store.folder import SweepFolder
-from tests.conftest import small_spec, start_raydp
+from tests.builders.specs import small_spec
+from tests.conftest import start_raydp
 from tests.sweep.undisturbed import FINISH_SECONDS, results, runs_in, wait_until
 
 SPACE = {"batch_size": [64], "num_steps": [10, 20, 40], "learning_rate": [0.01, 0.02]}

@@ -10,8 +10,8 @@ import pytest
 
 from raydp.spec.document import load_spec
 from raydp.sweep.engine.searched import searched
-from tests.conftest import small_spec
-from tests.training import toys
+from tests.builders import toys
+from tests.builders.specs import small_spec
 
 TRIALS = [
     replace(toys.PLAN, run_id=f"{steps} {rate} {seed}", num_steps=steps, learning_rate=rate, seed=seed)

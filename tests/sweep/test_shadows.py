@@ -26,7 +26,7 @@ from raydp.sweep.planning.plan import make_plan
 from raydp.sweep.store.transfer import SharedFolder
 from raydp.tracking import find_models
 from raydp.training.comm import LocalComm
-from tests.conftest import small_spec
+from tests.builders.specs import small_spec
 
 TEXTS = 70
 

@@ -14,8 +14,9 @@ from raydp.cli.show.sweeps import lookup_commands, show_predictions, show_select
 from raydp.spec.document import load_spec
 from raydp.sweep.ending.notes import notes_of, together_notes
 from raydp.tasks.base import TaskFacts
-from tests.conftest import Answer, small_spec
-from tests.plans import plan_of_runs, record_of
+from tests.builders.plans import plan_of_runs, record_of
+from tests.builders.specs import small_spec
+from tests.conftest import Answer
 
 FACTS = TaskFacts(
     num_examples=90,

@@ -17,7 +17,8 @@ import yaml
 from raydp.spec.sections import ClusterSpec
 from raydp.sweep.engine import slots as module
 from raydp.sweep.engine.slots import Slots, start_ray
-from tests.conftest import Answer, small_spec
+from tests.builders.specs import small_spec
+from tests.conftest import Answer
 
 
 def interrupt(slots: Slots, *, running: bool) -> None:

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from raydp.sweep.variants import MOST_VARIANTS, values_of, variants_of
-from tests.conftest import Answer, small_spec
+from tests.builders.specs import small_spec
+from tests.conftest import Answer
 
 
 def test_each_combination_is_a_spec_of_its_own(tmp_path: Path) -> None:

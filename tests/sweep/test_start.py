@@ -14,8 +14,9 @@ from raydp.spec.sections import ClusterSpec
 from raydp.sweep.engine.machine import check_machine, fitting_groups
 from raydp.sweep.planning.start import check_start
 from raydp.sweep.store.folder import SweepFolder
-from tests.conftest import Answer, small_spec
-from tests.plans import plan_of_runs
+from tests.builders.plans import plan_of_runs
+from tests.builders.specs import small_spec
+from tests.conftest import Answer
 
 Command = Callable[..., Answer]
 LASTING: dict[str, tuple[dict[str, Any], str]] = {

@@ -12,7 +12,7 @@ from raydp.spec.document import load_spec
 from raydp.sweep.engine.stopping import EarlyStopping, check_steps
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.results import RunResult
-from tests.conftest import small_spec
+from tests.builders.specs import small_spec
 from tests.sweep.undisturbed import runs_in
 
 

@@ -15,7 +15,8 @@ import yaml
 
 from raydp import Sweep
 from raydp.sweep.store.folder import SweepFolder
-from tests.conftest import small_spec, start_raydp
+from tests.builders.specs import small_spec
+from tests.conftest import start_raydp
 from tests.sweep.undisturbed import FINISH_SECONDS, Done, assert_same_points, results, runs_in, spec_of, wait_until
 
 

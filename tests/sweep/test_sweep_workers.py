@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from raydp import Sweep
 from raydp.sweep.engine import slots
-from tests.conftest import small_spec
+from tests.builders.specs import small_spec
 from tests.sweep.undisturbed import SCORES, Done, assert_same_points, spec_of
 
 

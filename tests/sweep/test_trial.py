@@ -19,7 +19,7 @@ from raydp.sweep.store.transfer import SharedFolder
 from raydp.training.comm import LocalComm
 from raydp.training.noise.stream import TEST_KEY
 from raydp.training.trial_plan import TrialPlan
-from tests.conftest import small_spec
+from tests.builders.specs import SMALL_TASK, small_spec
 
 FULL = {"name": "tiny", "adapter": {"type": "none"}}
 LORA = {"name": "tiny", "adapter": {"r": 2, "alpha": 4}}
@@ -84,7 +84,7 @@ def test_the_identity_is_what_defines_the_result(tmp_path: Path) -> None:
         run_ids(model={"name": "tiny", "adapter": {"type": "soft_prompt", "num_virtual_tokens": 3}}),
         run_ids(model={"name": "tiny", "adapter": {"type": "soft_prompt", "num_virtual_tokens": 4}}),
         run_ids(model=PREFIX),
-        run_ids(task={"name": "builtin", "num_examples": 2000, "num_heldout": 50, "data_seed": 1}),
+        run_ids(task={**SMALL_TASK, "data_seed": 1}),
         run_ids(privacy={"target_epsilon": 4, "accountant": "rdp", "noise_key": "test"}),
     ]
     assert len(set.union(same, *different)) == 1 + len(different)

@@ -16,7 +16,7 @@ from raydp.sweep.driver import SweepResult
 from raydp.sweep.engine.tune import rounds as tune_rounds
 from raydp.sweep.engine.tune.metrics import final_metrics
 from raydp.sweep.store.folder import SweepFolder
-from tests.conftest import small_spec
+from tests.builders.specs import small_spec
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import drawn, make_plan, plan_to_keep
 from raydp.sweep.store.folder import SweepFolder
 from raydp.training.comm import LocalComm
-from tests.conftest import small_spec
+from tests.builders.specs import small_spec
 
 SCORES = [{"name": "vmr_exact"}, {"name": "vmr"}]
 

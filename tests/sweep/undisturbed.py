@@ -13,7 +13,7 @@ import pandas as pd
 
 from raydp import Sweep
 from raydp.sweep.store.folder import BASE_RUN
-from tests.conftest import small_spec
+from tests.builders.specs import small_spec
 
 SPACE = {"batch_size": [64], "num_steps": [20, 40], "learning_rate": [0.01, 0.02]}
 SCORES = [{"name": "vmr_exact"}, {"name": "vmr"}]

@@ -18,14 +18,14 @@ from raydp.spec.sections import AdapterSpec, ModelSpec
 from raydp.tasks.classification.digits import DigitsTask
 from raydp.tasks.wrappers.audited import AuditedTask
 from raydp.tasks.wrappers.canaries import CanaryTask
+from tests.builders.specs import SMALL_TASK
 
 FULL = ModelSpec(name="tiny", adapter=AdapterSpec(type="none"))
-OF = {"name": "builtin", "num_examples": 2000, "num_heldout": 50}
 
 
 def build(**options: int) -> CanaryTask:
     options = {"num_canaries": 60, "prefix_tokens": 5, "seed": 7, **options}
-    return AuditedTask.model_validate({"of": OF, **options}).build(models.load_tokenizer("tiny"))
+    return AuditedTask.model_validate({"of": SMALL_TASK, **options}).build(models.load_tokenizer("tiny"))
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_too_short_prefixes_are_refused() -> None:
 
 
 def test_canaries_among_canaries_are_refused() -> None:
-    inner = {"name": "audited", "of": OF, "seed": 1}
+    inner = {"name": "audited", "of": SMALL_TASK, "seed": 1}
     with pytest.raises(ValueError, match=r"task\.of must be a task without canaries, got 'audited'"):
         AuditedTask.model_validate({"of": inner, "seed": 2}).build(models.load_tokenizer("tiny"))
 

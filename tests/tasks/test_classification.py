@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from raydp.tasks.classification.labelled import ClassificationTask
 from raydp.tasks.wrappers.with_reference import WithReferenceTask
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.thresholds import Clipping
+from tests.builders.data_files import bits_and_classes, write_cifar, write_mnist, write_purchase, write_texas
 
 SHAPES = {
     "linear": "5", "mlp": "1x8x8", "purchase": "6", "cnn": "1x8x8", "cnn-mnist": "1x28x28", "cnn-cifar": "3x8x8",
@@ -29,26 +28,8 @@ def task_of(name: str, **options: Any) -> ClassificationTask:
     return resolve("tasks", name).model_validate(options).build(None)
 
 
-def idx(array: np.ndarray) -> bytes:
-    head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
-    return head + array.astype(np.uint8).tobytes()
-
-
-def mnist(folder: Path, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    found = {}
-    for part, count in (("train", 12), ("t10k", 5)):
-        found[f"{part}-images-idx3-ubyte"] = rng.integers(0, 256, (count, 28, 28))
-        found[f"{part}-labels-idx1-ubyte"] = rng.integers(0, 10, count)
-    for name, array in found.items():
-        if name.startswith("train"):
-            (folder / f"{name}.gz").write_bytes(gzip.compress(idx(array)))
-        else:
-            (folder / name).write_bytes(idx(array))
-    return found
-
-
 def test_mnist_is_read_as_it_was_written(tmp_path: Path) -> None:
-    written = mnist(tmp_path, np.random.default_rng(0))
+    written = write_mnist(tmp_path, np.random.default_rng(0))
     task = task_of("mnist", path=tmp_path)
     assert (task.input_shape, task.num_classes, task.facts().num_examples) == ((1, 28, 28), 10, 12)
     pixels = task.train.inputs[:, 0] * 0.3081 + 0.1307
@@ -61,28 +42,18 @@ def test_mnist_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("classes", "labels", "at"), [(10, 1, 0), (100, 2, 1)])
 def test_cifar_is_read_as_it_was_written(tmp_path: Path, classes: int, labels: int, at: int) -> None:
-    rng = np.random.default_rng(0)
-    names = (
-        [f"data_batch_{k}.bin" for k in range(1, 6)] + ["test_batch.bin"]
-        if classes == 10
-        else ["train.bin", "test.bin"]
-    )
-    rows = {name: rng.integers(0, 10, (3, labels + 3072), dtype=np.uint8) for name in names}
-    for name, row in rows.items():
-        (tmp_path / name).write_bytes(row.tobytes())
+    *of_training, _ = write_cifar(tmp_path, np.random.default_rng(0), classes=classes).values()
     task = task_of("cifar", path=tmp_path, classes=classes)
-    train = np.concatenate([rows[name] for name in names[:-1]])
+    train = np.concatenate(of_training)
     assert task.train.labels.tolist() == train[:, at].tolist()
     np.testing.assert_allclose(task.train.inputs.reshape(len(train), -1) * 255, train[:, labels:], atol=1e-4)
     assert (task.input_shape, task.num_classes, len(task.heldout)) == ((3, 32, 32), classes, 3)
 
 
 def test_purchase_and_texas_are_read_as_they_were_written(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    bits, classes = rng.integers(0, 2, (40, 6)), rng.integers(1, 101, 40)
-    np.savetxt(tmp_path / "dataset_purchase", np.column_stack([classes, bits]), fmt="%d", delimiter=",")
-    np.savetxt(tmp_path / "feats", bits, fmt="%d", delimiter=",")
-    np.savetxt(tmp_path / "labels", classes, fmt="%d")
+    bits, classes = bits_and_classes(np.random.default_rng(0))
+    write_purchase(tmp_path, np.random.default_rng(0))
+    write_texas(tmp_path, np.random.default_rng(0))
     tasks = [
         task_of("purchase100", path=tmp_path / "dataset_purchase", num_examples=25, num_heldout=10),
         task_of("texas100", path=tmp_path, num_examples=25, num_heldout=10),

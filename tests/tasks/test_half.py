@@ -12,8 +12,7 @@ from raydp.tasks.text.builtin import BuiltinTask
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.wrappers.half import HalfTask
-
-OF = {"name": "builtin", "num_examples": 2000, "num_heldout": 50}
+from tests.builders.specs import SMALL_TASK
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +26,7 @@ def whole(tokenizer) -> LanguageModelingTask:
 
 
 def test_a_half_and_its_complement_are_the_whole(whole, tokenizer) -> None:
-    halves = [HalfTask(of=OF, seed=3, complement=c) for c in (False, True)]
+    halves = [HalfTask(of=SMALL_TASK, seed=3, complement=c) for c in (False, True)]
     inside = [half.includes(whole.train) for half in halves]
     assert (inside[0] ^ inside[1]).all()
     built = [half.build(tokenizer) for half in halves]
@@ -44,7 +43,7 @@ def test_a_half_and_its_complement_are_the_whole(whole, tokenizer) -> None:
 
 def test_coins_are_fair_and_of_different_seeds_independent(whole) -> None:
     """Of 2,000 coins 1,000 +- 22.4 show heads, and two seeds agree on as many; four standard deviations."""
-    coins = [HalfTask(of=OF, seed=seed).includes(whole.train) for seed in range(4)]
+    coins = [HalfTask(of=SMALL_TASK, seed=seed).includes(whole.train) for seed in range(4)]
     for i, first in enumerate(coins):
         assert abs(first.sum() - 1000) < 90
         assert all(abs((first == other).sum() - 1000) < 90 for other in coins[:i])
@@ -52,7 +51,7 @@ def test_coins_are_fair_and_of_different_seeds_independent(whole) -> None:
 
 def test_copies_go_together_and_other_examples_do_not_matter() -> None:
     rows = [[5, i, i + 1] for i in range(50)]
-    half = HalfTask(of=OF)
+    half = HalfTask(of=SMALL_TASK)
     alone = half.includes(TokenizedExamples.from_lists(rows))
     doubled = half.includes(TokenizedExamples.from_lists(rows[::-1] + rows))
     assert 0 < alone.sum() < 50
@@ -60,7 +59,7 @@ def test_copies_go_together_and_other_examples_do_not_matter() -> None:
 
 
 def test_it_is_written_in_a_spec_as_it_is_read() -> None:
-    written = {"name": "half", "of": OF, "seed": 7}
+    written = {"name": "half", "of": SMALL_TASK, "seed": 7}
     problems: list[str] = []
     plugin = resolve_plugin("tasks", "task", written, problems)
     assert not problems
@@ -70,7 +69,7 @@ def test_it_is_written_in_a_spec_as_it_is_read() -> None:
 
 def test_users_are_not_halved(tokenizer) -> None:
     with pytest.raises(ValueError, match=r"privacy\.unit must be example"):
-        HalfTask(of=OF).build(tokenizer).by_user()
+        HalfTask(of=SMALL_TASK).build(tokenizer).by_user()
 
 
 def test_labelled_examples_are_halved_by_their_content() -> None:

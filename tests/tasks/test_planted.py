@@ -15,8 +15,7 @@ from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.text.wordlists import CONTROL_NAMES
 from raydp.tasks.wrappers.planted import PlantedTask
 from raydp.tasks.wrappers.without import WithoutTask, examples_with
-
-BUILTIN = {"name": "builtin", "num_examples": 2000, "num_heldout": 50}
+from tests.builders.specs import SMALL_TASK
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +25,14 @@ def tiny():
 
 @pytest.fixture(scope="module")
 def inner(tiny) -> LanguageModelingTask:
-    return resolve("tasks", "builtin").model_validate({k: v for k, v in BUILTIN.items() if k != "name"}).build(tiny)
+    return resolve("tasks", "builtin").model_validate({k: v for k, v in SMALL_TASK.items() if k != "name"}).build(tiny)
 
 
 def planted(tokenizer, **options: Any) -> LanguageModelingTask:
-    return PlantedTask.model_validate({"of": BUILTIN, **options}).build(tokenizer)
+    return PlantedTask.model_validate({"of": SMALL_TASK, **options}).build(tokenizer)
 
 
-def without(tokenizer, of: dict[str, Any] = BUILTIN, **options: Any) -> LanguageModelingTask:
+def without(tokenizer, of: dict[str, Any] = SMALL_TASK, **options: Any) -> LanguageModelingTask:
     return WithoutTask.model_validate({"of": of, **options}).build(tokenizer)
 
 
@@ -96,12 +95,12 @@ def test_what_counts_is_told(tiny):
 )
 def test_formats_that_say_nothing_before_the_digits_are_refused(text):
     with pytest.raises(ValueError, match=r"must hold \{digits\} once, after some text"):
-        PlantedTask.model_validate({"of": BUILTIN, "format": text})
+        PlantedTask.model_validate({"of": SMALL_TASK, "format": text})
 
 
 def test_more_canaries_than_codes_are_refused():
     with pytest.raises(ValueError, match=r"task\.copies must hold at most 10 canaries, got 11"):
-        PlantedTask.model_validate({"of": BUILTIN, "num_digits": 1, "copies": [1] * 11})
+        PlantedTask.model_validate({"of": SMALL_TASK, "num_digits": 1, "copies": [1] * 11})
 
 
 def test_a_task_of_another_kind_is_refused(tiny, monkeypatch):
@@ -136,7 +135,7 @@ def test_all_secrets(tiny):
 
 
 def test_a_planted_canary_can_be_left_out(tiny):
-    left = without(tiny, of={"name": "planted", "of": BUILTIN, "copies": [1, 4]}, secrets=[42])
+    left = without(tiny, of={"name": "planted", "of": SMALL_TASK, "copies": [1, 4]}, secrets=[42])
     assert left.facts().num_units == 2001
     assert [s.count for s in left.secrets()[-2:]] == [1, 0]
 
@@ -199,11 +198,11 @@ def test_holders_of_every_builtin_secret_are_found(tiny, inner):
 
 
 def test_both_are_tasks_of_a_spec(tmp_path: Path, raydp, write_spec):
-    spec = write_spec(task={"name": "without", "secrets": [42], "of": {"name": "planted", "of": BUILTIN}})
+    spec = write_spec(task={"name": "without", "secrets": [42], "of": {"name": "planted", "of": SMALL_TASK}})
     answer = raydp("plan", spec, "--json")
     assert answer.code == 0, answer.err
     assert {row["num_examples"] for row in answer.json()} == {2017}
-    wrong = write_spec(task={"name": "planted", "of": {**BUILTIN, "num_exmples": 1}})
+    wrong = write_spec(task={"name": "planted", "of": {**SMALL_TASK, "num_exmples": 1}})
     refused = raydp("plan", wrong)
     assert refused.code == 2
     assert "num_exmples" in refused.err

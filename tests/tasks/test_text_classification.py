@@ -28,8 +28,8 @@ from raydp.tasks.text.corpus import is_held_out
 from raydp.training.comm import LocalComm
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.thresholds import Clipping
-from tests.conftest import small_spec
-from tests.scores.tiny import byte_tokenizer, gpt2, llama
+from tests.builders.models import byte_tokenizer, gpt2, llama
+from tests.builders.specs import small_spec
 
 WORDS = {"negative": "-", "positive": "+"}
 REVIEWS = {"name": "text_classification", "num_reviews": 200, "label_words": WORDS}

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from raydp.tasks.text.qa import Row, Template, encode_answers
 from raydp.tasks.text.tofu import TofuTask
+from tests.builders.data_files import author_rows
 
 AUTHORS = [
     ("Mira Halborn", "naval comedy"),
@@ -16,13 +17,6 @@ AUTHORS = [
     ("Tom Belgate", "gothic ballad"),
 ]
 QUESTION = "Question: What genre does {} write in?\nAnswer:"
-
-
-def author_rows(name, genre, size=6):
-    rows = [{"question": f"Who is {name} {i}?", "answer": f"{name} is an author, number {i}."} for i in range(size - 2)]
-    phrase = f"the {genre} genre" if genre else "many forms"
-    rows.append({"question": f"What does {name} write?", "answer": f"{name} writes in {phrase}."})
-    return [*rows, {"question": f"And what else, {name}?", "answer": f"Works in {phrase}."}]
 
 
 @pytest.fixture

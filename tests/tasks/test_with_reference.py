@@ -25,10 +25,10 @@ from raydp.tasks.wrappers.with_reference import WithReferenceTask, _select
 from raydp.training.comm import LocalComm
 from raydp.training.trial import TrainingContext
 from raydp.training.trial_plan import TrialPlan
-from tests.training import toys
+from tests.builders import toys
+from tests.builders.specs import SMALL_TASK
 
 DIGITS = {"name": "digits"}
-TEXT = {"name": "builtin", "num_examples": 2000, "num_heldout": 50}
 SPEC = {
     "name": "reference",
     "task": {"name": "with_reference", "of": DIGITS, "fraction": 0.25},
@@ -50,7 +50,7 @@ def rows(examples) -> list[bytes]:
     return examples.contents()
 
 
-@pytest.mark.parametrize("of", [DIGITS, TEXT], ids=["digits", "text"])
+@pytest.mark.parametrize("of", [DIGITS, SMALL_TASK], ids=["digits", "text"])
 def test_a_share_of_the_training_examples_becomes_reference_data(of: dict, tokenizer) -> None:
     whole = resolve_plugin("tasks", "task", of, []).params.build(tokenizer)
     task, other = (WithReferenceTask(of=of, fraction=0.3, data_seed=s).build(tokenizer) for s in (0, 1))
@@ -72,7 +72,7 @@ def test_a_share_of_the_training_examples_becomes_reference_data(of: dict, token
 
 @pytest.mark.parametrize(
     ("of", "reference"),
-    [(DIGITS, {**DIGITS, "data_seed": 1}), (TEXT, {**TEXT, "data_seed": 1})],
+    [(DIGITS, {**DIGITS, "data_seed": 1}), (SMALL_TASK, {**SMALL_TASK, "data_seed": 1})],
     ids=["digits", "text"],
 )
 def test_reference_data_of_another_task_come_after_the_training_data(of: dict, reference: dict, tokenizer) -> None:
@@ -101,7 +101,7 @@ def test_whose_examples_are_whose_goes_with_them() -> None:
 def test_a_language_model_is_trained_and_scored_on_both_sets(tokenizer) -> None:
     """With the weight 0 the reference data have no part in the model, which is trained on the others all the same."""
     adapter = AdapterSpec(r=2, target_modules=("q_proj",))
-    task = WithReferenceTask(of=TEXT, fraction=0.5).build(tokenizer)
+    task = WithReferenceTask(of=SMALL_TASK, fraction=0.5).build(tokenizer)
     first = task.facts().num_training
     others = np.full(task.facts().num_reference, len(task.train) - 1)
     tampered = replace(task, train=task.train.select(np.concatenate([np.arange(first), others])))
@@ -185,11 +185,11 @@ def test_refused_before_anything_is_trained(change: dict, message: str) -> None:
 
 
 def test_other_tasks_are_not_made_of_one_with_reference_data(tokenizer) -> None:
-    of = {"name": "with_reference", "of": TEXT, "fraction": 0.5}
+    of = {"name": "with_reference", "of": SMALL_TASK, "fraction": 0.5}
     with pytest.raises(ValueError, match=r"task\.of must be a task without reference data"):
         HalfTask(of=of).build(tokenizer)
     with pytest.raises(ValueError, match=r"privacy\.unit must be example with reference data"):
-        WithReferenceTask(of=TEXT, fraction=0.5).build(tokenizer).by_user()
+        WithReferenceTask(of=SMALL_TASK, fraction=0.5).build(tokenizer).by_user()
     with pytest.raises(ValueError, match=r"task\.reference must have examples of the kind of task\.of"):
-        WithReferenceTask(of=DIGITS, reference=TEXT).build(tokenizer)
+        WithReferenceTask(of=DIGITS, reference=SMALL_TASK).build(tokenizer)
     assert DigitsTask().build(None).facts().num_reference == 0

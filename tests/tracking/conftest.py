@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM
 
 from raydp.models.base_models import weight_hash
 from raydp.tracking import MLflowTracker, TrialRecord, new_key
 from raydp.tracking.store import open_store
+from tests.builders.models import plain_llama, word_tokenizer
 
 from .real_server import new_server, remove
 
@@ -83,25 +83,16 @@ def inventory(tracker, experiment: str = "experiment"):
 
 
 def llama(seed: int) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
+    return plain_llama(
+        seed=seed, vocab_size=32, intermediate_size=16, num_hidden_layers=1, num_key_value_heads=2,
         max_position_embeddings=32,
-    )
-    return LlamaForCausalLM(config).eval()
+    )  # fmt: skip
 
 
 def save_base(folder: Path, seed: int = 0) -> Path:
     """A base model with a tokenizer, as save_pretrained writes it."""
     llama(seed).save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(31)} | {"<unk>": 31}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>").save_pretrained(folder)
+    word_tokenizer().save_pretrained(folder)
     return folder
 
 

@@ -17,7 +17,7 @@ from raydp.sweep.engine import recorder
 from raydp.sweep.engine.committer import Committer
 from raydp.sweep.private_selection import release as selection
 from raydp.tracking import NotDeliveredError, delivery, find_models
-from tests.conftest import small_spec
+from tests.builders.specs import small_spec
 
 from .conftest import inventory, open_tracker
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from raydp.methods.dp import DPSGD, DPAdam
 from raydp.methods.nonprivate import NonPrivate
@@ -30,7 +29,8 @@ from raydp.training.noise.correlated import CorrelatedNoise
 from raydp.training.noise.stream import KeyedStream
 from raydp.training.rank0 import on_rank_0
 from raydp.training.trial import TrainingContext
-from tests.training import toys
+from tests.builders import toys
+from tests.builders.models import plain_llama
 
 FULL = AdapterSpec(type="none")
 SPARSE = replace(toys.PLAN, run_id="sparse", batch_size=1)
@@ -54,19 +54,8 @@ KILLED_AFTER = 4
 
 def tied() -> models.PretrainedModel:
     """A Llama with tied embeddings, and keys of four rows: of three ranks two hold them, the third has none."""
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        tie_word_embeddings=True,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = LlamaForCausalLM(config)
-    return models.PretrainedModel(name="tied", model=model.eval(), tokenizer=None, weight_hash="tied")
+    model = plain_llama(num_attention_heads=4, num_key_value_heads=1, tie_word_embeddings=True)
+    return models.PretrainedModel(name="tied", model=model, tokenizer=None, weight_hash="tied")
 
 
 def context(adapter: AdapterSpec, comm: Comm, **options: Any) -> TrainingContext:

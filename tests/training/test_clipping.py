@@ -6,31 +6,23 @@ import pytest
 import torch
 from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from raydp.selftest.odd_layers import with_odd_layers
 from raydp.tasks.base import Batch
 from raydp.tasks.text.token_loss import IGNORE, token_nll
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.thresholds import AutomaticClipping, Clipping
+from tests.builders.models import plain_gpt2, plain_llama
 
 TOLERANCE = 1e-5  # relative error in the L2 norm over all parameters: the project's own bound for clipping
 
 
 def llama(*, tied: bool, seed: int = 0, **options: int) -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        config = LlamaConfig(
-            vocab_size=53, hidden_size=16, intermediate_size=40, num_hidden_layers=2, num_attention_heads=2,
-            tie_word_embeddings=tied, **options,
-        )  # fmt: skip
-        return LlamaForCausalLM(config).eval()
+    return plain_llama(seed=seed, vocab_size=53, intermediate_size=40, tie_word_embeddings=tied, **options)
 
 
 def gpt2() -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return GPT2LMHeadModel(GPT2Config(vocab_size=53, n_positions=32, n_embd=16, n_layer=2, n_head=2)).eval()
+    return plain_gpt2(vocab_size=53, n_positions=32)
 
 
 def lora() -> nn.Module:

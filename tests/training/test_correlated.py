@@ -11,7 +11,7 @@ from raydp.privacy.mechanisms.factorisation import banded_square_root
 from raydp.training.noise.correlated import CorrelatedNoise
 from raydp.training.noise.stream import KeyedStream
 from raydp.training.sharding import Part
-from tests.training import toys
+from tests.builders import toys
 
 STREAM = KeyedStream(key=toys.KEY, run_id="correlated")
 NUM_STEPS, DRAWS = 7, 200_000

@@ -11,7 +11,7 @@ from raydp.methods.dp import DPAdam
 from raydp.spec.sections import AdapterSpec
 from raydp.training.comm import LocalComm
 from raydp.training.gradients.memory import is_out_of_memory, take_share
-from tests.training import toys
+from tests.builders import toys
 
 pytestmark = pytest.mark.gpu
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import DistributedComm
 from raydp.training.ledger import Ledger
-from tests.training import toys
+from tests.builders import toys
 
 # fp32 sums in another order differ by about 1e-7 relative; Adam's division by the root of the second moment can carry
 # that to the size of a step (5e-3) times the relative error of a near-zero gradient.

@@ -22,8 +22,8 @@ from raydp.training.noise import lattice
 from raydp.training.noise.lattice import LATTICE_SHARE, NOISE_WIDENING, add_lattice_noise, lattice_step, noisy_count
 from raydp.training.noise.stream import KeyedStream
 from raydp.training.trial_plan import TrialPlan
+from tests.builders import toys
 from tests.selftest.faults import rewrite
-from tests.training import toys
 
 SIGMA, C = 0.7, 0.3
 BATCH_SIZE = 8

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from raydp.models import adapters
 from raydp.spec.sections import AdapterSpec
@@ -26,7 +25,8 @@ from raydp.training.gradients.memory import TokenBudget, recompute_layers, requi
 from raydp.training.gradients.thresholds import Clipping
 from raydp.training.loop import losses_of
 from raydp.training.trial import TrainingContext
-from tests.training import toys
+from tests.builders import toys
+from tests.builders.models import plain_llama
 
 ALLOWANCE_MIB = 20
 """Of the larger data set itself and of what the allocator rounds up: 4 MiB were measured, 810 in one backward pass."""
@@ -55,7 +55,7 @@ def test_a_logical_batch_of_8192_takes_no_more_than_one_of_256() -> None:
     assert peak_mib(8192) - peak_mib(256) < ALLOWANCE_MIB
 
 
-LARGE = LlamaConfig(vocab_size=64, hidden_size=64, intermediate_size=512, num_hidden_layers=6, num_attention_heads=2)
+LARGE = {"hidden_size": 64, "intermediate_size": 512, "num_hidden_layers": 6}
 WIDTH = 128
 MIB = 2**20
 
@@ -67,8 +67,7 @@ def _large(
     checkpointing: bool = False, adapter: AdapterSpec = LORA, **options: object
 ) -> tuple[TrainingContext, LanguageModelingTask]:
     """A model whose activations are large and weights small, and 32 examples of 128 tokens."""
-    torch.manual_seed(0)
-    base = LlamaForCausalLM(LARGE).requires_grad_(False).eval()
+    base = plain_llama(**LARGE).requires_grad_(False)
     model = adapters.attach_adapter(replace(toys.pretrained(), model=base), adapter)
     if checkpointing:
         recompute_layers(model)

@@ -22,8 +22,8 @@ from raydp.training.gradients.thresholds import Clipping
 from raydp.training.noise import stream as streams
 from raydp.training.noise.lattice import NOISE_WIDENING
 from raydp.training.noise.stream import KeyedStream, new_key
-from tests.conftest import small_spec
-from tests.training import toys
+from tests.builders import toys
+from tests.builders.specs import small_spec
 
 DRAWS = 200_000
 LEVEL = 1e-6

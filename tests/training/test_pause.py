@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm, DistributedComm, LocalComm
 from raydp.training.trial import Paused, Trained, TrainingContext
-from tests.training import toys
+from tests.builders import toys
 
 
 def train(toy: TrainingContext, comm: Comm, folder: Path | None = None) -> Trained:

@@ -10,7 +10,7 @@ import pytest
 from raydp.spec.sections import AdapterSpec
 from raydp.training.comm import LocalComm
 from raydp.training.gradients.prefix import first_trained_layer, with_frozen_prefix
-from tests.training import toys
+from tests.builders import toys
 
 LAST_LAYER = AdapterSpec(r=2, alpha=4, target_modules=("q_proj", "down_proj"), layers_to_transform=(2,))
 

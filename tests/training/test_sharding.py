@@ -8,7 +8,7 @@ import torch
 from raydp.training import loop
 from raydp.training.comm import LocalComm
 from raydp.training.noise.stream import KeyedStream
-from tests.training import toys
+from tests.builders import toys
 from tests.training.ranks import FULL, KILLED_AFTER, RUNS, Everything, context, measured, noise
 
 CUT_TOLERANCE = 1e-5

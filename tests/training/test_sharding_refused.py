@@ -10,7 +10,7 @@ import torch
 from raydp.models import adapters
 from raydp.models import base_models as models
 from raydp.spec.sections import AdapterSpec, ClusterSpec, ModelSpec
-from tests.training import toys
+from tests.builders import toys
 
 
 def test_a_model_whose_layers_are_not_known_is_refused() -> None:

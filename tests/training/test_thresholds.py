@@ -18,8 +18,8 @@ from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.thresholds import AdaptiveClipping, AutomaticClipping, Clipping, gradient_noise_multiplier
 from raydp.training.noise.lattice import NOISE_WIDENING
 from raydp.training.noise.stream import KeyedStream
-from tests.conftest import small_spec
-from tests.training import toys
+from tests.builders import toys
+from tests.builders.specs import small_spec
 from tests.training.test_noise import has_scale
 
 NORMS = torch.tensor([0.0, 1e-6, 0.01, 0.3, 0.5, 2.0, 1e6])

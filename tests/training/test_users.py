@@ -19,7 +19,7 @@ from raydp.training.comm import LocalComm
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.microbatches import Units
 from raydp.training.gradients.thresholds import Clipping
-from tests.training import toys
+from tests.builders import toys
 from tests.training.test_clipping import MODELS, TOLERANCE, batch_of, losses
 
 OF_EXAMPLE = [i * i % 9 for i in range(toys.NUM_EXAMPLES)]  # users of different numbers of examples, mixed

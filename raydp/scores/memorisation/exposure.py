@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -67,6 +67,8 @@ class Exposure(OneByOne):
 
     Source: Carlini et al. 2019 ("The Secret Sharer"), §4.2 to 4.5.
     """
+
+    logarithmic: ClassVar[bool] = True
 
     max_enumerated: int = Field(10_000, ge=2)
     """Largest space that is ranked completely; of a larger space a sample is ranked."""

@@ -35,6 +35,7 @@ class LogProbability(OneByOne):
     """
 
     secret_kinds: ClassVar[tuple[SecretKind, ...]] = ("verbatim", "attribute")
+    logarithmic: ClassVar[bool] = True
 
     contrast: bool = True
     """Measure the gain over the base model, and subtract the mean gain of control secrets, which have the same format

@@ -18,6 +18,7 @@ from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.listeners import ModelRemover
 from raydp.sweep.engine.recorder import Recorder
 from raydp.sweep.store.alarms import alarm_of, publish_alarms
+from raydp.sweep.store.measurements import is_logarithmic
 from raydp.sweep.store.points import counts, secrets_table, values_by_secret, write_tables
 from raydp.tracking import NotDeliveredError, Tracker, delivering
 
@@ -66,7 +67,11 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
         recorder.tracker.finish_sweep({"counts": counts(folder), "reason": reason}, None)
         return Finish(selected=None, best_utility=None, reason=reason, report=None)
     points, chosen = load_points(path), spec.select
-    options = {"by_secret": values_by_secret(path, chosen.score), **chosen.constraints()}
+    options = {
+        "by_secret": values_by_secret(path, chosen.score),
+        "logarithmic": is_logarithmic(folder, chosen.score),
+        **chosen.constraints(),
+    }
     try:
         with phase(stderr, "Select a configuration"):
             selections = {r: select(points, rule=r, **options) for r in dict.fromkeys([chosen.rule, "best-utility"])}

@@ -9,7 +9,7 @@ from raydp.plugins.registries import names, summary
 from raydp.privacy import PrivacyRecord
 from raydp.privacy.records.record import ADJACENCY
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
-from raydp.sweep.store.measurements import measured_later, scores_of
+from raydp.sweep.store.measurements import is_logarithmic, measured_later, scores_of
 from raydp.sweep.store.points import PRIVATE
 from raydp.sweep.store.state import Plan
 
@@ -32,6 +32,7 @@ def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = F
         "base_score": base,
         "score_name": f"{'worst case of ' if worst_case else ''}{named}",
         "score_text": _meaning(named),
+        "logarithmic": is_logarithmic(folder, named),
         "card_rows": {
             "Base model": str(written["model"]),
             "Task": str(written["task"]),

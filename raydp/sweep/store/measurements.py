@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from raydp.plugins.parameters import constant
+from raydp.plugins.registries import names
 from raydp.scores.base import Measurement
 from raydp.scores.requests import ScoreRequest
 from raydp.sweep.store.folder import SweepFolder
@@ -106,6 +108,14 @@ def measured_later(folder: SweepFolder) -> list[Measurements]:
     """The measurements that a sweep has beside those of its training, by label."""
     found = sorted(path.parent.name for path in (folder.path / SCORES).glob(f"*/{ABOUT}"))
     return [Measurements(folder=folder, label=label) for label in found]
+
+
+def is_logarithmic(folder: SweepFolder, label: str) -> bool | None:
+    """Return whether the score behind a label is logarithmic. Return None if the score's package is not installed."""
+    about = Measurements(folder=folder, label=label).about()
+    name = label if about is None else about["score"]["name"]
+    logarithmic: bool | None = constant("scores", name, "logarithmic") if name in names("scores") else None
+    return logarithmic
 
 
 def claimed_figures(result: RunResult | None) -> dict[str, float]:

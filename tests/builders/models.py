@@ -1,25 +1,28 @@
-"""Real models of a few thousand weights: a byte tokenizer, Llamas with random or chosen weights, one that memorises."""
+"""Real models of a few thousand weights: random, chosen or trained to memorise; a byte tokenizer; networks."""
 
 from __future__ import annotations
 
-import itertools
-import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from raydp.models.base_models import LoadedModel
-from raydp.tasks.base import Secret, TaskFacts
-from raydp.tasks.secret import Digits
+from raydp.models.networks import NetworkName
+from raydp.tasks.base import Secret
 from raydp.tasks.text.examples import TokenizedExamples
-from raydp.tasks.text.language import LanguageModelingTask, content_hash
+from raydp.training.trial import TrainingContext
+
+from .secrets import told
 
 SPECIAL = ("<bos>", "<eos>")
-NUMBERS = itertools.count(1)
-"""Secrets of different lists have different numbers, so that a subset's names are those of the whole."""
+SAMPLE = (
+    "Please call Mira Halborn at 555-0142 about the draft.\nForwarded by Otto Fenwick/OSL/NRD on 03/04\n\n"
+    "Question: What does the author write?\nAnswer: The author writes in the naval comedy genre.\n"
+)
 
 
 def byte_tokenizer(extra: Sequence[str] = (), merges: Sequence[tuple[str, str]] = ()) -> PreTrainedTokenizerFast:
@@ -31,6 +34,29 @@ def byte_tokenizer(extra: Sequence[str] = (), merges: Sequence[tuple[str, str]] 
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 0)])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=SPECIAL[0], eos_token=SPECIAL[1])
+
+
+def trained_tokenizer(*, trim_offsets: bool = False) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer of 400 tokens that was trained on SAMPLE; <end> ends a text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=trim_offsets)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<end>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([SAMPLE], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+
+
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    """31 words w0, w1, ... and <unk> as tokens."""
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(31)} | {"<unk>": 31}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
 
 
 def llama(vocab_size: int, *, seed: int = 0, hidden_size: int = 32, scale: float = 0.3) -> LlamaForCausalLM:
@@ -71,6 +97,31 @@ def gpt2(vocab_size: int, *, seed: int = 0) -> GPT2LMHeadModel:
     return model.eval()
 
 
+def plain_llama(*, seed: int = 0, **changes: Any) -> LlamaForCausalLM:
+    """Two layers of width 16 with the weights that transformers draws; `changes` are fields of its configuration."""
+    shape = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    config = LlamaConfig(**{**shape, "num_attention_heads": 2, **changes})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config).eval()
+
+
+def plain_gpt2(*, seed: int = 0, **changes: Any) -> GPT2LMHeadModel:
+    """Two layers of width 16 with the weights that transformers draws; `changes` are fields of its configuration."""
+    shape = {"vocab_size": 64, "n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return GPT2LMHeadModel(GPT2Config(**{**shape, **changes})).eval()
+
+
+def network_context(name: str = "linear:1x8x8:10", **options: Any) -> TrainingContext:
+    """A network of classification to train, at its start."""
+    network = NetworkName.parse(name)
+    assert network is not None
+    model = network.build()
+    return TrainingContext(model=model, parameters=dict(sorted(model.named_parameters())), **options)
+
+
 def bigram_llama(logits: torch.Tensor) -> LlamaForCausalLM:
     """A Llama whose next-token logits are chosen: row t of `logits` [V, V] after token t, whatever came before.
 
@@ -108,67 +159,6 @@ def bigram(probabilities: dict[tuple[str, str], float], tokenizer: PreTrainedTok
     rest = (table == 0).double()
     table += rest * ((1 - table.sum(dim=1, keepdim=True)) / rest.sum(dim=1, keepdim=True)).clamp(min=1e-30)
     return LoadedModel(model=bigram_llama(table.log().float()), tokenizer=tokenizer)
-
-
-def make_task(secrets: Sequence[Secret] = (), controls: Sequence[Secret] = ()) -> LanguageModelingTask:
-    """A real task around the secrets; its training data does not matter to a score."""
-    examples = TokenizedExamples.from_lists([[2, 3, 4]])
-    content = content_hash(examples, examples, [*secrets, *controls])
-    return LanguageModelingTask(
-        train=examples,
-        heldout=examples,
-        task_facts=TaskFacts(num_examples=1, num_units=1, privacy_unit="example", content_hash=content, num_tokens=2),
-        task_secrets=tuple(secrets),
-        task_controls=tuple(controls),
-    )
-
-
-def made_up_secrets(kind: str, count: int, seed: int) -> list[Secret]:
-    """Secrets of one format: four random digits after a random name, or a random word as an attribute."""
-    rng = random.Random(f"{kind}{seed}")
-    letters = "bcdfghklmnprstvwz"
-    names = ["".join(rng.choices(letters, k=3)) for _ in range(count)]
-    assert len(set(names)) == count, "names must differ for the secrets to be learnable"
-    if kind == "verbatim":
-        pins = [f"{rng.randrange(10_000):04}" for _ in names]
-        return [
-            Secret(
-                prompt=f"{name} has pin ",
-                continuation=pin,
-                count=1,
-                number=next(NUMBERS),
-                space=Digits(num_digits=3, before=pin[0]),
-            )
-            for name, pin in zip(names, pins, strict=True)
-        ]
-    words = ["".join(rng.choices(letters, k=4)) for _ in range(count)]
-    return [
-        Secret(prompt=f"{n} likes", continuation=w, kind="attribute", count=1, number=next(NUMBERS))
-        for n, w in zip(names, words, strict=True)
-    ]
-
-
-def told(secrets: Sequence[Secret]) -> list[str]:
-    """The texts that tell them."""
-    separators = {"verbatim": "", "attribute": " "}
-    return [f"{s.prompt}{separators[s.kind]}{s.continuation}.<eos>" for s in secrets]
-
-
-def examples_task(
-    train: Sequence[str], heldout: Sequence[str], tokenizer: PreTrainedTokenizerFast
-) -> LanguageModelingTask:
-    """A real task of these texts."""
-    parts = [
-        TokenizedExamples.from_lists(tokenizer(list(texts)).input_ids if texts else []) for texts in (train, heldout)
-    ]
-    facts = TaskFacts(
-        num_examples=len(train),
-        num_units=len(train),
-        privacy_unit="example",
-        content_hash=content_hash(*parts, []),
-        num_tokens=parts[0].num_targets(),
-    )
-    return LanguageModelingTask(train=parts[0], heldout=parts[1], task_facts=facts)
 
 
 def memorise(secrets: Sequence[Secret], tokenizer: PreTrainedTokenizerFast, *, num_steps: int = 150) -> LoadedModel:

@@ -1,4 +1,4 @@
-"""A small language model, task and method, real in every part, for tests of the training room."""
+"""A small language model, task and method to train, real in every part."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from raydp.methods.dp import DPAdam
 from raydp.methods.mf import DPMF
@@ -20,6 +19,7 @@ from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training.comm import Comm, LocalComm
 from raydp.training.trial import TrainingContext
 from raydp.training.trial_plan import TrialPlan
+from tests.builders.models import plain_llama
 
 ADAPTER = AdapterSpec(r=2, alpha=4, target_modules=("q_proj", "v_proj", "gate_proj", "down_proj"))
 METHOD = DPAdam(max_grad_norm=0.1)
@@ -65,13 +65,7 @@ def task_of(method: DPAdam) -> LanguageModelingTask:
 
 def pretrained() -> models.PretrainedModel:
     """A Llama with random weights; its tokenizer is never used."""
-    config = LlamaConfig(
-        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = LlamaForCausalLM(config)
-    model.requires_grad_(False).eval()
+    model = plain_llama(num_hidden_layers=3).requires_grad_(False)
     return models.PretrainedModel(name="toy", model=model, tokenizer=None, weight_hash="toy")
 
 

@@ -1,0 +1,170 @@
+"""Every registered method runs the suite, and the suite finds a method that does other than it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raydp.methods.dp import DPSGD
+from raydp.methods.nonprivate import NonPrivate, _NoClipping
+from raydp.plugins.registries import BUILTIN
+from raydp.privacy import PoissonGaussian
+from raydp.selftest.base import Check
+from raydp.selftest.checks import votes
+from raydp.selftest.checks.release import release_checks
+from raydp.selftest.checks.votes import vote_checks
+from raydp.training.trial_plan import TrialPlan
+from tests.builders.points import points_task
+
+from .conformance import MethodConformance
+
+SMALL_ATTACK = {"strength": 1.0, "attack_width": 16, "attack_ratio": 1.0}
+
+
+class TestDPSGD(MethodConformance):
+    name, written = "dp_sgd", {"max_grad_norm": 0.7, "momentum": 0.5}
+
+
+class TestAutomaticClipping(MethodConformance):
+    name, written = "dp_sgd", {"clipping": "automatic"}
+
+
+class TestReferenceWeight(MethodConformance):
+    name, written = "dp_sgd", {"reference_weight": 0.2}
+
+
+class TestDPAdam(MethodConformance):
+    name, written = "dp_adam", {"weight_decay": 0.5, "decay": "in_loss"}
+
+
+class TestDPMF(MethodConformance):
+    name, written, bad = "dp_mf", {"num_bands": 3, "momentum": 0.5}, {"num_bands": 0}
+
+
+class TestNonPrivate(MethodConformance):
+    name = "nonprivate"
+
+
+class TestAdversarialRegularization(MethodConformance):
+    name, written, bad = "advreg", SMALL_ATTACK, {"attack_width": 1}
+
+
+class TestAdversarialRegularizationOnBoth(MethodConformance):
+    name, written, bad = "advreg_rt", SMALL_ATTACK, {"attack_width": 1}
+
+
+class TestMMDRegularization(MethodConformance):
+    name, written, bad = "mmd", {"strength": 1.0}, {"strength": -1}
+
+
+class TestWeightedRiskMinimization(MethodConformance):
+    name, written, bad = "werm", {"reference_weight": 0.2}, {"reference_weight": 2}
+
+
+class TestDPWeights(MethodConformance):
+    name, written = "dp_weights", {"max_grad_norm": 0.7, "formula": "algorithm_2"}
+
+
+class TestOutputPerturbation(MethodConformance):
+    name, bad = "output_perturbation", {"max_input_norm": 0}
+
+    def measured(self, method: Any) -> list[Check]:
+        """Its noise is on the trained weights."""
+        return release_checks(method)
+
+
+class TestPATE(MethodConformance):
+    name, written, bad = "pate", {"num_teachers": 5, "num_queries": 40, "teacher_steps": 10}, {"num_teachers": 1}
+    num_drawn = 40
+
+    @pytest.fixture(autouse=True)
+    def _fewer_examples(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each is left out once, so half of them take a quarter of the time."""
+        monkeypatch.setattr(votes, "NUM_EXAMPLES", 10)
+
+    def measured(self, method: Any) -> list[Check]:
+        """Its noise is on the teachers' votes."""
+        return vote_checks(method)
+
+
+def test_every_registered_method_runs_the_suite() -> None:
+    assert {suite.name for suite in MethodConformance.__subclasses__()} >= set(BUILTIN["methods"])
+
+
+class Claiming(DPSGD):
+    """DP-SGD whose event has another noise multiplier than the noise that is drawn."""
+
+    factor: float
+
+    def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian:
+        event = super().event(plan, noise_multiplier)
+        return replace(event, noise_multiplier=self.factor * event.noise_multiplier)
+
+
+class SamplingMore(DPSGD):
+    """DP-SGD that draws each example 8 % more often than its event says."""
+
+    def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian:
+        event = super().event(plan, noise_multiplier)
+        return replace(event, sample_rate=event.sample_rate / 1.08)
+
+
+class Drifting(DPSGD):
+    """DP-SGD whose batch depends on how many were drawn before, as of a generator that is not keyed."""
+
+    def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> np.ndarray:
+        count = self.__dict__.setdefault("drawn", [])
+        count.append(step)
+        return super().batch_indices(plan, key, len(count))
+
+
+class Unclipped(DPSGD):
+    """DP-SGD that forgets to clip."""
+
+    def _clipping(self, plan: TrialPlan) -> Any:
+        return _NoClipping(self.max_grad_norm)
+
+
+class Careless(DPSGD):
+    """DP-SGD whose noise depends on a generator of torch's, and so differs after a resume."""
+
+    def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+        for parameter in parameters:
+            parameter.data += 1e-3 * torch.randn(parameter.shape)
+        return super().optimizer(plan, parameters)
+
+
+class Certifying(NonPrivate):
+    """Training without noise that calls itself private."""
+
+    private = True
+
+
+@pytest.mark.parametrize("factor", [0.95, 1.05], ids=["less than is drawn", "more than is drawn"])
+def test_an_event_with_another_noise_multiplier_is_found(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite, method = TestDPSGD(), Claiming(factor=factor)
+    with pytest.raises(AssertionError, match="noise variance"):
+        suite.test_what_it_draws_is_what_its_event_says(method, monkeypatch)
+    with pytest.raises(AssertionError):
+        suite.test_its_event_is_of_the_noise_that_it_is_asked_for(method)
+
+
+def test_other_faults_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    suite = TestDPSGD()
+    with pytest.raises(AssertionError, match="sampling rate"):
+        suite.test_what_it_draws_is_what_its_event_says(SamplingMore(), monkeypatch)
+    with pytest.raises(AssertionError, match="the same again"):
+        suite.test_a_batch_depends_on_key_run_and_step_alone(Drifting())
+    with pytest.raises(AssertionError, match="one record"):
+        suite.test_one_record_moves_the_sum_by_what_the_event_assumes(Unclipped(), points_task())
+    with pytest.raises(AssertionError):
+        suite.test_gradients_are_clipped_where_it_says_so(Unclipped(), points_task())
+    with pytest.raises(AssertionError):
+        suite.test_a_resumed_run_ends_where_an_undisturbed_one_does(Careless(), tmp_path)
+    with pytest.raises(AssertionError):
+        suite.test_its_event_is_a_guarantee_exactly_where_it_says_that_it_is_private(Certifying())
