@@ -13,6 +13,7 @@ from raydp.scores.base import Measurement
 from raydp.sweep.store.alarms import Configuration
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import counts
+from raydp.sweep.store.summary import RunCounts
 from search_spaces.configuration import HYPERPARAMETERS
 
 SCORE = "one_run_audit"
@@ -36,7 +37,7 @@ class AuditReport:
             p after Holm's correction for all runs, and whether the run raises an alarm.
         configurations: one row per configuration: the largest ε̂ of its seeds, corrected for their number.
         epsilon_hat: the largest ε̂ of the sweep, corrected for the number of runs.
-        counts: runs by status, and failures.
+        counts: numbers of runs by status, and failures.
         interrupted: whether the audit stopped before all runs had a result.
     """
 
@@ -51,7 +52,7 @@ class AuditReport:
     runs: tuple[dict[str, Any], ...]
     configurations: tuple[dict[str, Any], ...]
     epsilon_hat: float | None
-    counts: dict[str, Any]
+    counts: RunCounts
     interrupted: bool
 
     @property
@@ -61,7 +62,7 @@ class AuditReport:
 
     def document(self) -> dict[str, Any]:
         """Return the document that `raydp audit --json` prints."""
-        return {**asdict(self), "alarm": self.alarm}
+        return {**vars(self), "counts": self.counts.to_json(), "alarm": self.alarm}
 
     def alarms(self) -> dict[Configuration, str | None]:
         """Return (b, T, η) of each audited configuration -> its alarm as a sentence, or None."""

@@ -11,7 +11,6 @@ from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import counts
 
 COUNTS = ("runs", "finished", "failed", "stopped", "skipped", "pending")
-SELECTED = ("batch_size", "num_steps", "learning_rate", "utility_loss", "score", "rule", "model_uri")
 PRIVATE = "private selection: its runs are as private as the data"
 
 
@@ -61,15 +60,14 @@ def _row(folder: SweepFolder) -> dict[str, Any]:
     times = [file.stat().st_mtime for file in files if file.is_file()]
     row |= {"began": _time(times[0]), "changed": _time(max(times)), "note": None}
     try:
-        summary = folder.summary() or {}
-        if (selected := summary.get("selected")) is not None:
-            row["selected"] = {key: selected[key] for key in SELECTED}
+        if (summary := folder.summary()) is not None:
+            row["selected"] = summary.selected.figures()
         if folder.is_private_selection():
             return {**row, "note": PRIVATE}
-        found = counts(folder)
+        counted = counts(folder)
     except (ValueError, LookupError, TypeError) as error:
         return {**row, "note": f"cannot be read: {error}"}
-    return {**row, **{key: found.get(key, 0) for key in COUNTS}}
+    return {**row, **{name: counted.numbers.get(name, 0) for name in COUNTS}}
 
 
 def _time(seconds: float) -> str:

@@ -6,17 +6,19 @@ import copy
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis import Selection
 from raydp.io.output import stderr
 from raydp.io.yaml import parse_yaml, read_yaml
 from raydp.spec.document import SweepSpec, load_spec
 from raydp.sweep.api import Sweep, planned
 from raydp.sweep.reports import comparison
 from raydp.sweep.store.folder import SweepFolder
+from raydp.sweep.store.summary import RunCounts
 
 if TYPE_CHECKING:
     from raydp.sweep.driver import SweepResult
@@ -58,10 +60,19 @@ class VariantResult:
     name: str
     values: Mapping[str, Any]
     epsilon: float
-    counts: dict[str, Any]
-    selected: dict[str, Any] | None
-    best_utility: dict[str, Any] | None
+    counts: RunCounts
+    selected: Selection | None
+    best_utility: Selection | None
     reason: str | None
+
+    def document(self) -> dict[str, object]:
+        """Return the variant's part of the document of `raydp variants --json`."""
+        return {
+            **vars(self),
+            "counts": self.counts.to_json(),
+            "selected": None if self.selected is None else self.selected.to_dict(),
+            "best_utility": None if self.best_utility is None else self.best_utility.to_dict(),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +95,9 @@ class VariantsResult:
     report: Path | None
     interrupted: bool
 
-    def document(self) -> dict[str, Any]:
-        """What `raydp variants --json` prints."""
-        return asdict(self)
+    def document(self) -> dict[str, object]:
+        """Return the document of `raydp variants --json`."""
+        return {**vars(self), "variants": [variant.document() for variant in self.variants]}
 
 
 def values_of(given: Sequence[str]) -> dict[str, list[Any]]:
@@ -235,8 +246,8 @@ def _result_of(variant: Variant, ran: SweepResult) -> VariantResult:
         values=variant.values,
         epsilon=max(float(record["epsilon"]) for record in records),
         counts=ran.counts,
-        selected=None if ran.selected is None else ran.selected.to_dict(),
-        best_utility=None if ran.best_utility is None else ran.best_utility.to_dict(),
+        selected=ran.selected,
+        best_utility=ran.best_utility,
         reason=ran.reason,
     )
 
@@ -248,8 +259,8 @@ def _compared(
     ended = [variant for variant, _ in zip(variants, results, strict=False)]
     data = {SweepFolder.open(v.folder).plan().facts.content_hash for v in ended}
     scores = {next(repr(s) for s in v.spec.scores if s.name == v.spec.select.score) for v in ended}
-    scored = {r.name: r.selected["score"] for r in results if r.selected is not None}
-    losses = {r.name: r.best_utility["utility_loss"] for r in results if r.best_utility is not None}
+    scored = {r.name: r.selected.score for r in results if r.selected is not None}
+    losses = {r.name: r.best_utility.utility_loss for r in results if r.best_utility is not None}
     return VariantsResult(
         variants=results,
         lowest_score=min(scored, key=scored.__getitem__, default=None) if len(data) == len(scores) == 1 else None,

@@ -4,13 +4,15 @@ from raydp.spec.sections.base import AtLeastOne, Positive, Section
 from raydp.spec.sections.cluster import ClusterSpec, TrackingSpec
 from raydp.spec.sections.model import AdapterSpec, ModelSpec
 from raydp.spec.sections.privacy import NumRunsSpec, PrivacySpec
-from raydp.spec.sections.selection import SelectSpec
+from raydp.spec.sections.selection import BOUNDS, Bounds, SelectSpec
 from raydp.spec.sections.space import SpaceSpec
 from raydp.spec.sections.stopping import StoppingSpec
 
 __all__ = [
+    "BOUNDS",
     "AdapterSpec",
     "AtLeastOne",
+    "Bounds",
     "ClusterSpec",
     "ModelSpec",
     "NumRunsSpec",

@@ -7,11 +7,12 @@ import inspect
 import textwrap
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 
 if TYPE_CHECKING:
+    from pydantic.json_schema import JsonSchemaValue
     from pydantic_core.core_schema import CoreSchema
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -29,7 +30,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         schema = handler(core_schema)
         properties = handler.resolve_ref_schema(schema).get("properties", {})
         for base in reversed(cls.__mro__):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     Field,
@@ -47,9 +47,9 @@ class AdapterSpec(Section):
         return self
 
     @model_serializer(mode="wrap")
-    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         """A new type leaves the identity of the runs of before as it is: theirs always had LoRA's fields in it."""
-        values: dict[str, Any] = handler(self)
+        values: dict[str, object] = handler(self)
         prompt = ("type", "num_virtual_tokens")
         return {k: v for k, v in values.items() if k == "type" or (k in prompt) == (self.type in VIRTUAL)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     Field,
@@ -37,8 +37,8 @@ class NumRunsSpec(Section):
         return self
 
     @model_serializer(mode="wrap")
-    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values: dict[str, Any] = handler(self)
+    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        values: dict[str, object] = handler(self)
         return {k: v for k, v in values.items() if (self.distribution, k) != ("poisson", "eta")}
 
 
@@ -93,9 +93,9 @@ class PrivacySpec(Section):
         return self
 
     @model_serializer(mode="wrap")
-    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         """What is not in use is not part of a run's identity."""
-        values: dict[str, Any] = handler(self)
+        values: dict[str, object] = handler(self)
         return values if self.selects else {k: v for k, v in values.items() if k not in ("tuning", "num_runs")}
 
     @model_validator(mode="after")

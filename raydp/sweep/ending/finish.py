@@ -11,13 +11,14 @@ from tempfile import TemporaryDirectory
 from typing import ClassVar
 
 from analysis import Selection, load_points, select, write_report
-from raydp.io.output import phase, stderr, strict
+from raydp.io.output import phase, stderr
 from raydp.sweep.ending.notes import about
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.listeners import ModelRemover
 from raydp.sweep.engine.recorder import Recorder
 from raydp.sweep.store.alarms import alarm_of, publish_alarms
 from raydp.sweep.store.points import counts, secrets_table, values_by_secret, write_tables
+from raydp.sweep.store.summary import RunCounts, SelectedConfiguration, SweepSummary
 from raydp.tracking import NotDeliveredError, Tracker, delivering
 
 
@@ -60,18 +61,19 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
     with phase(stderr, f"Write what all {len(plan.trials)} runs cost together onto the models' cards"):
         together = recorder.release()
     publish_alarms(spec, folder.path)
-    if not counts(folder)["finished"]:
-        reason = "no run has finished"
-        recorder.tracker.finish_sweep({"counts": counts(folder), "reason": reason}, None)
-        return Finish(selected=None, best_utility=None, reason=reason, report=None)
+    ended = counts(folder)
+    if not ended.finished:
+        return _nothing_selected(recorder, ended, "no run has finished")
     points, chosen = load_points(path), spec.select
-    options = {"by_secret": values_by_secret(path, chosen.score), **chosen.constraints()}
+    values = values_by_secret(path, chosen.score)
     try:
         with phase(stderr, "Select a configuration"):
-            selections = {r: select(points, rule=r, **options) for r in dict.fromkeys([chosen.rule, "best-utility"])}
-    except ValueError as error:  # such as no configuration below the threshold: the runs stand all the same
-        recorder.tracker.finish_sweep({"counts": counts(folder), "reason": str(error)}, None)
-        return Finish(selected=None, best_utility=None, reason=str(error), report=None)
+            selections = {
+                rule: select(points, rule=rule, by_secret=values, **chosen.constraints())
+                for rule in dict.fromkeys([chosen.rule, "best-utility"])
+            }
+    except ValueError as error:  # such as no configuration below the threshold; the runs are kept
+        return _nothing_selected(recorder, ended, str(error))
     selected, best = selections[chosen.rule], selections["best-utility"]
     aliases = {"best-utility": best}
     if all(record["epsilon"] != "inf" for record in plan.privacy.values()):
@@ -82,21 +84,27 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
     set_aliases(recorder.tracker, aliases if spec.task.params.for_use else {})
     report = folder.path / "report.html"
     with phase(stderr, "Write the report"):
-        write_report(points, list(selections.values()), report, by_secret=options["by_secret"], **about(folder))
-    summary = {
-        "counts": counts(folder),
-        "selected": selected.to_dict(),
-        "best_utility": best.to_dict(),
-        "released_together": strict(together),
-        **({} if alarm is None else {"audit_alarm": alarm}),
-    }
+        write_report(points, list(selections.values()), report, by_secret=values, **about(folder))
+    summary = SweepSummary(
+        counts=ended,
+        selected=SelectedConfiguration.from_json(selected.to_dict()),
+        best_utility=SelectedConfiguration.from_json(best.to_dict()),
+        released=together,
+        audit_alarm=alarm,
+    )
     folder.set_summary(summary)
     with phase(stderr, "Record the end of the sweep in MLflow"), TemporaryDirectory() as published:
         for name in ("points.csv", "report.html"):
             shutil.copy(folder.path / name, published)
         secrets_table(folder).drop(columns="count").to_parquet(Path(published) / "secrets.parquet", index=False)
-        recorder.tracker.finish_sweep(summary, Path(published))
+        recorder.tracker.finish_sweep(summary.to_json(), Path(published))
     return Finish(selected=selected, best_utility=best, reason=None, report=report)
+
+
+def _nothing_selected(recorder: Recorder, ended: RunCounts, reason: str) -> Finish:
+    """End the sweep in MLflow without a selection."""
+    recorder.tracker.finish_sweep({"counts": ended.to_json(), "reason": reason}, None)
+    return Finish(selected=None, best_utility=None, reason=reason, report=None)
 
 
 def set_aliases(tracker: Tracker, aliases: Mapping[str, Selection]) -> None:

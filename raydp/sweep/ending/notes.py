@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import measured_later, scores_of
 from raydp.sweep.store.points import PRIVATE
 from raydp.sweep.store.state import Plan
+from raydp.sweep.store.summary import ReleasedModels
 
 
 def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = False) -> dict[str, Any]:
@@ -93,13 +95,13 @@ def promise_of(record: Mapping[str, Any]) -> str:
     )
 
 
-def together_notes(together: dict[str, Any] | None) -> list[str]:
-    """What all models that the sweep registered cost together."""
-    if together is None or together["epsilon"] == "inf" or together["models"] == 1:
+def together_notes(released: ReleasedModels | None) -> list[str]:
+    """Return the joint cost of all registered models in a sentence, if there are several with a guarantee."""
+    if released is None or released.epsilon == math.inf or released.num_models == 1:
         return []
-    if together["epsilon"] is None:
-        return [f"What all {together['models']} registered models cost together is not known: {together['reason']}"]
+    if released.epsilon is None:
+        return [f"The joint cost of all {released.num_models} registered models is not known: {released.reason}"]
     return [
-        f"All {together['models']} registered models together: ε at most {together['epsilon']:.4g} at "
-        f"δ = {together['delta']:.3g}, by accountant {together['accountant']}. That is the guarantee if all are used."
+        f"All {released.num_models} registered models together: ε at most {released.epsilon:.4g} at "
+        f"δ = {released.delta:.3g}, by accountant {released.accountant}. That is the guarantee if all are used."
     ]

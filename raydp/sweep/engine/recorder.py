@@ -17,6 +17,7 @@ from raydp.sweep.store.folder import BASE_RUN
 from raydp.sweep.store.measurements import claimed_figures
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import Delivery
+from raydp.sweep.store.summary import ReleasedModels
 from raydp.tasks.base import TaskFacts
 from raydp.tracking import NotDeliveredError, Pauses, Tracker, TrialRecord, open_tracker
 from raydp.training.trial_plan import TrialPlan
@@ -124,34 +125,32 @@ class Recorder:
             uri = None
         self.context.folder.set_delivery(trial.run_id, Delivery(status=result.status, model_uri=uri))
 
-    def release(self) -> dict[str, Any] | None:
+    def release(self) -> ReleasedModels | None:
         """What all registered models cost together; written to the folder and onto every card. None without models."""
         released = [t for t in self.context.trials.values() if self.context.folder.model_uri(t.run_id) is not None]
         if not released:
             return None
         method, accountant = self.context.spec.method.params, self.context.spec.privacy.accountant
-        together = {
-            "models": len(released),
-            "run_ids": [t.run_id for t in released],
+        together = ReleasedModels(
+            run_ids=tuple(t.run_id for t in released),
             **cost_together(method, released, self.context.plan.delta, accountant),
-            **self._steered(),
-        }
-        self.context.folder.set_released(strict(together))
-        told = {k: v for k, v in strict(together).items() if k != "run_ids"}  # every card would grow with the sweep
+            note=self._steered(),
+        )
+        self.context.folder.set_released(together)
         for trial in released:
             result = self.context.folder.result(trial.run_id)
             assert result is not None
-            privacy = {**self._privacy(trial, result), "released_together": told}
+            privacy = {**self._privacy(trial, result), "released_together": together.on_card()}
             record = replace(self._record(trial, result), privacy=privacy, card=card_markdown(privacy))
             self.tracker.update_privacy(str(self.context.folder.model_uri(trial.run_id)), record)
         return together
 
-    def _steered(self) -> dict[str, str]:
+    def _steered(self) -> str | None:
         """What the ε of all together does not cover where results chose what ran next (see `composed_epsilon`)."""
         search = self.context.spec.space.search
         if search is None or search.name == "random":
-            return {}
-        return {"note": "which configurations ran was chosen by utility and scores, which are not covered"}
+            return None
+        return "which configurations ran was chosen by utility and scores, which are not covered"
 
     def _privacy(self, trial: TrialPlan, result: RunResult) -> dict[str, Any]:
         """The run's privacy record, with what was tuned, what its guarantee says and the steps that were executed."""

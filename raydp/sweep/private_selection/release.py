@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 from analysis import Selection, load_points, write_report
 from analysis.selection.choice import SelectionStep
-from raydp.io.output import strict
 from raydp.privacy import selection_guarantee
 from raydp.sweep.ending.finish import Finish, set_aliases
 from raydp.sweep.ending.notes import about
@@ -22,6 +21,7 @@ from raydp.sweep.private_selection.draws import num_runs_of
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import counts, points_table, write_tables
 from raydp.sweep.store.results import RunResult
+from raydp.sweep.store.summary import ReleasedModels, SelectedConfiguration, SweepSummary
 from raydp.tasks.base import TaskFacts
 from raydp.tracking import NotDeliveredError, TrialRecord, delivering
 from raydp.training.trial_plan import TrialPlan
@@ -84,9 +84,11 @@ def _release(context: SweepContext, run_id: str) -> Finish:
     report = folder.path / "report.html"
     write_report(points, selection, report, **about(folder))
     chosen = selection.to_dict()
-    summary = {"selected": chosen, "released_together": strict(together)}
-    folder.set_summary({"counts": counts(folder), **summary})
-    releaser.tracker.finish_sweep({**summary, "selected": {k: v for k, v in chosen.items() if k != "score"}})
+    folder.set_summary(
+        SweepSummary(counts=counts(folder), selected=SelectedConfiguration.from_json(chosen), released=together)
+    )
+    told = {name: value for name, value in chosen.items() if name != "score"}
+    releaser.tracker.finish_sweep({"selected": told, "released_together": together.to_json()})
     return Finish(selected=selection, best_utility=selection, reason=None, report=report)
 
 
@@ -164,18 +166,22 @@ class Releaser(Recorder):
     def _public_facts(cls, facts: TaskFacts) -> dict[str, Any]:
         return {name: value for name, value in asdict(facts).items() if name in TOLD_OF_DATA}
 
-    def release_run(self, run_id: str) -> dict[str, Any]:
+    def release_run(self, run_id: str) -> ReleasedModels:
         """Register the run's model; what it costs is written to the folder and onto its card."""
         self.deliver(self.context.trials[run_id])
         together = self._together(run_id)
-        self.context.folder.set_released(strict(together))
+        self.context.folder.set_released(together)
         return together
 
-    def _together(self, run_id: str) -> dict[str, Any]:
+    def _together(self, run_id: str) -> ReleasedModels:
         """What is released: one model, which costs what the whole choice costs."""
         record = self.context.plan.privacy[run_id]
-        figures = {name: record[name] for name in ("epsilon", "delta", "accountant")}
-        return {"models": 1, "run_ids": [run_id], **figures}
+        return ReleasedModels(
+            run_ids=(run_id,),
+            epsilon=float(record["epsilon"]),
+            delta=record["delta"],
+            accountant=record["accountant"],
+        )
 
     def _privacy(self, trial: TrialPlan, result: RunResult) -> dict[str, Any]:
         events = [self.context.spec.method.params.event(t, t.noise_multiplier) for t in self._configurations()]
@@ -183,7 +189,7 @@ class Releaser(Recorder):
             **self.context.plan.privacy[trial.run_id],
             "guarantee": selection_guarantee(events, num_runs_of(self.context.spec)),
             "ledger": result.ledger,
-            "released_together": strict(self._together(trial.run_id)),
+            "released_together": self._together(trial.run_id).to_json(),
         }
 
     def _configurations(self) -> list[TrialPlan]:

@@ -22,6 +22,7 @@ from raydp.spec.sections import PrivacySpec, SelectSpec
 from raydp.sweep.store.json_files import read_json, write_json
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import Delivery, Plan, SearchEnd
+from raydp.sweep.store.summary import ReleasedModels, SweepSummary
 from raydp.sweep.store.transfer import SharedFolder
 
 S = TypeVar("S", bound=BaseModel)
@@ -218,7 +219,7 @@ class SweepFolder:
         return self.privacy().selects
 
     def method(self) -> dict[str, Any]:
-        """The method as it is written in that spec: its name and parameters."""
+        """Return the method as the spec has it: its name and parameters."""
         return dict(self._written()["method"])
 
     def names(self) -> dict[str, str | None]:
@@ -300,23 +301,23 @@ class SweepFolder:
         """Write down which run a private selection has chosen."""
         write_json(self.path / "selected.json", {"run_id": run_id})
 
-    def released(self) -> dict[str, Any] | None:
-        """The "models", "run_ids", "epsilon", "delta", "accountant" of all released models together; None before."""
-        document: dict[str, Any] | None = read_json(self.path / "released.json")
-        return document
+    def released(self) -> ReleasedModels | None:
+        """Return the joint cost of all registered models; None before the end of the sweep."""
+        document = read_json(self.path / "released.json")
+        return None if document is None else ReleasedModels.from_json(document)
 
-    def set_released(self, together: Mapping[str, Any]) -> None:
-        """Write down what all released models cost together."""
-        write_json(self.path / "released.json", together)
+    def set_released(self, released: ReleasedModels) -> None:
+        """Write the joint cost of all registered models."""
+        write_json(self.path / "released.json", released.to_json())
 
-    def summary(self) -> dict[str, Any] | None:
-        """What the end of the sweep said: "counts", "selected", "best_utility"; None before it."""
-        document: dict[str, Any] | None = read_json(self.path / "summary.json")
-        return document
+    def summary(self) -> SweepSummary | None:
+        """Return the summary of the sweep; None before its end, or if nothing was selected."""
+        document = read_json(self.path / "summary.json")
+        return None if document is None else SweepSummary.from_json(document)
 
-    def set_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write down what the end of the sweep says."""
-        write_json(self.path / "summary.json", summary)
+    def set_summary(self, summary: SweepSummary) -> None:
+        """Write the summary of the sweep."""
+        write_json(self.path / "summary.json", summary.to_json())
 
     def secret_counts(self) -> dict[str, int]:
         """Name of a secret -> training examples that contain it; empty where the folder does not say."""

@@ -11,6 +11,7 @@ from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import Measurements, claimed_figures, measured_later, scores_of
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import Plan
+from raydp.sweep.store.summary import RunCounts, RunFailure
 from raydp.training.trial_plan import TrialPlan
 from search_spaces import Configuration
 from search_spaces.configuration import HYPERPARAMETERS
@@ -102,29 +103,38 @@ def values_by_secret(points: Path, score: str | None) -> tuple[pd.DataFrame, str
     return (secrets, score) if (secrets["score"] == score).any() else None
 
 
-def counts(folder: SweepFolder) -> dict[str, Any]:
-    """What `raydp status` says: runs by status, and the failures with their reasons."""
-    trials = folder.plan().trials
-    by_id = {trial.run_id: {k: getattr(trial, k) for k in (*HYPERPARAMETERS, "seed")} for trial in trials}
-    results = {trial.run_id: folder.result(trial.run_id) for trial in trials}
-    search = folder.search_end()
+def counts(folder: SweepFolder) -> RunCounts:
+    """Count the runs of a sweep by status."""
+    trials, search = folder.plan().trials, folder.search_end()
     skipped = set() if search is None else set(search.skipped)
-    statuses = [_status(trial, results[trial.run_id], skipped) for trial in trials]
-    return {
-        **({"note": PRIVATE} if folder.is_private_selection() else {}),
-        "runs": len(trials),
-        **{s: statuses.count(s) for s in ("finished", "failed", "stopped", "pending")},
-        **({} if search is None else {"skipped": statuses.count("skipped"), "search": search.to_json()}),
-        "failures": [
-            {**by_id[run_id], "run_id": run_id, "reason": r.reason}
-            for run_id, r in results.items()
-            if r and r.status == "failed"
-        ],
-    }
+    results = [folder.result(trial.run_id) for trial in trials]
+    statuses = [_status(trial, result, skipped) for trial, result in zip(trials, results, strict=True)]
+    return RunCounts(
+        runs=len(trials),
+        finished=statuses.count("finished"),
+        failed=statuses.count("failed"),
+        stopped=statuses.count("stopped"),
+        pending=statuses.count("pending"),
+        failures=tuple(
+            RunFailure(
+                batch_size=trial.batch_size,
+                num_steps=trial.num_steps,
+                learning_rate=trial.learning_rate,
+                seed=trial.seed,
+                run_id=trial.run_id,
+                reason=result.reason,
+            )
+            for trial, result in zip(trials, results, strict=True)
+            if result is not None and result.status == "failed"
+        ),
+        skipped=None if search is None else statuses.count("skipped"),
+        search=search,
+        note=PRIVATE if folder.is_private_selection() else None,
+    )
 
 
 def skipped_configurations(folder: SweepFolder) -> set[Configuration]:
-    """What a search that has ended has not run; nothing before its end."""
+    """Return the configurations that a search left out. The set is empty before the search has ended."""
     search = folder.search_end()
     return set() if search is None else set(search.skipped)
 
