@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pandas as pd
 
@@ -28,13 +28,13 @@ class Estimate:
 
     Attributes:
         table: see `raydp.plan`, with hours, gpu_hours, memory_gib and cost if they were measured.
-        measured: the measurement (`Measured.document`), None without one.
+        measured: the measurement, None without one.
         simulation: see `simulate`, with "costs": the source of the runs' times, "at_most": whether a search or early
             stopping may run less, and "slot_notes": why there are no more slots. None without a simulation.
     """
 
     table: pd.DataFrame
-    measured: dict[str, Any] | None
+    measured: Measured | None
     simulation: dict[str, object] | None
 
 
@@ -91,7 +91,7 @@ def estimate(
             **simulate(seconds, slots, simulated, orders=orders),
             "slot_notes": simulated.slot_notes(checked.cluster, len(seconds)),
         }
-    return Estimate(table=table, measured=None if measured is None else measured.document(), simulation=simulation)
+    return Estimate(table=table, measured=measured, simulation=simulation)
 
 
 def _check(
@@ -134,8 +134,8 @@ def _seconds(
     results = {}
     if SweepFolder.exists(spec):
         folder = SweepFolder.open(Path(spec.storage) / spec.name)
-        found = ((t.run_id, folder.result(t.run_id)) for t in trials)
-        results = {run_id: r for run_id, r in found if r is not None and r.finished}
+        known = ((t.run_id, folder.result(t.run_id)) for t in trials)
+        results = {run_id: r for run_id, r in known if r is not None and r.finished}
     return recorded_seconds(trials, results), "recorded"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from raydp.io.output import print_table, stdout
@@ -11,7 +12,7 @@ NAMED = 3
 """The largest number of failures printed in full. `--json` has all of them."""
 
 
-def show_sweep_scores(answer: dict[str, Any]) -> None:
+def show_sweep_scores(answer: Mapping[str, Any]) -> None:
     """Print one row per measurement, then the failures and the place of the values."""
     rows = []
     for label, measurement in answer["scores"].items():
@@ -35,7 +36,7 @@ def show_sweep_scores(answer: dict[str, Any]) -> None:
         stdout.print("interrupted: the same command goes on", style="bold")
 
 
-def show_intervals(answer: dict[str, Any]) -> None:
+def show_intervals(answer: Mapping[str, Any]) -> None:
     """Print one table per score, one row per configuration."""
     for name, score in answer["scores"].items():
         rows = [
@@ -54,7 +55,7 @@ def show_intervals(answer: dict[str, Any]) -> None:
         print_table(f"{name}: {text}", rows)
 
 
-def show_correlations(answer: dict[str, Any]) -> None:
+def show_correlations(answer: Mapping[str, Any]) -> None:
     """Print one row per pair: over models and, if an audit is given, over configurations."""
     print_table(f"correlations over {answer['models']} models", [_pair(pair, "models") for pair in answer["pairs"]])
     audit = answer.get("audit")
@@ -65,7 +66,7 @@ def show_correlations(answer: dict[str, Any]) -> None:
         stdout.print("{} without an audit, {} without a score, {} with ε̂ = 0".format(*(audit[key] for key in counts)))
 
 
-def _pair(pair: dict[str, object], of: str) -> dict[str, Any]:
+def _pair(pair: dict[str, object], of: str) -> dict[str, object]:
     """Return the row of two figures."""
     return {
         "a": pair["a"],
@@ -80,11 +81,11 @@ def _pair(pair: dict[str, object], of: str) -> dict[str, Any]:
     }
 
 
-def show_methods(answer: dict[str, Any]) -> None:
+def show_methods(answer: Mapping[str, Any]) -> None:
     """Print the comparability warnings, then one table per two methods with one row per figure."""
     for warning in answer["warnings"]:
         stdout.print(f"warning: {warning}", markup=False)
-    rows: dict[str, list[dict[str, Any]]] = {}
+    rows: dict[str, list[dict[str, object]]] = {}
     for row in answer["comparisons"]:
         shown = {
             "figure": row["figure"],

@@ -1,9 +1,8 @@
-"""The points table of a sweep, from what its folder holds."""
+"""The points table of a sweep, made from its folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -22,17 +21,19 @@ PRIVATE = (
     "a private selection: how many runs there were, and their utilities, scores and models, are as private as the "
     "data; only the released model and its card are covered by its ε"
 )
-"""Said wherever the folder of such a sweep is shown."""
+"""Shown with everything that is printed of the folder of a private selection."""
 
 
 def points_table(folder: SweepFolder) -> pd.DataFrame:
-    """One row per (configuration, seed) of the plan, in its order; runs without a result are `pending`, or `skipped` by
-    a search that has ended."""
+    """Return one row per run of the plan, in the order of the plan.
+
+    A run without a result is `skipped` if a search that has ended left it out, else `pending`.
+    """
     plan = folder.plan()
     if not plan.trials:
         raise ValueError(
             f"SWEEP must hold a run, got {folder.path.name!r}, whose number of runs was drawn as 0. A new sweep draws "
-            "again, and its release costs its own ε."
+            "again, and its release has an ε of its own."
         )
     base = folder.result(BASE_RUN)
     later = measured_later(folder)
@@ -53,9 +54,13 @@ def points_table(folder: SweepFolder) -> pd.DataFrame:
 
 
 def secrets_table(folder: SweepFolder) -> pd.DataFrame:
-    """Long format, by id: run_id, score, secret_id, value, num_samples; and count, in how many training examples the
-    secret is (null where the folder does not say). Counts are as private as the data: the table stays in the folder."""
-    rows: list[dict[str, Any]] = []
+    """Return the values by secret: one row per run, score and secret.
+
+    The columns are run_id, score, secret_id, value, num_samples and count. The count is the number of training examples
+    that contain the secret; it is null if the folder has none. Counts are as private as the data, so the table stays in
+    the folder.
+    """
+    rows: list[dict[str, object]] = []
     counts, later = folder.secret_counts(), measured_later(folder)
     for run_id in [BASE_RUN, *(trial.run_id for trial in folder.plan().trials)]:
         for score, measured in scores_of(folder, run_id, later).items():
@@ -75,10 +80,10 @@ def write_tables(folder: SweepFolder) -> Path:
 
 
 def secrets_beside(points: Path) -> pd.DataFrame:
-    """The values by secret that lie beside a points table.
+    """Read the values by secret from the file beside a points table.
 
     Raises:
-        ValueError: there is no such file.
+        ValueError: there is no such file, or it is not a Parquet file.
     """
     path = points.parent / SECRETS_FILE
     if not path.is_file():
@@ -96,7 +101,7 @@ def secrets_beside(points: Path) -> pd.DataFrame:
 
 
 def values_by_secret(points: Path, score: str | None) -> tuple[pd.DataFrame, str] | None:
-    """What lies beside a points table of a score's values by secret, and its name; None where there is nothing."""
+    """Return the values by secret beside a points table, with the name of the score. Return None if there are none."""
     if score is None or not (points.parent / SECRETS_FILE).is_file():
         return None
     secrets = secrets_beside(points)
@@ -145,8 +150,8 @@ def _status(trial: TrialPlan, result: RunResult | None, skipped: set[Configurati
     return "skipped" if trial.configuration in skipped else "pending"
 
 
-def _executed(result: RunResult | None) -> dict[str, Any]:
-    """How far a stopped run came."""
+def _executed(result: RunResult | None) -> dict[str, object]:
+    """Return the columns on the steps that a stopped run did."""
     executed = None if result is None else result.executed
     return {} if executed is None else {f"executed_{k}": executed[k] for k in ("num_steps", "epsilon")}
 
@@ -159,7 +164,7 @@ def _row(
     base: RunResult | None,
     later: list[Measurements],
     skipped: set[Configuration],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     result = folder.result(trial.run_id)
     status = _status(trial, result, skipped)
     privacy = plan.privacy[trial.run_id]
