@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
@@ -106,19 +105,23 @@ class Measured:
         """Return the seconds of one run: training by `num_workers` workers, and scoring."""
         return self.law.train_seconds(trial.batch_size, trial.num_steps, num_workers) + self.score_seconds
 
-    def columns(self, row: Mapping[str, Any], cluster: ClusterSpec, price: float | None) -> dict[str, float]:
+    def columns(
+        self, batch_size: int, num_steps: int, seeds: int, *, cluster: ClusterSpec, price: float | None
+    ) -> dict[str, float]:
         """Return the cost of all seeds of a configuration.
 
         Args:
-            row: a row of `SweepPlan.rows`.
+            batch_size: b.
+            num_steps: T.
+            seeds: number of seeds.
             cluster: the spec's cluster.
             price: price of a GPU for an hour; None omits `cost`.
 
         Returns:
             "hours" (on one slot), "gpu_hours", "memory_gib" (of one worker) and "cost".
         """
-        seconds = self.law.train_seconds(row["batch_size"], row["num_steps"], cluster.max_workers) + self.score_seconds
-        hours = seconds * row["seeds"] / 3600
+        seconds = self.law.train_seconds(batch_size, num_steps, cluster.max_workers) + self.score_seconds
+        hours = seconds * seeds / 3600
         gpu_hours = hours * cluster.max_workers * cluster.gpus_per_worker
         columns = {"hours": hours, "gpu_hours": gpu_hours, "memory_gib": self.memory_bytes / 2**30}
         return columns if price is None else {**columns, "cost": gpu_hours * price}

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import pandas as pd
 
@@ -73,8 +72,8 @@ def estimate(
 
         with stderr.status("timing a few steps"):
             measured = measure_cost(checked, task, plan.trials, num_steps=NUM_STEPS if num_steps is None else num_steps)
-        planned_rows = cast("list[dict[str, object]]", table.to_dict("records"))
-        rows = [measured.columns(row, checked.cluster, price) for row in planned_rows]
+        shapes = zip(table["batch_size"], table["num_steps"], table["seeds"], strict=True)
+        rows = [measured.columns(b, t, seeds, cluster=checked.cluster, price=price) for b, t, seeds in shapes]
         attrs = table.attrs
         table = pd.concat([table, pd.DataFrame(rows, index=table.index)], axis=1)
         table.attrs.update(attrs)

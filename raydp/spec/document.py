@@ -37,16 +37,16 @@ LEAST_SECTIONS = 2
 
 
 class SweepSpec(Section):
-    """A sweep: task, model, method and guarantee, the configurations, the scores and how one is selected."""
+    """A sweep: task, model, method, guarantee, configurations, scores and the selection."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)]
     """Name of the sweep: letters, digits, '.', '_' and '-'. Its folder is storage/name."""
     task: PluginField
-    """What is learnt: data, loss, utility and secrets, written {name: ..., **parameters}."""
+    """The task: data, loss, utility and secrets, written {name: ..., **parameters}."""
     model: ModelSpec
     """The base model and what is trained on it."""
     method: PluginField
-    """How it is trained, written {name: ..., **parameters}; the method draws the batches and says what is accounted."""
+    """The training method, written {name: ..., **parameters}. It draws the batches and declares the accounted event."""
     privacy: PrivacySpec
     """The guarantee that every configuration is calibrated to."""
     space: SpaceSpec
@@ -54,11 +54,11 @@ class SweepSpec(Section):
     seeds: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**63)], ...], Field(min_length=1)] = (0,)
     """Labels of repetitions (initialisation, score sampling). They are public and never the source of the noise."""
     scores: Annotated[tuple[PluginField, ...], Field(min_length=1)]
-    """What is measured of every trained model, each written {name: ..., **parameters}."""
+    """The scores that are measured of every trained model, each written {name: ..., **parameters}."""
     select: SelectSpec
     """How one configuration is chosen at the end."""
     stopping: StoppingSpec | None = None
-    """Which runs end before their last step; without it none does."""
+    """Which runs end before their last step. By default none does."""
     cluster: ClusterSpec = ClusterSpec()
     """Where the sweep runs. Nothing here changes a result."""
     storage: str = "raydp_runs"

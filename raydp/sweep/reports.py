@@ -19,7 +19,7 @@ from raydp.sweep.api import (
     tables_of,
     with_given,
 )
-from raydp.sweep.ending.notes import about
+from raydp.sweep.ending.notes import ReportTexts, about
 from raydp.sweep.planning.sources import named
 
 if TYPE_CHECKING:
@@ -63,8 +63,10 @@ def report(
         )
     else:
         selections = _selections(table, rule_of(own, rule), with_given(own, bounds), values)
-    told = {"title": Path(points).stem} if folder is None else about(folder, score=score, worst_case=worst_case)
-    return write_report(table, selections, Path(output), by_secret=values, **told)
+    texts: ReportTexts = (
+        {"title": Path(points).stem} if folder is None else about(folder, score=score, worst_case=worst_case)
+    )
+    return write_report(table, selections, Path(output), by_secret=values, **texts)
 
 
 def comparison(

@@ -55,7 +55,7 @@ def show_simulation(simulation: Mapping[str, Any]) -> None:
     print_table(f"lower bound {simulation['lower_bound_seconds'] / 3600:.4g} h", rows)
     if simulation["driver_bound_seconds"] > simulation["lower_bound_seconds"]:
         stdout.print(
-            f"the driver needs {simulation['driver_bound_seconds'] / 3600:.4g} h for these runs, one after the other: it "
-            f"holds the sweep up from {simulation['slots_that_fill_the_driver']} slots on",
+            f"the driver needs {simulation['driver_bound_seconds'] / 3600:.4g} h for these runs, one after the other: "
+            f"it holds the sweep up from {simulation['slots_that_fill_the_driver']} slots on",
             markup=False,
         )

@@ -1,4 +1,4 @@
-"""The sections of a sweep's specification, each with what it may hold."""
+"""The sections of a sweep's specification, each with its fields and its rules."""
 
 from raydp.spec.sections.base import AtLeastOne, Positive, Section
 from raydp.spec.sections.cluster import ClusterSpec, TrackingSpec

@@ -1,4 +1,4 @@
-"""How a configuration is selected at the end of a sweep."""
+"""The section on the selection of a configuration at the end of a sweep."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class SelectSpec(Section):
     """
 
     score: str
-    """Name of the score that selection goes by; it must be one of `scores`."""
+    """Name of the score that the selection uses; it must be one of `scores`."""
     rule: str = DEFAULT_RULE
-    """Name of the rule that selects: by default Algorithm 1 of Hu et al. 2025 as long as the measured scores do not
-    contradict it; others are procedure, best-utility, oracle."""
+    """Name of the rule that selects. The default is Algorithm 1 of Hu et al. 2025, unless the measured scores
+    contradict it. Others are procedure, best-utility and oracle."""
     min_utility_gain: Annotated[float, Field(ge=0, le=1)] | None = 0.9
     """Keep configurations with at least this share of the best gain over the untrained model's utility; 0.9 as in Hu et
     al. 2025."""

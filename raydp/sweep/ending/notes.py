@@ -1,10 +1,10 @@
-"""What a report says at its end: the guarantee, what it does not cover, and what was made of the data."""
+"""The notes of a report: the guarantee, what it does not cover, and how the data were prepared."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Required, TypedDict
 
 from raydp.plugins.registries import names, summary
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
@@ -14,15 +14,31 @@ from raydp.sweep.store.state import Plan
 from raydp.sweep.store.summary import ReleasedModels
 
 
-def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = False) -> dict[str, Any]:
-    """What `analysis.write_report` is told of a sweep beside its points: title, base score, card, warnings and notes.
+class ReportTexts(TypedDict, total=False):
+    """Arguments of `analysis.write_report` that its points table does not contain."""
+
+    title: Required[str]
+    base_score: float | None
+    score_name: str
+    score_text: str
+    card_rows: Mapping[str, str]
+    warnings: Sequence[str]
+    notes: Sequence[str]
+
+
+def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = False) -> ReportTexts:
+    """Return the texts and the base score of a sweep's report.
 
     Args:
-        score: the score that the report is by; the one that the sweep selects by where it is None.
-        worst_case: it is by the largest value over the secrets.
+        folder: the sweep's folder.
+        score: the score that the report shows; by default the score that the sweep selects by.
+        worst_case: whether the report shows the largest value over the secrets.
     """
     plan = folder.plan()
-    written, selected_by = folder.names(), folder.select().score  # the whole spec would load what trains
+    written, selected_by = (
+        folder.names(),
+        folder.select().score,
+    )  # reading the whole spec would import the training code
     measured = scores_of(folder, BASE_RUN, measured_later(folder)).get(score or selected_by)
     base = None if measured is None else max(measured.per_secret.values()) if worst_case else measured.value
     named = score or selected_by
@@ -47,23 +63,23 @@ def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = F
 
 
 def _meaning(score: str) -> str:
-    """What a score measures: the first line of its class, "" for one that was measured under a label of its own."""
+    """Return the first line of a score's docstring. Return "" for a label that is no score's name."""
     return summary("scores", score) if score in names("scores") else ""
 
 
 def _searched(folder: SweepFolder, strategy: str | None) -> list[str]:
-    """A caution where a strategy chose what was run."""
+    """Return a warning if a search chose which configurations were run."""
     search = folder.search_end()
     if search is None or strategy is None:
         return []
     return [
-        f"The search {strategy} chose which configurations were run and left out "
-        f"{len(search.skipped)}: accuracies, regressions, spreads and risks are of what it chose."
+        f"The search {strategy} chose which configurations were run and left out {len(search.skipped)}. Accuracies, "
+        "regressions, spreads and risks describe only the configurations that were run."
     ]
 
 
 def card_of(plan: Plan) -> dict[str, str]:
-    """What the report's card says of the guarantee beside the figures of the table."""
+    """Return the rows of the report's card about the guarantee."""
     record, caveats = plan.record, plan.facts.notes.get("caveats", [])
     claimed = record.get("claimed_epsilon")
     return {
@@ -78,7 +94,7 @@ def card_of(plan: Plan) -> dict[str, str]:
 
 
 def notes_of(plan: Plan) -> list[str]:
-    """What the guarantee says and what was made of the data, for the report's end."""
+    """Return sentences on the guarantee and on the preparation of the data."""
     record = plan.record
     certified = [f"Not certified: {reason}." for reason in record["not_certified_because"]]
     covered = [f"Not covered: {item}." for item in record["not_covered"]]
@@ -86,7 +102,7 @@ def notes_of(plan: Plan) -> list[str]:
 
 
 def promise_of(record: Mapping[str, Any]) -> str:
-    """The guarantee of a sweep's models in a sentence."""
+    """Return the guarantee of a sweep's models in a sentence."""
     model = "The released model" if "private_selection" in record else "Each model"
     epsilon = f"{float(record['target_epsilon'] or 'inf'):g}"
     return (

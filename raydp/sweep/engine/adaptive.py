@@ -153,15 +153,15 @@ def ruled_out(
         ValueError: none is left.
     """
     points = points.assign(compute=points["batch_size"] * points["num_steps"])
-    found: dict[Configuration, str] = {}
+    reasons: dict[Configuration, str] = {}
     for column in at_most:
         means = points.groupby(KEY, as_index=False)[[column]].mean()
         for configuration, value in zip(configurations(means), means[column], strict=True):
             if value > at_most[column] and configuration not in keep:
-                found[configuration] = f"its {column} of {value:g} exceeds select.at_most {at_most[column]:g}"
-    if len(found) == len(points.groupby(KEY)):
+                reasons[configuration] = f"its {column} of {value:g} exceeds select.at_most {at_most[column]:g}"
+    if len(reasons) == len(points.groupby(KEY)):
         raise ValueError(
             f"select.at_most must leave a configuration of the space, got {dict(at_most)} that rules out all "
-            f"{len(found)}. Raise it."
+            f"{len(reasons)}. Raise it."
         )
-    return found
+    return reasons

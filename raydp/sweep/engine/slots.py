@@ -232,10 +232,10 @@ class Slots:
         known: dict[str, int] = {}
         while not self._closing.wait(DRAIN_SECONDS):
             with suppress(ray.exceptions.RayError):
-                found: dict[str, int] = ray._private.state.state.get_draining_nodes()
-                if found.keys() != known.keys():
-                    ray.get(self.queue.drain.remote(list(found)))
-                    known = found
+                draining: dict[str, int] = ray._private.state.state.get_draining_nodes()
+                if draining.keys() != known.keys():
+                    ray.get(self.queue.drain.remote(list(draining)))
+                    known = draining
 
     def _keep(self, slot: int) -> None:
         """Keep a slot's worker group alive until there is nothing left for it. When the last slot has ended, whatever

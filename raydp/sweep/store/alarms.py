@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raydp.sweep.store.json_files import read_json, write_json
 from raydp.tracking import set_alarms
@@ -37,12 +37,6 @@ class Audit:
         """Return the entry of audits.json."""
         alarms = [{"configuration": list(key), "alarm": alarm} for key, alarm in self.alarms.items()]
         return {"name": self.name, "at": self.at, "found": alarms}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Audit:
-        """Read what `to_json` wrote."""
-        entries = [(entry["configuration"], entry["alarm"]) for entry in document["found"]]
-        return cls(name=document["name"], at=document["at"], alarms={(b, t, rate): a for (b, t, rate), a in entries})
 
 
 def note_audit(folder: Path, name: str, alarms: Mapping[Configuration, str | None]) -> None:
@@ -83,5 +77,13 @@ def alarm_of(folder: Path, selection: Selection) -> str | None:
 
 
 def _audits(folder: Path) -> list[Audit]:
+    """Read the audits of a sweep, the oldest first."""
     document = read_json(folder / AUDITS_FILE)
-    return [] if document is None else [Audit.from_json(audit) for audit in document["audits"]]
+    return [
+        Audit(
+            name=audit["name"],
+            at=audit["at"],
+            alarms={tuple(entry["configuration"]): entry["alarm"] for entry in audit["found"]},
+        )
+        for audit in (() if document is None else document["audits"])
+    ]

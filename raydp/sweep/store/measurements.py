@@ -24,7 +24,7 @@ ABOUT = "measurement.json"
 class Measurements:
     """One measurement of a sweep's models: a score with its parameters, under a label.
 
-    scores/<label>/measurement.json describes the measurement. <name>.json commits the result of one model, whose name is
+    scores/<label>/measurement.json describes the measurement. <name>.json commits the result of one model; the name is
     a run id or "base". The folder work/ belongs to the score (Context.folder).
     """
 
@@ -49,7 +49,9 @@ class Measurements:
         """
         measurements = cls(folder=folder, label=request.label)
         name, params = request.plugin.name, request.plugin.params
-        said = params.model_dump(mode="json", exclude_defaults=True)  # without defaults, so that a new option changes no identity
+        said = params.model_dump(
+            mode="json", exclude_defaults=True
+        )  # without defaults, so that a new option changes no identity
         drawn = "run" if seed is None else seed
         identity = {"score": {"name": name, **said}, "seed": drawn}
         about = {

@@ -47,10 +47,7 @@ def points_table(folder: SweepFolder) -> pd.DataFrame:
         "max_grad_norm": method.pop("max_grad_norm", None),
         **{f"param.{k}": v for k, v in method.items()},
     }
-    table = pd.DataFrame(rows)
-    for name, value in constants.items():
-        table[name] = [value] * len(table)
-    return table
+    return pd.concat([pd.DataFrame(rows), pd.DataFrame([constants] * len(rows))], axis=1)
 
 
 def secrets_table(folder: SweepFolder) -> pd.DataFrame:

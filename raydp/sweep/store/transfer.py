@@ -97,7 +97,7 @@ class Bucket:
         fetch(files, f"{root}/{name}", path)
 
     def names(self, folder: str) -> dict[str, int]:
-        """Return name -> size in bytes of every file in a folder and below it. The name "" stands for the whole bucket."""
+        """Return name -> size in bytes of every file in a folder and below it. The folder "" is the whole bucket."""
         from pyarrow import fs
 
         files, root = self._opened
