@@ -30,7 +30,7 @@ class SearchResult:
 
 
 class KnownPrompts:
-    """Prompts that searches found, by model: in memory and, with a folder, in files acr-<hash of the model's name>.json.
+    """Prompts that searches found, by model. With a folder, they are also in files acr-<hash of the name>.json.
 
     A prompt makes its model generate a secret, so the files are private. They have mode 0600 and hold token ids under
     the secrets' names. Never log or upload them.
