@@ -210,7 +210,7 @@ def measure(folder: Path, num_trials: int, slots: int, uri: str) -> dict[str, An
     with meter:
         result = driver.run_sweep(spec, resume=False, console=Console(stderr=True, quiet=True))
     total = time.perf_counter() - started
-    assert result.counts["finished"] == num_trials, result.counts
+    assert result.counts.finished == num_trials, result.counts
     commits = sorted(meter.commits)
     outcomes = [json.loads(path.read_text()) for path in result.folder.glob("trials/*/result.json")]
     scored = [o["score_seconds"] for o in outcomes if "score_seconds" in o]

@@ -78,7 +78,7 @@ def sweep_seconds(folder: Path, num_trials: int) -> dict[str, float]:
     clock, started = time.time(), time.perf_counter()
     result = run_sweep(spec_for(folder, num_trials), resume=False, console=Console(stderr=True, quiet=True))
     total = time.perf_counter() - started
-    assert result.counts["finished"] == num_trials
+    assert result.counts.finished == num_trials
     begun, committed = [], []
     for path in result.folder.glob("trials/*/result.json"):
         committed.append(path.stat().st_mtime)

@@ -93,12 +93,14 @@ def test_a_rule_and_a_threshold_may_be_given(raydp: Command, table: Path) -> Non
 
 
 def test_a_share_of_the_gain_takes_the_place_of_a_sweeps_threshold() -> None:
-    from raydp.sweep.api import with_given
+    from raydp.spec.sections import SelectSpec
+    from raydp.sweep.api import rule_of, with_given
 
-    own = {"rule": "procedure", "max_loss": 2.0}
-    assert with_given(own, {"min_utility_gain": 0.9, "rule": None}) == {"rule": "procedure", "min_utility_gain": 0.9}
-    assert with_given(own, {"max_loss": 3.0}) == {"rule": "procedure", "max_loss": 3.0}
-    assert with_given(own, {}) == own
+    own = SelectSpec(score="vmr_exact", rule="procedure", max_loss=2.0, min_utility_gain=None)
+    assert with_given(own, {"min_utility_gain": 0.9, "max_score": None}) == {"min_utility_gain": 0.9}
+    assert with_given(own, {"max_loss": 3.0}) == {"max_loss": 3.0}
+    assert with_given(own, {}) == own.constraints() == {"max_loss": 2.0}
+    assert (rule_of(own, None), rule_of(own, "oracle")) == ("procedure", "oracle")
 
 
 def test_a_table_is_not_overwritten(raydp: Command, table: Path) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from analysis.statistics.results import holm
 from raydp.privacy import Guesses, one_run_bound
@@ -13,6 +13,7 @@ from raydp.scores.base import Measurement
 from raydp.sweep.store.alarms import Configuration
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import counts
+from raydp.sweep.store.summary import RunCounts
 from raydp.training.trial_plan import TrialPlan
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class AuditReport:
             p after Holm's correction for all runs, and whether the run raises an alarm.
         configurations: one row per configuration: the largest ε̂ of its seeds, corrected for their number.
         epsilon_hat: the largest ε̂ of the sweep, corrected for the number of runs.
-        counts: runs by status, and failures.
+        counts: numbers of runs by status, and failures.
         interrupted: whether the audit stopped before all runs had a result.
     """
 
@@ -90,7 +91,7 @@ class AuditReport:
     runs: tuple[AuditedRun, ...]
     configurations: tuple[AuditedConfiguration, ...]
     epsilon_hat: float | None
-    counts: Mapping[str, Any]
+    counts: RunCounts
     interrupted: bool
 
     @property
@@ -100,7 +101,7 @@ class AuditReport:
 
     def document(self) -> dict[str, object]:
         """Return the document that `raydp audit --json` prints."""
-        return {**asdict(self), "alarm": self.alarm}
+        return {**vars(self), "counts": self.counts.to_json(), "alarm": self.alarm}
 
     def alarms(self) -> dict[Configuration, str | None]:
         """Return (b, T, η) of each audited configuration -> its alarm as a sentence, or None."""

@@ -10,5 +10,5 @@ def list_(storage: Storage = "raydp_runs", json: Json = False) -> None:
     from raydp.io.output import print_json
     from raydp.sweep.listing import list_sweeps, show_sweeps
 
-    rows = list_sweeps(storage)
-    print_json(rows) if json else show_sweeps(storage, rows)
+    sweeps = list_sweeps(storage)
+    print_json([sweep.to_json() for sweep in sweeps]) if json else show_sweeps(storage, sweeps)

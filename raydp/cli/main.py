@@ -96,7 +96,7 @@ def sweep(
         print_json(result.document())
     else:
         show_result(chosen, result)
-    nothing_to_run = not result.counts["runs"]  # a valid outcome of a private selection
+    nothing_to_run = not result.counts.runs  # a valid outcome of a private selection
     if (result.selected is None and not nothing_to_run) or result.interrupted:
         raise typer.Exit(1)
 
@@ -111,7 +111,7 @@ def status(sweep: OneSweep, storage: Storage = "raydp_runs", json: Json = False)
 
     folder = sweep_folder(sweep, storage)
     run_counts = counts(folder)
-    print_json(run_counts) if json else show_status(folder.path, run_counts, folder.summary())
+    print_json(run_counts.to_json()) if json else show_status(folder.path, run_counts, folder.summary())
 
 
 @app.command(rich_help_panel=READ)
@@ -243,7 +243,7 @@ def select(
         score=score,
         worst_case=worst_case,
     )
-    print_json(selection.to_dict()) if json else show_selection(selection.to_dict())
+    print_json(selection.to_dict()) if json else show_selection(selection)
 
 
 @app.command(rich_help_panel=RUN)

@@ -44,7 +44,8 @@ def plan(
         for reason in estimated.table.attrs["rejected"]:
             stderr.print(f"left out: {reason}", markup=False)
         rows = plan_rows(estimated.table)
-        document = {"configurations": rows, "measured": estimated.measured, "simulation": estimated.simulation}
+        measured = None if estimated.measured is None else estimated.measured.document()
+        document = {"configurations": rows, "measured": measured, "simulation": estimated.simulation}
         print_json(rows if simulate is None else document)
     else:
         show_plan(estimated.table)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
 from raydp.spec.sections import ClusterSpec
 from raydp.sweep.store.results import RunResult
 from raydp.training.trial_plan import TrialPlan
+from search_spaces import Configuration
 
 ASSUMED = (
     "the workers' devices are like the one measured, and as loaded",
@@ -105,24 +105,28 @@ class Measured:
         """Return the seconds of one run: training by `num_workers` workers, and scoring."""
         return self.law.train_seconds(trial.batch_size, trial.num_steps, num_workers) + self.score_seconds
 
-    def columns(self, row: Mapping[str, Any], cluster: ClusterSpec, price: float | None) -> dict[str, Any]:
+    def columns(
+        self, batch_size: int, num_steps: int, seeds: int, *, cluster: ClusterSpec, price: float | None
+    ) -> dict[str, float]:
         """Return the cost of all seeds of a configuration.
 
         Args:
-            row: a row of `SweepPlan.rows`.
+            batch_size: b.
+            num_steps: T.
+            seeds: number of seeds.
             cluster: the spec's cluster.
             price: price of a GPU for an hour; None omits `cost`.
 
         Returns:
             "hours" (on one slot), "gpu_hours", "memory_gib" (of one worker) and "cost".
         """
-        seconds = self.law.train_seconds(row["batch_size"], row["num_steps"], cluster.max_workers) + self.score_seconds
-        hours = seconds * row["seeds"] / 3600
+        seconds = self.law.train_seconds(batch_size, num_steps, cluster.max_workers) + self.score_seconds
+        hours = seconds * seeds / 3600
         gpu_hours = hours * cluster.max_workers * cluster.gpus_per_worker
         columns = {"hours": hours, "gpu_hours": gpu_hours, "memory_gib": self.memory_bytes / 2**30}
         return columns if price is None else {**columns, "cost": gpu_hours * price}
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return the result as data for JSON."""
         return {**asdict(self), "assumes": list(ASSUMED)}
 
@@ -145,7 +149,7 @@ def recorded_seconds(trials: Sequence[TrialPlan], results: Mapping[str, RunResul
     # Times of the finished runs, by configuration, and a law for the others.
     trained = {t.run_id: _train_seconds(t, results[t.run_id]) for t in done}
     scored = {t.run_id: results[t.run_id].score_seconds or 0.0 for t in done}
-    by_configuration: dict[Any, list[float]] = {}
+    by_configuration: dict[Configuration, list[float]] = {}
     for t in done:
         by_configuration.setdefault(t.configuration, []).append(trained[t.run_id] + scored[t.run_id])
     law = StepLaw.fit([t.batch_size for t in done], [max(trained[t.run_id], 1e-9) / t.num_steps for t in done])

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import pandas as pd
 
@@ -28,13 +27,13 @@ class Estimate:
 
     Attributes:
         table: see `raydp.plan`, with hours, gpu_hours, memory_gib and cost if they were measured.
-        measured: the measurement (`Measured.document`), None without one.
+        measured: the measurement, None without one.
         simulation: see `simulate`, with "costs": the source of the runs' times, "at_most": whether a search or early
             stopping may run less, and "slot_notes": why there are no more slots. None without a simulation.
     """
 
     table: pd.DataFrame
-    measured: dict[str, Any] | None
+    measured: Measured | None
     simulation: dict[str, object] | None
 
 
@@ -73,8 +72,8 @@ def estimate(
 
         with stderr.status("timing a few steps"):
             measured = measure_cost(checked, task, plan.trials, num_steps=NUM_STEPS if num_steps is None else num_steps)
-        planned_rows = cast("list[dict[str, object]]", table.to_dict("records"))
-        rows = [measured.columns(row, checked.cluster, price) for row in planned_rows]
+        shapes = zip(table["batch_size"], table["num_steps"], table["seeds"], strict=True)
+        rows = [measured.columns(b, t, seeds, cluster=checked.cluster, price=price) for b, t, seeds in shapes]
         attrs = table.attrs
         table = pd.concat([table, pd.DataFrame(rows, index=table.index)], axis=1)
         table.attrs.update(attrs)
@@ -91,7 +90,7 @@ def estimate(
             **simulate(seconds, slots, simulated, orders=orders),
             "slot_notes": simulated.slot_notes(checked.cluster, len(seconds)),
         }
-    return Estimate(table=table, measured=None if measured is None else measured.document(), simulation=simulation)
+    return Estimate(table=table, measured=measured, simulation=simulation)
 
 
 def _check(
@@ -134,8 +133,8 @@ def _seconds(
     results = {}
     if SweepFolder.exists(spec):
         folder = SweepFolder.open(Path(spec.storage) / spec.name)
-        found = ((t.run_id, folder.result(t.run_id)) for t in trials)
-        results = {run_id: r for run_id, r in found if r is not None and r.finished}
+        known = ((t.run_id, folder.result(t.run_id)) for t in trials)
+        results = {run_id: r for run_id, r in known if r is not None and r.finished}
     return recorded_seconds(trials, results), "recorded"
 
 

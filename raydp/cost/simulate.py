@@ -169,7 +169,7 @@ def lower_bound(costs: Sequence[float], num_slots: int) -> float:
 
 def simulate(
     costs: Sequence[float], num_slots: int, hardware: Hardware, *, orders: Mapping[str, Sequence[int]]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return makespan, utilisation and the lower bound of a sweep.
 
     Args:

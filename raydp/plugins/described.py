@@ -25,7 +25,7 @@ class Plugin:
     name: str
     params: Any
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the plug-in as written in a spec."""
         return {"name": self.name, **self.params.model_dump(mode="json")}
 
@@ -168,7 +168,7 @@ def _section_at(cls: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseMo
     return cls
 
 
-def any_plugin(kind: registries.Kind) -> dict[str, Any]:
+def any_plugin(kind: registries.Kind) -> dict[str, object]:
     """Return the JSON Schema of every known plug-in of a kind. A description is its docstring's first paragraph."""
     choices = []
     for name in registries.names(kind):

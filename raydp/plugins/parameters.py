@@ -28,7 +28,7 @@ _BOUNDS = {
 """Keyword of JSON Schema -> keyword of pydantic."""
 CONSTANTS: dict[registries.Kind, tuple[str, ...]] = {"methods": ("private",), "scores": ("logarithmic",)}
 """Attributes of the plug-ins' classes that are known without importing the plug-ins."""
-_PLAIN: dict[str, Any] = {"string": str, "integer": int, "number": float, "boolean": bool, "null": None}
+_PLAIN: Mapping[str, object] = {"string": str, "integer": int, "number": float, "boolean": bool, "null": None}
 
 
 class Unchecked(BaseModel):
@@ -76,7 +76,7 @@ def _of_file(kind: registries.Kind, name: str) -> dict[str, Any] | None:
 
 
 def _annotation(schema: Mapping[str, Any]) -> Any:
-    """Return the type that a JSON Schema describes, or Any if the schema says more than types and bounds."""
+    """Return the type that a JSON Schema describes. If the schema says more than types and bounds, accept any value."""
     if "enum" in schema:
         return Literal[tuple(schema["enum"])]
     if "const" in schema:
@@ -93,12 +93,12 @@ def _annotation(schema: Mapping[str, Any]) -> Any:
     return Annotated[kind, Field(**bounds)] if bounds and kind is not Any else kind
 
 
-def described() -> dict[str, Any]:
+def described() -> dict[str, dict[str, object]]:
     """Return what the file must hold for the current plug-ins: kind -> name -> {"fields", "constants"}."""
     return {kind: {name: _described(kind, name) for name in sorted(registries.BUILTIN[kind])} for kind in KINDS}
 
 
-def _described(kind: registries.Kind, name: str) -> dict[str, Any]:
+def _described(kind: registries.Kind, name: str) -> dict[str, object]:
     cls: type[BaseModel] = registries.resolve(kind, name)
     decorators = cls.__pydantic_decorators__
     constants = {name: getattr(cls, name) for name in CONSTANTS.get(kind, ())}
@@ -115,7 +115,7 @@ def _described(kind: registries.Kind, name: str) -> dict[str, Any]:
     return {"fields": fields, "constants": constants}
 
 
-def _plain(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(schema: Mapping[str, Any]) -> dict[str, object]:
     """Return a schema that `_annotation` can read, or {} if the schema says more than that."""
     words = {k: v for k, v in schema.items() if k not in ("title", "description", "default")}
     for key in ("anyOf", "prefixItems"):

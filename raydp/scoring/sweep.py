@@ -188,21 +188,21 @@ class _Begun:
         return [job(names=names, seed=self.seeds[names[0]], done=done)] if left else []
 
     def summary(self, before: set[str]) -> MeasuredScore:
-        results_by_name = {name: self.measurements.finished(name) for name in self.seeds}
-        documents = {name: document for name, document in results_by_name.items() if document is not None}
-        values = [document["value"] for name, document in documents.items() if name != BASE_RUN]
-        results = {name: self.measurements.result(name) for name in self.seeds if name not in documents}
+        finished = {name: self.measurements.finished(name) for name in self.seeds}
+        scores = {name: score for name, score in finished.items() if score is not None}
+        values = [score.value for name, score in scores.items() if name != BASE_RUN]
+        failures = {name: self.measurements.failure(name) for name in self.seeds if name not in scores}
         return {
             "score": self.request.plugin.name,
             "seed": (self.measurements.about() or {}).get("seed"),
-            "measured": len(set(documents) - before),
+            "measured": len(set(scores) - before),
             "already": len(before),
-            "failed": [{"run_id": name, "reason": r["reason"]} for name, r in results.items() if r is not None],
-            "base": documents[BASE_RUN]["value"] if BASE_RUN in documents else None,
+            "failed": [{"run_id": name, "reason": reason} for name, reason in failures.items() if reason is not None],
+            "base": scores[BASE_RUN].value if BASE_RUN in scores else None,
             "min": min(values, default=None),
             "mean": sum(values) / len(values) if values else None,
             "max": max(values, default=None),
-            "seconds": sum(document["cost"].get("seconds", 0.0) for document in documents.values()),
+            "seconds": sum(score.cost.get("seconds", 0.0) for score in scores.values()),
         }
 
 
@@ -288,11 +288,11 @@ def _log_to_mlflow(
     values: dict[str, dict[str, float | None]] = {}
     for name in runs:
         uri = folder.model_uri(name)
-        documents = {b.label: d for b in begun if (d := b.measurements.finished(name)) is not None}
-        if uri is not None and documents:
+        scores = {b.label: score for b in begun if (score := b.measurements.finished(name)) is not None}
+        if uri is not None and scores:
             values[uri] = {
-                **{f"score.{label}": d["value"] for label, d in documents.items()},
-                **{f"score.{label}.std_error": d["std_error"] for label, d in documents.items()},
+                **{f"score.{label}": score.value for label, score in scores.items()},
+                **{f"score.{label}.std_error": score.std_error for label, score in scores.items()},
             }
     if not values:
         return 0, None

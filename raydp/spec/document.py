@@ -1,10 +1,10 @@
-"""The sweep specification: one YAML file, checked before anything runs."""
+"""The specification of a sweep: one YAML file, which is checked before anything runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -26,27 +26,27 @@ from raydp.spec.sections.private_selection import conflicts, with_the_only_rule
 from search_spaces.names import kind_of
 
 MOST_PROBLEMS = 50
-"""So many mistakes of a spec are told at once."""
+"""The largest number of mistakes that a message lists."""
 
 DEMO = Path(__file__).parents[1] / "data" / "demo.yaml"
 """The embedded default of `raydp sweep`."""
 
 MAPPINGS = ("task", "model", "method", "privacy", "space", "select", "stopping", "cluster", "tracking")
 LEAST_SECTIONS = 2
-"""A file with fewer of these sections as mappings is no spec, and no message shows any of it."""
+"""The smallest number of sections with a mapping that make a file a spec. No message shows content of another file."""
 
 
 class SweepSpec(Section):
-    """A sweep: task, model, method and guarantee, the configurations, the scores and how one is selected."""
+    """A sweep: task, model, method, guarantee, configurations, scores and the selection."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)]
     """Name of the sweep: letters, digits, '.', '_' and '-'. Its folder is storage/name."""
     task: PluginField
-    """What is learnt: data, loss, utility and secrets, written {name: ..., **parameters}."""
+    """The task: data, loss, utility and secrets, written {name: ..., **parameters}."""
     model: ModelSpec
     """The base model and what is trained on it."""
     method: PluginField
-    """How it is trained, written {name: ..., **parameters}; the method draws the batches and says what is accounted."""
+    """The training method, written {name: ..., **parameters}. It draws the batches and declares the accounted event."""
     privacy: PrivacySpec
     """The guarantee that every configuration is calibrated to."""
     space: SpaceSpec
@@ -54,11 +54,11 @@ class SweepSpec(Section):
     seeds: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**63)], ...], Field(min_length=1)] = (0,)
     """Labels of repetitions (initialisation, score sampling). They are public and never the source of the noise."""
     scores: Annotated[tuple[PluginField, ...], Field(min_length=1)]
-    """What is measured of every trained model, each written {name: ..., **parameters}."""
+    """The scores that are measured of every trained model, each written {name: ..., **parameters}."""
     select: SelectSpec
     """How one configuration is chosen at the end."""
     stopping: StoppingSpec | None = None
-    """Which runs end before their last step; without it none does."""
+    """Which runs end before their last step. By default none does."""
     cluster: ClusterSpec = ClusterSpec()
     """Where the sweep runs. Nothing here changes a result."""
     storage: str = "raydp_runs"
@@ -132,27 +132,27 @@ def load_spec(source: str | Path | Mapping[str, object]) -> SweepSpec:
         source: a YAML file, or its content as a mapping.
 
     Raises:
-        ValueError: every mistake found, one per line, each with what to change.
+        ValueError: all mistakes, one per line, each with a remedy.
     """
     content = written_spec(source)
-    _checked(content, light_model)  # most mistakes are found without the plug-ins, which take seconds to import
+    _checked(content, light_model)  # reports most mistakes before the plug-ins are imported, which takes seconds
     return _checked(content, registries.resolve)
 
 
 def draft_spec(source: str | Path | Mapping[str, object]) -> SweepSpec:
-    """Read and check a spec as far as that takes no import of its plug-ins.
+    """Read and check a spec without importing its plug-ins.
 
     Returns:
-        A spec whose plug-ins have parameters and no code: for checks of all its other sections.
+        A spec whose plug-ins have parameters but no code. It serves to check all other sections.
 
     Raises:
-        ValueError: as `load_spec`, but for what only a plug-in's own code finds.
+        ValueError: the mistakes that `load_spec` reports, except those that only a plug-in's own code notices.
     """
     return _checked(written_spec(source), light_model)
 
 
-def written_spec(source: str | Path | Mapping[str, object]) -> dict[str, Any]:
-    """The spec as it is written; a file that is none is not shown."""
+def written_spec(source: str | Path | Mapping[str, object]) -> dict[str, object]:
+    """Return the content of a spec. If a file is not a spec, the message does not show its content."""
     if isinstance(source, Mapping):
         return dict(source)
     path = Path(source)
@@ -168,7 +168,7 @@ def written_spec(source: str | Path | Mapping[str, object]) -> dict[str, Any]:
 
 
 def _no_spec(path: Path, data: Mapping[str, object]) -> str:
-    """Why a file is not taken as a spec. It may be data that was given in the wrong place, so none of it is shown."""
+    """Explain why a file is not a spec, without its content: it may be data that was given by mistake."""
     required = [name for name, field in SweepSpec.model_fields.items() if field.is_required()]
     missing = [name for name in required if name not in data]
     plain = [name for name in MAPPINGS if name in data and not isinstance(data[name], Mapping)]
@@ -182,7 +182,7 @@ def _no_spec(path: Path, data: Mapping[str, object]) -> str:
 
 
 def _checked(content: Mapping[str, object], resolve: Resolve) -> SweepSpec:
-    """The spec with the models of its plug-ins' parameters that `resolve` gives."""
+    """Check a spec. The parameters of its plug-ins are checked by the models that `resolve` returns."""
     data, problems = dict(content), list[str]()
     kinds: dict[str, registries.Kind] = {"task": "tasks", "method": "methods"}
     for key, kind in kinds.items():
@@ -205,21 +205,21 @@ def _checked(content: Mapping[str, object], resolve: Resolve) -> SweepSpec:
 
 
 def _listed(problems: list[str]) -> str:
-    """The first of them, a line each: nobody reads thousands."""
+    """Return the first mistakes, one per line, and the number of the others."""
     more = [f"... and {len(problems) - MOST_PROBLEMS} more."] if len(problems) > MOST_PROBLEMS else []
     return "\n".join([*problems[:MOST_PROBLEMS], *more])
 
 
 def _search(written: object, problems: list[str], resolve: Resolve) -> Plugin | None:
-    """A name alone has no parameters; "grid" is every configuration."""
+    """Resolve space.search. A name alone stands for no parameters, and "grid" for no search."""
     if written is None or written == "grid":
         return None
     named = {"name": written} if isinstance(written, str) else written
     return resolve_plugin("searches", "space.search", named, problems, resolve)
 
 
-def json_schema() -> dict[str, Any]:
-    """JSON Schema of the spec with every known plug-in's parameters, for editors."""
+def json_schema() -> dict[str, object]:
+    """Return the JSON Schema of the spec with the parameters of every known plug-in, for editors."""
     schema = SweepSpec.model_json_schema()
     properties, space = schema["properties"], schema["$defs"]["SpaceSpec"]["properties"]
     search = {"anyOf": [{"enum": ["grid", *registries.names("searches")]}, any_plugin("searches"), {"type": "null"}]}
@@ -230,5 +230,5 @@ def json_schema() -> dict[str, Any]:
     return schema
 
 
-def _description(field: dict[str, Any]) -> dict[str, Any]:
+def _description(field: Mapping[str, object]) -> dict[str, object]:
     return {"description": field["description"]}

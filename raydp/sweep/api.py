@@ -1,22 +1,25 @@
-"""Sweeps from Python: the same as the commands, returning objects."""
+"""Sweeps from Python. The functions do what the commands do, and return objects."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import pandas as pd
 
 from analysis import Selection, load_points, split_by, with_score, with_worst_case
 from analysis import select as select_from
+from analysis.selection.default import DEFAULT_RULE
 from analysis.selection.reference import REFERENCE_RULES
 from raydp.io.output import stderr
 from raydp.spec.document import DEMO, SweepSpec, load_spec
+from raydp.spec.sections import BOUNDS, Bounds, SelectSpec
 from raydp.sweep.planning.sources import folder_of_spec, is_spec, named
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.measurements import is_logarithmic
 from raydp.sweep.store.points import POINTS_FILE, counts, points_table, secrets_beside, values_by_secret, write_tables
+from raydp.sweep.store.summary import RunCounts
 
 if TYPE_CHECKING:
     from raydp.sweep.driver import SweepResult
@@ -29,18 +32,18 @@ class Sweep:
     """One sweep.
 
     Args:
-        spec: a YAML file, its content as a mapping, or a checked spec; without one the embedded default.
+        spec: a YAML file, its content as a mapping, or a checked spec; by default the embedded one.
 
     Raises:
-        ValueError: the spec has mistakes; names each and what to change.
+        ValueError: the spec has mistakes. The message names each mistake and what to change.
     """
 
-    def __init__(self, spec: str | Path | Mapping[str, Any] | SweepSpec | None = None) -> None:
+    def __init__(self, spec: str | Path | Mapping[str, object] | SweepSpec | None = None) -> None:
         self.spec = spec if isinstance(spec, SweepSpec) else load_spec(spec if spec is not None else DEMO)
         self._path = Path(self.spec.storage) / self.spec.name
 
     @classmethod
-    def open(cls, sweep: str | Path | Mapping[str, Any] | SweepSpec, *, storage: str = "raydp_runs") -> Sweep:
+    def open(cls, sweep: str | Path | Mapping[str, object] | SweepSpec, *, storage: str = "raydp_runs") -> Sweep:
         """Open a sweep that was started before, whether it is running, was interrupted or has ended.
 
         Args:
@@ -48,7 +51,7 @@ class Sweep:
             storage: the folder that sweeps live in, for a name.
 
         Raises:
-            ValueError: there is no such sweep; says which there are.
+            ValueError: there is no such sweep. The message names the sweeps beside it.
         """
         if isinstance(sweep, Mapping | SweepSpec):
             opened = cls(sweep)
@@ -63,16 +66,16 @@ class Sweep:
         return f"Sweep({self.spec.name!r}, folder={str(self._path)!r})"
 
     def run(self, *, resume: bool = False, callbacks: Sequence[Callback] = ()) -> SweepResult:
-        """Run the sweep to its end, or go on where it stopped.
+        """Run the sweep to its end, or resume it where it stopped.
 
         Args:
-            resume: go on with a sweep that was started before.
+            resume: resume a sweep that was started before.
             callbacks: callbacks of Ray Tune, such as the loggers for Weights & Biases, TensorBoard or Comet. Every run
-                is a Tune trial. A callback sees its config (b, T, η, σ, seed), its step metrics while it trains, and
-                its utility and scores at its end. These are computed on private data, and ε does not cover them.
+                is a Tune trial. A callback sees the run's config (b, T, η, σ, seed), its step metrics during training,
+                and its utility and scores at its end. These are computed on private data, and ε does not cover them.
 
         Raises:
-            ValueError: spec, model, data or folder is wrong. Nothing was trained then.
+            ValueError: spec, model, data or folder is wrong. In this case nothing was trained.
         """
         with stderr.status("Load the libraries"):
             from raydp.sweep.driver import run_sweep
@@ -81,37 +84,44 @@ class Sweep:
 
     @property
     def begun(self) -> bool:
-        """Whether it has a folder to go on with."""
+        """Return whether the sweep was started before."""
         return SweepFolder.exists(self.spec)
 
     def plan(self) -> pd.DataFrame:
-        """Every configuration with n, q, σ, ε, δ, C, U and cost; trains nothing."""
+        """Return every configuration with n, q, σ, ε, δ, C, U and cost. Nothing is trained."""
         return plan(self.spec)
 
     @property
     def folder(self) -> SweepFolder:
-        """What the sweep keeps on disk."""
+        """Return the sweep's folder on disk."""
         return SweepFolder.open(self._path)
 
     def points(self) -> pd.DataFrame:
-        """The points table as far as the sweep has come."""
+        """Return the points table of the runs so far."""
         return points_table(self.folder)
 
-    def select(self, **options: Any) -> Selection:
-        """Select a configuration from the runs that have finished; options as in `raydp.select`."""
-        return select(self._path, **options)
+    def select(
+        self,
+        *,
+        score: str | None = None,
+        worst_case: bool = False,
+        rule: str | None = None,
+        **bounds: Unpack[Bounds],
+    ) -> Selection:
+        """Select a configuration from the finished runs. The arguments are those of `raydp.select`."""
+        return select(self._path, score=score, worst_case=worst_case, rule=rule, **bounds)
 
-    def status(self) -> dict[str, Any]:
-        """Runs by status and the failures with their reasons."""
+    def status(self) -> RunCounts:
+        """Return the numbers of runs by status, and the failures with their reasons."""
         return counts(self.folder)
 
 
-def plan(spec: str | Path | Mapping[str, Any] | SweepSpec) -> pd.DataFrame:
+def plan(spec: str | Path | Mapping[str, object] | SweepSpec) -> pd.DataFrame:
     """Check and calibrate a sweep without training anything.
 
     Returns:
-        One row per configuration. `.attrs` holds warnings, what a named space left out, the task's facts, and remarks
-        on what ε and σ are of.
+        One row per configuration. `.attrs` holds warnings, the configurations that a named space left out, the task's
+        facts, and remarks on the meaning of ε and σ.
     """
     from raydp.sweep.planning.start import check_plan
 
@@ -123,24 +133,24 @@ def plan(spec: str | Path | Mapping[str, Any] | SweepSpec) -> pd.DataFrame:
 
 
 def planned(spec: SweepSpec) -> tuple[SweepPlan, Task]:
-    """A sweep's plan and its task."""
+    """Return a sweep's plan and its task."""
     from raydp.sweep.planning.inputs import build_task
     from raydp.sweep.planning.plan import make_plan
 
     with stderr.status("reading data and checking the model"):
         task, weight_hash = build_task(spec)
     with stderr.status("calibrating the noise") as status:
-        found = make_plan(
+        made = make_plan(
             spec,
             task.facts(),
             weight_hash,
             progress=lambda done, total: status.update(f"calibrating the noise {done}/{total}"),
         )
-    return found, task
+    return made, task
 
 
 def make_table(planned: SweepPlan) -> pd.DataFrame:
-    """See `plan`."""
+    """Return a plan as the table that `plan` describes."""
     table = pd.DataFrame(planned.rows())
     table.attrs["warnings"] = list(planned.warnings)
     table.attrs["rejected"] = [f"{r.configuration}: {r.reason}" for r in planned.rejected]
@@ -150,12 +160,12 @@ def make_table(planned: SweepPlan) -> pd.DataFrame:
     return table
 
 
-def plan_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """The objects of `raydp plan --json`: a plan's rows, each with what the text says of the whole sweep.
+def plan_rows(table: pd.DataFrame) -> list[dict[str, object]]:
+    """Return the objects of `raydp plan --json`: the rows of a plan, each with the facts of the whole sweep.
 
     Returns:
-        One object a configuration: the columns, "data" (examples, units and the task's notes: counts and caveats),
-        "warnings" and "remarks" (what ε and σ are of), equal in all objects.
+        One object per configuration: the columns, "data" (examples, units and the task's notes: counts and caveats),
+        "warnings" and "remarks" (the meaning of ε and σ). The last three are equal in all objects.
     """
     facts = table.attrs["facts"]
     counted = {name: getattr(facts, name) for name in ("num_examples", "num_units", "privacy_unit")}
@@ -169,33 +179,42 @@ def select(
     storage: str = "raydp_runs",
     score: str | None = None,
     worst_case: bool = False,
-    **options: Any,
+    rule: str | None = None,
+    **bounds: Unpack[Bounds],
 ) -> Selection:
-    """Select a configuration from a points table or a sweep; options as in `analysis.select`.
+    """Select a configuration from a points table or a sweep.
 
     Args:
-        score: another of the table's scores than the one that the sweep selects by, measured in training or later.
-        worst_case: take a model's largest value over its secrets (needs a sweep, or secrets.parquet beside the file).
+        points: a points table, its file, or a sweep by its folder, its name under storage, or its spec.
+        storage: the folder that sweeps live in, for a name.
+        score: the score to select by, measured in training or later; by default the sweep's own.
+        worst_case: use a model's largest value over its secrets. This needs a sweep, or secrets.parquet beside the
+            file.
+        rule: name of the rule; by default the sweep's own.
+        bounds: constraints, as in `analysis.select`. A sweep's own constraints apply if no others are given.
 
-    A sweep's own constraint (select.min_utility_gain) holds where no other is given. Of a private selection it is the
-    model that was released, and there is no other choice.
+    A private selection has one answer, the released model. It refuses another rule, score or constraint.
     """
     if isinstance(points, pd.DataFrame):
-        return select_from(points if score is None else with_score(points, score), **options)
+        table = points if score is None else with_score(points, score)
+        return select_from(table, rule=rule_of(None, rule), **bounds)
     folder = private_selection_of(points, storage)
     if folder is not None:
         from raydp.sweep.private_selection.release import select_released
 
-        return select_released(folder, score=score, worst_case=worst_case or None, **options)
-    if options.get("rule") in REFERENCE_RULES:
-        _check_accuracies(folder_of(points, storage), str(options["rule"]))
-    table, defaults = points_of(points, storage, score=score, worst_case=worst_case)
+        return select_released(folder, score=score, worst_case=worst_case or None, rule=rule, **bounds)
+    if rule in REFERENCE_RULES:
+        _check_accuracies(folder_of(points, storage), rule)
+    table, own = points_of(points, storage, score=score, worst_case=worst_case)
     values = None if worst_case else secrets_of(points, storage, score)
-    return select_from(table, by_secret=values, **with_given(defaults, options))
+    logarithmic = logarithmic_of(points, storage, score)
+    return select_from(
+        table, rule=rule_of(own, rule), by_secret=values, logarithmic=logarithmic, **with_given(own, bounds)
+    )
 
 
 def _check_accuracies(folder: SweepFolder | None, rule: str) -> None:
-    """Refuse a rule whose bounds are of accuracies where the sweep says that its scores are others."""
+    """Refuse a rule that bounds accuracies if a score of the sweep is not an accuracy."""
     for score in () if folder is None else folder.spec().scores:
         if score.params.is_area:
             raise ValueError(
@@ -204,25 +223,39 @@ def _check_accuracies(folder: SweepFolder | None, rule: str) -> None:
             )
 
 
-def with_given(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A sweep's selection options with those in their place that a user gave. A share of the gain takes the place of a
-    threshold too, which would override it."""
-    given = {name: value for name, value in given.items() if value is not None}
-    kept = {
-        name: value for name, value in defaults.items() if (name, "min_utility_gain" in given) != ("max_loss", True)
-    }
-    return {**kept, **given}
+def rule_of(own: SelectSpec | None, given: str | None) -> str:
+    """Return the user's rule, else the sweep's rule, else the default rule."""
+    if given is not None:
+        return given
+    return DEFAULT_RULE if own is None else own.rule
+
+
+def with_given(own: SelectSpec | None, given: Bounds) -> Bounds:
+    """Override a sweep's constraints with the user's.
+
+    A user's min_utility_gain also removes the sweep's max_loss, because `analysis.select` prefers max_loss.
+    """
+    asked: Bounds = {**given}
+    for name in BOUNDS:
+        if asked.get(name) is None:
+            asked.pop(name, None)
+    kept: Bounds = {} if own is None else own.constraints()
+    if "min_utility_gain" in asked:
+        kept.pop("max_loss", None)
+    return {**kept, **asked}
 
 
 def private_selection_of(source: str | Path, storage: str = "raydp_runs") -> SweepFolder | None:
-    """The folder of a private selection, where the source is one or its points.csv; None for other sources."""
+    """Return the folder of a private selection. Return None if the source is neither one nor its points.csv."""
     folder = folder_of(source, storage)
     return folder if folder is not None and folder.is_private_selection() else None
 
 
 def folder_of(source: str | Path, storage: str = "raydp_runs") -> SweepFolder | None:
-    """The sweep's folder that a source names (see `sweep_folder`), or that its points.csv is in; None for another
-    file."""
+    """Return the folder of the sweep that a source names (see `sweep_folder`), or whose points.csv it is.
+
+    Return None for another file.
+    """
     path = Path(source)
     if _is_table(path):
         of_a_sweep = path.name == POINTS_FILE and (path.parent / "spec.yaml").is_file()
@@ -237,15 +270,18 @@ def points_of(
     score: str | None = None,
     worst_case: bool = False,
     by: str | None = None,
-) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The points of a file, a sweep's folder, or a sweep by its name under storage.
+) -> tuple[pd.DataFrame, SelectSpec | None]:
+    """Load the points of a file, a sweep's folder, or a sweep by its name under storage.
 
     Args:
-        score, worst_case: what `score` is to be, as in `select`.
+        source: the file or the sweep.
+        storage: the folder that sweeps live in, for a name.
+        score, worst_case: the content of the column `score`, as in `select`.
         by: see `load_points`.
 
     Returns:
-        The table, and the sweep's own selection options, also for the points.csv in its folder ({} for another file).
+        The table, and the section `select` of the sweep's spec. The section is None for a file that is not the
+        points.csv of a sweep.
     """
     folder, file = _table_of(source, storage)
     table = load_points(file, by=by)
@@ -256,11 +292,11 @@ def points_of(
         table = with_worst_case(table, secrets_beside(file), name)
     elif score is not None:
         table = with_score(table, score)
-    return table, {} if folder is None else _options(folder, score)
+    return table, None if folder is None else folder.select()
 
 
 def with_secrets(source: str | Path, storage: str = "raydp_runs") -> tuple[pd.DataFrame, pd.DataFrame, str | None]:
-    """The points of a file or sweep, the values by secret beside them, and the score that the sweep selects by."""
+    """Load the points of a file or sweep, the values by secret beside them, and the score that the sweep selects by."""
     folder, file = _table_of(source, storage)
     return (
         load_points(file),
@@ -272,10 +308,10 @@ def with_secrets(source: str | Path, storage: str = "raydp_runs") -> tuple[pd.Da
 def tables_of(
     sources: list[str], storage: str = "raydp_runs", *, score: str | None, worst_case: bool, by: str | None = None
 ) -> dict[str, pd.DataFrame]:
-    """The points of several sources by their names, or of one by the values of a column.
+    """Load the points of several sources, by their names, or the groups of one table, by the values of a column.
 
     Raises:
-        ValueError: a source is named twice, or by goes with several.
+        ValueError: a source is named twice, or `by` is given with several sources.
     """
     if by is not None and len(sources) > 1:
         raise ValueError(f"--by must go with one table, got {len(sources)}. Leave it out: the tables are the groups.")
@@ -287,40 +323,43 @@ def tables_of(
 
 
 def classify(sources: list[str], storage: str) -> bool:
-    """Whether one of the sources is a sweep of a task of classification: its utility is no likelihood of text."""
+    """Return whether a source is a sweep of a classification task, whose utility is no likelihood of text."""
     specs = [folder.spec() for source in sources if (folder := folder_of(source, storage)) is not None]
     return any(spec.task.params.classifies for spec in specs)
 
 
 def secrets_of(source: str | Path, storage: str, score: str | None) -> tuple[pd.DataFrame, str] | None:
-    """The values by secret of the score that a source is selected by, as far as it has them; `points_of` has written
-    those of a sweep."""
+    """Load the values by secret of the score that a source is selected by. Return None if it has none.
+
+    Call `points_of` first, which writes the values of a sweep.
+    """
     folder = folder_of(source, storage)
     if folder is None:
         return values_by_secret(Path(source), score)
     return values_by_secret(folder.path / POINTS_FILE, score or folder.select().score)
 
 
+def logarithmic_of(source: str | Path, storage: str, score: str | None) -> bool | None:
+    """Return whether the score that a source is selected by is logarithmic. Return None if only its name can tell."""
+    folder = folder_of(source, storage)
+    return None if folder is None else is_logarithmic(folder, score or folder.select().score)
+
+
 def _table_of(source: str | Path, storage: str) -> tuple[SweepFolder | None, Path]:
-    """A source's points file, written anew for a sweep, and the sweep that it is of."""
+    """Return the sweep that a source is of, and the source's points file. The file of a sweep is written again."""
     folder, path = folder_of(source, storage), Path(source)
     return folder, path if _is_table(path) or folder is None else write_tables(folder)
 
 
 def _is_table(path: Path) -> bool:
-    """Whether a source is a points file; a spec stands for its sweep."""
+    """Return whether a source is a points file. A spec is not one: it stands for its sweep."""
     return path.suffix in {".csv", ".parquet"} or (path.is_file() and not is_spec(path))
 
 
-def _options(folder: SweepFolder, score: str | None) -> dict[str, Any]:
-    """How a sweep selects, by another score than its own if one is given."""
-    chosen = folder.select()
-    logarithmic = is_logarithmic(folder, score or chosen.score)
-    return {"rule": chosen.rule, "logarithmic": logarithmic, **chosen.constraints()}
-
-
 def sweep_folder(source: str | Path, storage: str = "raydp_runs") -> SweepFolder:
-    """A sweep's folder by its path, by its name under storage, or by its spec: the sweep is then in the spec's storage.
+    """Return a sweep's folder by its path, by its name under storage, or by its spec.
+
+    The storage of a spec's sweep is the one that the spec names.
 
     Raises:
         ValueError: there is no such sweep.

@@ -1,4 +1,4 @@
-"""What sweeps must share for a comparison of their methods to be one of methods."""
+"""Checks that sweeps differ only in their methods, before their methods are compared."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from raydp.sweep.api import folder_of
 
 DATA, BASE = "data or secrets (task_hash)", "base model"
 MUST_SHARE = (DATA, BASE)
-"""Losses and scores on other data, of other secrets or from another base model differ without any method."""
+"""Facts that must be equal. Other data, secrets or base models change losses and scores whatever the method."""
 
 
 def check_comparable(tables: Mapping[str, pd.DataFrame], storage: str, *, any_data: bool = False) -> list[str]:
-    """Compare what each table's runs were trained on and for.
+    """Compare the data, the base models and the guarantees of several tables.
 
     Args:
         tables: source -> points table.
-        storage: where sweeps are looked up by name.
-        any_data: warn of other data, secrets and base models instead of refusing them.
+        storage: the folder that sweeps live in, for a name.
+        any_data: whether to warn of different data, secrets and base models instead of refusing them.
 
     Returns:
-        Warnings. Other targets (ε, δ) are no error: a run without privacy is a common baseline.
+        Warnings. Different targets (ε, δ) are no error, because a run without privacy is a common baseline.
 
     Raises:
-        ValueError: data, secrets or base model differ; names the first two sources that differ.
+        ValueError: data, secrets or base model differ. The message names the first two sources that differ.
     """
     facts = {source: _facts(source, table, storage) for source, table in tables.items()}
     warnings = []
@@ -50,7 +50,7 @@ def check_comparable(tables: Mapping[str, pd.DataFrame], storage: str, *, any_da
 
 
 def _facts(source: str, table: pd.DataFrame, storage: str) -> dict[str, str | None]:
-    """What a source says of itself, in words; None where it does not."""
+    """Return the facts of a source as texts. A fact is None if the source does not state it."""
     folder = folder_of(source, storage)
     model = None if folder is None else folder.spec().model
     return {
@@ -62,7 +62,7 @@ def _facts(source: str, table: pd.DataFrame, storage: str) -> dict[str, str | No
 
 
 def _values(table: pd.DataFrame, column: str, *, digits: int | None = None) -> str | None:
-    """The values of a column, the shortened text of each."""
+    """Return the distinct values of a column as a text, each cut to `digits` characters."""
     if column not in table or table[column].isna().any():
         return None
     return ", ".join(sorted({f"{v:g}" if isinstance(v, float) else str(v)[:digits] for v in table[column]}))

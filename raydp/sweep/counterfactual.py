@@ -1,8 +1,6 @@
-"""Two sweeps of the same configurations, with and without some of the training examples."""
+"""Comparison of two sweeps of the same configurations, with and without some of the training examples."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pandas as pd
 
@@ -16,19 +14,20 @@ from search_spaces.configuration import HYPERPARAMETERS
 
 def compare(
     with_examples: str, without_examples: str, *, score: str | None = None, storage: str = "raydp_runs"
-) -> dict[str, Any]:
-    """Differences of a score between two sweeps (see analysis.counterfactual).
+) -> dict[str, object]:
+    """Compare a score between two sweeps (see `analysis.counterfactual`).
 
     Args:
         with_examples: a sweep's folder or name.
-        without_examples: one with the task `without`, of the first one's task.
-        score: which of their scores; by default the one that the first selects by.
+        without_examples: a sweep whose task is `without` of the first sweep's task.
+        score: the score to compare; by default the score that the first sweep selects by.
+        storage: the folder that sweeps live in, for a name.
 
     Returns:
-        As analysis.counterfactual, with "score" and "num_examples": {"with", "without"}.
+        The result of `analysis.counterfactual`, with "score" and "num_examples": {"with", "without"}.
 
     Raises:
-        ValueError: the sweeps do not fit each other, or one has not measured the score.
+        ValueError: the sweeps do not fit each other, or a sweep has not measured the score.
     """
     folders = [sweep_folder(source, storage) for source in (with_examples, without_examples)]
     specs = [folder.spec() for folder in folders]
@@ -48,7 +47,7 @@ def compare(
 
 
 def _values(folder: SweepFolder, score: str) -> pd.DataFrame:
-    """One score of every finished run and secret, with the run's configuration and seed."""
+    """Return a score of every finished run and secret, with the run's configuration and seed."""
     points, secrets = points_table(folder), secrets_table(folder)
     if score not in set(secrets["score"]):
         raise ValueError(unknown_name(f"score of {folder.path.name}", score, sorted(set(secrets["score"]))))

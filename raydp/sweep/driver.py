@@ -1,4 +1,4 @@
-"""The driver of a sweep: gives every run to Tune, commits and tracks the results, selects at the end."""
+"""The driver of a sweep: it gives every run to Tune, commits and tracks the results, and selects at the end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from rich.console import Console
 
@@ -27,6 +27,7 @@ from raydp.sweep.private_selection.release import PrivateSelectionEnding
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import write_counts
 from raydp.sweep.store.points import counts, skipped_configurations
+from raydp.sweep.store.summary import RunCounts
 from raydp.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Ending(Protocol):
-    """What becomes of a sweep's runs; see `SelectionEnding`."""
+    """The treatment of a sweep's runs when they have ended; see `SelectionEnding`."""
 
     shows_runs: ClassVar[bool]
 
@@ -49,20 +50,20 @@ class Ending(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepResult:
-    """What a sweep left behind.
+    """The result of a sweep.
 
     Attributes:
         folder: the sweep's folder.
-        counts: runs by status and the failures with their reasons.
-        selected: the selection, None with nothing to select from.
-        best_utility: the same for the rule best-utility.
+        counts: numbers of runs by status, and the failures with their reasons.
+        selected: the selection of the sweep's rule; None if there is nothing to select from.
+        best_utility: the selection of the rule best-utility.
         reason: why nothing was selected.
         report: the HTML report.
-        interrupted: stopped before all runs had a result.
+        interrupted: whether the sweep was stopped before all runs had a result.
     """
 
     folder: Path
-    counts: dict[str, Any]
+    counts: RunCounts
     selected: Selection | None
     best_utility: Selection | None
     reason: str | None
@@ -71,49 +72,56 @@ class SweepResult:
 
     @property
     def grid(self) -> SweepGrid:
-        """The runs that have ended, as Ray Tune's `ResultGrid`."""
+        """Return the runs that have ended, as Ray Tune's `ResultGrid`."""
         from raydp.sweep.engine.tune.result_grid import SweepGrid
 
         return SweepGrid(SweepFolder.open(self.folder))
 
-    def document(self) -> dict[str, Any]:
-        """What `raydp sweep --json` prints."""
-        chosen = {name: getattr(self, name) for name in ("selected", "best_utility")}
-        return {**vars(self), **{name: None if one is None else one.to_dict() for name, one in chosen.items()}}
+    def document(self) -> dict[str, object]:
+        """Return the document of `raydp sweep --json`."""
+        return {
+            **vars(self),
+            "counts": self.counts.to_json(),
+            "selected": None if self.selected is None else self.selected.to_dict(),
+            "best_utility": None if self.best_utility is None else self.best_utility.to_dict(),
+        }
 
     def __repr__(self) -> str:
         return f"SweepResult({', '.join(f'{name}={value}' for name, value in self._summary().items())})"
 
     def _repr_html_(self) -> str:
-        """A table for a notebook."""
+        """Return a table for a notebook."""
         return html_table(self._summary(), "SweepResult")
 
-    def _summary(self) -> dict[str, Any]:
-        """What a reader looks for first."""
-        runs = ", ".join(f"{self.counts[k]} {k}" for k in ("finished", "failed", "pending") if k in self.counts)
+    def _summary(self) -> dict[str, object]:
+        """Return the fields that a reader looks for first."""
+        runs = ", ".join(f"{getattr(self.counts, name)} {name}" for name in ("finished", "failed", "pending"))
         chosen = {"reason": self.reason} if self.selected is None else {"selected": self.selected}
         ended = {"interrupted": True} if self.interrupted else {}
         return {"folder": str(self.folder), "runs": runs, **chosen, **ended}
 
 
 def run_sweep(spec: SweepSpec, *, resume: bool, console: Console, callbacks: Sequence[Callback] = ()) -> SweepResult:
-    """Run a sweep to its end, or go on with one.
+    """Run a sweep to its end, or resume it.
 
     Args:
+        spec: the sweep.
+        resume: resume a sweep that was started before.
+        console: where progress is shown.
         callbacks: the user's callbacks of Ray Tune. They see every run's config, step metrics, utility and scores.
 
     Raises:
-        ValueError: spec, model, data or folder is wrong, or callbacks would see a private selection. Nothing was
-            trained then.
+        ValueError: spec, model, data or folder is wrong, or callbacks would see a private selection. In this case
+            nothing was trained.
     """
     if callbacks and spec.privacy.selects:
         raise ValueError(
-            f"callbacks must be left out with privacy.tuning private_selection, got {len(callbacks)}: nothing may be "
-            "told of the runs that are not released. Remove them."
+            f"callbacks must be left out with privacy.tuning private_selection, got {len(callbacks)}: they would "
+            "see the runs that are not released. Remove them."
         )
     check_start(spec, resume=resume)
     if resume:
-        SweepFolder.resume(spec)  # refuses a changed spec before data are read
+        SweepFolder.resume(spec)  # refuses a changed spec before the data are read
     with console.status("reading data and checking the model"):
         task, weight_hash = build_task(spec)
     with console.status("calibrating the noise") as status:
@@ -130,7 +138,9 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console, callbacks: Seq
         console.print(plan.selection, markup=False)
     with SweepFolder.running(spec):
         if resume:
-            folder = SweepFolder.resume(spec)  # another driver, refused meanwhile, may have removed the folder
+            folder = SweepFolder.resume(
+                spec
+            )  # opens it again, because another refused driver may have removed the folder
         else:
             sweep_id = secrets.token_hex(8)
             folder = SweepFolder.create(spec, lambda key: plan_to_keep(drawn(plan, spec, weight_hash, key), sweep_id))
@@ -140,34 +150,34 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console, callbacks: Seq
             context = SweepContext(spec=spec, folder=folder, facts=task.facts(), weight_hash=weight_hash)
             return _run(context, task, console, callbacks)
         except Exception:
-            if not resume and folder.is_untouched():  # refused before anything was trained: the name stays free
+            if not resume and folder.is_untouched():  # nothing was trained, so the name can be used again
                 folder.remove()
             raise
 
 
 def ending_of(context: SweepContext) -> Ending:
-    """Return what becomes of a sweep's runs: the one place where this is decided."""
+    """Return the ending of a sweep. No other function decides which ending a sweep has."""
     if context.spec.privacy.selects:
         return PrivateSelectionEnding(context)
     return CanaryEnding(context) if context.facts.num_new_tokens else SelectionEnding(context)
 
 
 def _run(context: SweepContext, task: Task, console: Console, callbacks: Sequence[Callback]) -> SweepResult:
-    """Run a sweep that has a folder. An interruption, wherever it comes, is an answer as well."""
+    """Run a sweep that has a folder. If the user interrupts it anywhere, return a result that says so."""
     folder = context.folder
     try:
         finished = _train_and_finish(context, task, console, callbacks)
     except KeyboardInterrupt:
         return SweepResult(folder=folder.path, counts=counts(folder), interrupted=True, **vars(NOT_FINISHED))
     finally:
-        remove_abandoned(prefix_folder())  # of workers that were stopped while they computed hidden states
+        remove_abandoned(prefix_folder())  # left by workers that were stopped while they computed hidden states
     return SweepResult(folder=folder.path, counts=counts(folder), interrupted=False, **vars(finished))
 
 
 def _train_and_finish(context: SweepContext, task: Task, console: Console, callbacks: Sequence[Callback]) -> Finish:
-    """Train what has no result yet, deliver what the listener has missed, and end the sweep."""
+    """Train the runs without a result, deliver the results that the listener has missed, and end the sweep."""
     folder, ending, trials = context.folder, ending_of(context), list(context.trials.values())
-    skipped = skipped_configurations(folder)  # a search that has ended did not run these, and will not
+    skipped = skipped_configurations(folder)  # left out by a search that has ended
     left = [t for t in trials if not folder.has_ended(t.run_id) and t.configuration not in skipped]
     if ending.is_over():
         left = []
@@ -191,7 +201,7 @@ def _train_and_finish(context: SweepContext, task: Task, console: Console, callb
 def check_runs(folder: SweepFolder, plan: SweepPlan) -> None:
     """Check that a spec still gives the runs that its sweep was started with.
 
-    The runs keep the noise that they were started with, which a new version of a library must not change in mid-sweep.
+    The runs keep the noise multipliers of the sweep's start, even if a new version of a library calibrates others.
 
     Raises:
         ValueError: data, secrets or base weights are not those that the sweep was started with.

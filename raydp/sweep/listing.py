@@ -1,27 +1,62 @@
-"""The sweeps under a storage folder, each with how far it is and what it selected."""
+"""The sweeps under a storage folder, with their progress and their selections."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from raydp.io.output import print_table, stdout
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import counts
+from raydp.sweep.store.summary import RunCounts, SelectedConfiguration
+from search_spaces.configuration import HYPERPARAMETERS
 
 COUNTS = ("runs", "finished", "failed", "stopped", "skipped", "pending")
-SELECTED = ("batch_size", "num_steps", "learning_rate", "utility_loss", "score", "rule", "model_uri")
 PRIVATE = "private selection: its runs are as private as the data"
 
 
-def list_sweeps(storage: str) -> list[dict[str, Any]]:
-    """Describe every sweep under a storage folder, the one that changed last first.
+@dataclass(frozen=True, kw_only=True)
+class ListedSweep:
+    """A sweep in the list.
 
-    Returns:
-        One row a sweep: "sweep" (its name), "folder", the counts of its runs by status, "selected" (the configuration
-        with its figures and model_uri, None before the end), "began" and "changed" (ISO 8601 times), and "note" (why a
-        figure is missing, or None).
+    Attributes:
+        folder: the sweep's folder, whose name is the sweep's name.
+        counts: numbers of runs by status; None if they are missing (see `note`).
+        selected: the selected configuration; None before the end.
+        began, changed: times (ISO 8601).
+        note: why a figure is missing, or None.
+    """
+
+    folder: Path
+    counts: RunCounts | None
+    selected: SelectedConfiguration | None
+    began: str
+    changed: str
+    note: str | None
+
+    def numbers(self) -> dict[str, int | None]:
+        """Return the numbers of runs by status, each None if they are missing."""
+        if self.counts is None:
+            return dict.fromkeys(COUNTS)
+        return {name: self.counts.numbers.get(name, 0) for name in COUNTS}
+
+    def to_json(self) -> dict[str, object]:
+        """Return the object of `raydp list --json`."""
+        return {
+            "sweep": self.folder.name,
+            "folder": self.folder,
+            **self.numbers(),
+            "selected": None if self.selected is None else self.selected.figures(),
+            "began": self.began,
+            "changed": self.changed,
+            "note": self.note,
+        }
+
+
+def list_sweeps(storage: str) -> list[ListedSweep]:
+    """Describe every sweep under a storage folder. The sweep that changed last comes first.
 
     Raises:
         ValueError: the storage is a file.
@@ -29,47 +64,49 @@ def list_sweeps(storage: str) -> list[dict[str, Any]]:
     root = Path(storage)
     if root.exists() and not root.is_dir():
         raise ValueError(f"--storage must be a folder, got {storage!r}, which is a file. Name the folder of sweeps.")
-    rows = [_row(SweepFolder(path=spec.parent)) for spec in root.glob("*/spec.yaml")]
-    return sorted(rows, key=lambda row: (str(row["changed"]), row["sweep"]), reverse=True)
+    sweeps = [_listed(SweepFolder(path=spec.parent)) for spec in root.glob("*/spec.yaml")]
+    return sorted(sweeps, key=lambda sweep: (sweep.changed, sweep.folder.name), reverse=True)
 
 
-def show_sweeps(storage: str, rows: list[dict[str, Any]]) -> None:
-    """Print the sweeps as a table; the configuration is the selected one."""
-    if not rows:
+def show_sweeps(storage: str, sweeps: Sequence[ListedSweep]) -> None:
+    """Print the sweeps with their selected configurations as a table."""
+    if not sweeps:
         stdout.print(
             f"no sweep in {storage!r}: `raydp sweep SPEC` starts one, and --storage names another folder", markup=False
         )
         return
+    rare = ("stopped", "skipped")  # shown only if a sweep has such runs
+    columns = {name for name in COUNTS if name not in rare or any(sweep.numbers()[name] for sweep in sweeps)}
     shown = [
         {
-            "sweep": row["sweep"],
-            **{k: row[k] for k in COUNTS if k not in ("stopped", "skipped") or any(other[k] for other in rows)},
-            **{k: (row["selected"] or {}).get(k) for k in ("batch_size", "num_steps", "learning_rate", "score")},
-            "changed": row["changed"][:16].replace("T", " "),
-            **({"note": row["note"] or ""} if any(other["note"] for other in rows) else {}),
+            "sweep": sweep.folder.name,
+            **{name: number for name, number in sweep.numbers().items() if name in columns},
+            **{name: getattr(sweep.selected and sweep.selected.configuration, name, None) for name in HYPERPARAMETERS},
+            "score": None if sweep.selected is None else sweep.selected.score,
+            "changed": sweep.changed[:16].replace("T", " "),
+            **({"note": sweep.note or ""} if any(other.note for other in sweeps) else {}),
         }
-        for row in rows
+        for sweep in sweeps
     ]
     print_table(
         f"sweeps in {storage}, with their selected configurations", shown, keep=("changed",), spare=("score", "note")
     )
 
 
-def _row(folder: SweepFolder) -> dict[str, Any]:
-    row: dict[str, Any] = {"sweep": folder.path.name, "folder": folder.path, **dict.fromkeys(COUNTS), "selected": None}
+def _listed(folder: SweepFolder) -> ListedSweep:
     files = [folder.path / "spec.yaml", folder.path / "summary.json", *folder.path.glob("trials/*/result.json")]
     times = [file.stat().st_mtime for file in files if file.is_file()]
-    row |= {"began": _time(times[0]), "changed": _time(max(times)), "note": None}
+    listed = ListedSweep(
+        folder=folder.path, counts=None, selected=None, began=_time(times[0]), changed=_time(max(times)), note=None
+    )
     try:
-        summary = folder.summary() or {}
-        if (selected := summary.get("selected")) is not None:
-            row["selected"] = {key: selected[key] for key in SELECTED}
+        summary = folder.summary()
+        listed = replace(listed, selected=None if summary is None else summary.selected)
         if folder.is_private_selection():
-            return {**row, "note": PRIVATE}
-        found = counts(folder)
+            return replace(listed, note=PRIVATE)
+        return replace(listed, counts=counts(folder))
     except (ValueError, LookupError, TypeError) as error:
-        return {**row, "note": f"cannot be read: {error}"}
-    return {**row, **{key: found.get(key, 0) for key in COUNTS}}
+        return replace(listed, note=f"cannot be read: {error}")
 
 
 def _time(seconds: float) -> str:

@@ -1,16 +1,11 @@
-"""How configurations and runs are named for people."""
+"""Names of runs for people."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 
-def configuration_name(configuration: Mapping[str, Any]) -> str:
-    """(b, T, η) of a row that has "batch_size", "num_steps" and "learning_rate"."""
-    return f"(b={configuration['batch_size']}, T={configuration['num_steps']}, η={configuration['learning_rate']:g})"
-
-
-def run_name(run: Mapping[str, Any]) -> str:
-    """A run by its configuration and its seed."""
-    return f"{configuration_name(run)} seed {run['seed']}"
+def run_name(run: Mapping[str, object]) -> str:
+    """Return the name of a run: its configuration (b, T, η) and its seed."""
+    configuration = f"(b={run['batch_size']}, T={run['num_steps']}, η={run['learning_rate']:g})"
+    return f"{configuration} seed {run['seed']}"

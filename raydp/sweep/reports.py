@@ -1,16 +1,26 @@
-"""Pages and figure files on sweeps and points tables."""
+"""Report and comparison pages of sweeps and points tables."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 from analysis import select as select_from
 from analysis import write_comparison, write_report
-from analysis.selection.default import DEFAULT_RULE
-from raydp.sweep.api import folder_of, points_of, private_selection_of, secrets_of, select, tables_of, with_given
-from raydp.sweep.ending.notes import about
+from raydp.spec.sections import Bounds
+from raydp.sweep.api import (
+    folder_of,
+    logarithmic_of,
+    points_of,
+    private_selection_of,
+    rule_of,
+    secrets_of,
+    select,
+    tables_of,
+    with_given,
+)
+from raydp.sweep.ending.notes import ReportTexts, about
 from raydp.sweep.planning.sources import named
 
 if TYPE_CHECKING:
@@ -21,6 +31,7 @@ if TYPE_CHECKING:
 
 
 _NAMED = 4
+"""Titles of pages name at most so many sources."""
 
 
 def report(
@@ -30,28 +41,33 @@ def report(
     storage: str = "raydp_runs",
     score: str | None = None,
     worst_case: bool = False,
-    **options: Any,
+    rule: str | None = None,
+    **bounds: Unpack[Bounds],
 ) -> Mapping[str, go.Figure]:
-    """Write the report of a points table or, with what its guarantee says, of a sweep; by a score as in `select`.
+    """Write the report of a points table or a sweep. The report of a sweep says what its guarantee covers.
 
     Args:
         points: a points file, or a sweep by its folder or its name under storage.
-        output: the HTML file; it is replaced if it is there.
-        storage, score, worst_case: as in `raydp.select`.
-        options: rule and constraints in the place of the sweep's, as in `analysis.select`.
+        output: the HTML file. An existing file is replaced.
+        storage, score, worst_case, rule, bounds: as in `raydp.select`.
 
     Returns:
-        Its figures by name.
+        The figures of the report by name.
     """
-    table, defaults = points_of(points, storage, score=score, worst_case=worst_case)
+    table, own = points_of(points, storage, score=score, worst_case=worst_case)
     folder = folder_of(points, storage)
     values = None if worst_case else secrets_of(points, storage, score)
     if private_selection_of(points, storage) is not None:
-        selections, values = [select(points, storage=storage, score=score, worst_case=worst_case, **options)], None
+        selections, values = (
+            [select(points, storage=storage, score=score, worst_case=worst_case, rule=rule, **bounds)],
+            None,
+        )
     else:
-        selections = _selections(table, with_given(defaults, options), values)
-    told = {"title": Path(points).stem} if folder is None else about(folder, score=score, worst_case=worst_case)
-    return write_report(table, selections, Path(output), by_secret=values, **told)
+        selections = _selections(table, rule_of(own, rule), with_given(own, bounds), values)
+    texts: ReportTexts = (
+        {"title": Path(points).stem} if folder is None else about(folder, score=score, worst_case=worst_case)
+    )
+    return write_report(table, selections, Path(output), by_secret=values, **texts)
 
 
 def comparison(
@@ -62,19 +78,22 @@ def comparison(
     storage: str = "raydp_runs",
     score: str | None = None,
     worst_case: bool = False,
-    **options: Any,
+    rule: str | None = None,
+    **bounds: Unpack[Bounds],
 ) -> Mapping[str, go.Figure]:
-    """Write the comparison of several sweeps or tables, or of one table's groups.
+    """Write the comparison of several sweeps or tables, or of the groups of one table.
 
     Args:
-        by: the column that groups the one table.
-        options: rule and constraints in the place of each sweep's.
+        sources: points files, or sweeps by their folders or their names under storage.
+        output: the HTML file. An existing file is replaced.
+        by: the column that groups the rows of one table.
+        storage, score, worst_case, rule, bounds: as in `raydp.select`, for each source.
 
     Returns:
-        Its figures by name.
+        The figures of the comparison by name.
 
     Raises:
-        ValueError: a private selection among them: its runs may not be compared.
+        ValueError: a source is a private selection, whose runs may not be compared.
     """
     sources = list(map(named, sources))
     for source in sources:
@@ -86,16 +105,17 @@ def comparison(
     selections = {}
     for name, table in tables.items():
         source = of_source[name]
-        _, defaults = points_of(source, storage, score=score, worst_case=worst_case, by=by)
+        _, own = points_of(source, storage, by=by)
         values = None if worst_case else secrets_of(source, storage, score)
-        selections[name] = _selections(table, with_given(defaults, options), values)
+        logarithmic = logarithmic_of(source, storage, score)
+        selections[name] = _selections(table, rule_of(own, rule), with_given(own, bounds), values, logarithmic)
     names = ", ".join(tables) if len(tables) <= _NAMED else f"{len(tables)} sweeps"
     title = names if by is None else f"{Path(sources[0]).stem} by {by}"
     return write_comparison(tables, selections, output, title=title)
 
 
 def _by_short_name(sources: list[str]) -> dict[str, str]:
-    """Sources by the last parts of their paths, as few as tell them apart: a page does not name the folders above."""
+    """Return the sources by the shortest ends of their paths that differ, so that a page names few folders."""
     parts = [Path(source.removesuffix(".csv").removesuffix(".parquet")).parts for source in sources]
     for count in range(1, max(map(len, parts)) + 1):
         short = {"/".join(path[-count:]): source for path, source in zip(parts, sources, strict=True)}
@@ -105,9 +125,12 @@ def _by_short_name(sources: list[str]) -> dict[str, str]:
 
 
 def _selections(
-    table: pd.DataFrame, options: Mapping[str, Any], by_secret: tuple[pd.DataFrame, str] | None
+    table: pd.DataFrame,
+    rule: str,
+    bounds: Bounds,
+    by_secret: tuple[pd.DataFrame, str] | None,
+    logarithmic: bool | None,
 ) -> list[Selection]:
-    """What the options' rule selects, and the best utility."""
-    others = {name: value for name, value in options.items() if name != "rule"}
-    rules = dict.fromkeys([options.get("rule", DEFAULT_RULE), "best-utility"])
-    return [select_from(table, rule=rule, by_secret=by_secret, **others) for rule in rules]
+    """Return the selections of the rule and of the rule best-utility."""
+    rules = dict.fromkeys([rule, "best-utility"])
+    return [select_from(table, rule=each, by_secret=by_secret, logarithmic=logarithmic, **bounds) for each in rules]

@@ -1,81 +1,94 @@
-"""One spec with other values of some of its fields: a sweep each, all planned before any is run, then compared."""
+"""Variants of a spec: sweeps with other values of some fields. All are planned before one runs, then compared."""
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from analysis import Selection
 from raydp.io.output import stderr
 from raydp.io.yaml import parse_yaml, read_yaml
 from raydp.spec.document import SweepSpec, load_spec
 from raydp.sweep.api import Sweep, planned
 from raydp.sweep.reports import comparison
 from raydp.sweep.store.folder import SweepFolder
+from raydp.sweep.store.summary import RunCounts
 
 if TYPE_CHECKING:
     from raydp.sweep.driver import SweepResult
     from raydp.sweep.planning.plan import SweepPlan
 
 MOST_VARIANTS = 200
+"""The largest number of variants of one call."""
 _TELLS = re.compile(r"[A-Za-z0-9]")
 DECIDED_HERE = ("name", "storage", "tracking.registered_model")
+"""Fields that cannot be varied, because every variant gets its own value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A sweep of the search.
+    """One variant: a sweep of its own.
 
     Attributes:
-        values: what its spec has at each field that is varied.
+        spec: the spec of the sweep.
+        values: varied field -> its value in the spec.
     """
 
     spec: SweepSpec
-    values: Mapping[str, Any]
+    values: Mapping[str, object]
 
     @property
     def folder(self) -> Path:
-        """What its sweep keeps on disk."""
+        """Return the path of the sweep's folder."""
         return Path(self.spec.storage) / self.spec.name
 
 
 @dataclass(frozen=True, kw_only=True)
 class VariantResult:
-    """What came of one.
+    """The result of one variant.
 
     Attributes:
-        name: of its sweep.
-        epsilon: the largest of its runs, inf without a guarantee.
-        counts: runs by status.
+        name: name of the sweep.
+        values: varied field -> its value.
+        epsilon: the largest ε of the sweep's runs, inf without a guarantee.
+        counts: numbers of runs by status.
         selected, best_utility, reason: see `raydp.sweep.driver.SweepResult`.
     """
 
     name: str
-    values: Mapping[str, Any]
+    values: Mapping[str, object]
     epsilon: float
-    counts: dict[str, Any]
-    selected: dict[str, Any] | None
-    best_utility: dict[str, Any] | None
+    counts: RunCounts
+    selected: Selection | None
+    best_utility: Selection | None
     reason: str | None
+
+    def document(self) -> dict[str, object]:
+        """Return the variant's part of the document of `raydp variants --json`."""
+        return {
+            **vars(self),
+            "counts": self.counts.to_json(),
+            "selected": None if self.selected is None else self.selected.to_dict(),
+            "best_utility": None if self.best_utility is None else self.best_utility.to_dict(),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
 class VariantsResult:
-    """What came of all.
+    """The results of all variants.
 
     Attributes:
-        variants: those that ended, in the order of the values.
-        lowest_score: name of the variant whose selected configuration has the lowest score, each within the utility
-            threshold of its own sweep; None with nothing selected, and where data or score are not the same.
-        lowest_loss: name of the one whose best-utility configuration has the lowest loss; None where the data
-            are not the same.
-        report: the comparison page; None after an interruption, or where fewer than two have something selected.
-        interrupted: stopped before all had ended.
+        variants: the variants that ended, in the order of the values.
+        lowest_score: name of the variant whose selected configuration has the lowest score. Each is selected within the
+            utility threshold of its own sweep. None if nothing was selected, or if the data or the score differ.
+        lowest_loss: name of the variant whose best-utility configuration has the lowest loss. None if the data differ.
+        report: the comparison page. None after an interruption, or if fewer than two variants have a selection.
+        interrupted: whether the call was stopped before all variants ended.
     """
 
     variants: list[VariantResult]
@@ -84,43 +97,43 @@ class VariantsResult:
     report: Path | None
     interrupted: bool
 
-    def document(self) -> dict[str, Any]:
-        """What `raydp variants --json` prints."""
-        return asdict(self)
+    def document(self) -> dict[str, object]:
+        """Return the document of `raydp variants --json`."""
+        return {**vars(self), "variants": [variant.document() for variant in self.variants]}
 
 
-def values_of(given: Sequence[str]) -> dict[str, list[Any]]:
-    """FIELD=VALUE,VALUE,... as the command line writes it.
+def values_of(given: Sequence[str]) -> dict[str, list[object]]:
+    """Parse the arguments FIELD=VALUE,VALUE,... of the command line.
 
     Raises:
-        ValueError: one is something else, or a field comes twice.
+        ValueError: an argument has another form, or a field is given twice.
     """
-    found: dict[str, list[Any]] = {}
+    values_by_field: dict[str, list[object]] = {}
     for text in given:
         field, sign, values = text.partition("=")
         if not sign or not all(field.split(".")):
             raise ValueError(f"--vary must be FIELD=VALUES, got {text!r}. Write it as method.num_teachers=20,50,100.")
-        if field in found:
+        if field in values_by_field:
             raise ValueError(f"--vary must name a field once, got {field!r} again. Give all its values together.")
-        found[field] = parse_yaml(f"[{values}]", f"--vary {field} must have YAML values between commas")
-    return found
+        values_by_field[field] = parse_yaml(f"[{values}]", f"--vary {field} must have YAML values between commas")
+    return values_by_field
 
 
-def variants_of(source: str | Path | Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> list[Variant]:
-    """Every combination of the values, each checked as a spec of its own.
+def variants_of(source: str | Path | Mapping[str, object], vary: Mapping[str, Sequence[object]]) -> list[Variant]:
+    """Return a variant for every combination of the values. Each is checked as a spec of its own.
 
     Args:
         source: a YAML file, or its content as a mapping.
         vary: dotted path of a field or a whole section -> its values.
 
     Returns:
-        Sweeps called NAME-FIELD-VALUE, where values that no name can tell, such as mappings, are called by their place
-        from 1; their registered models are called alike.
+        Sweeps with names of the form NAME-FIELD-VALUE, and registered models with the same endings. A value that cannot
+        be part of a name, such as a mapping, is replaced by its position, counted from 1.
 
     Raises:
-        ValueError: a field that cannot be varied, a value twice, too many combinations, or what a spec is refused for.
+        ValueError: a field cannot be varied, a value is repeated, there are too many combinations, or a spec is wrong.
     """
-    base = load_spec(source)  # a file that holds no mapping is refused here
+    base = load_spec(source)  # refuses a file without a mapping
     data = source if isinstance(source, Mapping) else read_yaml(Path(source), "SPEC")
     total = math.prod(map(len, vary.values())) if vary else 0
     if not 1 <= total <= MOST_VARIANTS:
@@ -129,48 +142,49 @@ def variants_of(source: str | Path | Mapping[str, Any], vary: Mapping[str, Seque
         if within := [other for other in vary if field.startswith(f"{other}.")]:
             raise ValueError(
                 f"--vary must name fields that do not contain each other, got {field!r} and {within[0]!r}. Write the "
-                "values of the one into those of the other."
+                "values of the inner field into those of the outer."
             )
     labelled = [[(field, value, label) for value, label in _labelled(field, vary[field])] for field in vary]
     return [_variant(base, data, combination) for combination in product(*labelled)]
 
 
 def plans_of(variants: Sequence[Variant]) -> list[SweepPlan]:
-    """The plan of each.
+    """Return the plan of each variant.
 
     Raises:
-        ValueError: data, model or noise of one of them are refused, or it was begun with another spec or other data.
+        ValueError: data, model or noise of a variant are refused, or it was started with another spec or other data.
     """
     from raydp.sweep.driver import check_runs
 
-    found = []
+    plans = []
     for variant in variants:
         stderr.print(f"planning {variant.spec.name}", markup=False)
         try:
             begun = SweepFolder.resume(variant.spec) if SweepFolder.exists(variant.spec) else None
-            found.append(planned(variant.spec)[0])
+            plans.append(planned(variant.spec)[0])
             if begun is not None:
-                check_runs(begun, found[-1])
+                check_runs(begun, plans[-1])
         except ValueError as error:
             raise ValueError(f"{variant.spec.name}: {error}") from error
-    return found
+    return plans
 
 
 def run_variants(variants: Sequence[Variant], page: Path) -> VariantsResult:
-    """Plan all, run what has not run, go on with what was interrupted, and compare.
+    """Plan all variants, run or resume each of them, and compare them.
 
     Args:
-        page: the comparison, an HTML file.
+        variants: the variants.
+        page: the HTML file of the comparison.
 
     Raises:
-        ValueError: as `plans_of`; nothing was trained then.
+        ValueError: as `plans_of`. In this case nothing was trained.
     """
     plans_of(variants)
     results: list[VariantResult] = []
     for variant in variants:
         stderr.print(f"{variant.spec.name}: {len(results) + 1} of {len(variants)}", style="bold", markup=False)
         sweep = Sweep(variant.spec)
-        ran = sweep.run(resume=sweep.begun)  # of one that has ended: nothing is trained, and it selects again
+        ran = sweep.run(resume=sweep.begun)  # a sweep that has ended trains nothing and selects again
         if ran.interrupted:
             return _compared(variants, results, None, interrupted=True)
         results.append(_result_of(variant, ran))
@@ -180,12 +194,10 @@ def run_variants(variants: Sequence[Variant], page: Path) -> VariantsResult:
     return _compared(variants, results, page if len(folders) > 1 else None, interrupted=False)
 
 
-def _labelled(field: str, values: Sequence[Any]) -> list[tuple[Any, str]]:
-    """Each value with what it is called in the names of sweeps."""
+def _labelled(field: str, values: Sequence[object]) -> list[tuple[object, str]]:
+    """Return each value with its label for the names of sweeps."""
     if any(field == own or own.startswith(f"{field}.") for own in DECIDED_HERE):
-        raise ValueError(
-            f"--vary must name another field, got {field!r}: every variant has one of its own. Leave it out."
-        )
+        raise ValueError(f"--vary must name another field, got {field!r}: every variant gets its own. Leave it out.")
     for place, value in enumerate(values):
         if any(value == other and type(value) is type(other) for other in values[:place]):
             raise ValueError(f"--vary {field} must have distinct values, got {value} twice. Remove one.")
@@ -196,14 +208,12 @@ def _labelled(field: str, values: Sequence[Any]) -> list[tuple[Any, str]]:
     return list(zip(values, labels, strict=True))
 
 
-def _variant(base: SweepSpec, data: Mapping[str, Any], combination: Sequence[tuple[str, Any, str]]) -> Variant:
+def _variant(base: SweepSpec, data: Mapping[str, object], combination: Sequence[tuple[str, object, str]]) -> Variant:
     suffix = "-".join(f"{field.rpartition('.')[2]}-{label}" for field, _, label in combination)
-    changed = copy.deepcopy(dict(data))
-    for field, value, _ in combination:
-        _set(changed, field, value)
-    changed["name"] = f"{base.name}-{suffix}"
-    registered = f"{base.tracking.registered_model}-{suffix}"
-    changed["tracking"] = {**changed.get("tracking", {}), "registered_model": registered}
+    changed: Mapping[str, object] = {**data, "name": f"{base.name}-{suffix}"}
+    registered = ("tracking.registered_model", f"{base.tracking.registered_model}-{suffix}")
+    for field, value in [*((field, value) for field, value, _ in combination), registered]:
+        changed = _with(changed, field.split("."), value, field)
     try:
         spec = load_spec(changed)
     except ValueError as error:
@@ -216,16 +226,15 @@ def _variant(base: SweepSpec, data: Mapping[str, Any], combination: Sequence[tup
     return Variant(spec=spec, values={field: value for field, value, _ in combination})
 
 
-def _set(data: dict[str, Any], field: str, value: Any) -> None:
-    """Change a field of nested sections in place."""
-    *sections, name = field.split(".")
-    for section in sections:
-        if not isinstance(data.setdefault(section, {}), dict):
-            raise ValueError(
-                f"--vary must name a field of a section, got {field!r}: {section} has none. Correct the path."
-            )
-        data = data[section]
-    data[name] = copy.deepcopy(value)
+def _with(section: Mapping[str, object], path: Sequence[str], value: object, field: str) -> dict[str, object]:
+    """Return a section of a spec with another value at a path. The whole path is `field`, for the message."""
+    name, *rest = path
+    if not rest:
+        return {**section, name: value}
+    inner = section.get(name, {})
+    if not isinstance(inner, Mapping):
+        raise ValueError(f"--vary must name a field of a section, got {field!r}: {name} has none. Correct the path.")
+    return {**section, name: _with(inner, rest, value, field)}
 
 
 def _result_of(variant: Variant, ran: SweepResult) -> VariantResult:
@@ -235,8 +244,8 @@ def _result_of(variant: Variant, ran: SweepResult) -> VariantResult:
         values=variant.values,
         epsilon=max(record.accounted.epsilon for record in records),
         counts=ran.counts,
-        selected=None if ran.selected is None else ran.selected.to_dict(),
-        best_utility=None if ran.best_utility is None else ran.best_utility.to_dict(),
+        selected=ran.selected,
+        best_utility=ran.best_utility,
         reason=ran.reason,
     )
 
@@ -244,12 +253,12 @@ def _result_of(variant: Variant, ran: SweepResult) -> VariantResult:
 def _compared(
     variants: Sequence[Variant], results: list[VariantResult], report: Path | None, *, interrupted: bool
 ) -> VariantsResult:
-    """Losses are compared on the same data alone, scores if they are the same as well."""
+    """Compare the variants that ended: losses if the data are the same, scores if data and score are the same."""
     ended = [variant for variant, _ in zip(variants, results, strict=False)]
     data = {SweepFolder.open(v.folder).plan().facts.content_hash for v in ended}
     scores = {next(repr(s) for s in v.spec.scores if s.name == v.spec.select.score) for v in ended}
-    scored = {r.name: r.selected["score"] for r in results if r.selected is not None}
-    losses = {r.name: r.best_utility["utility_loss"] for r in results if r.best_utility is not None}
+    scored = {r.name: r.selected.score for r in results if r.selected is not None}
+    losses = {r.name: r.best_utility.utility_loss for r in results if r.best_utility is not None}
     return VariantsResult(
         variants=results,
         lowest_score=min(scored, key=scored.__getitem__, default=None) if len(data) == len(scores) == 1 else None,

@@ -15,8 +15,8 @@ from raydp.models.base_models import LoadedModel
 from raydp.scores.base import Context
 from raydp.scores.language.decoding import evaluating
 from raydp.scores.memorisation.acr import AdversarialCompression
-from raydp.scores.prompt_search.found import Found, FoundPrompts
 from raydp.scores.prompt_search.objective import Objective
+from raydp.scores.prompt_search.results import KnownPrompts, SearchResult
 from raydp.tasks.base import Secret
 from tests.builders.models import bigram_llama, llama
 from tests.builders.secrets import made_up_secrets, make_task
@@ -100,10 +100,10 @@ def test_a_kill_at_any_time_changes_nothing(adapters, tmp_path: Path, monkeypatc
     """By a search of which it is known what it finds: as if by chance, a prompt of others works for a model or not,
     and leads it to a shorter one or not, so that the result hangs on who tries whose first."""
 
-    def search(self, model, targets, known, seed, before=None) -> Found:
+    def search(self, model, targets, known, seed, before=None) -> SearchResult:
         (name,), (target,) = [n for n, m in models.items() if m is model], targets
         if before is None:
-            return Found(prompts={target.name: (ord(name),) * (109 - ord(name))})
+            return SearchResult(prompts={target.name: (ord(name),) * (109 - ord(name))})
         own, shorter = before.prompts[target.name], known.shorter(target.name, before)
         for prompt in sorted(shorter, key=len):
             chance = hashlib.sha256(f"23 {name} {prompt}".encode()).digest()
@@ -111,11 +111,11 @@ def test_a_kill_at_any_time_changes_nothing(adapters, tmp_path: Path, monkeypatc
                 own = (ord(name), *prompt[: max(1, len(prompt) - 1 - chance[1] % 3)])
                 break
         refused = before.refused.get(target.name, frozenset()) | set(shorter) - {own}
-        return Found(prompts={target.name: own}, refused={target.name: refused})
+        return SearchResult(prompts={target.name: own}, refused={target.name: refused})
 
     models, task, puts = adapters, make_task(SECRETS[:1]), []
     monkeypatch.setattr(AdversarialCompression, "_search", search)
-    put = FoundPrompts.put
+    put = KnownPrompts.put
 
     def counted(self, model, found) -> None:
         put(self, model, found)
@@ -123,7 +123,7 @@ def test_a_kill_at_any_time_changes_nothing(adapters, tmp_path: Path, monkeypatc
         if len(puts) == killed_after:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(FoundPrompts, "put", counted)
+    monkeypatch.setattr(KnownPrompts, "put", counted)
     killed_after = None
     whole = dict(QUICK.measure_many(Folder(models), task, seed=0, context=Context()))
     order = list(puts)

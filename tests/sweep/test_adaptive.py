@@ -114,10 +114,10 @@ def test_the_end_is_written_and_what_was_not_run_is_skipped(tmp_path: Path) -> N
     world.finish("4-0", "4-1")
     assert searcher.suggest("2") == RunSearcher.FINISHED
     assert closed == [2]
-    found = counts(world.folder)
-    assert (found["finished"], found["pending"], found["skipped"]) == (2, 0, 6)
-    assert found["search"]["reason"] == "the script is over"
-    assert [row["num_steps"] for row in found["search"]["skipped"]] == [3, 5, 6]
+    counted = counts(world.folder)
+    assert (counted.finished, counted.pending, counted.skipped) == (2, 0, 6)
+    assert counted.search.reason == "the script is over"
+    assert [configuration.num_steps for configuration in counted.search.skipped] == [3, 5, 6]
     assert points_table(world.folder)["status"].tolist().count("skipped") == 6
 
 
@@ -156,8 +156,8 @@ def test_what_ran_when_the_search_ended_is_not_skipped(tmp_path: Path) -> None:
     assert [source.next_run() for _ in range(3)] == ["4-0", "4-1", None]
     assert source.finished
     world.finish("4-0")
-    found = counts(world.folder)
-    assert (found["finished"], found["pending"], found["skipped"]) == (1, 1, 6)
+    counted = counts(world.folder)
+    assert (counted.finished, counted.pending, counted.skipped) == (1, 1, 6)
     assert skipped_configurations(world.folder) == {CANDIDATES[0], *CANDIDATES[2:]}
     by_run = points_table(world.folder).set_index("run_id")["status"]
     assert (by_run["4-1"], by_run["3-0"]) == ("pending", "skipped")
@@ -172,7 +172,7 @@ def test_what_a_bound_rules_out_before_it_runs_is_no_candidate(tmp_path: Path) -
     state, goal = search.told[0]
     assert state.candidates == (CANDIDATES[0], CANDIDATES[1], CANDIDATES[3]), "what was begun stays"
     assert (goal.max_score, dict(goal.at_most)) == (0.5, {"compute": 130, "score.vmr_exact": 1.0})
-    reasons = {row["num_steps"]: row["reason"] for row in counts(world.folder)["search"]["skipped"]}
+    reasons = {c.num_steps: reason for c, reason in counts(world.folder).search.skipped.items()}
     assert reasons[5] == "its compute of 160 exceeds select.at_most 130"
     assert reasons[3] == "not in the script"
 
@@ -190,8 +190,8 @@ def test_a_search_that_gives_no_reason_is_said_to(tmp_path: Path) -> None:
 
     world = World(tmp_path, max_loss=9.0)
     assert world.source(Silent()).next_run() is None
-    skipped = counts(world.folder)["search"]["skipped"]
-    assert [row["reason"] for row in skipped] == ["the search gives no reason"] * 4
+    skipped = counts(world.folder).search.skipped
+    assert list(skipped.values()) == ["the search gives no reason"] * 4
 
 
 def test_a_threshold_by_gain_waits_for_the_untrained_model(tmp_path: Path) -> None:

@@ -75,15 +75,14 @@ def test_steps_that_say_nothing_are_refused(examples: list[float], seconds: list
 def test_columns_count_seeds_workers_and_devices() -> None:
     law = StepLaw.fit([100, 200], [2.0, 3.0])  # 1 s and 10 ms an example
     measured = Measured(law=law, score_seconds=60, memory_bytes=2**31, device="cpu", steps=())
-    row = {"batch_size": 400, "num_steps": 10, "seeds": 3}
     cluster = ClusterSpec(workers_per_trial=4, gpus_per_worker=2)
-    found = measured.columns(row, cluster, 1.5)
+    found = measured.columns(400, 10, 3, cluster=cluster, price=1.5)
     seconds = 3 * (10 * (1 + 0.01 * 100) + 60)
     assert found["hours"] == pytest.approx(seconds / 3600)
     assert found["gpu_hours"] == pytest.approx(8 * seconds / 3600)
     assert found["memory_gib"] == 2
     assert found["cost"] == pytest.approx(12 * seconds / 3600)
-    assert "cost" not in measured.columns(row, cluster, None)
+    assert "cost" not in measured.columns(400, 10, 3, cluster=cluster, price=None)
 
 
 def test_recorded_costs_come_first_and_the_rest_follows_from_them() -> None:

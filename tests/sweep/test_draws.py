@@ -186,7 +186,7 @@ def test_no_run_at_all_is_an_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert runs == []
     ending = release_best(SweepContext(spec=spec, folder=folder, facts=FACTS, weight_hash="weights"))
     assert "drawn as 0" in str(ending.reason)
-    assert counts(folder)["runs"] == 0
+    assert counts(folder).runs == 0
     assert not (tmp_path / "mlflow.db").exists()
     with pytest.raises(ValueError, match="must hold a run, got 'small', whose number of runs was drawn as 0"):
         select(folder.path)

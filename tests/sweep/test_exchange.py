@@ -102,7 +102,7 @@ def test_a_sweep_through_a_store_is_that_of_a_shared_folder(done: Done, tmp_path
     spec = spec_of(tmp_path)
     spec["cluster"]["exchange"] = (tmp_path / "store").as_uri()
     sweep = Sweep(spec)
-    assert sweep.run().counts["finished"] == 4
+    assert sweep.run().counts.finished == 4
     assert_same_points(sweep.points(), done.points)
     assert runs_in(spec["tracking"]["uri"]) == {"parents": 1, "children": 4, "versions": 4}
     assert not [path for path in (tmp_path / "store").rglob("*") if path.is_file()], "nothing is left in the store"

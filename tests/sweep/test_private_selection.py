@@ -71,8 +71,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
 def test_it_goes_on_where_it_was_interrupted_with_the_runs_that_were_drawn(ended: Ended) -> None:
     assert len(ended.trials) == 3
     assert ended.committed(ended.trials[0].run_id) == ended.before
-    assert ended.result.counts["finished"] == 3
-    assert "as private as the data" in ended.result.counts["note"]
+    assert ended.result.counts.finished == 3
+    assert "as private as the data" in ended.result.counts.note
 
 
 def test_one_model_is_registered_and_it_is_the_best(ended: Ended) -> None:

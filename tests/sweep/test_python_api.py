@@ -50,7 +50,7 @@ def test_a_sweep_is_opened_by_its_name_folder_or_spec(trained: Trained, how: str
               "spec": spec, "mapping": trained.content}[how]  # fmt: skip
     opened = Sweep.open(source, storage=spec.storage)
     assert opened.spec.name == spec.name
-    assert opened.status()["finished"] == 4
+    assert opened.status().finished == 4
     assert len(opened.points()) == 4
     assert isinstance(opened.select(min_utility_gain=0), Selection)
 

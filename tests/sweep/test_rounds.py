@@ -32,7 +32,7 @@ def test_the_driver_runs_the_largest_first_across_rounds(tmp_path: Path, monkeyp
     space = {"points": [[16, 1, 0.01], [16, 2, 0.01], [16, 4, 0.01], [16, 3, 0.01], [32, 3, 0.01]]}
     sweep = Sweep(small_spec(tmp_path, space=space, cluster={"max_concurrent_trials": 1}))
     result = sweep.run()
-    assert result.counts["finished"] == 5
+    assert result.counts.finished == 5
     planned = sweep.points()
     computes = planned["batch_size"] * planned["num_steps"]
     assert computes.is_monotonic_decreasing

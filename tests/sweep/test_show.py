@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from analysis.selection.choice import Selection, SelectionStep
 from raydp.cli.show.sweeps import lookup_commands, show_predictions, show_selection, show_status
 from raydp.spec.document import load_spec
 from raydp.sweep.ending.notes import notes_of, together_notes
+from raydp.sweep.store.summary import ReleasedModels, RunCounts, RunFailure, SelectedConfiguration, SweepSummary
 from raydp.tasks.base import TaskFacts
+from search_spaces import Configuration
 from tests.builders.plans import plan_of_runs, record_of
 from tests.builders.specs import small_spec
 from tests.conftest import Answer
@@ -56,8 +59,11 @@ def test_the_report_ends_with_the_notes_about_the_data() -> None:
 
 def test_released_without_a_guarantee_there_is_no_sum_to_tell() -> None:
     """released.json is strict JSON: infinity is the string."""
-    assert together_notes({"models": 2, "epsilon": "inf", "delta": 1e-3, "accountant": "rdp"}) == []
-    (told,) = together_notes({"models": 2, "epsilon": 9.5, "delta": 1e-3, "accountant": "rdp"})
+    document = {"models": 2, "run_ids": ["a", "b"], "epsilon": "inf", "delta": 1e-3, "accountant": "rdp"}
+    without = ReleasedModels.from_json(document)
+    assert without.to_json() == document
+    assert together_notes(without) == []
+    (told,) = together_notes(replace(without, epsilon=9.5))
     assert told.startswith("All 2 registered models together: ε at most 9.5")
 
 
@@ -68,13 +74,15 @@ def test_plan_prints_the_notes_about_the_data(raydp: Callable[..., Answer], writ
 
 
 def test_a_step_names_what_it_left_and_not_what_it_dropped(capsys: pytest.CaptureFixture[str]) -> None:
-    points = [{"batch_size": b, "num_steps": 5, "learning_rate": 0.01} for b in range(1, 7)]
-    steps = [
-        {"name": "updates", "survivors": points[:5], "dropped": points[5:]},
-        {"name": "compute", "survivors": points[:1], "dropped": points[1:5]},
-    ]
-    chosen = {**points[0], "utility_loss": 1.0, "score": 0.5, "rule": "procedure", "warnings": []}
-    chosen |= {"explanation": "The scores agree.", "steps": steps}
+    points = tuple(Configuration(batch_size=b, num_steps=5, learning_rate=0.01) for b in range(1, 7))
+    steps = (
+        SelectionStep(name="updates", rule="", survivors=points[:5], dropped=points[5:]),
+        SelectionStep(name="compute", rule="", survivors=points[:1], dropped=points[1:5]),
+    )
+    chosen = Selection(
+        configuration=points[0], utility_loss=1.0, score=0.5, rule="procedure", steps=steps, model_uri=None,
+        explanation="The scores agree.",
+    )  # fmt: skip
     show_selection(chosen)
     assert capsys.readouterr().out.splitlines() == [
         "The scores agree.",
@@ -137,16 +145,17 @@ def test_a_printed_program_is_one_that_the_shell_finds(tmp_path: Path) -> None:
 
 
 def test_a_status_says_how_to_go_on_or_what_came_of_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    counts = {"runs": 3, "finished": 1, "failed": 1, "stopped": 0, "pending": 1}
-    failures = [{"run_id": "ab12", "reason": "a [reason]"}]
-    show_status(tmp_path, {**counts, "failures": failures}, None)
+    failure = RunFailure(batch_size=8, num_steps=4, learning_rate=0.1, seed=0, run_id="ab12", reason="a [reason]")
+    counts = RunCounts(runs=3, finished=1, failed=1, stopped=0, pending=1, failures=(failure,))
+    show_status(tmp_path, counts, None)
     out = capsys.readouterr().out
     assert f"{tmp_path}: 3 runs, 1 finished, 1 failed, 0 stopped, 1 pending" in out
     assert "a [reason]" in out
     assert f"If no process runs this sweep, go on with: raydp sweep {tmp_path / 'spec.yaml'} --resume" in out
     selected = {"batch_size": 8, "num_steps": 4, "learning_rate": 0.1, "utility_loss": 1.5, "score": 0.25}
-    summary = {"selected": {**selected, "model_uri": "models:/m/1"}}
-    show_status(tmp_path, {**counts, "pending": 0, "failures": []}, summary)
+    selected |= {"rule": "procedure", "model_uri": "models:/m/1"}
+    ended = replace(counts, pending=0, failures=())
+    show_status(tmp_path, ended, SweepSummary(counts=ended, selected=SelectedConfiguration.from_json(selected)))
     out = capsys.readouterr().out
     assert "selected: (b=8, T=4, η=0.1) utility_loss 1.5000, score 0.25, models:/m/1" in out
     assert f"report: {tmp_path / 'report.html'}" in out

@@ -126,11 +126,7 @@ def test_hopeless_runs_end_early_and_the_rest_is_as_without_them(tmp_path: Path)
     (tmp_path / "without").mkdir()
     sweep = Sweep(spec)
     result = sweep.run()
-    assert {k: result.counts[k] for k in ("finished", "stopped", "failed")} == {
-        "finished": 3,
-        "stopped": 2,
-        "failed": 0,
-    }
+    assert (result.counts.finished, result.counts.stopped, result.counts.failed) == (3, 2, 0)
     points = sweep.points().set_index("num_steps")
     plain = Sweep(small_spec(tmp_path / "without", space={"points": good}, **common))
     plain.run()
@@ -146,5 +142,5 @@ def test_hopeless_runs_end_early_and_the_rest_is_as_without_them(tmp_path: Path)
     assert runs_in(spec["tracking"]["uri"]) == {"parents": 1, "children": 5, "versions": 3}
     before = folder.trial(points.loc[11, "run_id"]) / "result.json"
     written = before.stat().st_mtime_ns
-    assert sweep.run(resume=True).counts["stopped"] == 2
+    assert sweep.run(resume=True).counts.stopped == 2
     assert before.stat().st_mtime_ns == written

@@ -79,9 +79,9 @@ def test_a_failing_trial_is_recorded_with_its_reason_and_the_rest_go_on(tmp_path
     )
     sweep = Sweep(spec)
     result = sweep.run()
-    assert result.counts["finished"] == 1
-    assert result.counts["failed"] == 1
-    assert "utility_loss is" in result.counts["failures"][0]["reason"]
+    assert result.counts.finished == 1
+    assert result.counts.failed == 1
+    assert "utility_loss is" in result.counts.failures[0].reason
     assert result.selected.configuration.learning_rate == 0.01
     assert runs_in(spec["tracking"]["uri"]) == {"parents": 1, "children": 2, "versions": 1}
-    assert SweepFolder.open(result.folder).result(result.counts["failures"][0]["run_id"]).status == "failed"
+    assert SweepFolder.open(result.folder).result(result.counts.failures[0].run_id).status == "failed"

@@ -32,7 +32,7 @@ def test_an_interruption_after_the_last_run_is_an_answer_too(done: Done, monkeyp
         stopped = done.sweep.run(resume=True)
     assert stopped.interrupted
     assert stopped.selected is None
-    assert stopped.counts["finished"] == 4
+    assert stopped.counts.finished == 4
     assert done.sweep.run(resume=True).selected == done.result.selected
 
 

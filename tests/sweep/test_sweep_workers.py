@@ -45,7 +45,7 @@ def test_two_workers_that_share_the_weights_give_the_points_of_one(tmp_path: Pat
         workers = {"workers_per_trial": 2, "sharding": "full", "cpus_per_worker": 0.5} if sharding == "full" else {}
         (tmp_path / sharding).mkdir()
         sweep = Sweep({**spec, "cluster": {"max_concurrent_trials": 1, "checkpoint_seconds": 0.0, **workers}})
-        assert sweep.run().counts["finished"] == 1
+        assert sweep.run().counts.finished == 1
         tables[sharding] = sweep.points()
     assert_same_points(tables["full"], tables["none"])
     (whole,), (sharded,) = (list((tmp_path / k / "mlruns").rglob("*.safetensors")) for k in ("none", "full"))

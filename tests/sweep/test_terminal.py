@@ -18,8 +18,9 @@ from raydp.sweep.engine.progress import SweepProgress
 from raydp.sweep.engine.queue import QueueStatus
 from raydp.sweep.names import run_name
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
-from raydp.sweep.store.json_files import write_json
+from raydp.sweep.store.points import counts
 from raydp.sweep.store.results import RunResult
+from raydp.sweep.store.summary import SelectedConfiguration, SweepSummary
 from tests.conftest import Answer
 from tests.sweep.trained import Trained
 
@@ -115,7 +116,7 @@ def test_the_sweeps_of_a_storage_are_listed(raydp: Command, trained: Trained, tm
         shutil.copytree(trained.folder.path, runs / name, ignore=shutil.ignore_patterns("summary.json"))
     ended, begun = SweepFolder.open(runs / "ended"), SweepFolder.open(runs / "begun")
     chosen = select(ended.path).to_dict()
-    write_json(ended.path / "summary.json", {"selected": chosen})
+    ended.set_summary(SweepSummary(counts=counts(ended), selected=SelectedConfiguration.from_json(chosen)))
     (begun.trial(trained.trials[0].run_id) / "result.json").unlink()
     (runs / "broken" / "plan.json").unlink()
     rows = {row["sweep"]: row for row in raydp("list", "--json").json()}

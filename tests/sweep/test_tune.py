@@ -104,7 +104,7 @@ def test_the_last_report_is_the_result(ran: tuple[SweepResult, Seen, Broken, str
 
 def test_a_callback_that_fails_is_left_alone(ran: tuple[SweepResult, Seen, Broken, str]) -> None:
     result, seen, broken, said = ran
-    assert result.counts["finished"] == 4
+    assert result.counts.finished == 4
     assert broken.asked == 1
     assert "warning: the callback Broken failed and is not called again (ConnectionError: the logger's" in said
     assert seen.calls == ["setup", "end of 4"], "rounds are one experiment"

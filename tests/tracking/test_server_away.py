@@ -158,7 +158,7 @@ def test_down_for_good_then_delivered_by_a_resume_that_is_killed(real_server, sw
         kill_after_the_first(patch, real_server)
         patch.setattr(recorder, "PATIENCE_SECONDS", 1.0)
         result = sweep(name).run()
-    assert (result.counts["finished"], result.selected, result.interrupted) == (4, None, False)
+    assert (result.counts.finished, result.selected, result.interrupted) == (4, None, False)
     assert "MLflow has not got 3 of 4 runs" in result.reason
     assert "`raydp sweep SPEC --resume` delivers what is missing" in result.reason
     assert len(list(result.folder.glob("trials/*/result.json"))) == 5  # with the base model's
@@ -189,7 +189,7 @@ def test_down_for_a_while(real_server, sweep, monkeypatch, capsys):
     kill_after_the_first(monkeypatch, real_server, started.start)
     result = sweep(name).run()
     started.join()
-    assert (result.counts["finished"], result.reason) == (4, None)
+    assert (result.counts.finished, result.reason) == (4, None)
     assert "MLflow is away, runs wait in" in capsys.readouterr().err
     has_four(real_server, name)
 

@@ -32,7 +32,7 @@ def show_audit(report: AuditReport) -> None:
     )
     configurations = [{NAMES.get(k, k): v for k, v in row.items()} for row in report.configurations]
     print_table("configurations, corrected for their runs", configurations)
-    show_failures(report.counts["failures"])
+    show_failures(report.counts.failures)
     if report.interrupted:
         stdout.print("interrupted: go on with the same command", style="bold")
     if report.epsilon_hat is None:

@@ -2,44 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from raydp.cost.costs import ASSUMED, Measured
 from raydp.io.output import print_table, stderr, stdout
 
 
-def show_measured(measured: dict[str, Any]) -> None:
+def show_measured(measured: Measured) -> None:
     """Print the measured steps, the fit of their time, and the assumptions of the estimates.
 
     The text goes to stderr, so that `--json` prints only its document to stdout.
     """
-    law = measured["law"]
-    for step in measured["steps"]:
+    law = measured.law
+    for step in measured.steps:
         stderr.print(
             f"batch_size {step['batch_size']}: {step['seconds']:.4g} s a step of {step['examples']:.1f} examples, "
-            f"{step['num_steps']} steps on {measured['device']}",
+            f"{step['num_steps']} steps on {measured.device}",
             markup=False,
         )
-    fit = "" if law["r_squared"] is None else f" (R² {law['r_squared']:.4f})"
+    fit = "" if law.r_squared is None else f" (R² {law.r_squared:.4f})"
     stderr.print(
-        f"a step takes {law['step_seconds']:.3g} s + {law['seconds_per_example']:.3g} s an example{fit}; in proportion "
-        f"to C = b·T it would be {law['proportional_seconds_per_example']:.3g} s an example, off by at most "
-        f"{law['max_relative_deviation']:.1%} (Hu et al. 2025, Table 14)",
+        f"a step takes {law.step_seconds:.3g} s + {law.seconds_per_example:.3g} s an example{fit}; in proportion "
+        f"to C = b·T it would be {law.proportional_seconds_per_example:.3g} s an example, off by at most "
+        f"{law.max_relative_deviation:.1%} (Hu et al. 2025, Table 14)",
         markup=False,
     )
-    stderr.print(f"scoring a model takes {measured['score_seconds']:.3g} s", markup=False)
-    stderr.print(f"assumed: {'; '.join(measured['assumes'])}", markup=False)
+    stderr.print(f"scoring a model takes {measured.score_seconds:.3g} s", markup=False)
+    stderr.print(f"assumed: {'; '.join(ASSUMED)}", markup=False)
 
 
-def show_simulation(found: dict[str, Any]) -> None:
+def show_simulation(simulation: Mapping[str, Any]) -> None:
     """Print the makespans beside their lower bound, and whether the driver keeps up."""
     stdout.print(
-        f"{'at most ' if found['at_most'] else ''}{found['runs']} runs on {found['slots']} "
-        f"{'slot' if found['slots'] == 1 else 'slots'} "
-        f"(times {found['costs']}), "
-        f"{found['driver_seconds']:g} s of the driver a run",
+        f"{'at most ' if simulation['at_most'] else ''}{simulation['runs']} runs on {simulation['slots']} "
+        f"{'slot' if simulation['slots'] == 1 else 'slots'} "
+        f"(times {simulation['costs']}), "
+        f"{simulation['driver_seconds']:g} s of the driver a run",
         markup=False,
     )
-    for note in found["slot_notes"]:
+    for note in simulation["slot_notes"]:
         stdout.print(note, markup=False)
     rows = [
         {
@@ -48,12 +50,12 @@ def show_simulation(found: dict[str, Any]) -> None:
             "utilisation": order["utilisation"],
             "over the bound": order["ratio"],
         }
-        for name, order in found["orders"].items()
+        for name, order in simulation["orders"].items()
     ]
-    print_table(f"lower bound {found['lower_bound_seconds'] / 3600:.4g} h", rows)
-    if found["driver_bound_seconds"] > found["lower_bound_seconds"]:
+    print_table(f"lower bound {simulation['lower_bound_seconds'] / 3600:.4g} h", rows)
+    if simulation["driver_bound_seconds"] > simulation["lower_bound_seconds"]:
         stdout.print(
-            f"the driver needs {found['driver_bound_seconds'] / 3600:.4g} h for these runs, one after the other: it "
-            f"holds the sweep up from {found['slots_that_fill_the_driver']} slots on",
+            f"the driver needs {simulation['driver_bound_seconds'] / 3600:.4g} h for these runs, one after the other: "
+            f"it holds the sweep up from {simulation['slots_that_fill_the_driver']} slots on",
             markup=False,
         )

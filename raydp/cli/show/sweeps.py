@@ -6,20 +6,23 @@ import math
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import pandas as pd
 
 from raydp.io.output import print_table, stdout
-from raydp.sweep.names import configuration_name, run_name
+from raydp.sweep.names import run_name
 from search_spaces.configuration import HYPERPARAMETERS
 
 if TYPE_CHECKING:
+    from analysis import Selection
     from raydp.spec.document import SweepSpec
     from raydp.sweep.api import Sweep
     from raydp.sweep.driver import SweepResult
+    from raydp.sweep.store.state import SearchEnd
+    from raydp.sweep.store.summary import RunCounts, RunFailure, SelectedConfiguration, SweepSummary
 
 BOUNDS = ("threshold", "bound")
 """Endings of the names of selection steps that apply a bound."""
@@ -50,19 +53,19 @@ def _show_remarks(remarks: Sequence[str]) -> None:
         stdout.print("and the like for other configurations", markup=False)
 
 
-def show_selection(selection: dict[str, Any]) -> None:
+def show_selection(selection: Selection) -> None:
     """Print the selected configuration and the configurations that each step kept."""
-    for warning in selection["warnings"]:
+    for warning in selection.warnings:
         stdout.print(f"warning: {warning}", markup=False)
-    if selection["explanation"] is not None:
-        stdout.print(selection["explanation"], markup=False)
-    for step in selection["steps"]:
-        left = step["survivors"]
-        names = ", ".join(configuration_name(c) for c in left[:NAMED]) + (", ..." if len(left) > NAMED else "")
+    if selection.explanation is not None:
+        stdout.print(selection.explanation, markup=False)
+    for step in selection.steps:
+        left = step.survivors
+        names = ", ".join(map(str, left[:NAMED])) + (", ..." if len(left) > NAMED else "")
         # The rules of other steps are long. The rule of a bound holds a figure that the reader may want to reuse.
-        bound = f" ({step['rule']})" if step["name"].endswith(BOUNDS) else ""
-        stdout.print(f"{step['name']}{bound}: {len(step['dropped'])} dropped, {len(left)} left: {names}", markup=False)
-    stdout.print(f"selected by {selection['rule']}: {_summary(selection)}", style="bold", markup=False)
+        bound = f" ({step.rule})" if step.name.endswith(BOUNDS) else ""
+        stdout.print(f"{step.name}{bound}: {len(step.dropped)} dropped, {len(left)} left: {names}", markup=False)
+    stdout.print(f"selected by {selection.rule}: {_figures(selection)}", style="bold", markup=False)
 
 
 def show_predictions(rows: Sequence[Mapping[str, object]]) -> None:
@@ -83,27 +86,25 @@ def show_predictions(rows: Sequence[Mapping[str, object]]) -> None:
         )
 
 
-def show_status(folder: Path, found: dict[str, Any], summary: dict[str, Any] | None) -> None:
+def show_status(folder: Path, counts: RunCounts, summary: SweepSummary | None) -> None:
     """Print the progress of a sweep and its result.
 
     Args:
         folder: the sweep's folder.
-        found: the counts of `raydp.sweep.store.points.counts`.
+        counts: the numbers of runs by status.
         summary: the summary written at the sweep's end, None before the end.
     """
-    if "note" in found:
-        stdout.print(found["note"], markup=False)
-    shown = ("runs", "finished", "failed", "stopped", "pending", "skipped")
-    stdout.print(f"{folder}: " + ", ".join(f"{found[k]} {k}" for k in shown if k in found), markup=False)
-    if "search" in found:
-        show_search(found["search"])
-    if found["failures"]:
-        print_table("failures", found["failures"], keep=("reason",))
-    if summary is not None and "selected" in summary:
-        selected = summary["selected"]
-        stdout.print(f"selected: {_summary(selected)}, {selected['model_uri']}", markup=False)
+    if counts.note is not None:
+        stdout.print(counts.note, markup=False)
+    stdout.print(f"{folder}: " + ", ".join(f"{n} {name}" for name, n in counts.numbers.items()), markup=False)
+    if counts.search is not None:
+        show_search(counts.search)
+    if counts.failures:
+        print_table("failures", [failure.to_json() for failure in counts.failures], keep=("reason",))
+    if summary is not None:
+        stdout.print(f"selected: {_figures(summary.selected)}, {summary.selected.model_uri}", markup=False)
         stdout.print(f"report: {folder / 'report.html'}", markup=False)
-    elif found["pending"]:
+    elif counts.pending:
         stdout.print(
             f"If no process runs this sweep, go on with: raydp sweep {folder / 'spec.yaml'} --resume", markup=False
         )
@@ -113,7 +114,7 @@ def show_result(sweep: Sweep, result: SweepResult) -> None:
     """Print the end of a sweep: the configurations, the selection, the report, and how to load the model."""
     private = sweep.spec.privacy.selects
     if private:
-        stdout.print(result.counts["note"], markup=False)
+        stdout.print(str(result.counts.note), markup=False)
     else:
         _show_counts(result)
     if result.interrupted:
@@ -122,11 +123,11 @@ def show_result(sweep: Sweep, result: SweepResult) -> None:
         stdout.print(f"nothing selected: {result.reason}", style="bold")
         return
     if private:
-        show_selection(result.selected.to_dict())
+        show_selection(result.selected)
     else:
         _show_configurations(sweep, result)
-        show_selection(result.selected.to_dict())
-        stdout.print(f"best utility instead: {_summary(result.best_utility.to_dict())}", markup=False)
+        show_selection(result.selected)
+        stdout.print(f"best utility instead: {_figures(result.best_utility)}", markup=False)
     _show_guarantee(sweep)
     stdout.print(f"report: {result.report}", markup=False)
     stdout.print("look it up and load it:", style="bold")
@@ -152,19 +153,18 @@ def _show_guarantee(sweep: Sweep) -> None:
 
 def _show_counts(result: SweepResult) -> None:
     counts = result.counts
-    shown = ("runs", "finished", "failed", "pending", "skipped")
-    stdout.print(", ".join(f"{counts[k]} {k}" for k in shown if k in counts))
-    if "search" in counts:
-        show_search(counts["search"])
-    show_failures(counts["failures"])
+    stdout.print(", ".join(f"{n} {name}" for name, n in counts.numbers.items() if name != "stopped"))
+    if counts.search is not None:
+        show_search(counts.search)
+    show_failures(counts.failures)
 
 
-def show_search(search: dict[str, Any]) -> None:
+def show_search(search: SearchEnd) -> None:
     """Print why a search has ended, and the first configurations that it did not run."""
-    skipped = search["skipped"]
-    stdout.print(f"the search has ended: {search['reason']}; {len(skipped)} configurations skipped", markup=False)
-    for row in skipped[:NAMED]:
-        stdout.print(f"  {configuration_name(row)}: {row['reason']}", markup=False)
+    skipped = search.skipped
+    stdout.print(f"the search has ended: {search.reason}; {len(skipped)} configurations skipped", markup=False)
+    for configuration, reason in list(skipped.items())[:NAMED]:
+        stdout.print(f"  {configuration}: {reason}", markup=False)
     if len(skipped) > NAMED:
         stdout.print("  `raydp status --json` lists them all", markup=False)
 
@@ -230,13 +230,12 @@ def _show_configurations(sweep: Sweep, result: SweepResult) -> None:
     print_table(title, rows, marks=marks, spare=("score std", "seeds", "utility_gain"))
 
 
-def show_failures(failures: Sequence[Mapping[str, object]]) -> None:
+def show_failures(failures: Sequence[RunFailure]) -> None:
     """Print a line for each failed run, with its reason."""
     for failure in failures:
-        stdout.print(f"failed {run_name(failure)}, run {failure['run_id']}: {failure['reason']}", markup=False)
+        stdout.print(f"failed {run_name(vars(failure))}, run {failure.run_id}: {failure.reason}", markup=False)
 
 
-def _summary(selection: dict[str, object]) -> str:
-    return (
-        f"{configuration_name(selection)} utility_loss {selection['utility_loss']:.4f}, score {selection['score']:.4g}"
-    )
+def _figures(selection: Selection | SelectedConfiguration) -> str:
+    """Return the selected configuration with its utility loss and its score."""
+    return f"{selection.configuration} utility_loss {selection.utility_loss:.4f}, score {selection.score:.4g}"

@@ -32,14 +32,15 @@ def show_variants(result: VariantsResult) -> None:
     """Print a row for each variant: its sweep's selection, and its lowest loss."""
     rows, marks = [], {}
     for position, variant in enumerate(result.variants):
-        chosen, best = variant.selected or {}, variant.best_utility or {}
+        selected, best = variant.selected, variant.best_utility
+        configuration = None if selected is None else selected.configuration
         rows.append({
             "sweep": variant.name,
             "epsilon": variant.epsilon,
-            **{k: chosen.get(k) for k in HYPERPARAMETERS},
-            "utility_loss": chosen.get("utility_loss"),
-            "score": chosen.get("score"),
-            "lowest loss": best.get("utility_loss"),
+            **{name: getattr(configuration, name, None) for name in HYPERPARAMETERS},
+            "utility_loss": None if selected is None else selected.utility_loss,
+            "score": None if selected is None else selected.score,
+            "lowest loss": None if best is None else best.utility_loss,
         })  # fmt: skip
         named = (("lowest score", result.lowest_score), ("lowest loss", result.lowest_loss))
         if mark_text := ", ".join(mark for mark, name in named if name == variant.name):

@@ -51,24 +51,32 @@ class Steering(TypedDict, total=False):
     note: str
 
 
-class ReleasedTogether(Steering):
-    """What all models that were released together cost.
+class JointCost(Steering):
+    """The joint cost of several models.
 
     Keys:
-        models: number of models.
-        run_ids: their runs. A card leaves them out.
         epsilon: ε of all models; "inf" is infinite, and None means that the accountant has no answer.
         delta: δ of all models.
         accountant: registry name.
         reason: why the accountant has no answer.
     """
 
-    models: int
-    run_ids: NotRequired[list[str]]
     epsilon: float | str | None
     delta: float
     accountant: str
     reason: NotRequired[str]
+
+
+class ReleasedTogether(JointCost):
+    """The models that were released together, and their joint cost.
+
+    Keys:
+        models: number of models.
+        run_ids: their runs. A card leaves them out.
+    """
+
+    models: int
+    run_ids: NotRequired[list[str]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,11 +15,11 @@ from raydp.scores.base import Context, Measurement, ModelSet, ScoreSection, Secr
 from raydp.scores.language.decoding import evaluating
 from raydp.scores.language.encoding import encode, secrets_of_kind
 from raydp.scores.language.generation import keyed_generator
-from raydp.scores.prompt_search.found import Found, FoundPrompts
 from raydp.scores.prompt_search.gcg import Budget, Search
 from raydp.scores.prompt_search.lengths import LengthSearch
 from raydp.scores.prompt_search.merging import ExactFn, merged_adapter
 from raydp.scores.prompt_search.objective import Effort, Objective
+from raydp.scores.prompt_search.results import KnownPrompts, SearchResult
 from raydp.scores.prompt_search.tokens import Vocabulary, plain_tokens, tokens_before
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class AdversarialCompression(ScoreSection):
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
         """Score a model; deterministic in its seed. Each secret's search is independent of the other secrets."""
         targets = self.targets(model, task)
-        result = self._measurement(self._search(model, targets, FoundPrompts(None, {}), seed), targets)
+        result = self._measurement(self._search(model, targets, KnownPrompts(None, {}), seed), targets)
         return replace(result, cost={name: count for name, count in result.cost.items() if name != "seconds"})
 
     def measure_many(
@@ -103,7 +103,7 @@ class AdversarialCompression(ScoreSection):
         After all searches, every model tries the shorter prompts of all others and searches on from them, until no
         model improves. Values are known only then. Models are taken in the order of their names, so that the result
         does not depend on the caller's order. context.folder keeps the prompts, so that a call after a kill resumes in
-        the same order and finds the same prompts; see `FoundPrompts` for why the folder is private.
+        the same order and finds the same prompts; see `KnownPrompts` for why the folder is private.
 
         Raises:
             Exception: the error of the first model whose search failed, after the values of all other models.
@@ -111,7 +111,7 @@ class AdversarialCompression(ScoreSection):
         places = {name: place for place, name in enumerate(models.names) if name not in context.done}
         names = sorted(places)
         targets: list[Target] = []
-        known = FoundPrompts(
+        known = KnownPrompts(
             context.folder, {"score": self.model_dump(), "seed": seed, "task": task.facts().content_hash}
         )
         failed: dict[str, Exception] = {}
@@ -162,10 +162,15 @@ class AdversarialCompression(ScoreSection):
         ]
 
     def _search(
-        self, model: LoadedModel, targets: Sequence[Target], known: FoundPrompts, seed: int, before: Found | None = None
-    ) -> Found:
+        self,
+        model: LoadedModel,
+        targets: Sequence[Target],
+        known: KnownPrompts,
+        seed: int,
+        before: SearchResult | None = None,
+    ) -> SearchResult:
         """Search prompts for a model. After an earlier search, search only where a known prompt is shorter."""
-        before = before if before is not None else Found(prompts={})
+        before = before if before is not None else SearchResult(prompts={})
         prompts, refused, exhausted = dict(before.prompts), dict(before.refused), set(before.exhausted)
         effort = dict(before.effort)
         with merged_adapter(model.model) as exact_fn, evaluating(model.model):
@@ -185,7 +190,7 @@ class AdversarialCompression(ScoreSection):
                     if lengths.search.exhausted:
                         exhausted.add(name)
                 prompts[name], effort[name] = lengths.best, taken.record()
-        return Found(prompts=prompts, refused=refused, exhausted=frozenset(exhausted), effort=effort)
+        return SearchResult(prompts=prompts, refused=refused, exhausted=frozenset(exhausted), effort=effort)
 
     def _length_search(
         self, model: LoadedModel, target: Target, effort: Effort, seed: int, exact_fn: ExactFn
@@ -217,15 +222,15 @@ class AdversarialCompression(ScoreSection):
             rng_fn=rng,
         )
 
-    def _measurement(self, found: Found, targets: Sequence[Target]) -> Measurement:
+    def _measurement(self, search: SearchResult, targets: Sequence[Target]) -> Measurement:
         """Return the compression ratios of the found prompts."""
-        prompts = [found.prompts[target.name] for target in targets]
+        prompts = [search.prompts[target.name] for target in targets]
         values = [len(t.ids) / len(p) if p is not None else 0.0 for t, p in zip(targets, prompts, strict=True)]
         counts = Counter[str]()
-        for effort in found.effort.values():
+        for effort in search.effort.values():
             counts.update(effort)
         details = {
-            "num_exhausted": float(len(found.exhausted)),
+            "num_exhausted": float(len(search.exhausted)),
             "num_not_found": float(sum(prompt is None for prompt in prompts)),
         }
         result = Measurement.over_secrets(values, ids=[t.name for t in targets], num_samples=self.num_seeds)

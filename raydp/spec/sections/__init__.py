@@ -1,16 +1,18 @@
-"""The sections of a sweep's specification, each with what it may hold."""
+"""The sections of a sweep's specification, each with its fields and its rules."""
 
 from raydp.spec.sections.base import AtLeastOne, Positive, Section
 from raydp.spec.sections.cluster import ClusterSpec, TrackingSpec
 from raydp.spec.sections.model import AdapterSpec, ModelSpec
 from raydp.spec.sections.privacy import NumRunsSpec, PrivacySpec
-from raydp.spec.sections.selection import SelectSpec
+from raydp.spec.sections.selection import BOUNDS, Bounds, SelectSpec
 from raydp.spec.sections.space import SpaceSpec
 from raydp.spec.sections.stopping import StoppingSpec
 
 __all__ = [
+    "BOUNDS",
     "AdapterSpec",
     "AtLeastOne",
+    "Bounds",
     "ClusterSpec",
     "ModelSpec",
     "NumRunsSpec",

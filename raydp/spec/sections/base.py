@@ -1,4 +1,4 @@
-"""What all sections are made of."""
+"""The base class of all sections, and common types of fields."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import inspect
 import textwrap
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 
 if TYPE_CHECKING:
+    from pydantic.json_schema import JsonSchemaValue
     from pydantic_core.core_schema import CoreSchema
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -20,16 +21,16 @@ AtLeastOne = Annotated[int, Field(ge=1)]
 
 
 class Section(BaseModel):
-    """A part of the spec: unknown keys are errors, values do not change.
+    """A part of the spec. Unknown keys are errors, and values do not change.
 
-    The docstring below a field is its description in the JSON Schema. Sources are read when a schema is asked for, and
-    not, as pydantic's use_attribute_docstrings would, whenever a class is imported: that takes up to 10 ms a class.
+    The docstring below a field is its description in the JSON Schema. The sources are read only when a schema is
+    needed. Pydantic's use_attribute_docstrings reads them when a class is imported, which takes up to 10 ms per class.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         schema = handler(core_schema)
         properties = handler.resolve_ref_schema(schema).get("properties", {})
         for base in reversed(cls.__mro__):
@@ -41,8 +42,10 @@ class Section(BaseModel):
 
 @cache
 def field_docstrings(cls: type) -> dict[str, str]:
-    """The docstrings below the annotated names in a class's own body, each on one line; {} where the class has no
-    source file."""
+    """Return the docstrings below the annotated names in a class's own body, each on one line.
+
+    Return {} if the class has no source file.
+    """
     try:
         source = textwrap.dedent(inspect.getsource(cls))
     except (OSError, TypeError):

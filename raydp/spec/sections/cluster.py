@@ -1,4 +1,4 @@
-"""Where it runs, and where its results are kept."""
+"""The sections on where a sweep runs, and where its results are kept."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from raydp.io.locations import MLFLOW_CREDENTIALS, is_uri, refuse_credentials
 from raydp.spec.sections.base import AtLeastOne, Section
 
 REGISTERED_MODEL = r"\w[\w .-]*"
-"""What the name of a registered model may be: it is a part of addresses, models:/name/version."""
+"""Pattern of the names of registered models. A name is a part of addresses of the form models:/name/version."""
 
 
 class ClusterSpec(Section):
-    """Where it runs. Nothing here changes a result."""
+    """Where the sweep runs. Nothing here changes a result."""
 
     address: str = "local"
     """`local` starts Ray on this machine; `auto` or host:port joins a cluster."""
     workers_per_trial: AtLeastOne | tuple[AtLeastOne, AtLeastOne] = 1
-    """Ray Train workers that share a trial. With [min, max] a trial takes as many as are free, and goes on with those
-    that are left when workers are lost, which counts as a retry. q and T stay as they are."""
+    """Ray Train workers that share a trial. With [min, max], a trial takes as many workers as are free. If workers are
+    lost, it continues with the others, which counts as a retry. q and T do not change."""
     sharding: Literal["none", "full"] = "none"
     """`none`: every worker holds the whole model. `full`: each worker holds its share of the weights (FSDP2), and in
     full fine-tuning its share of gradients and optimizer state, for models that do not fit one device."""
     gpus_per_worker: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
-    """GPUs of one worker. With a part of one, such as 0.5, several trials share a GPU; each is held to its part of the
+    """GPUs of one worker. With a fraction such as 0.5, several trials share a GPU, and each may use its fraction of the
     memory."""
     cpus_per_worker: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1
     """CPU cores that Ray reserves for one worker."""
     working_dir: str | None = None
-    """Folder with code of your own (plug-ins), or the URI of its zip file, that Ray takes to every node. Without it the
-    nodes need that code installed."""
+    """Folder with your own code (plug-ins), or the URI of its zip file. Ray copies it to every node. Without it, the
+    code must be installed on the nodes."""
     exchange: str | None = None
-    """URI of an object store (s3://bucket/folder, gs://...) through which checkpoints and trained models go where the
-    nodes do not all see the sweep's folder."""
+    """URI of an object store (s3://bucket/folder, gs://...) for checkpoints and trained models. It is needed if some
+    nodes do not see the sweep's folder."""
     max_concurrent_trials: Annotated[int, Field(ge=1)] | None = None
-    """Worker groups that run side by side; as many as fit by default."""
+    """Largest number of worker groups that run side by side; by default as many as fit."""
     autoscaling: bool = False
-    """The cluster grows on demand: start max_concurrent_trials worker groups whatever fits at the time. Groups that
-    wait make the cluster add nodes."""
+    """Whether the cluster grows on demand. If true, max_concurrent_trials worker groups are started even if they do not
+    fit yet. Waiting groups make the cluster add nodes."""
     microbatch_size: Annotated[int, Field(ge=1)] | None = None
-    """Examples in one backward pass. By default it is chosen from their lengths, and halved where memory does not
-    suffice."""
+    """Examples in one backward pass. By default it is chosen from the examples' lengths, and halved if memory runs
+    out."""
     gradient_checkpointing: bool = False
-    """Keep less of the forward pass for the backward pass and compute it again there: less memory, more time."""
+    """Recompute parts of the forward pass in the backward pass, to use less memory and more time."""
     checkpoint_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
     """Seconds between two checkpoints of a trial."""
     max_retries: Annotated[int, Field(ge=0)] = 1
-    """How often a trial is tried again after its workers failed."""
+    """How often a trial is tried again if its workers fail."""
     grace_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 20.0
     """Seconds that Ctrl-C or SIGTERM waits for running trials to save their state."""
     prefix_cache_gib: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 8.0
@@ -91,7 +91,7 @@ class ClusterSpec(Section):
         if self.working_dir is not None and self.address == "local":
             raise ValueError(
                 f"cluster.working_dir must go with another address than local, got {self.working_dir!r}. Remove it: "
-                "what runs here sees the driver's own code."
+                "workers on this machine see the driver's own code."
             )
         if self.autoscaling and (self.max_concurrent_trials is None or self.address == "local"):
             missing = "another address than local" if self.address == "local" else "cluster.max_concurrent_trials"
@@ -104,7 +104,7 @@ class ClusterSpec(Section):
         if 0 < self.gpus_per_worker < 1 and self.max_workers > 1:
             raise ValueError(
                 f"cluster.gpus_per_worker must be whole with workers_per_trial {self.max_workers}, got "
-                f"{self.gpus_per_worker:g}. NCCL wants a device for every worker: share GPUs between trials of one."
+                f"{self.gpus_per_worker:g}. NCCL needs a GPU per worker: share GPUs between trials of one worker."
             )
         if self.sharding == "full" and self.max_workers == 1:
             raise ValueError(
@@ -114,7 +114,7 @@ class ClusterSpec(Section):
         return self
 
     def workers_on(self, cpus: float, gpus: float) -> int:
-        """How many workers a node with so many CPUs and GPUs holds. A worker's part of a GPU is of one GPU."""
+        """Return how many workers fit on a node with these CPUs and GPUs. A fraction of a GPU lies on one GPU."""
         bounds = [cpus / self.cpus_per_worker]
         if self.gpus_per_worker >= 1:
             bounds.append(gpus / self.gpus_per_worker)
@@ -124,7 +124,7 @@ class ClusterSpec(Section):
 
     @property
     def worker_range(self) -> tuple[int, int]:
-        """Fewest and most workers of a trial."""
+        """Return the smallest and the largest number of workers of a trial."""
         workers = self.workers_per_trial
         return (workers, workers) if isinstance(workers, int) else workers
 
@@ -148,7 +148,7 @@ class TrackingSpec(Section):
     """Name of the registered model; every finished run is one of its versions."""
     signing_key: str | None = None
     """File with the team's private key, made by `raydp models keygen`. Every registered model's privacy card and
-    weights are signed with it. MLflow is not told of it."""
+    weights are signed with it. The path is not sent to MLflow."""
 
     @field_validator("uri")
     @classmethod
@@ -159,7 +159,7 @@ class TrackingSpec(Section):
     @field_validator("registered_model")
     @classmethod
     def _registry_takes_it(cls, name: str) -> str:
-        """Before anything is trained: a private selection opens MLflow only when all runs have ended."""
+        """Check the name before anything is trained. A private selection opens MLflow only after all runs."""
         if not re.fullmatch(REGISTERED_MODEL, name):
             raise ValueError(f"must be letters, digits, '_', '-', '.' and spaces, got {name!r}. Rename it.")
         return name

@@ -1,8 +1,8 @@
-"""What is trained, and what it is trained on."""
+"""The sections on the base model and its adapter."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     Field,
@@ -14,11 +14,11 @@ from pydantic import (
 from raydp.spec.sections.base import Positive, Section
 
 VIRTUAL = ("soft_prompt", "prefix")
-"""Adapters that stand before the text."""
+"""Types of adapters that put virtual tokens before the text."""
 
 
 class AdapterSpec(Section):
-    """What is trained: a LoRA adapter, a soft prompt, a prefix (all peft's) or, with type "none", every weight."""
+    """The trained weights: a LoRA adapter, a soft prompt, a prefix (from peft) or, with type "none", all weights."""
 
     type: Literal["lora", "soft_prompt", "prefix", "none"] = "lora"
     """`lora`, `soft_prompt` (prompt tuning; Lester et al. 2021), `prefix` (prefix tuning without its reparametrisation;
@@ -47,15 +47,15 @@ class AdapterSpec(Section):
         return self
 
     @model_serializer(mode="wrap")
-    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A new type leaves the identity of the runs of before as it is: theirs always had LoRA's fields in it."""
-        values: dict[str, Any] = handler(self)
+    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out the fields of other types. The identity of earlier runs contains LoRA's fields alone."""
+        values: dict[str, object] = handler(self)
         prompt = ("type", "num_virtual_tokens")
         return {k: v for k, v in values.items() if k == "type" or (k in prompt) == (self.type in VIRTUAL)}
 
     @property
     def virtual_tokens(self) -> int:
-        """Positions that are taken before the text."""
+        """Return the number of positions before the text."""
         return self.num_virtual_tokens if self.type in VIRTUAL else 0
 
 
@@ -72,10 +72,10 @@ class ModelSpec(Section):
 
     @property
     def weight_dtype(self) -> Literal["float32", "bfloat16"]:
-        """The type of the base weights in memory."""
+        """Return the type of the base weights in memory."""
         return "float32" if self.adapter.type == "none" else self.dtype
 
     @property
     def uses_autocast(self) -> bool:
-        """Whether training computes matrix products in another type than the weights'."""
+        """Return whether training computes matrix products in another type than the weights'."""
         return self.dtype != self.weight_dtype

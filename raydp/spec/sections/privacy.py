@@ -1,9 +1,9 @@
-"""The guarantee that is asked for."""
+"""The section on the guarantee."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     Field,
@@ -37,8 +37,8 @@ class NumRunsSpec(Section):
         return self
 
     @model_serializer(mode="wrap")
-    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values: dict[str, Any] = handler(self)
+    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        values: dict[str, object] = handler(self)
         return {k: v for k, v in values.items() if (self.distribution, k) != ("poisson", "eta")}
 
 
@@ -50,30 +50,30 @@ class PrivacySpec(Section):
     target_delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     """δ of the guarantee as a number; give it or delta_exponent."""
     delta_exponent: Positive | None = None
-    """δ as n^-delta_exponent, n the number of units. It is 1.1 where target_delta is not given either (Hu et al. 2025,
-    section 3.1)."""
+    """δ as n^-delta_exponent, where n is the number of units. It is 1.1 if target_delta is not given either (Hu et al.
+    2025, section 3.1)."""
     accountant: str = "prv"
-    """`prv`, `pld` or `rdp`, or the name of an installed accountant: what computes ε from the noise."""
+    """The accountant that computes ε from the noise: `prv`, `pld`, `rdp`, or an installed one by its name."""
     unit: Literal["example", "user"] = "example"
     """What is protected: one example, or one user with all its examples. batch_size, n and δ count units."""
     noise_key: Literal["secret", "test"] = "secret"
     """`secret` draws a key for the sweep. `test` fixes the key, for tests and demonstrations; the guarantee is then not
     certified."""
     tuning: Literal["ignored", "private_selection"] = "ignored"
-    """`ignored`: ε covers one model, whatever else was tried. `private_selection`: ε covers the one model that is
-    released, the best of a random number of runs by utility on public data (Papernot and Steinke 2022)."""
+    """`ignored`: ε covers one model, and not the choice among several. `private_selection`: ε covers the one released
+    model, which is the best of a random number of runs by utility on public data (Papernot and Steinke 2022)."""
     num_runs: NumRunsSpec | None = None
     """The distribution of the number of runs; with tuning `private_selection` only."""
 
     @property
     def selects(self) -> bool:
-        """Whether the choice of the released model is part of the guarantee."""
+        """Return whether the choice of the released model is part of the guarantee."""
         return self.tuning == "private_selection"
 
     @model_validator(mode="before")
     @classmethod
     def _selection_has_a_distribution(cls, data: object) -> object:
-        """What is used is written out, so that a spec is the same with its defaults and without."""
+        """Add the default distribution, so that a spec with the defaults written out is an equal spec."""
         if isinstance(data, Mapping) and data.get("tuning") == "private_selection" and data.get("num_runs") is None:
             return {**data, "num_runs": {}}
         return data
@@ -87,15 +87,15 @@ class PrivacySpec(Section):
             )
         if self.selects and self.accountant != "rdp":
             raise ValueError(
-                f"privacy.accountant must be rdp with tuning private_selection, got {self.accountant!r}. The price of "
-                "choosing is known in Rényi divergences: set it to rdp."
+                f"privacy.accountant must be rdp with tuning private_selection, got {self.accountant!r}. The cost of "
+                "the choice is known in Rényi divergences: set it to rdp."
             )
         return self
 
     @model_serializer(mode="wrap")
-    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What is not in use is not part of a run's identity."""
-        values: dict[str, Any] = handler(self)
+    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out unused fields, which are not part of a run's identity."""
+        values: dict[str, object] = handler(self)
         return values if self.selects else {k: v for k, v in values.items() if k not in ("tuning", "num_runs")}
 
     @model_validator(mode="after")
@@ -111,7 +111,7 @@ class PrivacySpec(Section):
         return name
 
     def delta(self, num_units: int) -> float:
-        """δ for n units: the given one, or n^-delta_exponent (1.1 where neither is given)."""
+        """Return δ for n units: the given δ, or n^-delta_exponent (n^-1.1 if neither is given)."""
         if self.target_delta is not None:
             return self.target_delta
         return float(num_units ** -(self.delta_exponent or 1.1))

@@ -1,4 +1,4 @@
-"""What `privacy.tuning: private_selection` asks of the rest of a spec: the guarantee covers one way to choose."""
+"""Rules of `privacy.tuning: private_selection` for the rest of a spec. The guarantee covers one way to choose."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raydp.spec.sections.stopping import StoppingSpec
 
 
 def with_the_only_rule(data: object) -> object:
-    """A spec's content with what `select` leaves out as private selection needs it; any other content as it is."""
+    """Return a spec's content. For a private selection, fill in the only rule that its guarantee covers."""
     if not isinstance(data, Mapping):
         return data
     privacy, select = data.get("privacy"), data.get("select")
@@ -32,7 +32,7 @@ def conflicts(
     seeds: tuple[int, ...],
     method: Plugin,
 ) -> list[str]:
-    """What in a spec the guarantee of a private selection does not cover, each with what to change."""
+    """Return the parts of a spec that the guarantee of a private selection does not cover, each with a remedy."""
     if not privacy.selects:
         return []
     given = "with privacy.tuning private_selection, got"
@@ -50,12 +50,13 @@ def conflicts(
             f"space.search must be left out {given} {space.search.name!r}. Runs are drawn from the whole space."
         )
     if stopping is not None:
-        problems.append(f"stopping must be left out {given} checks. Which runs end early is seen in the private data.")
+        problems.append(f"stopping must be left out {given} checks. It ends runs early by looking at private data.")
     if seeds != (0,):
         problems.append(f"seeds must be left out {given} {list(seeds)}. Every run draws a seed of its own.")
     if (weight := dict(method.params).get("reference_weight")) is not None:
         problems.append(
-            f"method.reference_weight must be left out {given} {weight:g}. A choice is not accounted for each data set."
+            f"method.reference_weight must be left out {given} {weight:g}. "
+            "The cost of a choice is not known for each data set."
         )
     if not method.params.private:
         problems.append(f"method.name must be a private method {given} {method.name!r}. Use dp_adam or dp_sgd.")

@@ -1,8 +1,9 @@
-"""How a configuration is selected at the end of a sweep."""
+"""The section on the selection of a configuration at the end of a sweep."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypedDict
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
@@ -11,16 +12,36 @@ from raydp.plugins import registries
 from raydp.spec.sections.base import Finite, Section
 
 
+class Bounds(TypedDict, total=False):
+    """Constraints on the selected configuration, as arguments of `analysis.select`. None stands for no constraint."""
+
+    max_loss: float | None
+    min_utility_gain: float | None
+    base_utility_loss: float | None
+    max_score: float | None
+    at_most: Mapping[str, float] | None
+
+
+BOUNDS: tuple[Literal["max_loss", "min_utility_gain", "base_utility_loss", "max_score", "at_most"], ...] = (
+    "max_loss",
+    "min_utility_gain",
+    "base_utility_loss",
+    "max_score",
+    "at_most",
+)
+"""Names of all constraints."""
+
+
 class SelectSpec(Section):
-    """How the configuration is chosen at the end. With privacy.tuning private_selection what is left out is the only
-    choice that the guarantee covers: rule best-utility, without a constraint.
+    """How the configuration is selected at the end. With privacy.tuning private_selection, the defaults are the only
+    selection that the guarantee covers: the rule best-utility without a constraint.
     """
 
     score: str
-    """Name of the score that selection goes by; it must be one of `scores`."""
+    """Name of the score that the selection uses; it must be one of `scores`."""
     rule: str = DEFAULT_RULE
-    """Name of the rule that selects: by default Algorithm 1 of Hu et al. 2025 as long as the measured scores do not
-    contradict it; others are procedure, best-utility, oracle."""
+    """Name of the rule that selects. The default is Algorithm 1 of Hu et al. 2025, unless the measured scores
+    contradict it. Others are procedure, best-utility and oracle."""
     min_utility_gain: Annotated[float, Field(ge=0, le=1)] | None = 0.9
     """Keep configurations with at least this share of the best gain over the untrained model's utility; 0.9 as in Hu et
     al. 2025."""
@@ -39,11 +60,19 @@ class SelectSpec(Section):
         return rule
 
     @model_serializer(mode="wrap")
-    def _without_bounds_that_are_not_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values: dict[str, Any] = handler(self)
+    def _without_bounds_that_are_not_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        values: dict[str, object] = handler(self)
         return {k: v for k, v in values.items() if k not in ("max_score", "at_most") or v}
 
-    def constraints(self) -> dict[str, Any]:
-        """What `analysis.select` takes, without what is not given."""
-        names = ("max_loss", "min_utility_gain", "max_score", "at_most")
-        return {k: v for k in names if (v := getattr(self, k)) not in (None, {})}
+    def constraints(self) -> Bounds:
+        """Return the constraints that are given, as arguments of `analysis.select`."""
+        given: Bounds = {}
+        if self.max_loss is not None:
+            given["max_loss"] = self.max_loss
+        if self.min_utility_gain is not None:
+            given["min_utility_gain"] = self.min_utility_gain
+        if self.max_score is not None:
+            given["max_score"] = self.max_score
+        if self.at_most:
+            given["at_most"] = self.at_most
+        return given

@@ -1,4 +1,4 @@
-"""The configurations of a sweep, and which of them are run."""
+"""The section on the configurations of a sweep, and which of them are run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from search_spaces.configuration import HYPERPARAMETERS
 
 Steps = Annotated[int, Field(ge=1, le=MAX_NUM_STEPS)]
 MAX_CONFIGURATIONS = 100_000
-"""Most combinations of a grid: each is calibrated, named and trained."""
+"""The largest number of combinations of a grid. Each is calibrated, named and trained."""
 
 
 class SpaceSpec(Section):
@@ -35,12 +35,12 @@ class SpaceSpec(Section):
     learning_rate: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
     """Grid: the learning rates η."""
     search: PluginField | None = None
-    """A strategy that runs a part of the configurations, by name or with its parameters; without it all are run."""
+    """A strategy that runs a part of the configurations, by name or with its parameters. By default all are run."""
 
     @field_validator("points", mode="before")
     @classmethod
     def _points_as_rows(cls, points: object) -> object:
-        """A point is [b, T, η] or a mapping with the three names."""
+        """Convert points that are mappings to rows [b, T, η]."""
         keys = tuple(HYPERPARAMETERS)
         if not isinstance(points, list | tuple):
             return points

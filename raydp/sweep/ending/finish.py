@@ -1,4 +1,4 @@
-"""The end of a sweep: points table, selection, aliases in the registry, report."""
+"""The end of a sweep: the points table, the selection, the aliases in the registry, and the report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import ClassVar
 
 from analysis import Selection, load_points, select, write_report
-from raydp.io.output import phase, stderr, strict
+from raydp.io.output import phase, stderr
 from raydp.sweep.ending.notes import about
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.listeners import ModelRemover
@@ -20,12 +20,13 @@ from raydp.sweep.engine.recorder import Recorder
 from raydp.sweep.store.alarms import alarm_of, publish_alarms
 from raydp.sweep.store.measurements import is_logarithmic
 from raydp.sweep.store.points import counts, secrets_table, values_by_secret, write_tables
+from raydp.sweep.store.summary import RunCounts, SelectedConfiguration, SweepSummary
 from raydp.tracking import NotDeliveredError, Tracker, delivering
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finish:
-    """What the sweep decided; see SweepResult."""
+    """The outcome of a sweep's end; see `SweepResult`."""
 
     selected: Selection | None
     best_utility: Selection | None
@@ -34,17 +35,19 @@ class Finish:
 
 
 NOT_FINISHED = Finish(selected=None, best_utility=None, reason="interrupted before the end", report=None)
-"""Of a sweep that was stopped: what is selected from a part could be another configuration than from the whole."""
+"""The outcome of an interrupted sweep. Nothing is selected, because all runs might select another configuration."""
 
 OF_CANARIES = Finish(
     selected=None, best_utility=None, reason="models of canaries are for `raydp audit`, not for use", report=None
 )
-"""Of a sweep of the task `audited`."""
+"""The outcome of a sweep of the task `audited`."""
 
 
 def finish(recorder: Recorder) -> Finish:
-    """Write the tables, select, set the aliases `best-utility` and, if private, `privacy-preferred`, and report. Where
-    MLflow is away nothing is selected: an alias would point at a part of the sweep."""
+    """Write the tables, select, set the aliases `best-utility` and, if private, `privacy-preferred`, and report.
+
+    If MLflow cannot be reached, nothing is selected, because the aliases would choose from a part of the runs.
+    """
     with phase(stderr, "Write the points table"):
         path = write_tables(recorder.context.folder)
     if recorder.undelivered():
@@ -57,65 +60,70 @@ def finish(recorder: Recorder) -> Finish:
 
 
 def _finish(recorder: Recorder, path: Path) -> Finish:
-    """The same where MLflow has all runs."""
+    """Finish a sweep whose runs MLflow has."""
     spec, folder, plan = recorder.context.spec, recorder.context.folder, recorder.context.plan
-    with phase(stderr, f"Write what all {len(plan.trials)} runs cost together onto the models' cards"):
+    with phase(stderr, f"Write the joint cost of all {len(plan.trials)} runs onto the models' cards"):
         together = recorder.release()
     publish_alarms(spec, folder.path)
-    if not counts(folder)["finished"]:
-        reason = "no run has finished"
-        recorder.tracker.finish_sweep({"counts": counts(folder), "reason": reason}, None)
-        return Finish(selected=None, best_utility=None, reason=reason, report=None)
+    ended = counts(folder)
+    if not ended.finished:
+        return _nothing_selected(recorder, ended, "no run has finished")
     points, chosen = load_points(path), spec.select
-    options = {
-        "by_secret": values_by_secret(path, chosen.score),
-        "logarithmic": is_logarithmic(folder, chosen.score),
-        **chosen.constraints(),
-    }
+    values, logarithmic = values_by_secret(path, chosen.score), is_logarithmic(folder, chosen.score)
     try:
         with phase(stderr, "Select a configuration"):
-            selections = {r: select(points, rule=r, **options) for r in dict.fromkeys([chosen.rule, "best-utility"])}
-    except ValueError as error:  # such as no configuration below the threshold: the runs stand all the same
-        recorder.tracker.finish_sweep({"counts": counts(folder), "reason": str(error)}, None)
-        return Finish(selected=None, best_utility=None, reason=str(error), report=None)
+            selections = {
+                rule: select(points, rule=rule, by_secret=values, logarithmic=logarithmic, **chosen.constraints())
+                for rule in dict.fromkeys([chosen.rule, "best-utility"])
+            }
+    except ValueError as error:  # such as no configuration below the threshold; the runs are kept
+        return _nothing_selected(recorder, ended, str(error))
     selected, best = selections[chosen.rule], selections["best-utility"]
     aliases = {"best-utility": best}
     if all(math.isfinite(record.accounted.epsilon) for record in plan.privacy.values()):
-        aliases["privacy-preferred"] = selected  # never a model without a guarantee
+        aliases["privacy-preferred"] = selected  # only for models with a guarantee
     alarm = alarm_of(folder.path, selected)
-    if alarm is not None and aliases.pop("privacy-preferred", None) is not None:  # nor one whose guarantee is refuted
+    if (
+        alarm is not None and aliases.pop("privacy-preferred", None) is not None
+    ):  # and not if an audit refutes the guarantee
         stderr.print(f"warning: privacy-preferred is not set: {alarm}", style="red", markup=False)
     set_aliases(recorder.tracker, aliases if spec.task.params.for_use else {})
     report = folder.path / "report.html"
     with phase(stderr, "Write the report"):
-        write_report(points, list(selections.values()), report, by_secret=options["by_secret"], **about(folder))
-    summary = {
-        "counts": counts(folder),
-        "selected": selected.to_dict(),
-        "best_utility": best.to_dict(),
-        "released_together": strict(together),
-        **({} if alarm is None else {"audit_alarm": alarm}),
-    }
+        write_report(points, list(selections.values()), report, by_secret=values, **about(folder))
+    summary = SweepSummary(
+        counts=ended,
+        selected=SelectedConfiguration.from_json(selected.to_dict()),
+        best_utility=SelectedConfiguration.from_json(best.to_dict()),
+        released=together,
+        audit_alarm=alarm,
+    )
     folder.set_summary(summary)
     with phase(stderr, "Record the end of the sweep in MLflow"), TemporaryDirectory() as published:
         for name in ("points.csv", "report.html"):
             shutil.copy(folder.path / name, published)
         secrets_table(folder).drop(columns="count").to_parquet(Path(published) / "secrets.parquet", index=False)
-        recorder.tracker.finish_sweep(summary, Path(published))
+        recorder.tracker.finish_sweep(summary.to_json(), Path(published))
     return Finish(selected=selected, best_utility=best, reason=None, report=report)
 
 
+def _nothing_selected(recorder: Recorder, ended: RunCounts, reason: str) -> Finish:
+    """End the sweep in MLflow without a selection."""
+    recorder.tracker.finish_sweep({"counts": ended.to_json(), "reason": reason}, None)
+    return Finish(selected=None, best_utility=None, reason=reason, report=None)
+
+
 def set_aliases(tracker: Tracker, aliases: Mapping[str, Selection]) -> None:
-    """Point each alias at the model of its selection."""
+    """Set each alias to the model of its selection."""
     for alias, selection in aliases.items():
         tracker.set_alias(alias, str(selection.model_uri))
 
 
 class SelectionEnding:
-    """The end of an ordinary sweep: all runs are recorded, and one configuration is selected.
+    """The ending of an ordinary sweep: all runs are recorded, and one configuration is selected.
 
     Attributes:
-        shows_runs: whether step metrics, utility and scores of a run may leave the folder.
+        shows_runs: whether step metrics, utility and scores of a run may leave the sweep's folder.
     """
 
     shows_runs: ClassVar[bool] = True
@@ -124,12 +132,12 @@ class SelectionEnding:
         self._context = context
 
     def is_over(self) -> bool:
-        """Return whether nothing may be trained any more."""
+        """Return whether no further run may be trained."""
         return False
 
     @cached_property
     def listener(self) -> Recorder:
-        """Hears of committed runs. The first use opens the tracking store."""
+        """Return the listener for committed runs. The first use opens the tracking store."""
         return Recorder.open(self._context)
 
     def finish(self) -> Finish:
@@ -138,7 +146,7 @@ class SelectionEnding:
 
 
 class CanaryEnding:
-    """The end of a sweep whose models are trained on canaries for a measurement alone. See `SelectionEnding`."""
+    """The ending of a sweep whose models are trained on canaries, only to be measured. See `SelectionEnding`."""
 
     shows_runs: ClassVar[bool] = True
 
@@ -147,7 +155,7 @@ class CanaryEnding:
         self.listener = ModelRemover(context.folder)
 
     def is_over(self) -> bool:
-        """Return False: what has no result is trained."""
+        """Return False: all runs without a result are trained."""
         return False
 
     def finish(self) -> Finish:

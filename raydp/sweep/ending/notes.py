@@ -1,9 +1,10 @@
-"""What a report says at its end: the guarantee, what it does not cover, and what was made of the data."""
+"""The notes of a report: the guarantee, what it does not cover, and how the data were prepared."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Required, TypedDict
 
 from raydp.plugins.registries import names, summary
 from raydp.privacy import PrivacyRecord
@@ -12,17 +13,35 @@ from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import is_logarithmic, measured_later, scores_of
 from raydp.sweep.store.points import PRIVATE
 from raydp.sweep.store.state import Plan
+from raydp.sweep.store.summary import ReleasedModels
 
 
-def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = False) -> dict[str, Any]:
-    """What `analysis.write_report` is told of a sweep beside its points: title, base score, card, warnings and notes.
+class ReportTexts(TypedDict, total=False):
+    """Arguments of `analysis.write_report` that its points table does not contain."""
+
+    title: Required[str]
+    base_score: float | None
+    score_name: str
+    logarithmic: bool | None
+    score_text: str
+    card_rows: Mapping[str, str]
+    warnings: Sequence[str]
+    notes: Sequence[str]
+
+
+def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = False) -> ReportTexts:
+    """Return the texts and the base score of a sweep's report.
 
     Args:
-        score: the score that the report is by; the one that the sweep selects by where it is None.
-        worst_case: it is by the largest value over the secrets.
+        folder: the sweep's folder.
+        score: the score that the report shows; by default the score that the sweep selects by.
+        worst_case: whether the report shows the largest value over the secrets.
     """
     plan = folder.plan()
-    written, selected_by = folder.names(), folder.select().score  # the whole spec would load what trains
+    written, selected_by = (
+        folder.names(),
+        folder.select().score,
+    )  # reading the whole spec would import the training code
     measured = scores_of(folder, BASE_RUN, measured_later(folder)).get(score or selected_by)
     base = None if measured is None else max(measured.per_secret.values()) if worst_case else measured.value
     named = score or selected_by
@@ -48,23 +67,23 @@ def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = F
 
 
 def _meaning(score: str) -> str:
-    """What a score measures: the first line of its class, "" for one that was measured under a label of its own."""
+    """Return the first line of a score's docstring. Return "" for a label that is no score's name."""
     return summary("scores", score) if score in names("scores") else ""
 
 
 def _searched(folder: SweepFolder, strategy: str | None) -> list[str]:
-    """A caution where a strategy chose what was run."""
+    """Return a warning if a search chose which configurations were run."""
     search = folder.search_end()
     if search is None or strategy is None:
         return []
     return [
-        f"The search {strategy} chose which configurations were run and left out "
-        f"{len(search.skipped)}: accuracies, regressions, spreads and risks are of what it chose."
+        f"The search {strategy} chose which configurations were run and left out {len(search.skipped)}. Accuracies, "
+        "regressions, spreads and risks describe only the configurations that were run."
     ]
 
 
 def card_of(plan: Plan) -> dict[str, str]:
-    """What the report's card says of the guarantee beside the figures of the table."""
+    """Return the rows of the report's card about the guarantee."""
     record, caveats = plan.record, plan.facts.notes.get("caveats", [])
     accounted, procedure = record.accounted, record.procedure
     claimed = procedure.claimed_epsilon
@@ -80,7 +99,7 @@ def card_of(plan: Plan) -> dict[str, str]:
 
 
 def notes_of(plan: Plan) -> list[str]:
-    """What the guarantee says and what was made of the data, for the report's end."""
+    """Return sentences on the guarantee and on the preparation of the data."""
     record = plan.record
     certified = [f"Not certified: {reason}." for reason in record.not_certified_because]
     covered = [f"Not covered: {item}." for item in record.not_covered]
@@ -88,7 +107,7 @@ def notes_of(plan: Plan) -> list[str]:
 
 
 def promise_of(record: PrivacyRecord) -> str:
-    """The guarantee of a sweep's models in a sentence."""
+    """Return the guarantee of a sweep's models in a sentence."""
     accounted = record.accounted
     model = "Each model" if record.private_selection is None else "The released model"
     return (
@@ -97,13 +116,13 @@ def promise_of(record: PrivacyRecord) -> str:
     )
 
 
-def together_notes(together: dict[str, Any] | None) -> list[str]:
-    """What all models that the sweep registered cost together."""
-    if together is None or together["epsilon"] == "inf" or together["models"] == 1:
+def together_notes(released: ReleasedModels | None) -> list[str]:
+    """Return the joint cost of all registered models in a sentence, if there are several with a guarantee."""
+    if released is None or released.epsilon == math.inf or released.num_models == 1:
         return []
-    if together["epsilon"] is None:
-        return [f"What all {together['models']} registered models cost together is not known: {together['reason']}"]
+    if released.epsilon is None:
+        return [f"The joint cost of all {released.num_models} registered models is not known: {released.reason}"]
     return [
-        f"All {together['models']} registered models together: ε at most {together['epsilon']:.4g} at "
-        f"δ = {together['delta']:.3g}, by accountant {together['accountant']}. That is the guarantee if all are used."
+        f"All {released.num_models} registered models together: ε at most {released.epsilon:.4g} at "
+        f"δ = {released.delta:.3g}, by accountant {released.accountant}. That is the guarantee if all are used."
     ]

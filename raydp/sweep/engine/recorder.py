@@ -11,15 +11,15 @@ from typing import Self, TypedDict
 from raydp.io.cache import cache_dir
 from raydp.io.output import stderr, strict
 from raydp.methods.base import Method
-from raydp.privacy import PrivacyCard, ReleasedTogether, Searched, card_markdown, composed, guarantee
+from raydp.privacy import PrivacyCard, Searched, card_markdown, composed, guarantee
 from raydp.privacy.accounting.documents import ComposedCost
-from raydp.privacy.records.card_content import Steering
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.searched import searched
 from raydp.sweep.store.folder import BASE_RUN
 from raydp.sweep.store.measurements import claimed_figures
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import Delivery
+from raydp.sweep.store.summary import ReleasedModels
 from raydp.tasks.base import TaskFacts
 from raydp.tracking import NotDeliveredError, Pauses, Tracker, TrialRecord, open_tracker
 from raydp.training.trial_plan import TrialPlan
@@ -139,7 +139,7 @@ class Recorder:
             uri = None
         self.context.folder.set_delivery(trial.run_id, Delivery(status=result.status, model_uri=uri))
 
-    def release(self) -> ReleasedTogether | None:
+    def release(self) -> ReleasedModels | None:
         """Write the joint cost of all registered models to the folder and onto every card.
 
         Returns:
@@ -149,29 +149,26 @@ class Recorder:
         if not released:
             return None
         method, accountant = self.context.spec.method.params, self.context.spec.privacy.accountant
-        together: ReleasedTogether = {
-            "models": len(released),
-            "run_ids": [t.run_id for t in released],
+        together = ReleasedModels(
+            run_ids=tuple(t.run_id for t in released),
             **cost_together(method, released, self.context.plan.delta, accountant),
-            **self._steered(),
-        }
-        self.context.folder.set_released(strict(together))
-        told: ReleasedTogether = strict(together)
-        told.pop("run_ids", None)  # every card would grow with the sweep
+            note=self._steered(),
+        )
+        self.context.folder.set_released(together)
         for trial in released:
             result = self.context.folder.result(trial.run_id)
             assert result is not None
-            card = replace(self._privacy(trial, result), released_together=told)
+            card = replace(self._privacy(trial, result), released_together=together.on_card())
             record = replace(self._record(trial, result), privacy=card.to_json(), card=card_markdown(card))
             self.tracker.update_privacy(str(self.context.folder.model_uri(trial.run_id)), record)
         return together
 
-    def _steered(self) -> Steering:
+    def _steered(self) -> str | None:
         """Return a note if results chose which runs came next, which the joint ε does not cover."""
         search = self.context.spec.space.search
         if search is None or search.name == "random":
-            return {}
-        return {"note": "which configurations ran was chosen by utility and scores, which are not covered"}
+            return None
+        return "which configurations ran was chosen by utility and scores, which are not covered"
 
     def _privacy(self, trial: TrialPlan, result: RunResult) -> PrivacyCard:
         """Return the run's privacy record, with what was tuned, the guarantee and the executed steps."""

@@ -11,9 +11,7 @@ from typing import ClassVar
 
 from analysis import Selection, load_points, write_report
 from analysis.selection.choice import SelectionStep
-from raydp.io.output import strict
-from raydp.privacy import PrivacyCard, ReleasedTogether, selection_guarantee
-from raydp.privacy.accounting.infinity import json_number
+from raydp.privacy import PrivacyCard, selection_guarantee
 from raydp.sweep.ending.finish import Finish, set_aliases
 from raydp.sweep.ending.notes import about
 from raydp.sweep.engine.context import SweepContext
@@ -23,6 +21,7 @@ from raydp.sweep.private_selection.draws import num_runs_of
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import counts, points_table, write_tables
 from raydp.sweep.store.results import RunResult
+from raydp.sweep.store.summary import ReleasedModels, SelectedConfiguration, SweepSummary
 from raydp.tasks.base import TaskFacts
 from raydp.tracking import NotDeliveredError, TrialRecord, delivering
 from raydp.training.trial_plan import TrialPlan
@@ -90,9 +89,11 @@ def _release(context: SweepContext, run_id: str) -> Finish:
     report = folder.path / "report.html"
     write_report(points, selection, report, **about(folder))
     chosen = selection.to_dict()
-    summary = {"selected": chosen, "released_together": strict(together)}
-    folder.set_summary({"counts": counts(folder), **summary})
-    releaser.tracker.finish_sweep({**summary, "selected": {k: v for k, v in chosen.items() if k != "score"}})
+    folder.set_summary(
+        SweepSummary(counts=counts(folder), selected=SelectedConfiguration.from_json(chosen), released=together)
+    )
+    told = {name: value for name, value in chosen.items() if name != "score"}
+    releaser.tracker.finish_sweep({"selected": told, "released_together": together.to_json()})
     return Finish(selected=selection, best_utility=selection, reason=None, report=report)
 
 
@@ -173,23 +174,19 @@ class Releaser(Recorder):
     def _public_facts(cls, facts: TaskFacts) -> dict[str, object]:
         return {name: value for name, value in asdict(facts).items() if name in TOLD_OF_DATA}
 
-    def release_run(self, run_id: str) -> ReleasedTogether:
+    def release_run(self, run_id: str) -> ReleasedModels:
         """Register the run's model, and write the model's cost to the folder and onto its card."""
         self.deliver(self.context.trials[run_id])
         together = self._together(run_id)
-        self.context.folder.set_released(strict(together))
+        self.context.folder.set_released(together)
         return together
 
-    def _together(self, run_id: str) -> ReleasedTogether:
+    def _together(self, run_id: str) -> ReleasedModels:
         """Return the cost of the one released model, which is the cost of the whole choice."""
         accounted = self.context.plan.privacy[run_id].accounted
-        return {
-            "models": 1,
-            "run_ids": [run_id],
-            "epsilon": json_number(accounted.epsilon),
-            "delta": accounted.delta,
-            "accountant": accounted.accountant,
-        }
+        return ReleasedModels(
+            run_ids=(run_id,), epsilon=accounted.epsilon, delta=accounted.delta, accountant=accounted.accountant
+        )
 
     def _privacy(self, trial: TrialPlan, result: RunResult) -> PrivacyCard:
         events = [self.context.spec.method.params.event(t, t.noise_multiplier) for t in self._configurations()]
@@ -197,7 +194,7 @@ class Releaser(Recorder):
             record=self.context.plan.privacy[trial.run_id],
             guarantee=selection_guarantee(events, num_runs_of(self.context.spec)),
             ledger=result.ledger,
-            released_together=self._together(trial.run_id),
+            released_together=self._together(trial.run_id).to_json(),
         )
 
     def _configurations(self) -> list[TrialPlan]:

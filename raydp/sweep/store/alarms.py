@@ -1,11 +1,12 @@
-"""What audits found of a sweep's configurations, kept in the sweep's folder; the newest audit of each decides."""
+"""Alarms that audits raised for a sweep's configurations, kept in the sweep's folder. The newest audit decides."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raydp.sweep.store.json_files import read_json, write_json
 from raydp.tracking import set_alarms
@@ -18,46 +19,71 @@ AUDITS_FILE = "audits.json"
 Configuration = tuple[int, int, float]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """The alarms of one audit.
+
+    Attributes:
+        name: name of the audit.
+        at: time of the audit (ISO 8601).
+        alarms: (b, T, η) of each audited configuration -> the alarm as a sentence, or None.
+    """
+
+    name: str
+    at: str
+    alarms: Mapping[Configuration, str | None]
+
+    def to_json(self) -> dict[str, object]:
+        """Return the entry of audits.json."""
+        alarms = [{"configuration": list(key), "alarm": alarm} for key, alarm in self.alarms.items()]
+        return {"name": self.name, "at": self.at, "found": alarms}
+
+
 def note_audit(folder: Path, name: str, alarms: Mapping[Configuration, str | None]) -> None:
-    """Write down what an audit found; a second call with the same finding changes nothing.
+    """Write the alarms of an audit. A second call with the same alarms changes nothing.
 
     Args:
-        folder: of the audited sweep, which need not have run yet.
-        name: of the audit.
-        alarms: (b, T, η) of each audited configuration -> the alarm in a sentence, or None.
+        folder: the folder of the audited sweep, which need not have run yet.
+        name: the name of the audit.
+        alarms: (b, T, η) of each audited configuration -> the alarm as a sentence, or None.
     """
-    before = _audits(folder)
-    found = [{"configuration": list(key), "alarm": alarm} for key, alarm in alarms.items()]
-    if any(audit["name"] == name and audit["found"] == found for audit in before):
+    earlier = _audits(folder)
+    if any(audit.name == name and audit.alarms == alarms for audit in earlier):
         return
-    audits = [*before, {"name": name, "at": datetime.now(UTC).isoformat(), "found": found}]
+    audit = Audit(name=name, at=datetime.now(UTC).isoformat(), alarms=alarms)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / AUDITS_FILE, {"audits": audits})
+    write_json(folder / AUDITS_FILE, {"audits": [each.to_json() for each in [*earlier, audit]]})
 
 
 def alarms_of(folder: Path) -> dict[Configuration, str | None]:
-    """Every audited configuration with what its newest audit found."""
+    """Return (b, T, η) of each audited configuration -> the alarm of its newest audit, or None."""
     newest: dict[Configuration, str | None] = {}
     for audit in _audits(folder):
-        for entry in audit["found"]:
-            b, t, rate = entry["configuration"]
-            newest[(b, t, rate)] = entry["alarm"]
+        newest |= audit.alarms
     return newest
 
 
 def publish_alarms(spec: SweepSpec, folder: Path) -> None:
-    """Mark the sweep's registered models by what its audits found."""
+    """Mark the sweep's registered models with the alarms of its audits."""
     if alarms := alarms_of(folder):
         tracking = spec.tracking
         set_alarms(tracking.registered_model, spec.name, alarms, tracking_uri=tracking.uri)
 
 
 def alarm_of(folder: Path, selection: Selection) -> str | None:
-    """The alarm of the selected configuration, if there is one."""
+    """Return the alarm of the selected configuration, if there is one."""
     chosen = selection.configuration
     return alarms_of(folder).get((chosen.batch_size, chosen.num_steps, chosen.learning_rate))
 
 
-def _audits(folder: Path) -> list[dict[str, Any]]:
-    audits: list[dict[str, Any]] = (read_json(folder / AUDITS_FILE) or {"audits": []})["audits"]
-    return audits
+def _audits(folder: Path) -> list[Audit]:
+    """Read the audits of a sweep, the oldest first."""
+    document = read_json(folder / AUDITS_FILE)
+    return [
+        Audit(
+            name=audit["name"],
+            at=audit["at"],
+            alarms={tuple(entry["configuration"]): entry["alarm"] for entry in audit["found"]},
+        )
+        for audit in (() if document is None else document["audits"])
+    ]

@@ -1,4 +1,4 @@
-"""What a sweep keeps on disk, in storage/name: the state that a resume starts from."""
+"""The folder of a sweep on disk, storage/name. It holds the state that a resume starts from."""
 
 from __future__ import annotations
 
@@ -22,40 +22,41 @@ from raydp.spec.sections import PrivacySpec, SelectSpec
 from raydp.sweep.store.json_files import read_json, write_json
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import Delivery, Plan, SearchEnd
+from raydp.sweep.store.summary import ReleasedModels, SweepSummary
 from raydp.sweep.store.transfer import SharedFolder
 
 S = TypeVar("S", bound=BaseModel)
 
 MOST_NAMED = 20
-"""So many sweeps are named in a message."""
+"""The largest number of sweeps or files that a message names."""
 
 BASE_RUN = "base"
 """The name, in the queue and in the folder, of the measurement of the untrained base model."""
 OF_START = ("spec.yaml", "plan.json", "sweep.key", "secret_counts.json", "driver.lock")
-"""Files that the start of a sweep makes in its folder, beside the empty folder trials."""
+"""Files that the start of a sweep writes into its folder, beside the empty folder trials."""
 NOT_COMPARED = {"cluster", "tracking", "select", "stopping", "storage"}
 """Sections of the spec that may change between a run and its resume: they do not change what is trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepFolder:
-    """The folder of one sweep, storage/name: every file that it holds is named and read here or beside here.
+    """The folder of one sweep, storage/name. Only the modules of `raydp.sweep.store` name and read its files.
 
     | file                        | written by                 | read by                  | complete when           |
     | --------------------------- | -------------------------- | ------------------------ | ----------------------- |
     | sweep.key (mode 0600)       | start                      | every run's noise        | it has 32 bytes         |
     | plan.json                   | start                      | all                      | written whole           |
-    | spec.yaml                   | start, last of its files   | all                      | it makes this a sweep   |
+    | spec.yaml                   | start, as the last file    | all                      | written whole           |
     | secret_counts.json          | start                      | points, reports          | written whole           |
-    | driver.lock                 | whoever writes here        | whoever wants to write   | held by a process       |
+    | driver.lock                 | a process that writes      | other such processes     | held by a process       |
     | trials/RUN/attempt-*/       | a worker                   | commit                   | the result names it     |
-    | trials/RUN/checkpoints*/    | a worker                   | a worker that goes on    | written whole           |
+    | trials/RUN/checkpoints*/    | a worker                   | a worker that resumes    | written whole           |
     | trials/RUN/result.json      | `commit`, on the driver    | all                      | written whole, once     |
     | trials/RUN/model/           | `commit`, on the driver    | MLflow, scores, audits   | before result.json      |
     | trials/RUN/tracked.json     | the driver, after MLflow   | resume, points           | written whole           |
     | tracking.json               | the driver                 | resume                   | written whole           |
     | search.json                 | a search, at its end       | points, status, resume   | written whole           |
-    | optuna.db                   | a search by Optuna         | the same                 | SQLite                  |
+    | optuna.db                   | a search by Optuna         | a search by Optuna       | SQLite commits          |
     | scores/LABEL/*.json         | `raydp score`              | points, reports          | written whole, each     |
     | audits.json                 | `raydp audit`              | the end of the sweep     | written whole           |
     | selected.json               | a private selection        | its release              | written whole, once     |
@@ -63,14 +64,16 @@ class SweepFolder:
     | points.csv, secrets.parquet | the end, `raydp points`    | people, analysis         | may be written again    |
     | report.html                 | the end of the sweep       | people                   | may be written again    |
     | summary.json                | the end of the sweep       | status, list             | written whole           |
-    | ray/                        | Ray Train and Tune         | Ray                      | of no use after the end |
+    | ray/                        | Ray Train and Tune         | Ray, during the sweep    | decided by Ray          |
+
+    A folder with a spec.yaml is a sweep.
     """
 
     path: Path
 
     @classmethod
     def exists(cls, spec: SweepSpec) -> bool:
-        """Whether the sweep was begun."""
+        """Return whether the sweep was started."""
         return (Path(spec.storage) / spec.name / "spec.yaml").is_file()
 
     @classmethod
@@ -78,15 +81,15 @@ class SweepFolder:
         """Check that the sweep does not exist yet.
 
         Raises:
-            ValueError: it does, or its folder holds what no killed start of a sweep left there.
+            ValueError: the sweep exists, or its folder holds files that a killed start of a sweep cannot have left.
         """
         if cls.exists(spec):
             raise ValueError(
-                f"name must be new in storage {spec.storage!r}, got {spec.name!r}, which exists. Add --resume to go on "
-                "with it, or choose another name."
+                f"name must be new in storage {spec.storage!r}, got {spec.name!r}, which exists. Add --resume to "
+                "continue it, or choose another name."
             )
         path = Path(spec.storage) / spec.name
-        others = sorted(found.name for found in path.iterdir() if not _is_of_start(found)) if path.is_dir() else []
+        others = sorted(entry.name for entry in path.iterdir() if not _is_of_start(entry)) if path.is_dir() else []
         if others:
             named = ", ".join(repr(name) for name in others[:MOST_NAMED])
             raise ValueError(
@@ -97,7 +100,7 @@ class SweepFolder:
     @classmethod
     @contextmanager
     def running(cls, spec: SweepSpec) -> Iterator[None]:
-        """Keep other drivers out of the sweep's folder for the time of the block; a kill lets them in again.
+        """Keep other drivers out of the sweep's folder during the block. A kill releases the lock.
 
         Raises:
             ValueError: another driver runs the sweep.
@@ -109,10 +112,10 @@ class SweepFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes out of the folder for the time of the block; a kill lets them in again.
+        """Keep other processes out of the folder during the block. A kill releases the lock.
 
         Raises:
-            ValueError: another one writes there.
+            ValueError: another process has locked the folder.
         """
         lock = FileLock(self.path / "driver.lock")
         try:
@@ -129,13 +132,14 @@ class SweepFolder:
 
     @classmethod
     def create(cls, spec: SweepSpec, plan_fn: Callable[[bytes], Plan]) -> SweepFolder:
-        """A new sweep's folder, with a key of its own.
+        """Create the folder of a new sweep, with a new key.
 
         Args:
-            plan_fn: key -> what the sweep runs.
+            spec: the sweep.
+            plan_fn: returns the plan of the sweep with this key.
 
         Raises:
-            ValueError: there is one already.
+            ValueError: the sweep exists already.
         """
         cls.require_new(spec)
         folder = cls(path=Path(spec.storage) / spec.name)
@@ -147,16 +151,16 @@ class SweepFolder:
 
     @classmethod
     def resume(cls, spec: SweepSpec) -> SweepFolder:
-        """The folder of a sweep that was started before.
+        """Open the folder of a sweep that was started before.
 
         Raises:
-            ValueError: it was never started, or the spec has changed in what defines the runs.
+            ValueError: the sweep was never started, or a part of the spec that defines the runs has changed.
         """
         cls.require_begun(spec)
         folder = cls.open(Path(spec.storage) / spec.name)
         before, now = folder.spec().model_dump(mode="json"), spec.model_dump(mode="json")
         changed = [k for k in now if k not in NOT_COMPARED and before[k] != now[k]]
-        names = ("experiment", "registered_model")  # the store itself may move
+        names = ("experiment", "registered_model")  # the URI of the store may change
         changed += [f"tracking.{k}" for k in names if before["tracking"][k] != now["tracking"][k]]
         if changed:
             raise ValueError(
@@ -170,7 +174,7 @@ class SweepFolder:
         """Check that the sweep was started.
 
         Raises:
-            ValueError: it was not.
+            ValueError: the sweep was not started.
         """
         if not cls.exists(spec):
             raise ValueError(
@@ -180,10 +184,10 @@ class SweepFolder:
 
     @classmethod
     def open(cls, path: Path) -> SweepFolder:
-        """An existing sweep.
+        """Open an existing sweep.
 
         Raises:
-            ValueError: the folder does not hold one.
+            ValueError: the folder does not hold a sweep.
         """
         if not (path / "spec.yaml").is_file():
             beside = sorted(other.parent.name for other in path.parent.glob("*/spec.yaml"))[:MOST_NAMED]
@@ -194,35 +198,35 @@ class SweepFolder:
         return cls(path=path)
 
     def spec(self) -> SweepSpec:
-        """The spec that the sweep was started with."""
+        """Return the spec that the sweep was started with."""
         return load_spec(self.path / "spec.yaml")
 
     def _section(self, name: str, cls: type[S]) -> S:
-        """One section of that spec. The whole imports its plug-ins, which takes seconds."""
+        """Read one section of the sweep's spec. Reading the whole spec imports its plug-ins, which takes seconds."""
         try:
             return cls.model_validate(self._written()[name])
         except (ValidationError, LookupError, TypeError):
-            self.spec()  # says what is wrong
+            self.spec()  # raises an error that names the mistakes
             raise
 
     def select(self) -> SelectSpec:
-        """How the sweep selects."""
+        """Return the section `select` of the sweep's spec."""
         return self._section("select", SelectSpec)
 
     def privacy(self) -> PrivacySpec:
-        """The guarantee that the sweep asks for."""
+        """Return the section `privacy` of the sweep's spec."""
         return self._section("privacy", PrivacySpec)
 
     def is_private_selection(self) -> bool:
-        """Whether the choice of the released model is part of its guarantee."""
+        """Return whether the sweep is a private selection, whose guarantee covers the choice of the released model."""
         return self.privacy().selects
 
-    def method(self) -> dict[str, Any]:
-        """The method as it is written in that spec: its name and parameters."""
+    def method(self) -> dict[str, object]:
+        """Return the method as the spec has it: its name and parameters."""
         return dict(self._written()["method"])
 
     def names(self) -> dict[str, str | None]:
-        """Names in that spec: of the "sweep", its "model", "task" and "method", and its "search", None for a grid."""
+        """Return the names of the "sweep", its "model", "task", "method" and "search" (None for a grid)."""
         written = self._written()
         search = written["space"].get("search")
         return {
@@ -235,19 +239,19 @@ class SweepFolder:
         return read_yaml(self.path / "spec.yaml", "SPEC")
 
     def key(self) -> bytes:
-        """The sweep's secret key.
+        """Read the sweep's secret key.
 
         Raises:
-            ValueError: the file holds something else, or the public test key for runs that are certified.
+            ValueError: the file is not a key, or it holds the public test key although the spec asks for a secret key.
         """
         path = self.path / "sweep.key"
         return _checked(path.read_bytes(), path, self.privacy())
 
     def plan(self) -> Plan:
-        """What the sweep runs.
+        """Read the plan of the sweep.
 
         Raises:
-            ValueError: there is no plan, or another version of raydp wrote it.
+            ValueError: there is no plan, or an unknown version of raydp wrote it.
         """
         document = read_json(self.path / "plan.json")
         if document is None:
@@ -258,103 +262,105 @@ class SweepFolder:
         return Plan.from_json(document, self.path.name)
 
     def tracking_run(self) -> str | None:
-        """The sweep's run in MLflow; None before it has one."""
+        """Return the id of the sweep's run in MLflow; None before it has one."""
         document = read_json(self.path / "tracking.json")
         return None if document is None else str(document["parent_run"])
 
     def set_tracking_run(self, run: str) -> None:
-        """Write down the sweep's run in MLflow. Nothing is delivered to it yet: marks of another store go."""
+        """Write the id of the sweep's run in MLflow, and remove the marks of deliveries to an earlier store."""
         for mark in (self.path / "trials").glob("*/tracked.json"):
             mark.unlink()
         write_json(self.path / "tracking.json", {"parent_run": run})
 
     def delivery(self, run_id: str) -> Delivery | None:
-        """What MLflow has of a run; None where it has nothing."""
+        """Return the delivery of a run to MLflow; None before it."""
         document = read_json(self.trial(run_id) / "tracked.json")
         return None if document is None else Delivery.from_json(document)
 
     def set_delivery(self, run_id: str, delivery: Delivery) -> None:
-        """Write down that MLflow has a run."""
+        """Write that a run was delivered to MLflow."""
         write_json(self.trial(run_id) / "tracked.json", delivery.to_json())
 
     def model_uri(self, run_id: str) -> str | None:
-        """The registered model of a run; None where there is none."""
+        """Return the URI of a run's registered model; None if there is none."""
         delivery = self.delivery(run_id)
         return None if delivery is None else delivery.model_uri
 
     def search_end(self) -> SearchEnd | None:
-        """How the sweep's search ended; None before its end and where there is none."""
+        """Return how the sweep's search ended; None before its end, or if there is no search."""
         document = read_json(self.path / "search.json")
         return None if document is None else SearchEnd.from_json(document)
 
     def set_search_end(self, end: SearchEnd) -> None:
-        """Write down how the search ended."""
+        """Write how the search ended."""
         write_json(self.path / "search.json", end.to_json())
 
     def decision(self) -> str | None:
-        """The run that a private selection has chosen; None before it has."""
+        """Return the id of the run that a private selection has chosen; None before the choice."""
         document = read_json(self.path / "selected.json")
         return None if document is None else str(document["run_id"])
 
     def set_decision(self, run_id: str) -> None:
-        """Write down which run a private selection has chosen."""
+        """Write the id of the run that a private selection has chosen."""
         write_json(self.path / "selected.json", {"run_id": run_id})
 
-    def released(self) -> dict[str, Any] | None:
-        """The "models", "run_ids", "epsilon", "delta", "accountant" of all released models together; None before."""
-        document: dict[str, Any] | None = read_json(self.path / "released.json")
-        return document
+    def released(self) -> ReleasedModels | None:
+        """Return the joint cost of all registered models; None before the end of the sweep."""
+        document = read_json(self.path / "released.json")
+        return None if document is None else ReleasedModels.from_json(document)
 
-    def set_released(self, together: Mapping[str, Any]) -> None:
-        """Write down what all released models cost together."""
-        write_json(self.path / "released.json", together)
+    def set_released(self, released: ReleasedModels) -> None:
+        """Write the joint cost of all registered models."""
+        write_json(self.path / "released.json", released.to_json())
 
-    def summary(self) -> dict[str, Any] | None:
-        """What the end of the sweep said: "counts", "selected", "best_utility"; None before it."""
-        document: dict[str, Any] | None = read_json(self.path / "summary.json")
-        return document
+    def summary(self) -> SweepSummary | None:
+        """Return the summary of the sweep; None before its end, or if nothing was selected."""
+        document = read_json(self.path / "summary.json")
+        return None if document is None else SweepSummary.from_json(document)
 
-    def set_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write down what the end of the sweep says."""
-        write_json(self.path / "summary.json", summary)
+    def set_summary(self, summary: SweepSummary) -> None:
+        """Write the summary of the sweep."""
+        write_json(self.path / "summary.json", summary.to_json())
 
     def secret_counts(self) -> dict[str, int]:
-        """Name of a secret -> training examples that contain it; empty where the folder does not say."""
+        """Return name of a secret -> number of training examples that contain it. Return {} if there is no file."""
         counts: dict[str, int] = read_json(self.path / "secret_counts.json") or {}
         return counts
 
     def set_secret_counts(self, counts: Mapping[str, int]) -> None:
-        """Write down in how many training examples each secret is: as private as the data, and nowhere but here."""
+        """Write the number of training examples that contain each secret. It is as private as the data."""
         write_json(self.path / "secret_counts.json", counts)
 
     def trial(self, run_id: str) -> Path:
-        """The folder of one run."""
+        """Return the folder of one run."""
         return self.path / "trials" / run_id
 
     def files(self, run_id: str) -> SharedFolder:
-        """The files of one run that a worker writes, where it sees this folder."""
+        """Return the files of one run, for a worker that sees this folder."""
         return SharedFolder(folder=self.trial(run_id), run_id=run_id)
 
     def result(self, run_id: str) -> RunResult | None:
-        """The committed result of a run, None before it has one."""
+        """Return the committed result of a run; None before the commit."""
         document = read_json(self.trial(run_id) / "result.json")
         return None if document is None else RunResult.from_json(document, run_id)
 
     def is_finished(self, run_id: str) -> bool:
-        """Whether a run has a result, went to its last step and did not fail."""
+        """Return whether a run has finished: it did its last step and was measured."""
         result = self.result(run_id)
         return result is not None and result.finished
 
     def has_ended(self, run_id: str) -> bool:
-        """Whether a run is not to be run again: it has finished, or was stopped for being early_stopping."""
+        """Return whether a run must not run again: it has finished, or it was stopped early."""
         result = self.result(run_id)
         return result is not None and result.status != "failed"
 
     def commit(self, result: RunResult) -> None:
-        """Commit a run's result, once: a second call changes nothing. Unless it failed, attempts and checkpoints go.
+        """Commit a run's result once. A second call changes nothing.
+
+        If the run did not fail, its attempts and checkpoints are removed.
 
         Raises:
-            FileNotFoundError: the model of the attempt that the result names is not (yet) to be seen here.
+            FileNotFoundError: the model of the attempt that the result names is not visible here (yet).
         """
         folder = self.trial(result.run_id)
         if self.has_ended(result.run_id):
@@ -362,7 +368,7 @@ class SweepFolder:
         folder.mkdir(parents=True, exist_ok=True)
         attempt = result.attempt
         model = folder / str(attempt) / "model"
-        if model.is_dir():  # not so where a call of before broke off after this
+        if model.is_dir():  # false if an earlier call was killed after the rename
             shutil.rmtree(folder / "model", ignore_errors=True)
             model.rename(folder / "model")
         elif attempt is not None and not (folder / "model").is_dir():
@@ -373,24 +379,24 @@ class SweepFolder:
                 shutil.rmtree(leftover, ignore_errors=True)
 
     def is_untouched(self) -> bool:
-        """Whether no run has begun: none has a folder. The sweep's key was then used for nothing that is kept."""
+        """Return whether no run has a folder. The sweep's key was then used for nothing that is kept."""
         return not any((self.path / "trials").iterdir())
 
     def remove(self) -> None:
-        """Remove what the start of a sweep made, with its key, and the folder where nothing else is in it.
+        """Remove the files that the start of a sweep wrote, with the key. Remove the folder if it is then empty.
 
-        Files that the user put there stay.
+        Files of the user are kept.
         """
-        shutil.rmtree(self.path / "ray", ignore_errors=True)  # no start is accepted where there is one before
-        (self.path / "spec.yaml").unlink(missing_ok=True)  # first of the files: a kill in between leaves no sweep
-        for found in filter(_is_of_start, list(self.path.iterdir())):
-            found.rmdir() if found.is_dir() else found.unlink(missing_ok=True)
+        shutil.rmtree(self.path / "ray", ignore_errors=True)  # a new start refuses a folder that contains it
+        (self.path / "spec.yaml").unlink(missing_ok=True)  # the first file, so that a kill in between leaves no sweep
+        for entry in filter(_is_of_start, list(self.path.iterdir())):
+            entry.rmdir() if entry.is_dir() else entry.unlink(missing_ok=True)
         with suppress(OSError):  # not empty
             self.path.rmdir()
 
     def _make_key(self, spec: SweepSpec) -> bytes:
-        """Draw the key, or take the test key, and write it where nobody else can read it."""
-        from raydp.training.noise.stream import TEST_KEY, new_key  # brings torch along
+        """Draw the key, or use the test key, and write it to a file that only the user can read."""
+        from raydp.training.noise.stream import TEST_KEY, new_key  # imports torch
 
         key = TEST_KEY if spec.privacy.noise_key == "test" else new_key()
         path = self.path / "sweep.key"
@@ -403,17 +409,17 @@ class SweepFolder:
 
 
 def _is_of_start(path: Path) -> bool:
-    """Whether a start of a sweep, killed before any run, may have left this in the sweep's folder."""
+    """Return whether a start of a sweep that was killed before any run may have left this file or folder."""
     if path.is_dir():
         return path.name == "trials" and not path.is_symlink() and not any(path.iterdir())
     return path.name in OF_START or any(path.match(f".{name}.*.part") for name in OF_START)
 
 
 def _checked(key: bytes, path: Path, privacy: PrivacySpec) -> bytes:
-    """The key, if it may be that of a sweep with these records: one that is public voids what they certify.
+    """Return the key after checking it. A public key would void the certified guarantee of the records.
 
     Raises:
-        ValueError: it may not.
+        ValueError: the key has a wrong length, or is the public test key although the spec asks for a secret key.
     """
     from raydp.training.noise.stream import KEY_BYTES, TEST_KEY
 

@@ -1,14 +1,13 @@
-"""What was measured of a sweep's models after training: storage/name/scores/<label>/, one file a model."""
+"""Scores of a sweep's models that were measured after training: storage/name/scores/<label>/, one file per model."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from raydp.plugins.parameters import constant
 from raydp.plugins.registries import names
@@ -27,8 +26,8 @@ ABOUT = "measurement.json"
 class Measurements:
     """One measurement of a sweep's models: a score with its parameters, under a label.
 
-    scores/<label>/measurement.json says what is measured; <name>.json commits one model's result, where name is a run
-    id or "base"; work/ is the score's own (Context.folder).
+    scores/<label>/measurement.json describes the measurement. <name>.json commits the result of one model; the name is
+    a run id or "base". The folder work/ belongs to the score (Context.folder).
     """
 
     folder: SweepFolder
@@ -38,19 +37,23 @@ class Measurements:
     def begin(
         cls, folder: SweepFolder, request: ScoreRequest, *, seed: int | None, models: list[str] | None
     ) -> Measurements:
-        """A new measurement, or the one of before to go on with.
+        """Begin a measurement, or resume an earlier one.
 
         Args:
-            seed: of every model's draws; None for each run's own, as in training.
-            models: the whole set, where a model's value depends on the others; if it has changed, the values of before
-                are dropped.
+            folder: the sweep's folder.
+            request: the score and its label.
+            seed: seed of the draws of every model. None uses each run's own seed, as in training.
+            models: the whole set of models, if a model's value depends on the others. If the set has changed, earlier
+                values are removed.
 
         Raises:
-            ValueError: the label is taken by another score, other parameters or another seed.
+            ValueError: the label belongs to another score, other parameters or another seed.
         """
         measurements = cls(folder=folder, label=request.label)
         name, params = request.plugin.name, request.plugin.params
-        said = params.model_dump(mode="json", exclude_defaults=True)  # a new option changes no identity
+        said = params.model_dump(
+            mode="json", exclude_defaults=True
+        )  # without defaults, so that a new option changes no identity
         drawn = "run" if seed is None else seed
         identity = {"score": {"name": name, **said}, "seed": drawn}
         about = {
@@ -67,7 +70,8 @@ class Measurements:
                 f"seed {before['seed']}. Give --label, such as {request.label}-2."
             )
         if before is None or before.get("models") != about.get("models"):
-            # also where a kill ended this: of results without measurement.json nobody knows what they measured
+            # A killed earlier call may have left results without measurement.json. They are removed too, because it is
+            # not known what they measured.
             shutil.rmtree(measurements.path, ignore_errors=True)
         (measurements.path / "work").mkdir(parents=True, exist_ok=True)
         write_json(measurements.path / ABOUT, about)
@@ -77,37 +81,42 @@ class Measurements:
     def path(self) -> Path:
         return self.folder.path / SCORES / self.label
 
-    def about(self) -> dict[str, Any] | None:
-        """What is measured; None before it was begun."""
-        document: dict[str, Any] | None = read_json(self.path / ABOUT)
+    def about(self) -> Mapping[str, object] | None:
+        """Return the description of the measurement; None before it was begun."""
+        document: dict[str, object] | None = read_json(self.path / ABOUT)
         return document
 
-    def result(self, name: str) -> dict[str, Any] | None:
-        """A model's result: {"status": "finished", "measurement"} or {"status": "failed", "reason"}."""
-        document: dict[str, Any] | None = read_json(self.path / f"{name}.json")
-        return document
+    def finished(self, name: str) -> Measurement | None:
+        """Return the measurement of a model; None if it has none."""
+        result = read_json(self.path / f"{name}.json")
+        return Measurement(**result["measurement"]) if result and result["status"] == "finished" else None
 
-    def finished(self, name: str) -> dict[str, Any] | None:
-        """A model's measurement as a document; None where it has none."""
-        result = self.result(name)
-        return result["measurement"] if result is not None and result["status"] == "finished" else None
+    def failure(self, name: str) -> str | None:
+        """Return why the measurement of a model failed; None if it did not fail."""
+        result = read_json(self.path / f"{name}.json")
+        return str(result["reason"]) if result and result["status"] == "failed" else None
 
-    def commit(self, name: str, result: dict[str, Any]) -> None:
-        """Commit a model's result, whole or not at all; what is finished stays as it is."""
+    def commit(self, name: str, result: Mapping[str, object]) -> None:
+        """Commit the result of a model, whole or not at all. A finished measurement is never replaced.
+
+        Args:
+            name: the run id or "base".
+            result: {"status": "finished", "measurement"} or {"status": "failed", "reason"}.
+        """
         if self.finished(name) is None:
             write_json(self.path / f"{name}.json", result)
 
 
 def write_counts(folder: SweepFolder, secrets: Sequence[Secret]) -> None:
-    """Write down in how many training examples each secret is, by name."""
+    """Write the number of training examples that contain each secret, by the secret's name."""
     named = (replace(secret, number=secret.number or place) for place, secret in enumerate(secrets, start=1))
     folder.set_secret_counts({secret.name: secret.count for secret in named})
 
 
 def measured_later(folder: SweepFolder) -> list[Measurements]:
-    """The measurements that a sweep has beside those of its training, by label."""
-    found = sorted(path.parent.name for path in (folder.path / SCORES).glob(f"*/{ABOUT}"))
-    return [Measurements(folder=folder, label=label) for label in found]
+    """Return the measurements that were begun after training, sorted by label."""
+    labels = sorted(path.parent.name for path in (folder.path / SCORES).glob(f"*/{ABOUT}"))
+    return [Measurements(folder=folder, label=label) for label in labels]
 
 
 def is_logarithmic(folder: SweepFolder, label: str) -> bool | None:
@@ -119,17 +128,20 @@ def is_logarithmic(folder: SweepFolder, label: str) -> bool | None:
 
 
 def claimed_figures(result: RunResult | None) -> dict[str, float]:
-    """The same training at other claimed ε, as columns: claimed.<ε>.utility_loss and claimed.<ε>.score.<name>."""
-    found = {}
+    """Return the figures of a run at further claimed ε, by the columns of the points table.
+
+    The columns are claimed.<ε>.utility_loss and claimed.<ε>.score.<name>.
+    """
+    columns = {}
     for variant in () if result is None else result.variants:
         prefix = f"claimed.{variant.claimed_epsilon:.15g}"
-        found[f"{prefix}.utility_loss"] = variant.utility_loss
-        found |= {f"{prefix}.score.{name}": measured.value for name, measured in variant.scores.items()}
-    return found
+        columns[f"{prefix}.utility_loss"] = variant.utility_loss
+        columns |= {f"{prefix}.score.{name}": measured.value for name, measured in variant.scores.items()}
+    return columns
 
 
 def scores_of(folder: SweepFolder, name: str, later: list[Measurements]) -> dict[str, Measurement]:
-    """Every finished measurement of a run or of the base by its label; those of training first."""
+    """Return the finished measurements of a run or of the base model, by label. Those of training come first."""
     result = folder.result(name)
-    measured = {m.label: Measurement(**document) for m in later if (document := m.finished(name)) is not None}
+    measured = {m.label: score for m in later if (score := m.finished(name)) is not None}
     return {**({} if result is None else result.scores), **measured}

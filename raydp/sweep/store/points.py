@@ -1,9 +1,8 @@
-"""The points table of a sweep, from what its folder holds."""
+"""The points table of a sweep, made from its folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -12,6 +11,7 @@ from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import Measurements, claimed_figures, measured_later, scores_of
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import Plan
+from raydp.sweep.store.summary import RunCounts, RunFailure
 from raydp.training.trial_plan import TrialPlan
 from search_spaces import Configuration
 from search_spaces.configuration import HYPERPARAMETERS
@@ -22,17 +22,19 @@ PRIVATE = (
     "a private selection: how many runs there were, and their utilities, scores and models, are as private as the "
     "data; only the released model and its card are covered by its ε"
 )
-"""Said wherever the folder of such a sweep is shown."""
+"""Shown with everything that is printed of the folder of a private selection."""
 
 
 def points_table(folder: SweepFolder) -> pd.DataFrame:
-    """One row per (configuration, seed) of the plan, in its order; runs without a result are `pending`, or `skipped` by
-    a search that has ended."""
+    """Return one row per run of the plan, in the order of the plan.
+
+    A run without a result is `skipped` if a search that has ended left it out, else `pending`.
+    """
     plan = folder.plan()
     if not plan.trials:
         raise ValueError(
             f"SWEEP must hold a run, got {folder.path.name!r}, whose number of runs was drawn as 0. A new sweep draws "
-            "again, and its release costs its own ε."
+            "again, and its release has an ε of its own."
         )
     base = folder.result(BASE_RUN)
     later = measured_later(folder)
@@ -46,16 +48,17 @@ def points_table(folder: SweepFolder) -> pd.DataFrame:
         "max_grad_norm": method.pop("max_grad_norm", None),
         **{f"param.{k}": v for k, v in method.items()},
     }
-    table = pd.DataFrame(rows)
-    for name, value in constants.items():
-        table[name] = [value] * len(table)
-    return table
+    return pd.concat([pd.DataFrame(rows), pd.DataFrame([constants] * len(rows))], axis=1)
 
 
 def secrets_table(folder: SweepFolder) -> pd.DataFrame:
-    """Long format, by id: run_id, score, secret_id, value, num_samples; and count, in how many training examples the
-    secret is (null where the folder does not say). Counts are as private as the data: the table stays in the folder."""
-    rows: list[dict[str, Any]] = []
+    """Return the values by secret: one row per run, score and secret.
+
+    The columns are run_id, score, secret_id, value, num_samples and count. The count is the number of training examples
+    that contain the secret; it is null if the folder has none. Counts are as private as the data, so the table stays in
+    the folder.
+    """
+    rows: list[dict[str, object]] = []
     counts, later = folder.secret_counts(), measured_later(folder)
     for run_id in [BASE_RUN, *(trial.run_id for trial in folder.plan().trials)]:
         for score, measured in scores_of(folder, run_id, later).items():
@@ -75,10 +78,10 @@ def write_tables(folder: SweepFolder) -> Path:
 
 
 def secrets_beside(points: Path) -> pd.DataFrame:
-    """The values by secret that lie beside a points table.
+    """Read the values by secret from the file beside a points table.
 
     Raises:
-        ValueError: there is no such file.
+        ValueError: there is no such file, or it is not a Parquet file.
     """
     path = points.parent / SECRETS_FILE
     if not path.is_file():
@@ -96,36 +99,45 @@ def secrets_beside(points: Path) -> pd.DataFrame:
 
 
 def values_by_secret(points: Path, score: str | None) -> tuple[pd.DataFrame, str] | None:
-    """What lies beside a points table of a score's values by secret, and its name; None where there is nothing."""
+    """Return the values by secret beside a points table, with the name of the score. Return None if there are none."""
     if score is None or not (points.parent / SECRETS_FILE).is_file():
         return None
     secrets = secrets_beside(points)
     return (secrets, score) if (secrets["score"] == score).any() else None
 
 
-def counts(folder: SweepFolder) -> dict[str, Any]:
-    """What `raydp status` says: runs by status, and the failures with their reasons."""
-    trials = folder.plan().trials
-    by_id = {trial.run_id: {k: getattr(trial, k) for k in (*HYPERPARAMETERS, "seed")} for trial in trials}
-    results = {trial.run_id: folder.result(trial.run_id) for trial in trials}
-    search = folder.search_end()
+def counts(folder: SweepFolder) -> RunCounts:
+    """Count the runs of a sweep by status."""
+    trials, search = folder.plan().trials, folder.search_end()
     skipped = set() if search is None else set(search.skipped)
-    statuses = [_status(trial, results[trial.run_id], skipped) for trial in trials]
-    return {
-        **({"note": PRIVATE} if folder.is_private_selection() else {}),
-        "runs": len(trials),
-        **{s: statuses.count(s) for s in ("finished", "failed", "stopped", "pending")},
-        **({} if search is None else {"skipped": statuses.count("skipped"), "search": search.to_json()}),
-        "failures": [
-            {**by_id[run_id], "run_id": run_id, "reason": r.reason}
-            for run_id, r in results.items()
-            if r and r.status == "failed"
-        ],
-    }
+    results = [folder.result(trial.run_id) for trial in trials]
+    statuses = [_status(trial, result, skipped) for trial, result in zip(trials, results, strict=True)]
+    return RunCounts(
+        runs=len(trials),
+        finished=statuses.count("finished"),
+        failed=statuses.count("failed"),
+        stopped=statuses.count("stopped"),
+        pending=statuses.count("pending"),
+        failures=tuple(
+            RunFailure(
+                batch_size=trial.batch_size,
+                num_steps=trial.num_steps,
+                learning_rate=trial.learning_rate,
+                seed=trial.seed,
+                run_id=trial.run_id,
+                reason=result.reason,
+            )
+            for trial, result in zip(trials, results, strict=True)
+            if result is not None and result.status == "failed"
+        ),
+        skipped=None if search is None else statuses.count("skipped"),
+        search=search,
+        note=PRIVATE if folder.is_private_selection() else None,
+    )
 
 
 def skipped_configurations(folder: SweepFolder) -> set[Configuration]:
-    """What a search that has ended has not run; nothing before its end."""
+    """Return the configurations that a search left out. The set is empty before the search has ended."""
     search = folder.search_end()
     return set() if search is None else set(search.skipped)
 
@@ -136,8 +148,8 @@ def _status(trial: TrialPlan, result: RunResult | None, skipped: set[Configurati
     return "skipped" if trial.configuration in skipped else "pending"
 
 
-def _executed(result: RunResult | None) -> dict[str, Any]:
-    """How far a stopped run came."""
+def _executed(result: RunResult | None) -> dict[str, object]:
+    """Return the columns on the steps that a stopped run did."""
     executed = None if result is None else result.executed
     return {} if executed is None else {f"executed_{k}": executed[k] for k in ("num_steps", "epsilon")}
 
@@ -150,7 +162,7 @@ def _row(
     base: RunResult | None,
     later: list[Measurements],
     skipped: set[Configuration],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     result = folder.result(trial.run_id)
     status = _status(trial, result, skipped)
     privacy = plan.privacy[trial.run_id]

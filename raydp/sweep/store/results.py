@@ -1,4 +1,4 @@
-"""The result of a run, as a worker hands it in and as `result.json` keeps it."""
+"""The result of a run, which a worker hands in and `result.json` keeps."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ class ClaimedFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """How a run ended, or what the untrained base model measures.
+    """The end of a run, or the measurement of the untrained base model.
 
     Attributes:
         status: "finished" after the last step, "stopped" early at a check, or "failed".
         reason: why the run was stopped or failed.
         utility_loss: loss on held-out data (nats); None unless the run has finished.
         scores: name of a score -> its measurement.
-        history: one row a step (see `raydp.training.trial.Trained`). None for the base model, which is not trained.
+        history: one row per step (see `raydp.training.trial.Trained`). None for the base model, which is not trained.
         ledger: executed noisy steps (see `raydp.training.ledger.Ledger.summary`).
         checks: name of a check -> the utility loss there.
-        executed: of a stopped run: "num_steps", "epsilon" and the other figures of the steps that it did.
-        variants: of a method that claims its ε: the figures at further claimed ε.
-        resumed_from: steps that a checkpoint spared.
-        attempts: how often the run was started.
-        attempt: the folder that holds the trained model until the result is committed.
+        executed: figures of the steps that a stopped run did: "num_steps", "epsilon" and others.
+        variants: figures at further claimed ε, for a method that claims its ε.
+        resumed_from: number of steps that were restored from a checkpoint.
+        attempts: number of times that the run was started.
+        attempt: name of the folder that holds the trained model until the result is committed.
         train_seconds, score_seconds: wall-clock times.
-        details: what else the method knows of the run. As private as the data.
+        details: further figures of the method. They are as private as the data.
         notes: sentences for the user.
     """
 
@@ -68,17 +68,17 @@ class RunResult:
 
     @property
     def finished(self) -> bool:
-        """Whether the run did its last step and was measured."""
+        """Return whether the run did its last step and was measured."""
         return self.status == "finished"
 
     @property
     def loss(self) -> float:
-        """The utility loss of a run that has finished."""
+        """Return the utility loss of a finished run."""
         assert self.utility_loss is not None, f"run {self.run_id} has not finished"
         return self.utility_loss
 
     def to_json(self) -> dict[str, object]:
-        """The content of result.json: what is known of the run, with measurements as documents."""
+        """Return the content of result.json: the fields that are known."""
         known = {f.name: value for f in fields(self) if _is_known(value := getattr(self, f.name))}
         if self.scores:
             known["scores"] = _documents(self.scores)
@@ -98,7 +98,8 @@ class RunResult:
         """Read what `to_json` wrote.
 
         Args:
-            run_id: the run's id, which old files do not repeat.
+            document: the content of result.json.
+            run_id: the run's id, which files of early versions do not repeat.
         """
         known = {name: value for name, value in document.items() if value is not None}
         variants = [
@@ -114,7 +115,7 @@ class RunResult:
 
 
 def _is_known(value: object) -> bool:
-    """Whether a field says something: an empty history is known, an empty mapping is not."""
+    """Return whether a field is known. An empty history is known; an empty mapping or tuple is not."""
     return value is not None and not (isinstance(value, Mapping | tuple) and not value)
 
 

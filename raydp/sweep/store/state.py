@@ -1,4 +1,4 @@
-"""The state of a sweep, as its files hold it: the plan, what MLflow has, what a search left out, what was decided."""
+"""The state of a sweep as its files hold it: the plan, the delivery of a run to MLflow, and the end of a search."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from search_spaces import Configuration
 from search_spaces.configuration import HYPERPARAMETERS
 
 PLAN_FORMAT = 1
-"""Plans of before have no format; they are read as this one."""
+"""A plan of an early version has no format and is read as this format."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a sweep runs: decided at its start and never changed.
+    """The runs of a sweep. They are decided at its start and never changed.
 
     Attributes:
         sweep_id: 16 random hex digits that name the sweep in MLflow and in an object store.
         facts: of the task.
         delta: δ of every run.
-        trials: the runs, in the order in which they are begun.
-        privacy: run_id -> the run's privacy record, as its card and the registry have it.
-        configurations: with private selection, one run of each configuration that could have been drawn.
+        trials: the runs, in the order in which they are started.
+        privacy: run_id -> the run's privacy record, which its card and the registry show.
+        configurations: for a private selection, one run of each configuration that could have been drawn.
     """
 
     sweep_id: str
@@ -38,7 +38,7 @@ class Plan:
 
     @property
     def record(self) -> PrivacyRecord:
-        """The privacy record of one run, for what all runs share.
+        """Return the privacy record of one run, for the entries that all runs share.
 
         Raises:
             ValueError: the sweep has no run.
@@ -47,8 +47,8 @@ class Plan:
             return record
         raise ValueError("SWEEP must hold a run, got one whose number of runs was drawn as 0. Start a new sweep.")
 
-    def to_json(self) -> dict[str, Any]:
-        """The content of plan.json."""
+    def to_json(self) -> dict[str, object]:
+        """Return the content of plan.json."""
         return {
             "format": PLAN_FORMAT,
             "facts": asdict(self.facts),
@@ -61,13 +61,14 @@ class Plan:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], name: str) -> Plan:
-        """A plan as it was written.
+        """Read what `to_json` wrote.
 
         Args:
-            name: of the sweep, for the message.
+            document: the content of plan.json.
+            name: name of the sweep, for the message.
 
         Raises:
-            ValueError: it is of a version that this one does not know.
+            ValueError: an unknown version of raydp wrote the plan.
         """
         written = document.get("format", PLAN_FORMAT)
         try:
@@ -90,46 +91,46 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery:
-    """That MLflow has a run.
+    """The delivery of a run to MLflow.
 
     Attributes:
-        status: of the run when it was delivered.
-        model_uri: of its registered model; None of a run without one.
+        status: status of the run when it was delivered.
+        model_uri: registered model of the run; None if it has none.
     """
 
     status: str
     model_uri: str | None
 
-    def to_json(self) -> dict[str, Any]:
-        """The content of tracked.json."""
+    def to_json(self) -> dict[str, object]:
+        """Return the content of tracked.json."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Delivery:
-        """As it was written."""
+        """Read what `to_json` wrote."""
         return cls(status=document["status"], model_uri=document["model_uri"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchEnd:
-    """How a search ended.
+    """The end of a search.
 
     Attributes:
-        reason: why it gave out no more configurations; None where it had given out all.
-        skipped: what it did not run, each with the reason.
+        reason: why the search gave out no more configurations; None if it had given out all.
+        skipped: configuration that was not run -> the reason.
     """
 
     reason: str | None
     skipped: Mapping[Configuration, str]
 
-    def to_json(self) -> dict[str, Any]:
-        """The content of search.json."""
+    def to_json(self) -> dict[str, object]:
+        """Return the content of search.json."""
         rows = [{**asdict(configuration), "reason": why} for configuration, why in self.skipped.items()]
         return {"reason": self.reason, "skipped": rows}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> SearchEnd:
-        """As it was written."""
+        """Read what `to_json` wrote."""
         names = tuple(HYPERPARAMETERS)
         rows = document["skipped"]
         skipped = {Configuration(**{name: row[name] for name in names}): row["reason"] for row in rows}

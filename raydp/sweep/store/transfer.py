@@ -1,4 +1,4 @@
-"""How files of runs in progress get from worker to driver: by a folder that all see, or an object store."""
+"""Transfer of the files of running trials from worker to driver: by a shared folder, or by an object store."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePath
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from raydp.io.locations import fetch, opened
 from raydp.training.checkpoint import KEPT, CheckpointStore
 from raydp.training.ledger import Ledger
+
+if TYPE_CHECKING:
+    import torch
+    from pyarrow.fs import FileSystem
 
 FIELD = "cluster.exchange"
 
@@ -23,26 +27,26 @@ class TrialFiles(Protocol):
     """The files of one run, as its worker sees them."""
 
     def checkpoints(self, warn: Callable[[str], None]) -> CheckpointStore:
-        """Where its state is kept."""
+        """Return the store of the run's checkpoints."""
 
     def ledger(self) -> Ledger:
-        """Where its noisy steps are written down."""
+        """Return the ledger of the run's noisy steps."""
 
     def model_folder(self, attempt: str) -> Path:
-        """Where to save the trained model."""
+        """Return the folder to save the trained model in."""
 
     def hand_over(self, attempt: str) -> None:
-        """The model is saved: let the driver have it."""
+        """Make the saved model available to the driver."""
 
     def close(self) -> None:
-        """The attempt is over: remove what nobody else needs."""
+        """End the attempt, and remove the files that nobody else needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedFolder:
     """The run's own folder, which the driver sees too.
 
-    Args:
+    Attributes:
         folder: storage/name/trials/<run_id>.
         run_id: the run.
     """
@@ -60,10 +64,10 @@ class SharedFolder:
         return self.folder / attempt / "model"
 
     def hand_over(self, attempt: str) -> None:
-        """It is where the driver looks for it."""
+        """Do nothing: the model is already in the folder where the driver looks for it."""
 
     def close(self) -> None:
-        """What is there, the driver and the next attempt need."""
+        """Do nothing: the driver and the next attempt need all files."""
 
 
 @dataclass(frozen=True)
@@ -73,16 +77,16 @@ class Bucket:
     uri: str
 
     @cached_property
-    def _opened(self) -> tuple[Any, str]:
+    def _opened(self) -> tuple[FileSystem, str]:
         return opened(self.uri, FIELD)
 
     def __getstate__(self) -> dict[str, str]:
         return {"uri": self.uri}
 
     def put(self, path: Path, name: str) -> None:
-        """Store a file, whole or not at all: an object is there when its stream is closed."""
+        """Store a file, whole or not at all. An object exists once its stream is closed."""
         files, root = self._opened
-        if files.type_name == "local":  # an object store has no folders; a marker of one would be left behind
+        if files.type_name == "local":  # an object store has no folders, and would keep a marker of one
             files.create_dir(f"{root}/{name}".rpartition("/")[0], recursive=True)
         with path.open("rb") as source, files.open_output_stream(f"{root}/{name}") as sink:
             shutil.copyfileobj(source, sink, 1 << 22)
@@ -93,13 +97,13 @@ class Bucket:
         fetch(files, f"{root}/{name}", path)
 
     def names(self, folder: str) -> dict[str, int]:
-        """name -> size in bytes of every file in a folder ("" for all), with those below; empty where there is none."""
+        """Return name -> size in bytes of every file in a folder and below it. The folder "" is the whole bucket."""
         from pyarrow import fs
 
         files, root = self._opened
         selected = fs.FileSelector(f"{root}/{folder}".rstrip("/"), recursive=True, allow_not_found=True)
-        found = files.get_file_info(selected)
-        return {f.path[len(root) + 1 :]: f.size for f in found if f.type == fs.FileType.File}
+        entries = files.get_file_info(selected)
+        return {entry.path[len(root) + 1 :]: entry.size for entry in entries if entry.type == fs.FileType.File}
 
     def delete(self, name: str) -> None:
         """Delete a file."""
@@ -107,7 +111,7 @@ class Bucket:
         files.delete_file(f"{root}/{name}")
 
     def delete_folder(self, folder: str) -> None:
-        """Delete a folder, if there is one."""
+        """Delete a folder, if it exists."""
         files, root = self._opened
         if self.names(folder):
             files.delete_dir(f"{root}/{folder}")
@@ -115,7 +119,7 @@ class Bucket:
 
 @dataclass(frozen=True, kw_only=True)
 class _RemoteCheckpoints(CheckpointStore):
-    """Checkpoints of this node's disk that are in an object store too, for a worker on another node."""
+    """Checkpoints on this node's disk, copied to an object store for workers on other nodes."""
 
     bucket: Bucket
     remote: str
@@ -124,7 +128,7 @@ class _RemoteCheckpoints(CheckpointStore):
         folder = self.folder.with_name(f"{self.folder.name}-{name}")
         return replace(self, folder=folder, remote=f"{self.remote}-{name}")
 
-    def save(self, step: int, tensors: dict[str, Any], state: dict[str, Any]) -> None:
+    def save(self, step: int, tensors: dict[str, torch.Tensor], state: dict[str, object]) -> None:
         super().save(step, tensors, state)
         name = f"step-{step:08d}.safetensors"
         try:
@@ -135,7 +139,7 @@ class _RemoteCheckpoints(CheckpointStore):
         except OSError as error:
             self.warn(f"checkpoint after step {step} of run {self.run_id} could not be sent to the store ({error})")
 
-    def load(self) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
+    def load(self) -> tuple[int, dict[str, torch.Tensor], dict[str, object]] | None:
         for name, size in self.bucket.names(self.remote).items():
             path = self.folder / name.rpartition("/")[2]
             if not path.is_file() or path.stat().st_size != size:
@@ -144,7 +148,7 @@ class _RemoteCheckpoints(CheckpointStore):
 
 
 class _RemoteLedger(Ledger):
-    """A ledger of which every attempt has a file of its own, sent to the store before the step's update is applied."""
+    """A ledger with one file per attempt. The file is sent to the store before the step's update is applied."""
 
     def __init__(self, path: Path, bucket: Bucket, remote: str) -> None:
         super().__init__(path)
@@ -167,9 +171,9 @@ class _RemoteLedger(Ledger):
 class StoredFiles:
     """A folder on this node, and the run's folder in an object store.
 
-    Args:
-        bucket: the sweep's.
-        run_id: the run; names its folder in the bucket.
+    Attributes:
+        bucket: the sweep's folder in the store.
+        run_id: the run. Its folder in the bucket has this name.
     """
 
     bucket: Bucket
@@ -177,7 +181,7 @@ class StoredFiles:
 
     @cached_property
     def _scratch(self) -> Path:
-        """This attempt's own: a worker that was thought dead may still be at work on the same node."""
+        """Return a folder of this attempt alone, because a worker that seemed dead may still run on the same node."""
         return Path(tempfile.mkdtemp(prefix=f"raydp-{self.run_id}-"))
 
     def checkpoints(self, warn: Callable[[str], None]) -> CheckpointStore:
@@ -205,7 +209,7 @@ class StoredFiles:
 
 
 def bucket_of(exchange: str | None, sweep_id: str) -> Bucket | None:
-    """The sweep's folder in the object store; None where the nodes share the sweep's own."""
+    """Return the sweep's folder in the object store. Return None if the nodes share the sweep's own folder."""
     if exchange is None:
         return None
     parts = urlsplit(exchange)
@@ -213,7 +217,7 @@ def bucket_of(exchange: str | None, sweep_id: str) -> Bucket | None:
 
 
 def check_exchange(exchange: str | None) -> None:
-    """Check that files can be written there, and deleted.
+    """Check that files can be written to the object store and deleted.
 
     Raises:
         ValueError: they cannot.
@@ -232,6 +236,6 @@ def check_exchange(exchange: str | None) -> None:
 
 
 def collect(bucket: Bucket, run_id: str, attempt: str, folder: Path) -> None:
-    """Fetch a run's model into folder/attempt/model; on the driver."""
+    """Fetch a run's model into folder/attempt/model. The driver calls this."""
     for name in bucket.names(f"{run_id}/{attempt}"):
         bucket.get(name, folder / attempt / "model" / name.rpartition("/")[2])

@@ -13,7 +13,7 @@ from raydp.scores.prompt_search.tokens import Prompt
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class SearchResult:
     """Result of the search for one model.
 
     Attributes:
@@ -29,8 +29,8 @@ class Found:
     effort: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
-class FoundPrompts:
-    """Found prompts by model, in memory and, with a folder, in files acr-<hash of the model's name>.json.
+class KnownPrompts:
+    """Prompts that searches found, by model. With a folder, they are also in files acr-<hash of the name>.json.
 
     A prompt makes its model generate a secret, so the files are private. They have mode 0600 and hold token ids under
     the secrets' names. Never log or upload them.
@@ -43,12 +43,12 @@ class FoundPrompts:
 
     def __init__(self, folder: Path | None, search: Mapping[str, object]) -> None:
         self._folder, self._search = folder, json.loads(json.dumps(search))
-        self._found: dict[str, Found] = {}
+        self._results: dict[str, SearchResult] = {}
         self._searched: set[str] = set()
         self._turns: dict[str, int] = {}
         for file in sorted(folder.glob("acr-*.json")) if folder is not None else []:
             kept = json.loads(file.read_text(encoding="utf-8"))
-            self._found[kept["model"]] = Found(
+            self._results[kept["model"]] = SearchResult(
                 prompts={name: tuple(ids) if ids is not None else None for name, ids in kept["prompts"].items()},
                 refused={name: frozenset(map(tuple, prompts)) for name, prompts in kept["refused"].items()},
                 exhausted=frozenset(kept["exhausted"]),
@@ -58,11 +58,11 @@ class FoundPrompts:
                 self._searched.add(kept["model"])
                 self._turns[kept["model"]] = kept.get("turn", 0)  # older files have no turn
 
-    def searched(self, model: str) -> Found | None:
+    def searched(self, model: str) -> SearchResult | None:
         """Return the result for a model whose search is complete; None for other models."""
-        return self._found[model] if model in self._searched else None
+        return self._results[model] if model in self._searched else None
 
-    def shorter(self, secret: str, than: Found) -> list[Prompt]:
+    def shorter(self, secret: str, than: SearchResult) -> list[Prompt]:
         """Return other models' prompts for a secret that beat a model's own prompt and that the model has not refused.
 
         Args:
@@ -70,7 +70,7 @@ class FoundPrompts:
             than: the result of the model.
         """
         best = than.prompts.get(secret)
-        prompts = {p for found in self._found.values() if (p := found.prompts.get(secret)) is not None}
+        prompts = {p for result in self._results.values() if (p := result.prompts.get(secret)) is not None}
         return sorted(p for p in prompts - than.refused.get(secret, frozenset()) if best is None or len(p) < len(best))
 
     def in_turn(self, models: Sequence[str]) -> list[str]:
@@ -82,9 +82,9 @@ class FoundPrompts:
         start = 0 if last is None else models.index(last) + 1
         return [*models[start:], *models[:start]]
 
-    def put(self, model: str, found: Found) -> None:
+    def put(self, model: str, result: SearchResult) -> None:
         """Keep the result for a model."""
-        self._found[model] = found
+        self._results[model] = result
         self._searched.add(model)
         self._turns[model] = max(self._turns.values(), default=0) + 1
         if self._folder is None:
@@ -94,10 +94,10 @@ class FoundPrompts:
             "model": model,
             "search": self._search,
             "turn": self._turns[model],
-            "prompts": found.prompts,
-            "refused": {name: sorted(prompts) for name, prompts in found.refused.items()},
-            "exhausted": sorted(found.exhausted),
-            "effort": found.effort,
+            "prompts": result.prompts,
+            "refused": {name: sorted(prompts) for name, prompts in result.refused.items()},
+            "exhausted": sorted(result.exhausted),
+            "effort": result.effort,
         }
         name = f"acr-{hashlib.sha256(model.encode()).hexdigest()[:16]}.json"
         write_atomically(self._folder / name, json.dumps(kept).encode(), private=True)

@@ -1,0 +1,230 @@
+"""What the end of a sweep says: how many runs ended how, what was selected, and what all released models cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from raydp.privacy import ReleasedTogether
+from raydp.privacy.accounting.infinity import json_number
+from raydp.privacy.records.card_content import JointCost
+from raydp.sweep.store.state import SearchEnd
+from search_spaces import Configuration
+from search_spaces.configuration import HYPERPARAMETERS
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFailure:
+    """A failed run: its configuration, its seed, its id and the reason."""
+
+    batch_size: int
+    num_steps: int
+    learning_rate: float
+    seed: int
+    run_id: str
+    reason: str | None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the failure as an entry of "failures"."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCounts:
+    """Numbers of runs by status.
+
+    Attributes:
+        runs: number of planned runs.
+        finished: number of runs that did their last step and were measured.
+        failed: number of failed runs.
+        stopped: number of runs that ended early at a check.
+        pending: number of runs without a result.
+        failures: the failed runs.
+        skipped: number of runs that a search left out; None if no search has ended.
+        search: how the search ended; None if none has ended.
+        note: a sentence that must be shown with the numbers.
+    """
+
+    runs: int
+    finished: int
+    failed: int
+    stopped: int
+    pending: int
+    failures: tuple[RunFailure, ...] = ()
+    skipped: int | None = None
+    search: SearchEnd | None = None
+    note: str | None = None
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Return the numbers by name. "skipped" is left out if no search has ended."""
+        names = ("runs", "finished", "failed", "stopped", "pending")
+        skipped = {} if self.skipped is None else {"skipped": self.skipped}
+        return {**{name: getattr(self, name) for name in names}, **skipped}
+
+    def to_json(self) -> dict[str, object]:
+        """Return the document of `raydp status --json`."""
+        return {
+            **_known(note=self.note),
+            **self.numbers,
+            **_known(search=None if self.search is None else self.search.to_json()),
+            "failures": [failure.to_json() for failure in self.failures],
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> RunCounts:
+        """Read what `to_json` wrote."""
+        search = document.get("search")
+        return cls(
+            runs=document["runs"],
+            finished=document["finished"],
+            failed=document["failed"],
+            stopped=document["stopped"],
+            pending=document["pending"],
+            failures=tuple(RunFailure(**failure) for failure in document["failures"]),
+            skipped=document.get("skipped"),
+            search=None if search is None else SearchEnd.from_json(search),
+            note=document.get("note"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasedModels:
+    """The joint cost of all models that a sweep registered.
+
+    Attributes:
+        run_ids: the runs of the models.
+        epsilon: ε of all models together, inf without a guarantee; None if the accountant has no answer.
+        delta: δ of all models together.
+        accountant: the accountant that computed ε.
+        reason: why ε is None.
+        note: what ε does not cover.
+    """
+
+    run_ids: tuple[str, ...]
+    epsilon: float | None
+    delta: float
+    accountant: str
+    reason: str | None = None
+    note: str | None = None
+
+    @property
+    def num_models(self) -> int:
+        """Return the number of models."""
+        return len(self.run_ids)
+
+    def to_json(self) -> ReleasedTogether:
+        """Return the content of released.json. An infinite ε is the string "inf"."""
+        return {"models": self.num_models, "run_ids": list(self.run_ids), **self._cost()}
+
+    def on_card(self) -> ReleasedTogether:
+        """Return what every model's card says. The run ids are left out, because every card would grow with them."""
+        return {"models": self.num_models, **self._cost()}
+
+    def _cost(self) -> JointCost:
+        epsilon = None if self.epsilon is None else json_number(self.epsilon)
+        cost: JointCost = {"epsilon": epsilon, "delta": self.delta, "accountant": self.accountant}
+        if self.reason is not None:
+            cost["reason"] = self.reason
+        if self.note is not None:
+            cost["note"] = self.note
+        return cost
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> ReleasedModels:
+        """Read what `to_json` wrote."""
+        epsilon = document["epsilon"]
+        return cls(
+            run_ids=tuple(document["run_ids"]),
+            epsilon=None if epsilon is None else float(epsilon),
+            delta=document["delta"],
+            accountant=document["accountant"],
+            reason=document.get("reason"),
+            note=document.get("note"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectedConfiguration:
+    """A selection as a sweep's summary keeps it.
+
+    Attributes:
+        rule: the rule that selected the configuration.
+        model_uri: the registered model of the configuration; None if there is none.
+        document: the whole selection, as `raydp select --json` prints it.
+    """
+
+    configuration: Configuration
+    utility_loss: float
+    score: float
+    rule: str
+    model_uri: str | None
+    document: Mapping[str, object]
+
+    def figures(self) -> dict[str, object]:
+        """Return the row of `raydp list --json`: the hyperparameters and the other attributes, without the document."""
+        own = {name: getattr(self, name) for name in ("utility_loss", "score", "rule", "model_uri")}
+        return {**asdict(self.configuration), **own}
+
+    def to_json(self) -> dict[str, object]:
+        """Return the whole selection."""
+        return dict(self.document)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> SelectedConfiguration:
+        """Read a document of `analysis.Selection.to_dict`."""
+        return cls(
+            configuration=Configuration(**{name: document[name] for name in HYPERPARAMETERS}),
+            utility_loss=document["utility_loss"],
+            score=document["score"],
+            rule=document["rule"],
+            model_uri=document["model_uri"],
+            document=document,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepSummary:
+    """The content of summary.json, which the end of a sweep writes if a configuration was selected.
+
+    Attributes:
+        counts: numbers of runs by status.
+        selected: the selected configuration.
+        best_utility: the configuration with the best utility; None for a private selection, which has one choice.
+        released: the joint cost of all registered models; None if none is registered.
+        audit_alarm: the alarm that an audit raised for the selected configuration.
+    """
+
+    counts: RunCounts
+    selected: SelectedConfiguration
+    best_utility: SelectedConfiguration | None = None
+    released: ReleasedModels | None = None
+    audit_alarm: str | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the content of summary.json."""
+        return {
+            "counts": self.counts.to_json(),
+            "selected": self.selected.to_json(),
+            **_known(best_utility=None if self.best_utility is None else self.best_utility.to_json()),
+            "released_together": None if self.released is None else self.released.to_json(),
+            **_known(audit_alarm=self.audit_alarm),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> SweepSummary:
+        """Read what `to_json` wrote. Early versions wrote no "released_together"."""
+        best, released = document.get("best_utility"), document.get("released_together")
+        return cls(
+            counts=RunCounts.from_json(document["counts"]),
+            selected=SelectedConfiguration.from_json(document["selected"]),
+            best_utility=None if best is None else SelectedConfiguration.from_json(best),
+            released=None if released is None else ReleasedModels.from_json(released),
+            audit_alarm=document.get("audit_alarm"),
+        )
+
+
+def _known(**values: object) -> dict[str, object]:
+    """Return the values that are not None, by name."""
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,98 @@
+"""What the end of a sweep writes: files of earlier versions are read, and the JSON stays as it was."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydp.sweep.store.folder import SweepFolder
+from raydp.sweep.store.summary import RunCounts
+from search_spaces import Configuration
+
+SELECTED = {
+    "batch_size": 32, "num_steps": 5, "learning_rate": 0.01, "utility_loss": 1.25, "score": 0.5,
+    "rule": "checked-procedure", "max_loss": 1.5, "explanation": None,
+    "steps": [{"name": "utility threshold", "rule": "utility_loss <= 1.5",
+               "survivors": [{"batch_size": 32, "num_steps": 5, "learning_rate": 0.01}], "dropped": []}],
+    "model_uri": "models:/small/1", "warnings": ["Few seeds."], "uncertainty": {"verdict": "unknown"},
+}  # fmt: skip
+COUNTS = {
+    "runs": 5, "finished": 2, "failed": 1, "stopped": 0, "pending": 0, "skipped": 2,
+    "search": {"reason": None, "skipped": [
+        {"batch_size": 64, "num_steps": 5, "learning_rate": 0.01, "reason": "it was not drawn"},
+        {"batch_size": 64, "num_steps": 5, "learning_rate": 0.1, "reason": "it was not drawn"},
+    ]},
+    "failures": [{"batch_size": 32, "num_steps": 5, "learning_rate": 0.1, "seed": 1, "run_id": "ab", "reason": "why"}],
+}  # fmt: skip
+RELEASED = {"models": 2, "run_ids": ["cd", "ef"], "epsilon": 9.5, "delta": 1e-5, "accountant": "prv"}
+ORDINARY = {
+    "counts": COUNTS,
+    "selected": SELECTED,
+    "best_utility": {**SELECTED, "rule": "best-utility"},
+    "released_together": {**RELEASED, "note": "not the choice"},
+    "audit_alarm": "the audit refutes its ε",
+}
+UNANSWERED = {**ORDINARY, "released_together": {**RELEASED, "epsilon": None, "reason": "prv has no answer"}}
+WITHOUT_GUARANTEE = {
+    "counts": {name: COUNTS[name] for name in ("runs", "finished", "failed", "stopped", "pending", "failures")},
+    "selected": SELECTED,
+    "best_utility": SELECTED,
+    "released_together": {**RELEASED, "epsilon": "inf"},
+}
+WITHOUT_MODELS = {**WITHOUT_GUARANTEE, "released_together": None}
+PRIVATE_SELECTION = {
+    "counts": {"note": "as private as the data", **COUNTS},
+    "selected": SELECTED,
+    "released_together": {**RELEASED, "models": 1, "run_ids": ["cd"]},
+}
+
+
+@pytest.mark.parametrize("document", [ORDINARY, UNANSWERED, WITHOUT_GUARANTEE, WITHOUT_MODELS, PRIVATE_SELECTION])
+def test_a_summary_of_an_earlier_version_is_read_and_written_alike(tmp_path: Path, document: dict[str, Any]) -> None:
+    folder, file = SweepFolder(path=tmp_path), tmp_path / "summary.json"
+    text = json.dumps(document, indent=1) + "\n"
+    file.write_text(text)
+    summary = folder.summary()
+    assert summary is not None
+    file.unlink()
+    folder.set_summary(summary)
+    assert file.read_text() == text
+
+
+def test_a_summary_tells_what_was_selected_and_how_the_runs_ended(tmp_path: Path) -> None:
+    folder = SweepFolder(path=tmp_path)
+    assert folder.summary() is None
+    (tmp_path / "summary.json").write_text(json.dumps(ORDINARY))
+    summary = folder.summary()
+    assert summary is not None
+    assert summary.selected.configuration == Configuration(batch_size=32, num_steps=5, learning_rate=0.01)
+    assert (summary.selected.score, summary.selected.model_uri) == (0.5, "models:/small/1")
+    assert summary.audit_alarm == "the audit refutes its ε"
+    assert summary.counts.numbers == {
+        "runs": 5, "finished": 2, "failed": 1, "stopped": 0, "pending": 0, "skipped": 2,
+    }  # fmt: skip
+    assert (summary.counts.failures[0].run_id, summary.counts.failures[0].reason) == ("ab", "why")
+
+
+@pytest.mark.parametrize("document", [RELEASED, {**RELEASED, "epsilon": "inf"}, {**RELEASED, "epsilon": None}])
+def test_what_was_released_by_an_earlier_version_is_read_and_written_alike(
+    tmp_path: Path, document: dict[str, Any]
+) -> None:
+    folder, file = SweepFolder(path=tmp_path), tmp_path / "released.json"
+    assert folder.released() is None
+    text = json.dumps(document, indent=1) + "\n"
+    file.write_text(text)
+    released = folder.released()
+    assert released is not None
+    assert released.epsilon == (math.inf if document["epsilon"] == "inf" else document["epsilon"])
+    folder.set_released(released)
+    assert file.read_text() == text
+
+
+def test_the_counts_of_status_are_read_back() -> None:
+    assert RunCounts.from_json(COUNTS).to_json() == COUNTS
+    assert list(RunCounts.from_json(COUNTS).to_json()) == list(COUNTS)
