@@ -47,7 +47,7 @@ class MeasuredScore(TypedDict):
 
     score: str
     note: NotRequired[str]
-    seed: NotRequired[int | None]
+    seed: NotRequired[int | str | None]
     measured: NotRequired[int]
     already: NotRequired[int]
     failed: NotRequired[list[FailedModel]]
@@ -192,9 +192,10 @@ class _Begun:
         scores = {name: score for name, score in finished.items() if score is not None}
         values = [score.value for name, score in scores.items() if name != BASE_RUN]
         failures = {name: self.measurements.failure(name) for name in self.seeds if name not in scores}
+        about = self.measurements.about()
         return {
             "score": self.request.plugin.name,
-            "seed": (self.measurements.about() or {}).get("seed"),
+            "seed": None if about is None else about["seed"],
             "measured": len(set(scores) - before),
             "already": len(before),
             "failed": [{"run_id": name, "reason": reason} for name, reason in failures.items() if reason is not None],

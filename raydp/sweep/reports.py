@@ -63,7 +63,8 @@ def report(
             None,
         )
     else:
-        selections = _selections(table, rule_of(own, rule), with_given(own, bounds), values)
+        logarithmic = logarithmic_of(points, storage, score)
+        selections = _selections(table, rule_of(own, rule), with_given(own, bounds), values, logarithmic)
     texts: ReportTexts = (
         {"title": Path(points).stem} if folder is None else about(folder, score=score, worst_case=worst_case)
     )

@@ -6,13 +6,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Self, TypedDict
+from typing import Self, TypedDict, cast
 
 from raydp.io.cache import cache_dir
 from raydp.io.output import stderr, strict
 from raydp.methods.base import Method
 from raydp.privacy import PrivacyCard, Searched, card_markdown, composed, guarantee
-from raydp.privacy.accounting.documents import ComposedCost
+from raydp.privacy.accounting.documents import ComposedCost, Guarantee
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.searched import searched
 from raydp.sweep.store.folder import BASE_RUN
@@ -177,7 +177,7 @@ class Recorder:
         return PrivacyCard(
             record=self.context.plan.privacy[trial.run_id],
             searched=self._searched,
-            guarantee=strict(said),
+            guarantee=cast("Guarantee", strict(said)),  # the same keys; infinite numbers as "inf"
             ledger=result.ledger,
         )
 

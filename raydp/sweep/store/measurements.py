@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, NotRequired, TypedDict
 
 from raydp.plugins.parameters import constant
 from raydp.plugins.registries import names
@@ -20,6 +21,24 @@ from raydp.tasks.base import Secret
 
 SCORES = "scores"
 ABOUT = "measurement.json"
+
+
+class AboutMeasurement(TypedDict):
+    """The content of measurement.json.
+
+    Keys:
+        label: the label of the measurement.
+        score: the score with those parameters that are not the defaults.
+        seed: seed of the draws of every model; "run" if each run's own seed was used.
+        digest: hash of score and seed.
+        models: the whole set of models, if a model's value depends on the others.
+    """
+
+    label: str
+    score: dict[str, object]
+    seed: int | Literal["run"]
+    digest: str
+    models: NotRequired[list[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +70,8 @@ class Measurements:
         """
         measurements = cls(folder=folder, label=request.label)
         name, params = request.plugin.name, request.plugin.params
-        said = params.model_dump(
-            mode="json", exclude_defaults=True
-        )  # without defaults, so that a new option changes no identity
+        # Defaults are left out, so that a new option changes no identity.
+        said = params.model_dump(mode="json", exclude_defaults=True)
         drawn = "run" if seed is None else seed
         identity = {"score": {"name": name, **said}, "seed": drawn}
         about = {
@@ -81,9 +99,9 @@ class Measurements:
     def path(self) -> Path:
         return self.folder.path / SCORES / self.label
 
-    def about(self) -> Mapping[str, object] | None:
+    def about(self) -> AboutMeasurement | None:
         """Return the description of the measurement; None before it was begun."""
-        document: dict[str, object] | None = read_json(self.path / ABOUT)
+        document: AboutMeasurement | None = read_json(self.path / ABOUT)
         return document
 
     def finished(self, name: str) -> Measurement | None:
@@ -122,7 +140,7 @@ def measured_later(folder: SweepFolder) -> list[Measurements]:
 def is_logarithmic(folder: SweepFolder, label: str) -> bool | None:
     """Return whether the score behind a label is logarithmic. Return None if the score's package is not installed."""
     about = Measurements(folder=folder, label=label).about()
-    name = label if about is None else about["score"]["name"]
+    name = label if about is None else str(about["score"]["name"])
     logarithmic: bool | None = constant("scores", name, "logarithmic") if name in names("scores") else None
     return logarithmic
 

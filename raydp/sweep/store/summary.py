@@ -120,7 +120,9 @@ class ReleasedModels:
 
     def on_card(self) -> ReleasedTogether:
         """Return what every model's card says. The run ids are left out, because every card would grow with them."""
-        return {"models": self.num_models, **self._cost()}
+        document = self.to_json()
+        del document["run_ids"]
+        return document
 
     def _cost(self) -> JointCost:
         epsilon = None if self.epsilon is None else json_number(self.epsilon)
