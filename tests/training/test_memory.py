@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import resource
 from dataclasses import replace
@@ -26,6 +25,7 @@ from raydp.training.gradients.memory import TokenBudget, recompute_layers, requi
 from raydp.training.gradients.thresholds import Clipping
 from raydp.training.loop import losses_of
 from raydp.training.trial import TrainingContext
+from tests.processes import forked
 from tests.training import toys
 
 ALLOWANCE_MIB = 20
@@ -41,7 +41,7 @@ def _peak(batch_size: int, answer: Connection) -> None:
 
 def peak_mib(batch_size: int) -> float:
     """Peak resident memory of a process that takes one step on a batch of this size."""
-    context = multiprocessing.get_context("spawn")
+    context = forked()
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_peak, args=(batch_size, there))
     process.start()
@@ -107,7 +107,7 @@ def _limited(spare_mib: int, tokens: int, size: int | None, file: Path, answer: 
 
 def with_memory(spare_mib: int, file: Path, tokens: int = 32 * WIDTH, size: int | None = None):
     """What a process with so much memory answers: the weights after a step, or its error."""
-    context = multiprocessing.get_context("spawn")
+    context = forked()
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_limited, args=(spare_mib, tokens, size, file, there))
     process.start()
