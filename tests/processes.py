@@ -9,7 +9,7 @@ PRELOADED = ["tests.training.toys"]
 
 
 def forked() -> ForkServerContext:
-    """Return the context whose processes start with `PRELOADED`; its server has no threads and lives once a test run."""
+    """Return the context whose processes start with `PRELOADED` imported. Its server has no threads."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
