@@ -27,8 +27,19 @@ ALONE = {
     *("memory", "server_away"),
 }
 """Tests of several hosts, of faults at a chosen moment and of limits on memory have the machine to themselves."""
-FIRST = {"audits", "mechanisms", "ray_token", "shadows", "stopping", "store", "sweep", "sweep_workers"}
-"""Tests of whole sweeps, which mostly wait: the others fill the time."""
+DONE = {"exchange", "python_api", "stopping", "sweep", "sweep_resumed", "sweep_workers", "waits"}
+"""Files that compare with or read the sweep `done`: one process runs them all, so that the sweep is run once."""
+FIRST = (
+    *("sweep", "mechanisms", "scoring", "tune", "audits", "shadows", "extending", "adaptive", "rounds"),
+    *("private_selection", "planted_secrets", "ray_token", "invariants", "selftest", "faults", "cut_faults"),
+)
+"""The files that take longest, in the order in which they start: the short ones fill what is left of the time."""
+
+
+def room_of(path: Path) -> str:
+    """A file's name without `test_`; that of the first of the files that share a sweep, for all of them."""
+    name = path.stem.removeprefix("test_")
+    return "sweep" if name in DONE else name
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,7 +47,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem.removeprefix("test_") in ALONE:
             item.add_marker(pytest.mark.alone)
-    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in FIRST)
+    order = {name: place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: order.get(room_of(item.path), len(FIRST)))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each process whole files of tests, and one process all those that share a sweep."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByRoom(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "done" if room_of(Path(file)) == "sweep" else file
+
+    return ByRoom(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

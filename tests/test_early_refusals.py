@@ -17,12 +17,20 @@ from tests.builders.specs import small_spec
 
 HEAVY = ("torch", "transformers", "ray", "mlflow", "pandas", "scipy", "peft", "opacus")
 CODE = f"""
-import sys
+import contextlib, io, json, os, sys
 from raydp.cli import main as cli
-try:
-    cli.main()
-except SystemExit as stop:
-    print(stop.code, *[name for name in {HEAVY!r} if name in sys.modules])
+answers = {{}}
+for name, (folder, *arguments) in json.load(sys.stdin).items():
+    os.chdir(folder)
+    sys.argv = ["raydp", *arguments]
+    with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(io.StringIO()):
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code
+    answers[name] = [code, [name for name in {HEAVY!r} if name in sys.modules], said.getvalue()]
+print(json.dumps(answers))
 """
 MISTAKES: dict[str, dict[str, Any]] = {
     "a key": {"seedz": [0]},
@@ -38,49 +46,66 @@ MISTAKES: dict[str, dict[str, Any]] = {
 }
 
 
-def refusal(folder: Path, *arguments: str) -> tuple[list[str], str]:
-    """The exit code with the heavy modules that were imported, and the message."""
+COMMANDS = [
+    ["sweep", "spec.yaml", "--dry-run"],
+    ["variants", "spec.yaml", "--vary", "seeds=[0],[1]"],
+    ["selftest", "spec.yaml"],
+    ["mia", "spec.yaml"],
+    ["audit", "spec.yaml"],
+    ["score", ".", "--score", "vmr", "--task", "spec.yaml"],
+    ["secrets", "filter", "secrets.jsonl", "-o", "out.jsonl", "--train", "spec.yaml"],
+]
+"""Every command that takes a spec, beside the plain `plan` and `sweep`."""
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, list[str], str]]:
+    """What one fresh process answers to every wrong command: the exit code, the heavy modules that are imported by
+    then, and the message. A command that imports one fails, and so do those after it."""
+
+    def folder(name: str, **changes: Any) -> Path:
+        made = tmp_path_factory.mktemp(name.replace(" ", "-").replace("'", ""))
+        (made / "spec.yaml").write_text(yaml.safe_dump(small_spec(made, **changes)))
+        return made
+
+    taken = folder("taken")
+    (taken / "runs" / "small").mkdir(parents=True)
+    (taken / "runs" / "small" / "spec.yaml").write_text("kept")
+    wrong = {
+        f"{command}: {mistake}": [str(folder(mistake, **changes)), command, "spec.yaml"]
+        for mistake, changes in MISTAKES.items()
+        for command in ("plan", "sweep")
+    }
+    wrong |= {command[0]: [str(folder(command[0], seedz=[0])), *command] for command in COMMANDS}
+    wrong["a name that is taken"] = [str(taken), "sweep", "spec.yaml"]
     done = subprocess.run(
-        [sys.executable, "-c", CODE, *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", CODE], input=json.dumps(wrong), capture_output=True, text=True, check=True, timeout=120
     )
-    return done.stdout.split(), done.stderr
+    return {name: tuple(answer) for name, answer in json.loads(done.stdout).items()}
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 @pytest.mark.parametrize("command", ["plan", "sweep"])
-def test_a_mistake_is_told_before_heavy_imports(command: str, mistake: str, tmp_path: Path) -> None:
-    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(small_spec(tmp_path, **MISTAKES[mistake])))
-    answer, message = refusal(tmp_path, command, "spec.yaml")
-    assert answer == ["2"], message
+def test_a_mistake_is_told_before_heavy_imports(
+    command: str, mistake: str, refusals: dict[str, tuple[int, list[str], str]]
+) -> None:
+    code, heavy, message = refusals[f"{command}: {mistake}"]
+    assert (code, heavy) == (2, []), message
     assert len(message.splitlines()) == 1, "one mistake, one line"
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["sweep", "spec.yaml", "--dry-run"],
-        ["variants", "spec.yaml", "--vary", "seeds=[0],[1]"],
-        ["selftest", "spec.yaml"],
-        ["mia", "spec.yaml"],
-        ["audit", "spec.yaml"],
-        ["score", ".", "--score", "vmr", "--task", "spec.yaml"],
-        ["secrets", "filter", "secrets.jsonl", "-o", "out.jsonl", "--train", "spec.yaml"],
-    ],
-    ids=lambda command: command[0],
-)
-def test_every_command_that_takes_a_spec_looks_at_it_first(command: list[str], tmp_path: Path) -> None:
-    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(small_spec(tmp_path, seedz=[0])))
-    answer, message = refusal(tmp_path, *command)
-    assert answer == ["2"], message
+@pytest.mark.parametrize("command", [command[0] for command in COMMANDS])
+def test_every_command_that_takes_a_spec_looks_at_it_first(
+    command: str, refusals: dict[str, tuple[int, list[str], str]]
+) -> None:
+    code, heavy, message = refusals[command]
+    assert (code, heavy) == (2, []), message
     assert "'seedz' is unknown" in message
 
 
-def test_a_name_that_is_taken_is_told_before_heavy_imports(tmp_path: Path) -> None:
-    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(small_spec(tmp_path)))
-    (tmp_path / "runs" / "small").mkdir(parents=True)
-    (tmp_path / "runs" / "small" / "spec.yaml").write_text("kept")
-    answer, message = refusal(tmp_path, "sweep", "spec.yaml")
-    assert answer == ["2"]
+def test_a_name_that_is_taken_is_told_before_heavy_imports(refusals: dict[str, tuple[int, list[str], str]]) -> None:
+    code, heavy, message = refusals["a name that is taken"]
+    assert (code, heavy) == (2, []), message
     assert "name must be new" in message
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
 
 import numpy as np
@@ -20,6 +19,7 @@ from raydp.training.comm import Comm, LocalComm
 from raydp.training.trial import TrainingContext
 from raydp.training.trial_plan import TrialPlan
 from tests.builders.models import plain_llama
+from tests.processes import forked
 
 ADAPTER = AdapterSpec(r=2, alpha=4, target_modules=("q_proj", "v_proj", "gate_proj", "down_proj"))
 METHOD = DPAdam(max_grad_norm=0.1)
@@ -93,8 +93,7 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
 
 def in_ranks(target: Callable[..., None], world_size: int, *arguments: object) -> None:
     """Call target(rank, world_size, *arguments) in so many processes; none may fail."""
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=target, args=(rank, world_size, *arguments)) for rank in range(world_size)]
+    ranks = [forked().Process(target=target, args=(rank, world_size, *arguments)) for rank in range(world_size)]
     for process in ranks:
         process.start()
     for process in ranks:

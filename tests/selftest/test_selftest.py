@@ -33,6 +33,8 @@ def test_the_command_passes_and_answers_with_every_check(raydp: Command) -> None
 def test_a_specs_own_task_model_and_method_are_checked(
     write_spec: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The toys and the audit are those of the test above."""
+    monkeypatch.setattr("raydp.selftest.run.toy_subjects", list)
     monkeypatch.setattr("raydp.selftest.run.audit_check", lambda: check("audit", 3.0, 2.4, 4.0, "not run"))
     said: list[str] = []
     checks = run_selftest(load_spec(write_spec()), said.append)
@@ -58,7 +60,8 @@ def test_a_method_without_a_guarantee_is_bad_input(write_spec: Callable[..., Pat
 
 
 def test_a_fault_fails_the_command_and_is_named(raydp: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raydp.selftest.run.audit_check", lambda: check("audit", 5.0, 2.4, 4.0, "too much"))
+    checks = [check("noise", 1.0, 0.9, 1.1, "as it should be"), check("audit", 5.0, 2.4, 4.0, "too much")]
+    monkeypatch.setattr("raydp.cli.show.selftest.run_selftest", lambda spec, progress: checks)
     answer = raydp("selftest")
     assert answer.code == 1
     assert "failed: audit: 5, must be 2.4 to 4 (too much)" in answer.out

@@ -236,36 +236,42 @@ def test_private_selection_draws_from_the_whole_space(tmp_path: Path) -> None:
         load_spec(data)
 
 
-def test_a_sweep_runs_what_was_drawn_and_a_resume_runs_nothing_more(raydp, write_spec, tmp_path: Path) -> None:
-    """A real sweep of two configurations, one of which is drawn."""
-    path = write_spec(space={**SPACE, "num_steps": [3, 6], "search": {"name": "random", "num_configurations": 1}})
-    answer = raydp("sweep", path, "--json")
-    assert answer.code == 0, answer.err
-    found = answer.json()
-    assert (found["counts"]["finished"], found["counts"]["skipped"], found["counts"]["pending"]) == (1, 1, 0)
-    assert found["counts"]["search"]["skipped"][0]["reason"] == "it was not drawn"
-    assert found["selected"]["num_steps"] in (3, 6)
-    again = raydp("sweep", path, "--resume", "--json")
-    assert again.json()["counts"] == found["counts"]
-    status = raydp("status", found["folder"])
-    assert "1 finished" in status.out
-    assert "1 configurations were drawn; 1 configurations skipped" in status.out
-    assert Sweep(path).points()["status"].tolist().count("skipped") == 1
+def test_what_was_not_drawn_is_skipped_with_its_reason(raydp, tmp_path: Path) -> None:
+    """A random search to its end, with results that are written instead of trained."""
+    world = World(tmp_path, max_loss=9.0)
+    space = {**SPACE, "search": {"name": "random", "num_configurations": 1}}
+    source = world.source(load_spec(small_spec(tmp_path, space=space)).space.search.params)
+    drawn = [str(source.next_run()) for _ in range(2)]
+    world.finish(*drawn)
+    assert source.next_run() is None
+    assert source.finished
+    found = counts(world.folder)
+    assert (found["finished"], found["skipped"], found["pending"]) == (2, 6, 0)
+    assert {row["reason"] for row in found["search"]["skipped"]} == {"it was not drawn"}
+    status = raydp("status", world.folder.path)
+    assert "2 finished" in status.out
+    assert "1 configurations were drawn; 3 configurations skipped" in status.out
 
 
 def test_a_sweep_by_optuna_keeps_its_study_in_the_sweeps_folder(raydp, write_spec, tmp_path: Path) -> None:
-    """A real sweep of two of four configurations, two seeds each; the third exceeds a bound before it runs."""
+    """A real sweep of two of four configurations, two seeds each; the third exceeds a bound before it runs. A resume
+    runs nothing more."""
     space = {**SPACE, "search": {"name": "optuna", "num_configurations": 2, "initial": 2}}
     select = {"score": "vmr_exact", "min_utility_gain": 0, "at_most": {"compute": 160}}
-    answer = raydp("sweep", write_spec(space=space, seeds=[0, 1], select=select), "--json")
+    path = write_spec(space=space, seeds=[0, 1], select=select)
+    answer = raydp("sweep", path, "--json")
     assert answer.code == 0, answer.err
     found = answer.json()
     assert (found["counts"]["finished"], found["counts"]["skipped"], found["counts"]["failed"]) == (4, 4, 0)
     skipped = {row["num_steps"]: row["reason"] for row in found["counts"]["search"]["skipped"]}
     assert len(skipped) == 2
     assert skipped[6] == "its compute of 192 exceeds select.at_most 160"
-    means = Sweep(tmp_path / "spec.yaml").points().groupby("num_steps")[["utility_loss", "score"]].mean().dropna()
+    assert found["selected"]["num_steps"] in {3, 4, 5} - skipped.keys()
+    table = Sweep(path).points()
+    assert table["status"].tolist().count("skipped") == 4
+    means = table.groupby("num_steps")[["utility_loss", "score"]].mean().dropna()
     study = optuna.load_study(study_name="small", storage=f"sqlite:///{found['folder']}/optuna.db")
     told = {trial.params["num_steps"]: trial.values for trial in study.trials}
     assert told == {steps: pytest.approx(list(row)) for steps, row in means.iterrows()}
     assert all(set(trial.constraints) == {"utility_loss", "compute"} for trial in study.trials)
+    assert raydp("sweep", path, "--resume", "--json").json()["counts"] == found["counts"]

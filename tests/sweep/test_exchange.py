@@ -98,9 +98,11 @@ def test_a_place_that_cannot_be_written_to_is_an_error_before_anything_runs(tmp_
         check_exchange("s3://")
 
 
-def test_a_sweep_through_a_store_is_that_of_a_shared_folder(done: Done, tmp_path: Path) -> None:
+def test_a_sweep_of_two_workers_through_a_store_is_that_of_one_in_a_shared_folder(done: Done, tmp_path: Path) -> None:
+    """Neither the number of a trial's workers nor the way of its files changes a point."""
     spec = spec_of(tmp_path)
-    spec["cluster"]["exchange"] = (tmp_path / "store").as_uri()
+    workers = {"workers_per_trial": 2, "cpus_per_worker": 0.5, "max_concurrent_trials": 1}
+    spec["cluster"] = {**workers, "exchange": (tmp_path / "store").as_uri(), "checkpoint_seconds": 0.0}
     sweep = Sweep(spec)
     assert sweep.run().counts.finished == 4
     assert_same_points(sweep.points(), done.points)

@@ -26,7 +26,7 @@ NUM_CONFIGURATIONS = 6
 @pytest.mark.parametrize(
     ("search", "runs"),
     [
-        pytest.param({"name": "optuna", "num_configurations": 4, "initial": 2}, 4, id="optuna"),
+        pytest.param({"name": "optuna", "num_configurations": 4, "initial": 2}, 4, id="optuna", marks=pytest.mark.slow),
         pytest.param(
             {"name": "frugal", "num_draws": 50, "max_cost_share": 0.7}, None, id="frugal", marks=pytest.mark.thorough
         ),

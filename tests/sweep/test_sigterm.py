@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from raydp import Sweep
@@ -38,6 +39,7 @@ def interrupted(folder: Path) -> tuple[dict[str, Any], set[str]]:
     return spec, {run for run in steps_of_unfinished() if list((sweep / "trials" / run).glob("checkpoints/step-*"))}
 
 
+@pytest.mark.slow
 def test_no_step_is_lost_by_a_sigterm(done: Done, tmp_path: Path) -> None:
     """No checkpoint is due by itself, so what is there was saved on the signal; no noisy step is executed twice."""
     for attempt in range(4):  # a worker hears of the signal within a second; a fast one has ended its run by then

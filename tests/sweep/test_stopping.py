@@ -13,7 +13,7 @@ from raydp.sweep.engine.stopping import EarlyStopping, check_steps
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.results import RunResult
 from tests.builders.specs import small_spec
-from tests.sweep.undisturbed import runs_in
+from tests.sweep.undisturbed import Done, runs_in
 
 
 def knowing(*curves: tuple[float, float], base: float = 3.0, **options: float | None) -> EarlyStopping:
@@ -107,30 +107,23 @@ def test_a_private_selection_ends_nothing_early(tmp_path: Path) -> None:
         load_spec(spec)
 
 
-def test_hopeless_runs_end_early_and_the_rest_is_as_without_them(tmp_path: Path) -> None:
+def test_hopeless_runs_end_early_and_the_rest_is_as_without_them(done: Done, tmp_path: Path) -> None:
     """Longest first, so the good ones finish before. One learning rate is far too small, one overflows; what they held
-    is free for the run after them. A resume does not run them again."""
+    is free for the run after them. A resume does not run them again. The good ones are runs of `done`, too."""
     good = [[64, 20, 0.01], [64, 20, 0.02]]
-    common = {
-        "method": {"name": "dp_adam", "max_grad_norm": 0.1},
-        "select": {"score": "vmr_exact", "min_utility_gain": 0.3},
-    }
     spec = small_spec(
-        tmp_path / "with",
+        tmp_path,
         space={"points": [*good, [64, 11, 1e-6], [64, 10, 1e30], [64, 9, 0.01]]},
         stopping={"checks": 2, "min_finished": 2},
         cluster={"max_concurrent_trials": 1},
-        **common,
+        select={"score": "vmr_exact", "min_utility_gain": 0.3},
     )
-    (tmp_path / "with").mkdir()
-    (tmp_path / "without").mkdir()
     sweep = Sweep(spec)
     result = sweep.run()
     assert (result.counts.finished, result.counts.stopped, result.counts.failed) == (3, 2, 0)
     points = sweep.points().set_index("num_steps")
-    plain = Sweep(small_spec(tmp_path / "without", space={"points": good}, **common))
-    plain.run()
-    assert points.loc[[20], "utility_loss"].tolist() == plain.points()["utility_loss"].tolist()
+    plain = done.points.query("num_steps == 20").set_index("learning_rate")["utility_loss"]
+    assert points.loc[[20]].set_index("learning_rate")["utility_loss"].to_dict() == plain.to_dict()
     folder = SweepFolder.open(result.folder)
     small, overflown = (folder.result(points.loc[steps, "run_id"]) for steps in (11, 10))
     assert "cannot be selected" in small.reason

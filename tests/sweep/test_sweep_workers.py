@@ -24,16 +24,6 @@ def test_a_worker_group_is_replaced_after_its_share_of_trials(
     assert_same_points(sweep.points(), done.points)
 
 
-def test_two_workers_a_trial_give_the_same_points(done: Done, tmp_path: Path) -> None:
-    spec = {
-        **spec_of(tmp_path),
-        "cluster": {"workers_per_trial": 2, "cpus_per_worker": 0.5, "max_concurrent_trials": 1},
-    }
-    sweep = Sweep(spec)
-    sweep.run()
-    assert_same_points(sweep.points(), done.points)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("adapter", [pytest.param("lora", marks=pytest.mark.thorough), "none"])
 def test_two_workers_that_share_the_weights_give_the_points_of_one(tmp_path: Path, adapter: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import signal
@@ -31,6 +30,7 @@ from raydp.training.rank0 import on_rank_0
 from raydp.training.trial import TrainingContext
 from tests.builders import toys
 from tests.builders.models import plain_llama
+from tests.processes import forked
 
 FULL = AdapterSpec(type="none")
 SPARSE = replace(toys.PLAN, run_id="sparse", batch_size=1)
@@ -177,9 +177,7 @@ def _rank(rank: int, world_size: int, folder: str) -> None:
 
 def run_ranks(world_size: int, folder: Path) -> list[dict[str, Any]]:
     """What each rank found."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.training.ranks"])
-    ranks = [context.Process(target=_rank, args=(rank, world_size, str(folder))) for rank in range(world_size)]
+    ranks = [forked().Process(target=_rank, args=(rank, world_size, str(folder))) for rank in range(world_size)]
     for process in ranks:
         process.start()
     for process in ranks:

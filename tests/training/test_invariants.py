@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -16,6 +15,7 @@ from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import DistributedComm
 from raydp.training.ledger import Ledger
 from tests.builders import toys
+from tests.processes import forked
 
 # fp32 sums in another order differ by about 1e-7 relative; Adam's division by the root of the second moment can carry
 # that to the size of a step (5e-3) times the relative error of a near-zero gradient.
@@ -86,7 +86,7 @@ def _killed_after(steps: int, folder: str, clipping: str) -> None:
 @pytest.mark.parametrize("steps", [2, 5])
 def test_killed_and_resumed_equals_uninterrupted(clipping: str, tmp_path: Path, steps: int) -> None:
     """Same topology, so bitwise; the killed process leaves no generator state behind, only the checkpoint."""
-    process = multiprocessing.get_context("spawn").Process(target=_killed_after, args=(steps, str(tmp_path), clipping))
+    process = forked().Process(target=_killed_after, args=(steps, str(tmp_path), clipping))
     process.start()
     process.join(120)
     assert process.exitcode == -signal.SIGKILL

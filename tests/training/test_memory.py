@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import resource
 from dataclasses import replace
@@ -27,6 +26,7 @@ from raydp.training.loop import losses_of
 from raydp.training.trial import TrainingContext
 from tests.builders import toys
 from tests.builders.models import plain_llama
+from tests.processes import forked
 
 ALLOWANCE_MIB = 20
 """Of the larger data set itself and of what the allocator rounds up: 4 MiB were measured, 810 in one backward pass."""
@@ -41,7 +41,7 @@ def _peak(batch_size: int, answer: Connection) -> None:
 
 def peak_mib(batch_size: int) -> float:
     """Peak resident memory of a process that takes one step on a batch of this size."""
-    context = multiprocessing.get_context("spawn")
+    context = forked()
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_peak, args=(batch_size, there))
     process.start()
@@ -106,7 +106,7 @@ def _limited(spare_mib: int, tokens: int, size: int | None, file: Path, answer: 
 
 def with_memory(spare_mib: int, file: Path, tokens: int = 32 * WIDTH, size: int | None = None):
     """What a process with so much memory answers: the weights after a step, or its error."""
-    context = multiprocessing.get_context("spawn")
+    context = forked()
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_limited, args=(spare_mib, tokens, size, file, there))
     process.start()

@@ -1,0 +1,15 @@
+"""Processes of tests, forked from a server that has imported what they need: a fresh start takes seconds each time."""
+
+from __future__ import annotations
+
+import multiprocessing
+from multiprocessing.context import ForkServerContext
+
+PRELOADED = ["tests.training.toys"]
+
+
+def forked() -> ForkServerContext:
+    """Return the context whose processes start with `PRELOADED` imported. Its server has no threads."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
