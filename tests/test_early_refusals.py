@@ -40,6 +40,9 @@ MISTAKES: dict[str, dict[str, Any]] = {
     "a plug-in's key": {"method": {"name": "dp_adam", "max_grad_nrm": 1}},
     "a plug-in's value": {"method": {"name": "dp_adam", "max_grad_norm": -1}},
     "a score's value": {"scores": [{"name": "vmr", "num_samples": 0}], "select": {"score": "vmr"}},
+    "a file": {"task": {"name": "text", "path": "nowhere.jsonl"}},
+    "a file of secrets": {"task": {"name": "text", "path": "data.jsonl", "secrets": "nowhere.jsonl"}},
+    "a column": {"task": {"name": "text", "path": "data.jsonl", "column": "bdy"}},
     "a store": {"tracking": {"uri": "mysqlx://foo"}},
     "a folder": {"storage": "/proc/nope"},
     "steps": {"space": {"batch_size": [32], "num_steps": [10**11], "learning_rate": [0.01]}},
@@ -66,6 +69,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, l
     def folder(name: str, **changes: Any) -> Path:
         made = tmp_path_factory.mktemp(name.replace(" ", "-").replace("'", ""))
         (made / "spec.yaml").write_text(yaml.safe_dump(small_spec(made, **changes)))
+        (made / "data.jsonl").write_text('{"body": "a text"}\n')
         return made
 
     taken = folder("taken")
@@ -126,8 +130,8 @@ def test_defaults_pass_the_first_check(kind: registries.Kind) -> None:
 def test_the_first_check_says_what_the_whole_one_says(tmp_path: Path) -> None:
     for changes in MISTAKES.values():
         spec = small_spec(tmp_path, **changes)
-        if {"tracking", "storage"} & set(changes):
-            continue  # right by themselves
+        if {"tracking", "storage"} & set(changes) or changes.get("task", {}).get("name") == "text":
+            continue  # the file is right; the machine or other files are not
         with pytest.raises(ValueError, match=r"must|unknown") as first:
             draft_spec(spec)
         with pytest.raises(ValueError, match=r"must|unknown") as whole:

@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from raydp.io.output import phase, print_document, print_table
+from raydp.io.output import WordConsole, phase, print_document, print_table
 
 
 def test_brackets_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,3 +51,21 @@ def test_a_phase_is_said_where_it_is_not_shown(terminal: bool) -> None:
     with phase(console, "starting [it]"):
         said = console.file.getvalue()  # type: ignore[attr-defined]
     assert (said == "starting [it]\n") is not terminal
+
+
+def test_on_a_terminal_lines_break_between_words_only() -> None:
+    uri = "file:///" + "a/" * 30
+    configuration = "selected: (b=256, T=60, η=0.005) utility_loss 1.3646, score -0.05596"
+    console = WordConsole(file=StringIO(), force_terminal=True, width=40, highlight=False, color_system=None)
+    console.print(f"  {configuration} {uri} end", markup=False)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert all(len(line) <= 40 or line.strip() == uri for line in lines)
+    assert all(line.startswith("  ") for line in lines)
+    assert " ".join(line.strip() for line in lines) == f"{configuration} {uri} end"
+
+
+@pytest.mark.parametrize(("terminal", "options"), [(False, {}), (True, {"soft_wrap": True})])
+def test_a_file_or_a_command_to_copy_has_whole_lines(terminal: bool, options: dict[str, bool]) -> None:
+    console = WordConsole(file=StringIO(), force_terminal=terminal, width=40, color_system=None)
+    console.print("word " * 40 + "end", **options)
+    assert console.file.getvalue() == "word " * 40 + "end\n"  # type: ignore[attr-defined]

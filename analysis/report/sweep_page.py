@@ -40,6 +40,13 @@ from search_spaces.configuration import Configuration
 _BEST, _ORACLE = "best-utility", "oracle"
 
 
+class Figures(dict[str, go.Figure]):
+    """Figures by name. The representation names them only, so that a notebook does not show all their data."""
+
+    def __repr__(self) -> str:
+        return f"Figures({', '.join(self)})"
+
+
 def write_report(
     points: pd.DataFrame,
     selections: Selection | Sequence[Selection],
@@ -55,7 +62,7 @@ def write_report(
     card_rows: Mapping[str, str] | None = None,
     warnings: Sequence[str] = (),
     notes: Sequence[str] = (),
-) -> dict[str, go.Figure]:
+) -> Figures:
     """Write the report.
 
     Args:
@@ -124,7 +131,7 @@ def write_report(
     return figures
 
 
-def report_figures(points: pd.DataFrame, selections: SelectionsByThreshold | None = None) -> dict[str, go.Figure]:
+def report_figures(points: pd.DataFrame, selections: SelectionsByThreshold | None = None) -> Figures:
     """Return the figures of a report by name, also for files and notebooks.
 
     Args:
@@ -132,15 +139,15 @@ def report_figures(points: pd.DataFrame, selections: SelectionsByThreshold | Non
         selections: the rules' selections at each threshold under the report's constraints. None means no constraints.
     """
     selections = selections or selections_by_threshold(points)
-    return {
-        "layout": score_against_utility(selections),
-        "by_threshold": score_along_thresholds(selections),
-        "cube": hyperparameter_cube(points),
-        "effects": effect_lines(points),
-        "heuristics": heuristic_accuracies({"all": points}),
-        "risk": selection_risks({"all": points}),
-        "spread": configurations_and_seeds(points),
-    }
+    return Figures(
+        layout=score_against_utility(selections),
+        by_threshold=score_along_thresholds(selections),
+        cube=hyperparameter_cube(points),
+        effects=effect_lines(points),
+        heuristics=heuristic_accuracies({"all": points}),
+        risk=selection_risks({"all": points}),
+        spread=configurations_and_seeds(points),
+    )
 
 
 def _analyses(points: pd.DataFrame) -> list[str]:

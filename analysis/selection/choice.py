@@ -39,6 +39,11 @@ from search_spaces.names import unknown_name
 _UNMINDFUL = {"best-utility", "worst-utility", *REFERENCE_RULES}
 """Rules that do not aim at a low score. For them, an undecided lowest score causes no warning."""
 
+LEAKAGE_NOT_CHECKED = (
+    "not made: it needs the values by secret (secrets.parquet) of at least 8 secrets, the untrained model's among them"
+)
+"""The rule of the step `leakage check` if the data do not allow the check."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionStep:
@@ -192,7 +197,8 @@ def select(
     decisive = None
     for step in steps:
         kept = step.keep(layout, pool)
-        record.append(_step(step.name, step.text, listed, pool, kept))
+        text = LEAKAGE_NOT_CHECKED if step.name == LEAKAGE_CHECK and leakage is None else step.text
+        record.append(_step(step.name, text, listed, pool, kept))
         if step.name in (LEAKAGE_CHECK, SCORE_CHECK) and (pool & ~kept).any():
             decisive = step.name
         pool = kept

@@ -45,7 +45,7 @@ def stoppable(what: str) -> Iterator[None]:
 def _say(what: str) -> None:
     from raydp.io.output import stderr
 
-    stderr.print(f"{what} takes longer than {LONG_SECONDS:g} s: many or large problems. Ctrl-C stops it.", markup=False)
+    stderr.print(f"{what} takes longer than {LONG_SECONDS:g} s. Ctrl-C stops it.", markup=False)
 
 
 def _watch(pipe: int, done: threading.Event) -> None:

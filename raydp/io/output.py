@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 from rich.console import Console
 
@@ -17,8 +18,35 @@ LONG_ITEM = 40
 """Text length in characters. A list with a longer text is printed with one item per line."""
 _STYLES = {"header": "bold", "marked": "bold", "remark": "dim"}
 
-stderr = Console(stderr=True, highlight=False, soft_wrap=True)
-stdout = Console(highlight=False, soft_wrap=True)
+
+class WordConsole(Console):
+    """A console that breaks lines between words on a terminal. Files and pipes get whole lines.
+
+    A word that is longer than a line, such as a URI, stays whole. `soft_wrap=True` leaves a line as it is, such as a
+    command that a user copies.
+    """
+
+    def print(self, *objects: Any, soft_wrap: bool | None = None, **options: Any) -> None:
+        """Print objects; see `Console.print`."""
+        if not soft_wrap and self.is_terminal:
+            objects = tuple(_wrapped(part, self.width) if isinstance(part, str) else part for part in objects)
+        super().print(*objects, soft_wrap=True, **options)
+
+
+def _wrapped(text: str, width: int) -> str:
+    """Break the lines of a text between words. A line that continues another has the other's indentation."""
+    lines = []
+    for line in text.split("\n"):
+        indentation = line[: len(line) - len(line.lstrip())]
+        parts = textwrap.wrap(
+            line, width, subsequent_indent=indentation, break_long_words=False, break_on_hyphens=False
+        )
+        lines += parts if len(line) > width else [line]
+    return "\n".join(lines)
+
+
+stderr = WordConsole(stderr=True, highlight=False)
+stdout = WordConsole(highlight=False)
 
 
 @contextmanager
@@ -76,7 +104,7 @@ def print_table(
         stdout.print(title, markup=False)
     width = stdout.width if stdout.file.isatty() else None
     for line in lay_out(rows, marks=marks, width=width, keep=keep, spare=spare):
-        stdout.print(line.text, style=_STYLES.get(line.kind), markup=False)
+        stdout.print(line.text, style=_STYLES.get(line.kind), markup=False, soft_wrap=True)
 
 
 def print_document(document: Mapping[str, object], title: str = "") -> None:

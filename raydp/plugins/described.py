@@ -78,8 +78,10 @@ def resolve_plugin(
     if isinstance(value, Plugin):
         return value
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+        # A mapping without a name may be a row of data that was given instead of a spec, so it is not shown.
+        got = "a mapping without one" if isinstance(value, Mapping) else shown(value)
         problems.append(
-            f"{field} must be a mapping with a name, got {shown(value)}. Known: {', '.join(registries.names(kind))}."
+            f"{field} must be a mapping with a name, got {got}. Known: {', '.join(registries.names(kind))}."
         )
         return None
     try:

@@ -12,6 +12,7 @@ from analysis import Selection, load_points, split_by, with_score, with_worst_ca
 from analysis import select as select_from
 from analysis.selection.default import DEFAULT_RULE
 from analysis.selection.reference import REFERENCE_RULES
+from analysis.selection.shown import html_table
 from raydp.io.output import stderr
 from raydp.spec.document import DEMO, SweepSpec, load_spec
 from raydp.spec.sections import BOUNDS, Bounds, SelectSpec
@@ -64,6 +65,12 @@ class Sweep:
 
     def __repr__(self) -> str:
         return f"Sweep({self.spec.name!r}, folder={str(self._path)!r})"
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook."""
+        numbers = self.status().numbers if self.begun else {}
+        runs = ", ".join(f"{number} {name}" for name, number in numbers.items()) or "not begun"
+        return html_table({"name": self.spec.name, "folder": str(self._path), "runs": runs}, "Sweep")
 
     def run(self, *, resume: bool = False, callbacks: Sequence[Callback] = ()) -> SweepResult:
         """Run the sweep to its end, or resume it where it stopped.

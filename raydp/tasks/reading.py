@@ -19,6 +19,8 @@ from pathlib import Path
 from raydp.io.locations import local_copy
 from search_spaces.names import columns_in_words, kind_of
 
+FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".txt", ".gz")
+"""Endings of the files that `read_rows` reads."""
 MAX_CSV_FIELD_BYTES = 1 << 26
 _CSV_LIMIT = threading.Lock()
 
@@ -90,6 +92,19 @@ def read_column(
             _require_column(column, row, rows, column_field)
         texts.append(string_of(row, column, field, f"{Path(path).name}, line {line}", numbers=numbers))
     return texts
+
+
+def check_column(path: str | Path, column: str, field: str, *, column_field: str) -> None:
+    """Check that a file has a column. Only the first row is read if it has the column.
+
+    Raises:
+        ValueError: as `read_rows`, or no row has the column.
+    """
+    rows = read_rows(path, field)
+    for _, row in rows:
+        if column not in row:
+            _require_column(column, row, rows, column_field)
+        return
 
 
 def _require_column(

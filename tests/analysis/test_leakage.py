@@ -180,3 +180,12 @@ def test_scores_that_agree_leave_the_procedure():
     chosen = select(table, by_secret=by_secret)
     assert chosen.configuration.key == (10, 128, 0.02)
     assert chosen.explanation is None
+
+
+def test_a_check_that_the_data_do_not_allow_is_said_to_be_missing():
+    table, by_secret = sweep(noise(np.random.default_rng(3)))
+    made = next(step for step in select(table, by_secret=by_secret).steps if step.name == "leakage check")
+    missing = next(step for step in select(table).steps if step.name == "leakage check")
+    assert made.rule.startswith("if no configuration leaks measurably")
+    assert missing.rule.startswith("not made: it needs the values by secret")
+    assert not missing.dropped

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.selection.choice import Selection, SelectionStep
+from analysis.selection.choice import LEAKAGE_NOT_CHECKED, Selection, SelectionStep
 from raydp.cli.show.sweeps import lookup_commands, show_predictions, show_selection, show_status
 from raydp.spec.document import load_spec
 from raydp.sweep.ending.notes import notes_of, together_notes
@@ -83,9 +83,12 @@ def test_a_step_names_what_it_left_and_not_what_it_dropped(capsys: pytest.Captur
         configuration=points[0], utility_loss=1.0, score=0.5, rule="procedure", steps=steps, model_uri=None,
         explanation="The scores agree.",
     )  # fmt: skip
-    show_selection(chosen)
+    missing = SelectionStep(name="leakage check", rule=LEAKAGE_NOT_CHECKED, survivors=points, dropped=())
+    alone = SelectionStep(name="individual", rule="", survivors=points[:1], dropped=())
+    show_selection(replace(chosen, steps=(missing, *steps, alone)))
     assert capsys.readouterr().out.splitlines() == [
         "The scores agree.",
+        f"leakage check {LEAKAGE_NOT_CHECKED}",
         "updates: 1 dropped, 5 left: (b=1, T=5, η=0.01), (b=2, T=5, η=0.01), (b=3, T=5, η=0.01), ...",
         "compute: 4 dropped, 1 left: (b=1, T=5, η=0.01)",
         "selected by procedure: (b=1, T=5, η=0.01) utility_loss 1.0000, score 0.5",

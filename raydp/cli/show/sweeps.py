@@ -55,16 +55,23 @@ def _show_remarks(remarks: Sequence[str]) -> None:
 
 def show_selection(selection: Selection) -> None:
     """Print the selected configuration and the configurations that each step kept."""
+    from analysis.selection.choice import LEAKAGE_NOT_CHECKED
+
     for warning in selection.warnings:
         stdout.print(f"warning: {warning}", markup=False)
     if selection.explanation is not None:
         stdout.print(selection.explanation, markup=False)
     for step in selection.steps:
         left = step.survivors
+        if step.rule == LEAKAGE_NOT_CHECKED:
+            stdout.print(f"{step.name} {step.rule}", markup=False)
+            continue
         names = ", ".join(map(str, left[:NAMED])) + (", ..." if len(left) > NAMED else "")
         # The rules of other steps are long. The rule of a bound holds a figure that the reader may want to reuse.
         bound = f" ({step.rule})" if step.name.endswith(BOUNDS) else ""
         stdout.print(f"{step.name}{bound}: {len(step.dropped)} dropped, {len(left)} left: {names}", markup=False)
+        if len(left) == 1:
+            break  # the other steps change nothing
     stdout.print(f"selected by {selection.rule}: {_figures(selection)}", style="bold", markup=False)
 
 
@@ -127,12 +134,14 @@ def show_result(sweep: Sweep, result: SweepResult) -> None:
     else:
         _show_configurations(sweep, result)
         show_selection(result.selected)
-        stdout.print(f"best utility instead: {_figures(result.best_utility)}", markup=False)
+        same = result.best_utility.configuration == result.selected.configuration
+        best = "It also has the best utility." if same else f"best utility instead: {_figures(result.best_utility)}"
+        stdout.print(best, markup=False)
     _show_guarantee(sweep)
     stdout.print(f"report: {result.report}", markup=False)
     stdout.print("look it up and load it:", style="bold")
     for command in lookup_commands(sweep.spec):
-        stdout.print(f"  {command}", markup=False)
+        stdout.print(f"  {command}", markup=False, soft_wrap=True)
 
 
 def _show_guarantee(sweep: Sweep) -> None:

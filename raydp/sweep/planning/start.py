@@ -14,7 +14,11 @@ from raydp.spec.document import SweepSpec
 from raydp.sweep.engine.machine import check_address, check_machine
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.transfer import check_exchange
+from raydp.tasks.reading import FILE_SUFFIXES, check_column, existing_file
 from raydp.tracking import UnreachableError, check_signing_key, check_store
+
+TASK_FILES = ("path", "heldout_path", "secrets", "controls")
+"""Parameters of tasks that may name a file."""
 
 
 def check_start(spec: SweepSpec, *, resume: bool = False) -> None:
@@ -59,6 +63,7 @@ def _lasting(spec: SweepSpec, *, elsewhere: bool = False) -> list[Callable[[], N
     here = [] if elsewhere or spec.cluster.address != "local" else [lambda: check_machine(spec.cluster)]
     return [
         lambda: check_storage(spec.storage),
+        lambda: _check_files(spec),
         lambda: _check_store(spec),
         lambda: check_signing_key(spec.tracking.signing_key),
         lambda: _check_working_dir(spec.cluster.working_dir),
@@ -73,6 +78,20 @@ def _passing(spec: SweepSpec) -> list[Callable[[], None]]:
         lambda: check_address(spec.cluster.address),
         lambda: check_exchange(spec.cluster.exchange),
     ]
+
+
+def _check_files(spec: SweepSpec) -> None:
+    """Check that the task's files exist and that the data have the column, before the training code is imported.
+
+    Files of an object store and data sets are checked when they are read.
+    """
+    given = {name: str(value) for name, value in dict(spec.task.params).items() if isinstance(value, str | Path)}
+    files = {name: given[name] for name in TASK_FILES if name in given and not is_uri(given[name])}
+    for name, path in files.items():
+        if path.endswith(FILE_SUFFIXES) and not Path(path).is_dir():
+            existing_file(path, f"task.{name}")
+    if "column" in given and (path := files.get("path", "")).endswith(FILE_SUFFIXES) and Path(path).is_file():
+        check_column(path, given["column"], "task.path", column_field="task.column")
 
 
 def _check_store(spec: SweepSpec) -> None:

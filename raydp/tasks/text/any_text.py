@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, model_validator
 
 from raydp.io.locations import local_copy
-from raydp.tasks.reading import read_column
+from raydp.tasks.reading import FILE_SUFFIXES, read_column
 from raydp.tasks.text.corpus import Texts, WindowedTask
 from search_spaces.names import columns_in_words, kind_of
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from raydp.tasks.text.language import LanguageModelingTask
-
-FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".txt", ".gz")
 
 
 class TextTask(WindowedTask):
