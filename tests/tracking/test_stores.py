@@ -77,7 +77,7 @@ def _open(uri: str) -> None:
 
 def test_processes_that_make_one_store_at_the_same_time_both_get_it(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/fresh.db"
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     processes = [context.Process(target=_open, args=(uri,)) for _ in range(3)]
     for process in processes:
         process.start()
