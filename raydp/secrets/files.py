@@ -1,11 +1,33 @@
-"""The secrets file, the only place where secrets are stored in the clear, readable by its owner alone."""
+"""The data that secrets come from, and the secrets file.
+
+The secrets file is the only place where secrets are stored in the clear. Its owner alone can read it.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
+
+from raydp.tasks.reading import read_rows, string_of
+
+
+def texts_of(data: Path, column: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the text of each row of a data file, with the row.
+
+    Raises:
+        ValueError: the file is malformed, or a row has no text in the column.
+    """
+    remedy = "Name the column with the texts: --column NAME. If only some rows lack it, correct these rows."
+    for line, row in read_rows(data, "DATA"):
+        yield string_of(row, column, "DATA", f"{data.name}, line {line}", remedy=remedy), row
+
+
+def require_column(data: Path, column: str) -> None:
+    """Raise ValueError if the first row has no text in the column. Other rows are not checked."""
+    next(texts_of(data, column), None)
 
 
 def require_new(path: Path) -> None:

@@ -108,12 +108,12 @@ def _require_column(
     )
 
 
-def string_of(row: dict[str, Any], column: str, field: str, place: str) -> str:
-    """Return row[column]; raise ValueError if it is not a string."""
+def string_of(row: dict[str, Any], column: str, field: str, place: str, *, remedy: str = "Correct the row.") -> str:
+    """Return row[column]; raise ValueError, which ends with the remedy, if it is not a string."""
     value = row.get(column)
     if not isinstance(value, str):
         got = f"only {columns_in_words(row)}" if column not in row else kind_of(value)
-        raise ValueError(f"{field} must have a string {column!r} in every row, got {got} in {place}. Correct the row.")
+        raise ValueError(f"{field} must have a string {column!r} in every row, got {got} in {place}. {remedy}")
     return value
 
 

@@ -19,7 +19,7 @@ from raydp.tasks.secret import counted, occurs_in, read_secrets, verbatim_texts
 from raydp.tasks.text.controls import generate_controls, read_controls
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask, content_hash
-from raydp.tasks.text.windowed import Cut, OwnedText, describe, describe_secrets, privacy_unit
+from raydp.tasks.text.windowed import Cut, OwnedText, caveats_on_secrets, describe, describe_secrets, privacy_unit
 from raydp.tasks.text.windows import WindowKind, keep_windows, tokenize, windows_of
 from raydp.tasks.users import Users
 
@@ -103,6 +103,7 @@ class WindowedTask(TaskSection):
         # Describe the data, and pack them.
         notes |= describe(examples, heldout_examples, texts.noun, self.window, max_windows)
         notes |= describe_secrets(secrets, kept, controls)
+        notes["caveats"] += caveats_on_secrets(kept)
         packed, packed_heldout = (TokenizedExamples.from_lists(e.token_ids) for e in (examples, heldout_examples))
         return LanguageModelingTask(
             train=packed,

@@ -75,6 +75,19 @@ def describe(
     }
 
 
+def caveats_on_secrets(secrets: Sequence[Secret]) -> list[str]:
+    """Return a caveat if secrets share a prompt, with the number of such prompts; never their text."""
+    prompts = Counter(s.prompt for s in secrets if s.kind == "verbatim")
+    shared = sum(count > 1 for count in prompts.values())
+    if not shared:
+        return []
+    noun = "prompt belongs" if shared == 1 else "prompts belong"
+    return [
+        f"Secrets: {shared} {noun} to several secrets, and a model continues a prompt verbatim with at most one of them. "
+        "Give each secret a prompt of its own, such as a longer one."
+    ]
+
+
 def describe_secrets(
     secrets: Sequence[Secret], kept: Sequence[Secret], controls: Sequence[Secret]
 ) -> dict[str, int | list[str]]:
