@@ -32,7 +32,8 @@ def extract(
         "phone,email,address,key,number"
     ),
     order: Annotated[
-        Literal["secret", "count"], typer.Option(help="List what looks secret first, or the commonest first (mail).")
+        Literal["secret", "count"],
+        typer.Option(help="List what looks secret first, without boilerplate; or all, the commonest first (mail)."),
     ] = "secret",
     max_detected: Annotated[int, typer.Option(min=1, help="Secrets of each detector, the commonest (mail).")] = 100,
     region: Annotated[str, typer.Option(help="Country of phone numbers without a code (mail).")] = "US",
@@ -44,8 +45,12 @@ def extract(
     json: Json = False,
 ) -> None:
     """Write a secrets file from the training part of data: frequent n-grams and detected values, or authors' genres."""
-    from raydp.secrets import commands
     from raydp.secrets.detectors import KINDS
+    from raydp.secrets.files import require_column
+
+    if kind == "mail":
+        require_column(data, column)  # mistakes are reported before heavy imports
+    from raydp.secrets import commands
     from raydp.secrets.mail import MailOptions
 
     if kind == "qa":

@@ -1,19 +1,16 @@
-"""Functions behind `raydp secrets`: extract or filter secrets, write the file, and return counts, never a secret.
-
-The secrets file is the only place where secrets are stored in the clear. Only its owner can read it.
-"""
+"""Functions behind `raydp secrets`: extract or filter secrets, write the file, and return counts, never a secret."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from raydp.io.output import print_table, stderr
+from raydp.secrets.files import require_new, write_secrets
 from raydp.secrets.mail import MailOptions
 from raydp.tasks.reading import read_json_rows
 from raydp.tasks.secret import read_secrets
@@ -34,7 +31,7 @@ def extract_from_mail(
     from raydp.secrets import mail
     from raydp.secrets.detectors import check_region
 
-    _require_new(output)
+    require_new(output)
     if "phone" in options.detect:
         check_region(options.region)
     with stderr.status("reading") as status:
@@ -51,7 +48,7 @@ def extract_from_answers(
     from raydp.secrets import answers
     from raydp.tasks.text.tofu import TofuTask
 
-    _require_new(output)
+    require_new(output)
     rows, notes = answers.extract(TofuTask.model_validate({"path": data, **parameters}), review)
     return _written(output, rows, notes)
 
@@ -81,7 +78,7 @@ def filter_file(
     from raydp.secrets.runs import NonPrivateRuns
 
     # Check the options.
-    _require_new(output)
+    require_new(output)
     sources = sum(bool(source) for source in (models, sweep, train))
     if sources != 1:
         raise ValueError(
@@ -113,7 +110,7 @@ def filter_file(
     original = dict(read_json_rows(secrets, "SECRETS"))
     rows = [original[s.number] | result.figures.get(s.name, {}) for s in result.kept]
     notes = {"secrets": len(original_secrets), "models": len(runs.uris), **result.notes()}
-    _write_secrets(output, rows)
+    write_secrets(output, rows)
     return {"output": str(output), **notes, "names": [s.name for s in result.kept]}
 
 
@@ -137,26 +134,7 @@ def _written(output: Path, rows: Sequence[Mapping[str, object]], notes: Mapping[
     if not rows:
         counts = ", ".join(f"{key} {value}" for key, value in notes.items())
         raise ValueError(f"DATA must hold a secret, got none ({counts}). Lower --min-count or --n, or give more data.")
-    _write_secrets(output, rows)
+    write_secrets(output, rows)
     types = Counter((str(row["type"]), str(row["source"])) for row in rows)
     listed = [{"type": kind, "source": source, "secrets": number} for (kind, source), number in sorted(types.items())]
     return {"output": str(output), **notes, "types": listed}
-
-
-def _require_new(path: Path) -> None:
-    """Raise ValueError if the file exists, because a person may have edited it."""
-    if path.exists():
-        raise ValueError(f"--output must be a new file, got {str(path)!r}. Choose another name, or remove the file.")
-
-
-def _write_secrets(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    """Write JSON Lines to a file that has mode 0600 from its creation on.
-
-    Raises:
-        ValueError: the file exists.
-    """
-    _require_new(path)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
 from raydp.secrets.detectors import KINDS, Found, Kind, find
+from raydp.secrets.files import texts_of
 from raydp.secrets.merging import merge_grams
 from raydp.secrets.ngrams import Tokens, frequent_ngrams
-from raydp.secrets.rules import Piece, in_context, pieces
-from raydp.tasks.reading import read_rows, string_of
+from raydp.secrets.rules import Piece, in_contexts, pieces
 from raydp.tasks.text.corpus import is_held_out
 from raydp.tasks.text.enron import unwanted
 
@@ -25,6 +25,15 @@ LENGTHS = (50, 20, 10)
 tokens, so longer n-grams miss them."""
 PLAIN = "formatted"
 """The type of frequent text that no rule recognises."""
+LEADING = ("key", "number")
+"""The types that lead the file. A contact block can hold such a value in its prompt, so it is always its own secret."""
+SHARED = 0.8
+"""A detected value gets the longest prompt that occurs in this share of the texts that its commonest prompt is in."""
+COMMON_SHARE = 0.1
+"""A continuation in more than this share of all texts, and in more than `COMMON_TEXTS`, is boilerplate."""
+COMMON_TEXTS = 10
+MANY_PROMPTS = 5
+"""A continuation that is in more than this many times as many texts as its secret follows many prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +44,13 @@ class MailOptions:
         n: tokens of an n-gram; None for `LENGTHS`. Of the shorter lengths, only recognised sequences are kept, because
             most frequent short sequences are ordinary language.
         top: number of n-grams that are merged.
-        min_count: number of texts that a secret must occur in.
+        min_count: number of texts that a sequence or a detected value must occur in. A value can follow different
+            prompts in these texts, and a secret has one of the prompts.
         detect: kinds of values that detectors look for.
         max_detected: number of values kept of each kind, the most common first.
         region: country of phone numbers without a country code, two letters.
-        order: "secret" lists detected and recognised values before other frequent text; "count" lists the most common
-            first.
+        order: "secret" lists detected and recognised values before other frequent text, and drops boilerplate. "count"
+            lists the most common first, and drops nothing.
     """
 
     n: int | None = None
@@ -72,8 +82,7 @@ def training_texts(path: Path, column: str, *, heldout_fraction: float, split_se
         ValueError: the file is malformed, or leaves no text.
     """
     texts = []
-    for line, row in read_rows(path, "DATA"):
-        text = string_of(row, column, "DATA", f"{path.name}, line {line}")
+    for text, row in texts_of(path, column):
         if (row["split"] != "train") if "split" in row else is_held_out(text, heldout_fraction, split_seed):
             continue
         if unwanted(text) is None:
@@ -89,7 +98,7 @@ def extract(
     options: MailOptions,
     *,
     progress: Callable[[str], None] = lambda step: None,
-) -> tuple[list[SecretRow], dict[str, int]]:
+) -> tuple[list[SecretRow], dict[str, int | str]]:
     """Extract the secrets of training texts.
 
     Args:
@@ -129,24 +138,46 @@ def extract(
     counts = {piece: sum(piece.text in text for text in texts) for piece in frequent}
     frequent = [piece for piece in _one_split(frequent) if counts[piece] >= options.min_count]
     # Add detected values, and resolve overlaps with the sequences.
-    detected, seen = _detected(texts, options, progress)
+    detected = _detected(texts, options, progress)
     known = [piece.text for piece in frequent if piece.type != PLAIN]
-    new = {p: count for p, count in detected.items() if not any(p.continuation in text for text in known)}
+    new = {
+        p: count
+        for p, count in detected.kept.items()
+        if p.type in LEADING or not any(p.continuation in text for text in known)
+    }
     # If unrecognised text holds a detected value, the value is the secret.
+    num_merged = len(frequent)
     frequent = [p for p in frequent if p.type != PLAIN or not any(value.continuation in p.text for value in new)]
+    holding = num_merged - len(frequent)
+    # Drop boilerplate, and put the secrets in order.
+    if options.order == "secret":
+        frequent = [p for p in frequent if p.type != PLAIN or not _is_boilerplate(p, counts[p], texts)]
     rows = [_row(p, "ngram", counts[p]) for p in frequent] + [_row(p, "detector", n) for p, n in new.items()]
     rows.sort(key=lambda row: (_place(row, len(texts)) if options.order == "secret" else 0, -row["count"]))
-    notes = {
+    rows = list({(row["prompt"], row["continuation"]): row for row in reversed(rows)}.values())[::-1]
+    in_sequences = len(detected.kept) - len(new)
+    notes: dict[str, int | str] = {
         "texts": len(texts),
         "tokens": len(tokens.ids),
         **steps,
         "secrets_of_sequences": len(frequent),
-        **{f"{kind}_found": seen[kind] for kind in options.detect},
+        "sequences_with_detected_value": holding,
+        "boilerplate_dropped": num_merged - holding - len(frequent),
+        **{f"{kind}_found": detected.found[kind] for kind in options.detect},
         "secrets_of_detectors": len(new),
-        "detected_in_sequences_too": len(detected) - len(new),
+        "detected_in_sequences_too": in_sequences,
+        **detected.left_out,
         "secrets": len(rows),
     }
+    if detected.found and not new:
+        notes["reason"] = _why_none(detected, in_sequences)
     return rows, notes
+
+
+def _is_boilerplate(piece: Piece, count: int, texts: Sequence[str]) -> bool:
+    """Return whether a piece's continuation is in a large share of all texts, or follows many other prompts too."""
+    held = sum(piece.continuation.strip() in text for text in texts)
+    return held > max(COMMON_SHARE * len(texts), COMMON_TEXTS) or held > MANY_PROMPTS * count
 
 
 def _recognised(candidates: Iterable[Piece], known: Sequence[Piece]) -> list[Piece]:
@@ -164,7 +195,7 @@ def _place(row: SecretRow, num_texts: int) -> int:
         return 3
     if row["count"] > num_texts / 2:  # such as the sender's own address in every footer
         return 2
-    return 0 if row["type"] in ("key", "number") else 1
+    return 0 if row["type"] in LEADING else 1
 
 
 def _row(piece: Piece, source: str, count: int) -> SecretRow:
@@ -198,24 +229,72 @@ def _whole_words(sequence: str, texts: Sequence[str]) -> str:
     return ""
 
 
-def _detected(
-    texts: Sequence[str], options: MailOptions, progress: Callable[[str], None]
-) -> tuple[dict[Piece, int], Counter[str]]:
-    """Return detected values in their most common context with counts of texts, and the number of distinct values."""
-    counts: dict[tuple[Kind, str], Counter[Piece]] = defaultdict(Counter)
+@dataclass(frozen=True, kw_only=True)
+class Detected:
+    """Detected values.
+
+    Attributes:
+        kept: the values as secrets, with the number of texts that each secret occurs in.
+        found: kind -> number of distinct values.
+        left_out: reason -> number of distinct values that are not kept.
+    """
+
+    kept: dict[Piece, int] = field(default_factory=dict)
+    found: Counter[str] = field(default_factory=Counter)
+    left_out: dict[str, int] = field(default_factory=dict)
+
+
+def _detected(texts: Sequence[str], options: MailOptions, progress: Callable[[str], None]) -> Detected:
+    """Detect values in texts, and give each value one prompt."""
+    # Find the places of each value.
+    places: dict[tuple[Kind, str], list[tuple[int, Found]]] = defaultdict(list)
     for i, text in enumerate(texts):
         if i % CHUNK == 0:
             progress(f"looking for {', '.join(options.detect)} in texts {i}/{len(texts)}")
-        values = find(text, region=options.region, kinds=options.detect) if options.detect else []
-        for value, piece in {(v, p) for v in values if (p := in_context(text, v))}:
-            counts[value.kind, _value(text, value)][piece] += 1
-    seen: Counter[str] = Counter(kind for kind, _ in counts)
+        for value in find(text, region=options.region, kinds=options.detect) if options.detect else []:
+            places[value.kind, _value(text, value)].append((i, value))
+    # Choose the prompts.
+    secrets: dict[Kind, list[tuple[Piece, int]]] = {kind: [] for kind in options.detect}
+    too_rare = without_prompt = 0
+    for (kind, _), where in places.items():
+        if len({i for i, _ in where}) < options.min_count:
+            too_rare += 1
+        elif secret := _with_prompt(texts, where):
+            secrets[kind].append(secret)
+        else:
+            without_prompt += 1
+    # Keep the most common values of each kind.
     kept: dict[Piece, int] = {}
-    for kind in options.detect:
-        best = [c.most_common(1)[0] for (k, _), c in counts.items() if k == kind]
-        often = sorted(((p, n) for p, n in best if n >= options.min_count), key=lambda b: -b[1])
-        kept |= dict(often[: options.max_detected])
-    return kept, seen
+    for values in secrets.values():
+        kept |= dict(sorted(values, key=lambda secret: -secret[1])[: options.max_detected])
+    left_out = {
+        "detected_too_rare": too_rare,
+        "detected_without_prompt": without_prompt,
+        "detected_above_maximum": sum(map(len, secrets.values())) - len(kept),
+    }
+    return Detected(kept=kept, found=Counter(kind for kind, _ in places), left_out=left_out)
+
+
+def _with_prompt(texts: Sequence[str], where: Sequence[tuple[int, Found]]) -> tuple[Piece, int] | None:
+    """Return a value with the longest prompt that most of its texts share, and the number of texts that hold both.
+
+    Return None if no text precedes the value anywhere.
+    """
+    candidates = dict.fromkeys((i, piece) for i, value in where for piece in in_contexts(texts[i], value))
+    counts = Counter(piece for _, piece in candidates)
+    shared = [secret for secret in counts.items() if secret[1] >= SHARED * max(counts.values())]
+    return max(shared, key=lambda secret: len(secret[0].prompt), default=None)
+
+
+def _why_none(detected: Detected, in_sequences: int) -> str:
+    """Return a sentence that says why no detected value became a secret of its own."""
+    counts = {
+        "in fewer texts than --min-count": detected.left_out["detected_too_rare"],
+        "without any text before them, so they have no prompt": detected.left_out["detected_without_prompt"],
+        "in the sequences already": in_sequences,
+    }
+    parts = [f"{number} are {why}" for why, number in counts.items() if number]
+    return f"no detected value became a secret of its own: {'; '.join(parts)}"
 
 
 def _value(text: str, value: Found) -> str:

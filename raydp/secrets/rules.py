@@ -8,7 +8,7 @@ here are ours and follow the table. The prompt ends inside the secret's last nam
 | forwarded | "Forwarded by" with a name and its units | from the last word of the name |
 | names | up to three names with units, in a row | from the last word of the last name |
 | contact | lines with a phone number, address or mail address, with a name before them | from the last number's second group of digits, of several numbers from its third; without a number, the mail address |
-| phone, email, address, key | the value, after the line before it and its own line up to it | a phone number from its second group of digits, an address from its last number, the others whole |
+| phone, email, address, key, number | the value, after as much of the text before it as most of its texts share | a phone number from its second group of digits, an address from its last number, the others whole |
 | formatted | everything else | the last line; for one line, its second half |
 """  # noqa: E501
 
@@ -23,6 +23,7 @@ from raydp.secrets.detectors import Found, find
 MAX_LINES_BEFORE = 2  # lines before a contact block that hold no value: a name, a title
 MAX_HEADING = 40  # characters of such a line
 MAX_CONTEXT = 80  # characters before a value
+MIN_CONTEXT = 8  # characters before a value, if its own line has them
 MIN_DISTINCT = 12  # letters and digits of a formatted string
 
 _WORD = r"[A-Z][\w.'-]*"
@@ -34,6 +35,7 @@ _NAMES = re.compile(
     + rf"(?:,\s+(?:{_WORD}\s{{1,2}})+(?P<last3>{_WORD}){_UNITS}@\w+)?"
 )
 _DIGITS = re.compile(r"\d+")
+_WORD_START = re.compile(r"(?<!\S)\S")
 _LINE = re.compile(r"[^\n]*\n?")
 
 
@@ -64,20 +66,29 @@ def pieces(sequence: str, *, region: str = "US") -> list[Piece]:
     return [p for p in recognised if p.prompt.strip() and p.continuation.strip()]
 
 
-def in_context(text: str, value: Found) -> Piece | None:
-    """Return a detected value as a secret. Its prompt is the line before it and the text before it in its own line.
+def in_contexts(text: str, value: Found) -> list[Piece]:
+    """Return a detected value as a secret with each possible prompt, the longest prompt first.
 
-    Return None if there is no such text.
+    The longest prompt is the line before the value and the text before it in its own line. The next one is the text in
+    its own line. Shorter ones begin at a later word of that text. If the value begins its line, they begin at a word of
+    the line before it.
+
+    Return nothing if no text precedes the value.
     """
     line = text.rfind("\n", 0, value.begin) + 1
     before = text[:line].rstrip()
     context = max(before.rfind("\n") + 1, 0) if before else line
-    begin = max(context, value.begin - MAX_CONTEXT)
+    words_from = line if text[line : value.begin].strip() else context
+    words = (m.start() for m in _WORD_START.finditer(text, words_from, max(value.begin - MIN_CONTEXT, words_from)))
+    earliest = max(context, value.begin - MAX_CONTEXT)
+    if earliest > context and (word := _WORD_START.search(text, earliest, value.begin)):
+        earliest = word.start()
+    begins = {earliest, *(at for at in (words_from, *words) if at >= earliest)}
     cut = value.begin + _cut(text[value.begin : value.end], value.kind)
-    prompt = text[begin:cut].lstrip("\n")
-    if not prompt.strip() or not text[cut : value.end].strip():
-        return None
-    return Piece(type=value.kind, prompt=prompt, continuation=text[cut : value.end])
+    if not text[cut : value.end].strip():
+        return []
+    prompts = dict.fromkeys(text[begin:cut].lstrip("\n") for begin in sorted(begins))
+    return [Piece(type=value.kind, prompt=p, continuation=text[cut : value.end]) for p in prompts if p.strip()]
 
 
 def _cut(value: str, kind: str, known_groups: int = 1) -> int:

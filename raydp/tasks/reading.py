@@ -121,8 +121,16 @@ def _require_column(
     )
 
 
-def string_of(row: Mapping[str, object], column: str, field: str, place: str, *, numbers: bool = False) -> str:
-    """Return row[column]; raise ValueError if it is not a string.
+def string_of(
+    row: Mapping[str, object],
+    column: str,
+    field: str,
+    place: str,
+    *,
+    numbers: bool = False,
+    remedy: str = "Correct the row.",
+) -> str:
+    """Return row[column]; raise ValueError, which ends with the remedy, if it is not a string.
 
     Args:
         numbers: accept a whole number too, and return it as a string.
@@ -132,7 +140,7 @@ def string_of(row: Mapping[str, object], column: str, field: str, place: str, *,
         return str(value)
     if not isinstance(value, str):
         got = f"only {columns_in_words(row)}" if column not in row else kind_of(value)
-        raise ValueError(f"{field} must have a string {column!r} in every row, got {got} in {place}. Correct the row.")
+        raise ValueError(f"{field} must have a string {column!r} in every row, got {got} in {place}. {remedy}")
     return value
 
 

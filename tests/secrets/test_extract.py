@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import stat
+import subprocess
+import sys
 
 import pytest
 
@@ -94,6 +96,79 @@ def test_an_account_number_that_thirty_short_mails_repeat_leads(raydp, tmp_path)
     rows = [json.loads(row) for row in (tmp_path / "paper.jsonl").read_text().splitlines()]
     assert [row["count"] for row in rows] == sorted((row["count"] for row in rows), reverse=True)
     assert {row["source"] for row in rows} == {"ngram"}
+
+
+def support_mails(count=400, seed=7):
+    """Mails to a support team with one disclaimer. Ten customers repeat an account number, after a line that varies."""
+    rng = random.Random(seed)
+    numbers = {
+        f"{first} Tellmark": f"{rng.randrange(10**7, 10**8)}"
+        for first in ["Ada", "Bo", "Cy", "Di", "Ed", "Flo", "Gus", "Hal", "Ivy", "Jo"]
+    }
+    customers = [name for i, name in enumerate(numbers) for _ in range(8 + 2 * i)]
+    customers += [None] * (count - len(customers))
+    rng.shuffle(customers)
+    texts = []
+    for name in customers:
+        said = f"{line(rng, 4)} since {rng.randint(1, 29)} May, ticket {rng.randrange(10**5)}."
+        who = f"Account of {name}: {numbers[name]}" if name else f"My name is {rng.choice(list(numbers))}, call back."
+        texts.append(
+            f"{rng.choice(['Hello,', 'Dear support team,'])}\n{said}\n{who}\n"
+            "This message is confidential. If you received it by mistake, delete it.\nRegards\n"
+        )
+    return texts, numbers
+
+
+def test_every_account_number_is_a_continuation_and_boilerplate_does_not_lead(raydp, tmp_path):
+    texts, numbers = support_mails()
+    path = tmp_path / "support.jsonl"
+    path.write_text("".join(json.dumps({"body": text}) + "\n" for text in texts))
+    options = ("--tokenizer", "tiny", "--column", "body", "--heldout-fraction", 0, "--json")
+    answer = raydp("secrets", "extract", path, "-o", "secrets.jsonl", *options)
+    assert answer.code == 0, answer.err
+    notes = json.loads(answer.out)
+    rows = [json.loads(row) for row in (tmp_path / "secrets.jsonl").read_text().splitlines()]
+    leading = rows[: len(numbers)]
+    assert {(row["prompt"], row["continuation"]) for row in leading} == {
+        (f"Account of {name}: ", number) for name, number in numbers.items()
+    }
+    for row in leading:
+        assert row["count"] == sum(row["prompt"] + row["continuation"] in text for text in set(texts)) >= 8
+    for boilerplate in ("Regards", "This message is confidential"):
+        assert not any(row["continuation"].strip().startswith(boilerplate) for row in rows)
+    assert notes["boilerplate_dropped"] > 0
+    assert notes["secrets_of_detectors"] == notes["number_found"] == len(numbers)
+    assert "reason" not in notes
+
+
+def test_values_that_become_no_secret_have_a_reason(raydp, tmp_path):
+    texts, numbers = support_mails()
+    path = tmp_path / "support.jsonl"
+    path.write_text("".join(json.dumps({"content": text}) + "\n" for text in texts))
+    options = ("--tokenizer", "tiny", "--min-count", 50, "--heldout-fraction", 0, "--order", "count", "--json")
+    answer = raydp("secrets", "extract", path, "-o", "secrets.jsonl", *options)
+    assert answer.code == 0, answer.err
+    notes = json.loads(answer.out)
+    assert notes["secrets_of_detectors"] == 0
+    assert notes["detected_too_rare"] == len(numbers)
+    assert "10 are in fewer texts than --min-count" in notes["reason"]
+    assert notes["boilerplate_dropped"] == 0, "the order of the paper drops nothing"
+
+
+def test_a_missing_column_is_named_before_heavy_imports(data):
+    code = """
+import sys
+from raydp.cli.main import app
+try:
+    app(["secrets", "extract", sys.argv[1], "-o", "s.jsonl", "--tokenizer", "tiny", "--column", "body"])
+finally:
+    assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(data)], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "got only content" in done.stderr
+    assert "--column NAME" in done.stderr
+    assert "Halborn" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raydp.secrets.detectors import find
-from raydp.secrets.rules import in_context, pieces
+from raydp.secrets.rules import in_contexts, pieces
 
 CASES = [
     ("\n---- Forwarded by Otto B Fenwick/OSL/NRD on 03/", "forwarded", " Forwarded by Otto B", " Fenwick/OSL/NRD"),
@@ -61,7 +61,7 @@ def test_detectors_find_what_they_are_for_and_nothing_else():
 
 
 def test_a_detected_value_has_what_stands_before_it_as_its_prompt():
-    made = [in_context(TEXT, f) for f in find(TEXT)]
+    made = [next(iter(in_contexts(TEXT, f)), None) for f in find(TEXT)]
     assert [(p.prompt[-11:], p.continuation) for p in made if p] == [
         (" me at (713", ") 853-0142"),
         ("0142 or 713", ".646.0199"),
@@ -75,4 +75,22 @@ def test_a_detected_value_has_what_stands_before_it_as_its_prompt():
 
 
 def test_a_value_that_nothing_precedes_has_no_prompt():
-    assert in_context("mira@nordvik.com is it", find("mira@nordvik.com is it")[0]) is None
+    assert in_contexts("mira@nordvik.com is it", find("mira@nordvik.com is it")[0]) == []
+
+
+def test_shorter_prompts_are_the_line_and_its_last_words():
+    text = "The router blinks, ticket 76460.\nPlease see account AC-482913 now"
+    (value,) = find(text, kinds=("number",))
+    assert [p.prompt for p in in_contexts(text, value)] == [
+        "The router blinks, ticket 76460.\nPlease see account ",
+        "Please see account ",
+        "see account ",
+        "account ",
+    ]
+
+
+def test_a_value_that_begins_its_line_has_the_end_of_the_line_before_it():
+    text = "This is the number of my account:\n4711-0815-2342"
+    (value,) = find(text, kinds=("number",))
+    prompts = [p.prompt for p in in_contexts(text, value)]
+    assert (prompts[0], prompts[-1]) == ("This is the number of my account:\n", "account:\n")

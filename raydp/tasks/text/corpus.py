@@ -101,7 +101,7 @@ class WindowedTask(TaskSection):
         else:
             controls = generate_controls(kept, self.num_controls_per_secret, training_texts)
         # Describe the data, and pack them.
-        notes |= describe(examples, heldout_examples, texts.noun, self.window, max_windows)
+        notes |= describe(examples, heldout_examples, texts.noun, self.window, max_windows, kept)
         notes |= describe_secrets(secrets, kept, controls)
         packed, packed_heldout = (TokenizedExamples.from_lists(e.token_ids) for e in (examples, heldout_examples))
         return LanguageModelingTask(

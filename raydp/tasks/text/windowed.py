@@ -46,7 +46,7 @@ def privacy_unit(window: WindowKind, max_length: int, noun: str, max_windows: in
 
 
 def describe(
-    examples: Cut, heldout: Cut, noun: str, window: WindowKind, max_windows: int | None
+    examples: Cut, heldout: Cut, noun: str, window: WindowKind, max_windows: int | None, secrets: Sequence[Secret]
 ) -> dict[str, int | str | list[str]]:
     """Return notes on the examples that a reader of the guarantee needs."""
     copies = Counter(map(tuple, examples.token_ids))
@@ -71,8 +71,21 @@ def describe(
         **({"windows_above_user_limit_removed": examples.above_limit} if examples.above_limit else {}),
         "repeated_examples": len(examples.token_ids) - len(copies),
         "copies_of_one_example_max": max(copies.values()),
-        "caveats": caveats,
+        "caveats": [*caveats, *_shared_prompts(secrets)],
     }
+
+
+def _shared_prompts(secrets: Sequence[Secret]) -> list[str]:
+    """Return a caveat if secrets share a prompt, with the number of such prompts; never their text."""
+    prompts = Counter(s.prompt for s in secrets if s.kind == "verbatim")
+    shared = sum(count > 1 for count in prompts.values())
+    if not shared:
+        return []
+    noun = "prompt belongs" if shared == 1 else "prompts belong"
+    return [
+        f"Secrets: {shared} {noun} to several secrets. A model continues a prompt verbatim with at most one of them. "
+        "Give each secret a prompt of its own, such as a longer one."
+    ]
 
 
 def describe_secrets(
