@@ -146,7 +146,7 @@ def extract(
     rows.sort(key=lambda row: (_place(row, len(texts)) if options.order == "secret" else 0, -row["count"]))
     rows = list({(row["prompt"], row["continuation"]): row for row in reversed(rows)}.values())[::-1]
     in_sequences = len(detected.kept) - len(new)
-    notes = {
+    notes: dict[str, Any] = {
         "texts": len(texts),
         "tokens": len(tokens.ids),
         **steps,
