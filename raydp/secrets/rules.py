@@ -79,7 +79,8 @@ def in_contexts(text: str, value: Found) -> list[Piece]:
     before = text[:line].rstrip()
     context = max(before.rfind("\n") + 1, 0) if before else line
     words_from = line if text[line : value.begin].strip() else context
-    words = (m.start() for m in _WORD_START.finditer(text, words_from, max(value.begin - MIN_CONTEXT, words_from)))
+    latest = max(value.begin - MIN_CONTEXT, words_from)
+    words = (m.start() for m in _WORD_START.finditer(text, words_from, latest + 1))
     earliest = max(context, value.begin - MAX_CONTEXT)
     if earliest > context and (word := _WORD_START.search(text, earliest, value.begin)):
         earliest = word.start()

@@ -98,13 +98,13 @@ def test_an_account_number_that_thirty_short_mails_repeat_leads(raydp, tmp_path)
     assert {row["source"] for row in rows} == {"ngram"}
 
 
+FIRST_NAMES = ["Ada", "Bo", "Cy", "Di", "Ed", "Flo", "Gus", "Hal", "Ivy", "Jo"]
+
+
 def support_mails(count=400, seed=7):
     """Mails to a support team with one disclaimer. Ten customers repeat an account number, after a line that varies."""
     rng = random.Random(seed)
-    numbers = {
-        f"{first} Tellmark": f"{rng.randrange(10**7, 10**8)}"
-        for first in ["Ada", "Bo", "Cy", "Di", "Ed", "Flo", "Gus", "Hal", "Ivy", "Jo"]
-    }
+    numbers = {f"{first} Tellmark": f"{rng.randrange(10**7, 10**8)}" for first in FIRST_NAMES}
     customers = [name for i, name in enumerate(numbers) for _ in range(8 + 2 * i)]
     customers += [None] * (count - len(customers))
     rng.shuffle(customers)
@@ -158,9 +158,10 @@ def test_values_that_become_no_secret_have_a_reason(raydp, tmp_path):
 def test_a_missing_column_is_named_before_heavy_imports(data):
     code = """
 import sys
-from raydp.cli.main import app
+from raydp.cli.main import main
+sys.argv = ["raydp", "secrets", "extract", sys.argv[1], "-o", "s.jsonl", "--tokenizer", "tiny", "--column", "body"]
 try:
-    app(["secrets", "extract", sys.argv[1], "-o", "s.jsonl", "--tokenizer", "tiny", "--column", "body"])
+    main()
 finally:
     assert "torch" not in sys.modules
 """

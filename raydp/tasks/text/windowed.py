@@ -83,8 +83,8 @@ def _shared_prompts(secrets: Sequence[Secret]) -> list[str]:
         return []
     noun = "prompt belongs" if shared == 1 else "prompts belong"
     return [
-        f"Secrets: {shared} {noun} to several secrets. A model continues a prompt verbatim with at most one of them. "
-        "Give each secret a prompt of its own, such as a longer one."
+        f"Secrets: {shared} {noun} to several secrets, and a model continues a prompt verbatim with at most one of "
+        "them, so give each secret a prompt of its own."
     ]
 
 
