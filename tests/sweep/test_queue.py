@@ -188,6 +188,7 @@ def test_what_a_dead_controllers_workers_held_brings_its_slot_back() -> None:
         waiting = await submitted(queue, "a")
         run_id, stale = await queue.lease(0)
         assert await queue.has_work_for(0), "the run that it lost, though no other waits"
+        assert [run_id for run_id, reason in (await queue.status()).retried if "controller died" in reason] == ["a"]
         assert not await queue.complete(run_id, stale, finished()), "workers outlive their controller"
         run_id, token = await queue.lease(0)
         assert await queue.complete(run_id, token, finished())

@@ -139,10 +139,14 @@ def test_failures_and_progress_name_configurations_and_seeds(trained: Trained, t
     assert run_name(failure) == f"(b=32, T={trial.num_steps}, η=0.01) seed {trial.seed}"
     screen = Terminal()
     names = {t.run_id: run_name(vars(t)) for t in trained.trials}
-    status = QueueStatus(running={trial.run_id: (1, 3), BASE_RUN: (0, 0)}, waiting=0)
-    console = Console(file=screen, force_terminal=True, width=100)
+    retried = ((trial.run_id, "the worker group died [rank 1]"),)
+    status = QueueStatus(running={trial.run_id: (1, 3), BASE_RUN: (0, 0)}, waiting=0, retried=retried)
+    console = Console(file=screen, force_terminal=True, width=100, highlight=False)
     progress = SweepProgress(console, {trial.run_id: 96}, 0, lambda: status, names=names)
-    progress._status = status
+    progress._refresh()
+    progress._refresh()
+    said = f"{run_name(failure)}: the worker group died [rank 1]. The run is tried again."
+    assert screen.getvalue().count(said) == 1
     console.print(progress._render())
     assert f"{run_name(failure)}  step 1/3" in screen.getvalue()
     assert trial.run_id not in screen.getvalue()

@@ -73,12 +73,19 @@ class SweepProgress:
         if self._console.is_terminal:
             with Live(self._render(), console=self._console, refresh_per_second=2, transient=True) as live:
                 while not self._stop.wait(REFRESH_SECONDS):
-                    self._status = self._poll()
+                    self._refresh()
                     live.update(self._render())
         else:
             while not self._stop.wait(PLAIN_SECONDS):
-                self._status = self._poll()
+                self._refresh()
                 self._console.print(self._line())
+
+    def _refresh(self) -> None:
+        """Take the queue's status, and print each attempt that failed since the last time."""
+        before, self._status = self._status, self._poll()
+        for run_id, reason in self._status.retried[len(before.retried) :]:
+            name = self._names.get(run_id, run_id)
+            self._console.print(f"{name}: {reason}. The run is tried again.", markup=False)
 
     def _line(self) -> str:
         ended = list(self._statuses.values())

@@ -83,10 +83,12 @@ class QueueStatus:
     Attributes:
         running: run_id -> (steps done, steps in all) of each run that a slot holds. Both are 0 before the first step.
         waiting: number of runs that wait for a slot.
+        retried: run_id and reason of each attempt that failed and is made again, in order.
     """
 
     running: Mapping[str, tuple[int, int]]
     waiting: int
+    retried: tuple[tuple[str, str], ...] = ()
 
 
 class TrialQueue:
@@ -118,6 +120,7 @@ class TrialQueue:
         self._idle_starts: dict[int, int] = {}
         self._starts: dict[int, int] = {}
         self._placement_groups: dict[int, PlacementGroup | None] = {}
+        self._retried: list[tuple[str, str]] = []
         self._controllers: dict[int, ActorHandle[object]] = {}
         self._nodes: dict[int, frozenset[str]] = {}  # slot -> ids of its workers' nodes
         self._draining: frozenset[str] = frozenset()
@@ -400,7 +403,7 @@ class TrialQueue:
     async def status(self) -> QueueStatus:
         """Return what runs now."""
         running = {i.run_id: (i.step, i.num_steps) for i in self._held.values()}
-        return QueueStatus(running=running, waiting=len(self._waiting))
+        return QueueStatus(running=running, waiting=len(self._waiting), retried=tuple(self._retried))
 
     def _expire(self, *, slot: int | None, reason: str) -> None:
         """End the leases of a slot; with slot None, the leases without a recent heartbeat."""
@@ -436,6 +439,7 @@ class TrialQueue:
         item.reasons.append(reason)
         if item.attempts <= self._max_retries:
             self._waiting.appendleft(item.run_id)
+            self._retried.append((item.run_id, reason))
         else:
             reason = "; then ".join(item.reasons)
             item.outcome = RunResult(run_id=item.run_id, status="failed", reason=reason, attempts=item.attempts)
