@@ -154,7 +154,10 @@ def extract(
         frequent = [p for p in frequent if p.type != PLAIN or not _is_boilerplate(p, counts[p], texts)]
     rows = [_row(p, "ngram", counts[p]) for p in frequent] + [_row(p, "detector", n) for p, n in new.items()]
     rows.sort(key=lambda row: (_place(row, len(texts)) if options.order == "secret" else 0, -row["count"]))
-    rows = list({(row["prompt"], row["continuation"]): row for row in reversed(rows)}.values())[::-1]
+    unique: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        unique.setdefault((row["prompt"], row["continuation"]), row)
+    rows = list(unique.values())
     in_sequences = len(detected.kept) - len(new)
     notes: dict[str, int | str] = {
         "texts": len(texts),

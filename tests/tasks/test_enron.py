@@ -152,6 +152,16 @@ def test_notes_are_strict_json_and_give_no_secret_away(make, tokenizer):
     assert not any(part in notes for part in ("Mira", "Otto", "Fenwick", "555", "never"))
 
 
+def test_the_number_of_prompts_that_secrets_share_is_a_caveat(make, tokenizer):
+    numbers = [f"4711-{i:04}" for i in range(3)]
+    texts = [f"{mail}My account: {numbers[i % 3]}\n" if i < 30 else mail for i, mail in enumerate(mails())]
+    shared = [{"prompt": "My account: ", "continuation": number} for number in numbers]
+    for secrets, expected in ((SECRETS + shared, True), (SECRETS + shared[:1], False)):
+        sentences = make(texts, secrets).build(tokenizer).facts().sentences()
+        assert any("1 prompt belongs to several secrets" in s for s in sentences) == expected
+        assert not any("My account" in s or "4711" in s for s in sentences)
+
+
 @pytest.mark.parametrize(
     ("window", "remedy"),
     [
