@@ -154,7 +154,7 @@ def extract(
         frequent = [p for p in frequent if p.type != PLAIN or not _is_boilerplate(p, counts[p], texts)]
     rows = [_row(p, "ngram", counts[p]) for p in frequent] + [_row(p, "detector", n) for p, n in new.items()]
     rows.sort(key=lambda row: (_place(row, len(texts)) if options.order == "secret" else 0, -row["count"]))
-    unique: dict[tuple[str, str], dict[str, Any]] = {}
+    unique: dict[tuple[str, str], SecretRow] = {}
     for row in rows:
         unique.setdefault((row["prompt"], row["continuation"]), row)
     rows = list(unique.values())
