@@ -1,4 +1,4 @@
-"""What tests of several rooms share: the command, and a cache folder of their own."""
+"""What tests of several folders share: the command, and a cache folder of their own."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FIRST = (
 """The files that take longest, in the order in which they start: the short ones fill what is left of the time."""
 
 
-def room_of(path: Path) -> str:
+def group_of(path: Path) -> str:
     """A file's name without `test_`; that of the first of the files that share a sweep, for all of them."""
     name = path.stem.removeprefix("test_")
     return "sweep" if name in DONE else name
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.stem.removeprefix("test_") in ALONE:
             item.add_marker(pytest.mark.alone)
     order = {name: place for place, name in enumerate(FIRST)}
-    items.sort(key=lambda item: order.get(room_of(item.path), len(FIRST)))
+    items.sort(key=lambda item: order.get(group_of(item.path), len(FIRST)))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -56,12 +56,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give each process whole files of tests, and one process all those that share a sweep."""
     from xdist.scheduler import LoadFileScheduling
 
-    class ByRoom(LoadFileScheduling):
+    class ByFile(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return "done" if room_of(Path(file)) == "sweep" else file
+            return "done" if group_of(Path(file)) == "sweep" else file
 
-    return ByRoom(config, log)
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,4 +1,4 @@
-"""The rooms import downward only, and heavy libraries stay in the rooms that own them (CONVENTIONS 1 to 4)."""
+"""Folders import downward only, and heavy libraries stay in the folders that own them (docs/design.md)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FLOW = {
     "raydp.scores": ["requests", "base", "language", "membership", "model_distance", "prompt_search", "memorisation"],
     "raydp.tracking": [
         "portable", "store", "records", "base", "delivery", "sealing", "models", "serving", "promotions", "alarms",
-        "lookup", "trials", "registry", "runs", "later",
+        "lookup", "trials", "registry", "runs", "opening", "later",
     ],
     "raydp.sweep": [
         "names", "store", "listing", "engine", "ending", "private_selection", "planning", "driver", "api",
@@ -84,13 +84,13 @@ def imports(path: Path, *, lazy: bool = True) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("library", OWNERS)
-def test_a_library_is_imported_only_by_the_room_that_owns_it(library: str) -> None:
+def test_a_library_is_imported_only_by_the_folder_that_owns_it(library: str) -> None:
     for path in files("raydp", "analysis", "search_spaces"):
         if ROOT / OWNERS[library] not in path.parents:
             assert library not in {name.split(".")[0] for name in imports(path)}, path
 
 
-def test_the_light_rooms_import_nothing_heavy() -> None:
+def test_the_light_folders_import_nothing_heavy() -> None:
     for path in files(*LIGHT):
         assert not HEAVY & {name.split(".")[0] for name in imports(path)}, path
 
@@ -114,7 +114,7 @@ def test_importing_it_loads_nothing_heavy(module: str) -> None:
     assert not loaded.split()
 
 
-def test_only_the_privacy_room_computes_an_epsilon() -> None:
+def test_only_the_privacy_folder_computes_an_epsilon() -> None:
     """Nothing else uses an accounting library (opacus.accountants included)."""
     for path in files("raydp", "analysis"):
         if ROOT / "raydp/privacy" not in path.parents:

@@ -219,8 +219,9 @@ def test_what_does_not_exist_is_bad_input(raydp: Command, arguments: list[str]) 
 def test_a_sweep_that_is_not_there_names_those_that_are(raydp: Command, tmp_path: Path) -> None:
     (tmp_path / "runs" / "first").mkdir(parents=True)
     (tmp_path / "runs" / "first" / "spec.yaml").write_text("")
-    assert "'runs' has: first" in raydp("status", "fisrt", "--storage", "runs").err
-    assert "'elsewhere' has none" in raydp("status", "first", "--storage", "elsewhere").err
+    assert "Sweeps in 'runs': first." in raydp("status", "fisrt", "--storage", "runs").err
+    elsewhere = raydp("status", "first", "--storage", "elsewhere").err
+    assert "'elsewhere/first' (nothing there). `raydp list` names them." in elsewhere
 
 
 def test_plan_lists_every_configuration_with_its_noise(raydp: Command, write_spec: Callable[..., Path]) -> None:

@@ -19,7 +19,7 @@ _LAZY = {
     "load_model": "raydp.tracking.models.loading",
     "load_tokenizer": "raydp.tracking.models.loading",
     "log_scores": "raydp.tracking.later",
-    "open_tracker": "raydp.tracking.runs",
+    "open_tracker": "raydp.tracking.opening",
     "new_key": "raydp.tracking.sealing.signing",
     "promote_model": "raydp.tracking.registry",
     "seal_model": "raydp.tracking.models.export",

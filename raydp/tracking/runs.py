@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raydp.spec.sections.cluster import REGISTERED_MODEL, TrackingSpec
-from raydp.tracking.base import Tracker
+from raydp.spec.sections.cluster import REGISTERED_MODEL
 from raydp.tracking.delivery import delivering
 from raydp.tracking.models.model_folder import replace_cards
 from raydp.tracking.portable import portable, to_json
@@ -178,12 +177,3 @@ class MLflowTracker:
         condition = f"tags.`{SWEEP_ID_TAG}` = '{sweep_id}'"
         runs = self._client.search_runs([self._experiment_id], condition, max_results=1)
         return runs[0] if runs else None
-
-
-def open_tracker(tracking: TrackingSpec) -> Tracker:
-    """Open the tracker that a spec asks for.
-
-    Raises:
-        ValueError: the store cannot be opened, a name is not allowed or the key cannot be used.
-    """
-    return MLflowTracker(tracking.uri, tracking.experiment, tracking.registered_model, tracking.signing_key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -96,7 +97,7 @@ class MethodConformance:
         event = method.event(PLAN, PLAN.noise_multiplier)
         assert isinstance(event, PoissonGaussian if method.private else NonPrivate)
         assert not (method.private and method.claims)
-        assert ("claimed_epsilon" in method.record_fields(PLAN)) == method.claims
+        assert (method.record_fields(PLAN).procedure.claimed_epsilon is not None) == method.claims
 
     def test_its_event_is_of_the_noise_that_it_is_asked_for(self, method: Method) -> None:
         """A calibrated σ is a σ of the event: a method that scales it would be accounted for another one."""
@@ -180,13 +181,13 @@ class MethodConformance:
         spec = self.spec(tmp_path)
         plan = make_plan(spec, points_task().facts(), "weights")
         for record in plan.privacy.values():
-            assert record["certified"] == method.private
-            assert (record["epsilon"] == "inf") != method.private
+            assert record.certified == method.private
+            assert math.isinf(record.accounted.epsilon) != method.private
             if not method.private:
-                assert INFINITE in record["not_certified_because"]
-                assert record["noise_multiplier"] == 0
+                assert INFINITE in record.not_certified_because
+                assert record.to_json()["noise_multiplier"] == 0
             else:
-                assert 0 < record["epsilon"] <= spec.privacy.target_epsilon
+                assert 0 < record.accounted.epsilon <= spec.privacy.target_epsilon
 
     def test_what_is_written_down_gives_the_same_method(self, method: Method) -> None:
         assert type(method).model_validate(method.model_dump(mode="json")) == method

@@ -50,10 +50,12 @@ class SpaceSpec(Section):
     def _one_kind(self) -> SpaceSpec:
         grid = (self.batch_size, self.num_steps, self.learning_rate)
         kinds = [self.name is not None, self.points is not None, any(axis is not None for axis in grid)]
-        if sum(kinds) != 1 or (kinds[2] and any(axis is None for axis in grid)):
+        missing = [name for name, axis in zip(HYPERPARAMETERS, grid, strict=True) if axis is None]
+        if sum(kinds) != 1 or (kinds[2] and missing):
+            lacking = f"This grid has no {' and no '.join(missing)}." if kinds[2] and missing else "Give exactly one."
             raise ValueError(
                 "must be {name: ...}, {points: [[b, T, η], ...]} or the three lists batch_size, num_steps and "
-                "learning_rate. Give exactly one of them."
+                f"learning_rate. {lacking}"
             )
         size = prod(len(axis or ()) for axis in grid)
         if size > MAX_CONFIGURATIONS:

@@ -191,10 +191,9 @@ class SweepFolder:
         """
         if not (path / "spec.yaml").is_file():
             beside = sorted(other.parent.name for other in path.parent.glob("*/spec.yaml"))[:MOST_NAMED]
-            there = f"{str(path.parent)!r} has: {', '.join(beside)}" if beside else f"{str(path.parent)!r} has none"
-            raise ValueError(
-                f"SWEEP must be the folder of a sweep, got {str(path)!r}. It has no spec.yaml; {there}. Name one."
-            )
+            got = "a file" if path.is_file() else "a folder without spec.yaml" if path.is_dir() else "nothing there"
+            remedy = f"Sweeps in {str(path.parent)!r}: {', '.join(beside)}." if beside else "`raydp list` names them."
+            raise ValueError(f"SWEEP must be the folder of a sweep, got {str(path)!r} ({got}). {remedy}")
         return cls(path=path)
 
     def spec(self) -> SweepSpec:
