@@ -17,6 +17,7 @@ import yaml
 
 from raydp import select
 from raydp.io.output import stderr
+from raydp.scores.base import Measurement
 from raydp.scores.requests import requests_from
 from raydp.scoring.sweep import score_sweep
 from raydp.spec.document import load_spec
@@ -170,7 +171,7 @@ def test_results_of_which_nobody_knows_what_they_measured_are_dropped(tmp_path: 
     folder = SweepFolder(path=tmp_path)
     (request,) = requests_from("vmr")
     begun = Measurements.begin(folder, request, seed=0, models=None)
-    begun.commit("run", {"status": "finished", "measurement": {"value": 1.0}})
+    begun.commit("run", {"status": "finished", "measurement": Measurement.over_secrets([1.0], ids=["a"]).document()})
     assert Measurements.begin(folder, request, seed=0, models=None).finished("run")
     (begun.path / "measurement.json").unlink()
     assert Measurements.begin(folder, request, seed=1, models=None).finished("run") is None
