@@ -91,7 +91,7 @@ def test_the_noise_of_a_step_comes_from_the_key_that_training_is_given() -> None
     assert abs(np.corrcoef(one, other)[0, 1]) < 5 / np.sqrt(len(one))  # chance 6e-7; shared noise is at 1
 
 
-@pytest.mark.parametrize("key", [toys.KEY, OTHER_KEY])
+@pytest.mark.parametrize("key", [toys.KEY, OTHER_KEY], ids=["one key", "another key"])
 def test_a_poisson_batch_comes_from_the_key_that_it_is_given(key: bytes) -> None:
     for step in range(20):
         mask = KeyedStream(key=key, run_id=toys.PLAN.run_id).poisson_mask(toys.NUM_EXAMPLES, 8, step=step)
