@@ -16,7 +16,7 @@ from raydp.privacy import PoissonGaussian
 from raydp.tasks.base import Task
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
-from raydp.training.noise.stream import TEST_KEY
+from raydp.training.noise.stream import KEY_BYTES, TEST_KEY
 from raydp.training.trial import Trained, TrainingContext
 from raydp.training.trial_plan import TrialPlan
 
@@ -25,6 +25,8 @@ LEARNING_RATE = 2.0**20
 rounding of its own."""
 NO_NOISE = 1e-30
 """A noise multiplier whose noise vanishes in fp32. Private methods refuse 0."""
+OTHER_KEY = bytes(range(KEY_BYTES))
+"""A second fixed key. What it draws must differ from what the test key draws."""
 
 
 def observed_plan(
@@ -142,9 +144,10 @@ def summed_updates(
     task: Task,
     comm: Comm,
     store: CheckpointStore | None = None,
+    key: bytes = TEST_KEY,
 ) -> list[torch.Tensor]:
     """Return the updates of `observed_training`."""
-    return observed_training(method, plan, context, task, comm, store)[0]
+    return observed_training(method, plan, context, task, comm, store, key)[0]
 
 
 def observed_training(
@@ -154,6 +157,7 @@ def observed_training(
     task: Task,
     comm: Comm,
     store: CheckpointStore | None = None,
+    key: bytes = TEST_KEY,
 ) -> tuple[list[torch.Tensor], list[dict[str, float]]]:
     """Train, observe the updates, and restore the weights.
 
@@ -161,6 +165,7 @@ def observed_training(
         method, plan, context, task, comm: the run.
         store: a run is resumed from its newest checkpoint, whose weights must be the context's. Only the updates after
             the checkpoint are observed.
+        key: key of the noise and the batches.
 
     Returns:
         The updates and the history of the run. An update is [number of trained weights] fp32, in the order of the
@@ -171,7 +176,7 @@ def observed_training(
     states = [start]
     observed = replace(context, progress=lambda done, total, row: states.append(_flat(context)))
     try:
-        history = method.train(plan, observed, task, comm, TEST_KEY, store).history
+        history = method.train(plan, observed, task, comm, key, store).history
     finally:
         _restore(context, start)
     weights = unit_weights(method.traits.reference_weight, task)

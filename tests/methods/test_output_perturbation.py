@@ -35,6 +35,8 @@ from raydp.training.logistic import LogisticDescent
 from raydp.training.noise.stream import TEST_KEY
 from raydp.training.trial import Paused, TrainingContext
 from raydp.training.trial_plan import TrialPlan
+from tests.builders.models import network_context
+from tests.builders.points import NETWORK, NUM_EXAMPLES, points_task
 from tests.conftest import Answer
 from tests.selftest.faults import rewrite
 
@@ -239,6 +241,25 @@ def test_the_self_test_passes(method: OutputPerturbation) -> None:
     assert [c for c in release_checks(method) if not c.passed] == []
 
 
+def test_the_noise_on_the_weights_comes_from_the_key_that_training_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batches are those of one key, so that the noise alone can differ."""
+    monkeypatch.setattr(output_perturbation, "_order", lambda plan, key: np.arange(plan.num_examples))
+    plan = TrialPlan(
+        run_id="key", batch_size=12, num_steps=8, learning_rate=0.05, seed=0, num_examples=NUM_EXAMPLES,
+        noise_multiplier=1.0,
+    )  # fmt: skip
+
+    def weights(key: bytes) -> list[float]:
+        context = network_context(NETWORK)
+        OutputPerturbation().train(plan, context, points_task(), LocalComm(), key, None)
+        return torch.cat([p.detach().flatten() for p in context.parameters.values()]).tolist()
+
+    keys = (TEST_KEY, bytes(range(32)), bytes(range(100, 132)))
+    released = [weights(key) for key in keys]
+    assert released == [weights(key) for key in keys]
+    assert len(set(map(str, released))) == len(keys)
+
+
 WEIGHTS, WORKERS = " (trained weights)", "noise variance, 2 workers (trained weights)"
 
 
@@ -253,6 +274,7 @@ WEIGHTS, WORKERS = " (trained weights)", "noise variance, 2 workers (trained wei
         (OutputPerturbation, "_noise_std", "multiplier * sensitivity", "multiplier", "noise variance"),
         (OutputPerturbation, "_fit", "purpose=\"noise\"", "purpose=\"x\"", None),
         (OutputPerturbation, "_fit", "run_id=plan.run_id)", "run_id='r')", "noise of two runs"),
+        (OutputPerturbation, "_fit", "key=key, run_id", "key=bytes(32), run_id", "noise of two keys"),
         (OutputPerturbation, "train", "if comm.rank == 0 else []", "", None),
         (LogisticDescent, "places", "+ self.batch_size", "+ self.batch_size + 1", "uses of a place in a pass"),
     ],

@@ -28,13 +28,13 @@ from raydp.training.aggregation import teachers
 from raydp.training.aggregation.teachers import Teaching, collect_votes, teacher_of
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm, LocalComm
-from raydp.training.noise.stream import KeyedStream
+from raydp.training.noise.stream import TEST_KEY, KeyedStream
 from raydp.training.trial import Paused
 from raydp.training.trial_plan import TrialPlan
 from tests.builders.models import network_context
 from tests.builders.specs import public_digits_spec
 
-KEY = bytes(range(32))
+KEY, OTHER_KEY = bytes(range(32)), bytes(range(100, 132))
 TEACHING = Teaching(num_teachers=5, num_steps=25, batch_size=None, learning_rate=0.02)
 PLAN = TrialPlan(
     run_id="pate", batch_size=10, num_steps=12, learning_rate=0.01, seed=0, num_examples=80, noise_multiplier=0.5
@@ -152,6 +152,20 @@ def test_answers_are_the_largest_count_after_noise_of_the_accounted_size() -> No
     assert low <= answers.sum() <= high
     for factor in (0.5, 2.0):
         assert not low <= 4000 * stats.norm.cdf(-gap / factor) <= high
+
+
+@pytest.mark.parametrize("part", ["answers", "check"])
+def test_what_is_released_of_the_same_votes_depends_on_the_key(part: str) -> None:
+    """The noise on the counts and the noise of the check both come from the key, which is not the public test key."""
+    method = PATE(num_queries=400, num_teachers=60, threshold=30.0, threshold_noise=0.5)
+    votes = np.full((400, 6), 30)
+
+    def released(key: bytes) -> list[int]:
+        answers, answered = method.released(PLAN, votes, key)
+        return (answers if part == "answers" else answered).tolist()
+
+    assert released(KEY) == released(KEY)
+    assert len({str(released(key)) for key in (KEY, OTHER_KEY, TEST_KEY)}) == 3
 
 
 def test_the_check_has_one_noise_on_the_largest_count() -> None:

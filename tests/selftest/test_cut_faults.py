@@ -19,9 +19,10 @@ from raydp.methods.mf import DPMF
 from raydp.models import adapters
 from raydp.privacy import PrivacyRecord
 from raydp.selftest.checks.cuts import cut_checks
-from raydp.selftest.checks.sweeps import _key_checks, _leftover, _record_checks, sweep_checks
+from raydp.selftest.checks.sweeps import _key_checks, _record_checks, _worker_checks, sweep_checks
 from raydp.selftest.subjects import DTYPES
 from raydp.spec.document import load_spec
+from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning import plan as planning
 from raydp.sweep.planning.plan import make_plan
 from raydp.sweep.store.folder import SweepFolder
@@ -130,7 +131,7 @@ def test_every_type_that_a_spec_may_name_is_checked(tmp_path: Path) -> None:
 
 
 def test_a_run_that_starts_from_what_the_last_one_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _leftover() == 0
+    assert not failed(_worker_checks())
     started, initialise = list[Any](), adapters.initialise
 
     def once(parameters: Any, *arguments: Any) -> None:
@@ -139,7 +140,12 @@ def test_a_run_that_starts_from_what_the_last_one_left(monkeypatch: pytest.Monke
             initialise(parameters, *arguments)
 
     monkeypatch.setattr(adapters, "initialise", once)
-    assert _leftover() > 0
+    assert failed(_worker_checks()) == {"a run after another one"}
+
+
+def test_a_worker_that_does_not_use_the_key_of_its_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    rewrite(monkeypatch, TrialRunner, "run", ("self._key", "bytes(32)"))
+    assert failed(_worker_checks()) == {"a run under another key"}
 
 
 # What a plan says, and what its runs are trained with.

@@ -172,6 +172,11 @@ def test_votes_with_5_percent_less_noise_than_the_event_claims(monkeypatch: pyte
     assert "noise of all answers" in failed(vote_checks(asked))
 
 
+def test_votes_whose_noise_is_the_same_under_every_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    rewrite(monkeypatch, PATE, "released", ("key=key", "key=bytes(32)"))
+    assert failed(vote_checks(PATE(threshold=30.0, threshold_noise=1.5))) == {"noise of two keys"}
+
+
 def test_an_event_that_leaves_out_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     claiming(monkeypatch, DPSGD, num_steps=lambda steps: steps - 1)
     assert "updates that are not accounted" in failed(noise_checks(DPSGD()))

@@ -175,6 +175,7 @@ def test_a_divisor_that_is_not_the_expected_batch_size(plant: pytest.MonkeyPatch
         ([(ADD, ADD.replace("total,", "dict(list(total.items())[:1]),"))], "noise variance in each step and parameter"),
         ([(ADD, ADD.replace("step,", "0,"))], "noise of two steps"),
         ([("run_id=plan.run_id", 'run_id="the same"')], "noise of two runs"),
+        ([("key=key, run_id", "key=bytes(32), run_id")], "noise of two keys"),
         ([(ADD, ADD.replace("stream", "KeyedStream(key=bytes(31) + bytes([step]), run_id='')"))], "noise of two runs"),
         # Before the sum over workers, from a stream each: variance 2 in two workers, right in one.
         ([(SUM, ""), (NOISE, "if rule.noise_multiplier > 0:"),
@@ -187,7 +188,8 @@ def test_a_divisor_that_is_not_the_expected_batch_size(plant: pytest.MonkeyPatch
         ([(NOISE, "if rule.noise_multiplier > 0 and holders.rank == 1:")], "noise variance"),
     ],
     ids=["twice", "never", "5 % more", "not on an empty batch", "not on every parameter", "same in every step",
-         "same in every run", "from the step alone", "once per worker", "each worker its own", "not on the first"],
+         "same in every run", "same under every key", "from the step alone", "once per worker", "each worker its own",
+         "not on the first"],
 )  # fmt: skip
 def test_wrong_noise(plant: pytest.MonkeyPatch, changes: list[tuple[str, str]], caught: str) -> None:
     rewrite(plant, loop, "run", *changes)
@@ -243,10 +245,12 @@ def test_batches_that_are_not_poisson(plant: pytest.MonkeyPatch, batch: object, 
     assert caught <= failed(sampling_checks(DPSGD()))
 
 
-def test_runs_and_steps_that_share_their_batches(plant: pytest.MonkeyPatch) -> None:
+def test_runs_keys_and_steps_that_share_their_batches(plant: pytest.MonkeyPatch) -> None:
     poisson = dp.poisson_batch
     plant.setattr(dp, "poisson_batch", lambda plan, key, step: poisson(_named(plan, "same"), key, step))
     assert failed(sampling_checks(DPSGD())) == {"overlap of two runs"}
+    plant.setattr(dp, "poisson_batch", lambda plan, key, step: poisson(plan, bytes(32), step))
+    assert failed(sampling_checks(DPSGD())) == {"overlap of two keys"}
     plant.setattr(dp, "poisson_batch", lambda plan, key, step: poisson(plan, key, step // 2))
     assert "overlap of two steps in a row" in failed(sampling_checks(DPSGD()))
 

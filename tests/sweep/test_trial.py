@@ -26,17 +26,18 @@ LORA = {"name": "tiny", "adapter": {"r": 2, "alpha": 4}}
 PROMPT = {"name": "tiny", "adapter": {"type": "soft_prompt", "num_virtual_tokens": 3}}
 PREFIX = {"name": "tiny", "adapter": {"type": "prefix", "num_virtual_tokens": 3}}
 SPACE = {"points": [[32, 4, 0.01]]}
+KEY, OTHER_KEY = bytes(range(32)), bytes(range(100, 132))
 
 
 def files(folder: Path, trial: TrialPlan) -> SharedFolder:
     return SharedFolder(folder=folder, run_id=trial.run_id)
 
 
-def runner(folder: Path, **changes: Any):
+def runner(folder: Path, key: bytes = TEST_KEY, **changes: Any):
     spec = load_spec(small_spec(folder, **changes))
     task, weight_hash = build_task(spec)
     plan = make_plan(spec, task.facts(), weight_hash)
-    return TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), TEST_KEY), plan
+    return TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), key), plan
 
 
 @pytest.mark.parametrize("model", [LORA, PROMPT, PREFIX, FULL], ids=["lora", "soft prompt", "prefix", "full"])
@@ -60,6 +61,18 @@ def test_it_trains_scores_and_saves_and_starts_afresh_each_time(
     weights = [load_file(next((tmp_path / k / "attempt-1" / "model").glob("*.safetensors"))) for k in "ab"]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_the_weights_of_a_run_depend_on_the_key(tmp_path: Path) -> None:
+    """The two sweeps differ in their keys alone, and neither key is the public test key."""
+    weights = []
+    for number, key in enumerate([KEY, KEY, OTHER_KEY]):
+        trial_runner, plan = runner(tmp_path, key=key, model=LORA, space=SPACE)
+        trial_runner.run(plan.trials[0], files(tmp_path / str(number), plan.trials[0]), "attempt")
+        weights.append(load_file(next((tmp_path / str(number)).glob("attempt/model/*model.safetensors"))))
+    first, again, other = weights
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in first)
 
 
 def test_a_run_without_noise_has_an_infinite_epsilon(tmp_path: Path) -> None:

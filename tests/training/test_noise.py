@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from raydp.methods.base import poisson_batch
 from raydp.methods.dp import DPSGD
 from raydp.spec.document import load_spec
 from raydp.sweep.planning.plan import make_plan
@@ -25,6 +26,7 @@ from raydp.training.noise.stream import KeyedStream, new_key
 from tests.builders import toys
 from tests.builders.specs import small_spec
 
+OTHER_KEY = bytes(range(100, 132))
 DRAWS = 200_000
 LEVEL = 1e-6
 """Chance that a right scale is rejected; at 200,000 draws a scale 2 % off is found with a chance above 0.999."""
@@ -47,7 +49,9 @@ def test_noise_scale_is_recognised(true_std: float, accepted: bool) -> None:
     assert has_scale(noise * true_std, 1.0) is accepted
 
 
-def noise_of_a_step(noise_multiplier: float, c: float, *, run_id: str = "noise", batch_size: int = 8) -> np.ndarray:
+def noise_of_a_step(
+    noise_multiplier: float, c: float, *, run_id: str = "noise", batch_size: int = 8, key: bytes = toys.KEY
+) -> np.ndarray:
     """What one DP-SGD step added to the clipped sum, recovered from the change of the weights."""
     plan = replace(
         toys.PLAN,
@@ -61,10 +65,10 @@ def noise_of_a_step(noise_multiplier: float, c: float, *, run_id: str = "noise",
     toy = toys.context()
     before = {n: p.detach().clone() for n, p in toy.parameters.items()}
     total = {n: torch.zeros_like(p) for n, p in toy.parameters.items()}
-    batch = task.batch(method.batch_indices(plan, toys.KEY, 0))
+    batch = task.batch(method.batch_indices(plan, key, 0))
     engine = ClippedGradients(toy.model, toy.parameters, Clipping(c))
     engine.accumulate(lambda: task.per_example_loss(toy.model, batch), total)
-    method.train(plan, toy, task, LocalComm(), toys.KEY, None)
+    method.train(plan, toy, task, LocalComm(), key, None)
     changed = [(before[n] - toy.parameters[n].detach()) * batch_size - total[n] for n in before]
     return torch.cat([change.flatten() for change in changed]).double().numpy()
 
@@ -73,6 +77,31 @@ def test_a_step_adds_noise_of_std_sigma_times_c_to_the_sum() -> None:
     samples = np.concatenate([noise_of_a_step(3.0, 0.5, run_id=f"run {k}") for k in range(40)])
     assert has_scale(samples, 1.5 * NOISE_WIDENING)
     assert not has_scale(samples, 1.5 * 1.1), "40 steps are enough to see 10 %"
+
+
+def test_the_noise_of_a_step_comes_from_the_key_that_training_is_given() -> None:
+    """Under two keys, neither of them the public test key."""
+    shapes = {name: p.numel() for name, p in toys.context().parameters.items()}
+    for key in (toys.KEY, OTHER_KEY):
+        stream = KeyedStream(key=key, run_id="noise")
+        drawn = [stream.normal(count, step=0, purpose="noise", name=name) for name, count in shapes.items()]
+        noise = noise_of_a_step(3.0, 0.5, key=key) / (1.5 * NOISE_WIDENING)
+        np.testing.assert_allclose(noise, np.concatenate(drawn), rtol=0, atol=1e-4)  # fp32 rounding, and the lattice
+    one, other = (noise_of_a_step(3.0, 0.5, key=key) for key in (toys.KEY, OTHER_KEY))
+    assert abs(np.corrcoef(one, other)[0, 1]) < 5 / np.sqrt(len(one))  # chance 6e-7; shared noise is at 1
+
+
+@pytest.mark.parametrize("key", [toys.KEY, OTHER_KEY], ids=["one key", "another key"])
+def test_a_poisson_batch_comes_from_the_key_that_it_is_given(key: bytes) -> None:
+    for step in range(20):
+        mask = KeyedStream(key=key, run_id=toys.PLAN.run_id).poisson_mask(toys.NUM_EXAMPLES, 8, step=step)
+        assert poisson_batch(toys.PLAN, key, step).tolist() == np.flatnonzero(mask).tolist()
+
+
+def test_two_keys_draw_other_batches() -> None:
+    """In no step of 100 are the batches equal. By chance two are equal with 0.68^40, or 2e-7."""
+    batches = [[poisson_batch(toys.PLAN, key, step).tolist() for step in range(100)] for key in (toys.KEY, OTHER_KEY)]
+    assert all(one != other for one, other in zip(*batches, strict=True))
 
 
 def test_the_divisor_is_the_expected_batch_size() -> None:

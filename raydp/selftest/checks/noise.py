@@ -22,6 +22,7 @@ from raydp.selftest.base import Check, check
 from raydp.selftest.linear import LinearTask, linear_trainee
 from raydp.selftest.observe import (
     NO_NOISE,
+    OTHER_KEY,
     NoisyMethod,
     accounted_event,
     accounted_noise,
@@ -33,6 +34,7 @@ from raydp.selftest.observe import (
 from raydp.selftest.ranks import on_ranks
 from raydp.training.comm import Comm, LocalComm
 from raydp.training.noise.lattice import LATTICE_SHARE, NOISE_WIDENING
+from raydp.training.noise.stream import TEST_KEY
 from raydp.training.trial_plan import TrialPlan
 
 LEVEL = 1e-4
@@ -49,6 +51,7 @@ def noise_checks(method: NoisyMethod) -> list[Check]:
 
     The noise is (update with noise - update without) · b. C is the identity for independent noise.
     """
+    other = _noise(method, RUN_IDS[0], LocalComm(), OTHER_KEY)
     alone = np.stack([_noise(method, run_id, LocalComm()) for run_id in RUN_IDS])  # [run, step, layer, coordinate]
     shared = on_ranks(RANKS, lambda comm: _noise(method, RUN_IDS[0], comm))
     runs = np.concatenate(alone, axis=1)  # [step, run · layer, coordinate]
@@ -59,6 +62,7 @@ def noise_checks(method: NoisyMethod) -> list[Check]:
         correlation("noise of two steps", list(runs.reshape(len(runs), -1))),
         correlation("noise of two parameters", list(np.moveaxis(alone, 2, 0).reshape(NUM_LAYERS, -1))),
         correlation("noise of two runs", list(alone.reshape(len(RUN_IDS), -1))),
+        correlation("noise of two keys", [alone[0].ravel(), other.ravel()]),
         variance(f"noise variance, {RANKS} workers", shared[0].ravel()),
         check(
             f"noise of {RANKS} workers is the same", np.abs(shared[0] - shared[1]).max(), 0, 0,
@@ -101,7 +105,7 @@ def _plan(run_id: str, noise_multiplier: float, bands: int) -> TrialPlan:
     )
 
 
-def _noise(method: NoisyMethod, run_id: str, comm: Comm) -> NDArray[np.float64]:
+def _noise(method: NoisyMethod, run_id: str, comm: Comm, key: bytes = TEST_KEY) -> NDArray[np.float64]:
     """Return C times the noise over its std, [step, layer, coordinate].
 
     With independent noise, a third of the steps draws no example.
@@ -115,7 +119,7 @@ def _noise(method: NoisyMethod, run_id: str, comm: Comm) -> NDArray[np.float64]:
     def updates(noise_multiplier: float) -> torch.Tensor:
         context = linear_trainee(WIDTH, WIDTH, NUM_LAYERS)
         observed = replace(plan, noise_multiplier=noise_multiplier)
-        return torch.stack(summed_updates(with_sgd(method), observed, context, task, comm)).double()
+        return torch.stack(summed_updates(with_sgd(method), observed, context, task, comm, key=key)).double()
 
     std = accounted_noise(method, plan) * method.max_grad_norm * NOISE_WIDENING
     noise = (updates(SIGMA) - updates(NO_NOISE)) / std

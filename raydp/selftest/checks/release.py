@@ -12,7 +12,7 @@ from torch import nn
 from raydp.methods.output_perturbation import ROUNDING, OutputPerturbation
 from raydp.selftest.base import Check, check
 from raydp.selftest.checks.noise import RANKS, correlation, mean, variance
-from raydp.selftest.observe import NO_NOISE, accounted_noise
+from raydp.selftest.observe import NO_NOISE, OTHER_KEY, accounted_noise
 from raydp.selftest.ranks import on_ranks
 from raydp.tasks.classification.labelled import ClassificationTask, LabelledExamples, classification_task
 from raydp.training.comm import Comm, LocalComm
@@ -35,11 +35,12 @@ def release_checks(method: OutputPerturbation) -> list[Check]:
 
     1. Leaving out any one example moves the trained weights by at most their sensitivity, and one nearly reaches it.
     2. Every pass uses each place once.
-    3. The noise is N(0, (σΔ)²) on every weight, drawn once, and different in another run.
+    3. The noise is N(0, (σΔ)²) on every weight, drawn once, and different in another run and under another key.
     """
     task = _task()
     apart = [_moved(method, task, last) for last in range(NUM_EXAMPLES)]
     runs = [_noise(method, task, f"selftest/release/{k}", LocalComm()) for k in range(2)]
+    other = _noise(method, task, "selftest/release/0", LocalComm(), OTHER_KEY)
     shared = on_ranks(RANKS, lambda comm: _noise(method, task, "selftest/release/0", comm))
     passes = _passes(method)
     allowed = 1 + LATTICE_SHARE + ROUNDING
@@ -52,6 +53,7 @@ def release_checks(method: OutputPerturbation) -> list[Check]:
         variance("noise variance (trained weights)", np.concatenate(runs)),
         mean("noise mean (trained weights)", np.concatenate(runs)),
         correlation("noise of two runs (trained weights)", runs),
+        correlation("noise of two keys (trained weights)", [runs[0], other]),
         variance(f"noise variance, {RANKS} workers (trained weights)", shared[0]),
         check(
             f"noise of {RANKS} workers is the same (trained weights)", np.abs(shared[0] - shared[1]).max(), 0, 0,
@@ -82,13 +84,15 @@ def _plan(method: OutputPerturbation, run_id: str, noise_multiplier: float) -> T
     return dataclasses.replace(plan, learning_rate=method.descent(plan).largest_learning_rate / 200)
 
 
-def _weights(method: OutputPerturbation, task: ClassificationTask, plan: TrialPlan, comm: Comm) -> torch.Tensor:
+def _weights(
+    method: OutputPerturbation, task: ClassificationTask, plan: TrialPlan, comm: Comm, key: bytes = TEST_KEY
+) -> torch.Tensor:
     layer = nn.Linear(task.train.inputs.shape[1], task.num_classes).double()
     nn.init.zeros_(layer.weight)  # two workers in one process share a generator, so layers would start differently
     nn.init.zeros_(layer.bias)
     layer.bias.data[0] = SURE
     context = TrainingContext(model=layer.eval(), parameters=dict(sorted(layer.named_parameters())))
-    method.train(plan, context, task, comm, TEST_KEY, None)
+    method.train(plan, context, task, comm, key, None)
     return torch.cat([p.detach().flatten() for p in context.parameters.values()])
 
 
@@ -101,9 +105,11 @@ def _moved(method: OutputPerturbation, task: ClassificationTask, last: int) -> f
     return float(torch.linalg.vector_norm(apart)) / method.descent(plan).sensitivity(plan.num_steps)
 
 
-def _noise(method: OutputPerturbation, task: ClassificationTask, run_id: str, comm: Comm) -> NDArray[np.float64]:
+def _noise(
+    method: OutputPerturbation, task: ClassificationTask, run_id: str, comm: Comm, key: bytes = TEST_KEY
+) -> NDArray[np.float64]:
     """Return the noise over its std, shape [d]."""
-    noisy, quiet = (_weights(method, task, _plan(method, run_id, sigma), comm) for sigma in (SIGMA, NO_NOISE))
+    noisy, quiet = (_weights(method, task, _plan(method, run_id, sigma), comm, key) for sigma in (SIGMA, NO_NOISE))
     sensitivity = method.descent(_plan(method, run_id, SIGMA)).sensitivity(NUM_STEPS)
     claimed = accounted_noise(method, _plan(method, run_id, SIGMA))
     return ((noisy - quiet) / (claimed * sensitivity * NOISE_WIDENING)).numpy()

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from raydp.selftest.base import Check, check
-from raydp.selftest.observe import NoisyMethod, noise_strategy
+from raydp.selftest.observe import OTHER_KEY, NoisyMethod, noise_strategy
 from raydp.training.noise.stream import TEST_KEY
 from raydp.training.trial_plan import TrialPlan
 
@@ -19,7 +19,9 @@ NUM_EXAMPLES, BATCH_SIZE, NUM_STEPS = 100, 13, 10_000
 
 
 def sampling_checks(method: NoisyMethod) -> list[Check]:
-    """Check the batches of a method in two runs against Poisson sampling at the rate q of the method's event.
+    """Check a method's batches against Poisson sampling at the rate q of the method's event.
+
+    Batches of two runs, and batches under two keys, must be independent.
 
     A method whose noise spans several bands makes that number of updates per step of its event. Each example is drawn
     in at most one of them, and two draws of it are at least that many updates apart (Choquette-Choo et al. 2023,
@@ -27,11 +29,13 @@ def sampling_checks(method: NoisyMethod) -> list[Check]:
     """
     bands = len(noise_strategy(method, _plan("selftest/sampling", 1)))
     plans = [_plan(f"selftest/sampling/{k}", bands) for k in range(2)]
-    updates, other_updates = (_masks(method, plan) for plan in plans)
+    updates, other_run = (_masks(method, plan, TEST_KEY) for plan in plans)
+    other_key = _masks(method, plans[0], OTHER_KEY)
     event = method.event(plans[0], 1.0)
     q, n, steps = event.sample_rate, plans[0].num_examples, event.num_steps
-    masks, other = (
-        cast("NDArray[np.bool_]", drawn.reshape(steps, bands, n).any(axis=1)) for drawn in (updates, other_updates)
+    masks, *others = (
+        cast("NDArray[np.bool_]", drawn.reshape(steps, bands, n).any(axis=1))
+        for drawn in (updates, other_run, other_key)
     )
     sizes = masks.sum(axis=1)
     overlaps = (masks[:-1] & masks[1:]).sum(axis=1)
@@ -44,9 +48,12 @@ def sampling_checks(method: NoisyMethod) -> list[Check]:
         _within(
             "overlap of two steps in a row", overlaps.mean(), n * q**2, overlap_std, "mean number of examples in both"
         ),
-        _within(
-            "overlap of two runs", (masks & other).sum(axis=1).mean(), n * q**2,
-            np.sqrt(n * q**2 * (1 - q**2) / steps), "mean number of examples in the same step of both",
+        *(
+            _within(
+                f"overlap of two {what}", (masks & other).sum(axis=1).mean(), n * q**2,
+                np.sqrt(n * q**2 * (1 - q**2) / steps), "mean number of examples in the same step of both",
+            )
+            for what, other in zip(("runs", "keys"), others, strict=True)
         ),
         *([_separation(updates, bands)] if bands > 1 else []),
     ]  # fmt: skip
@@ -65,11 +72,11 @@ def _plan(run_id: str, bands: int) -> TrialPlan:
     )
 
 
-def _masks(method: NoisyMethod, plan: TrialPlan) -> NDArray[np.bool_]:
+def _masks(method: NoisyMethod, plan: TrialPlan, key: bytes) -> NDArray[np.bool_]:
     """Return which examples are in each batch, shape [step, example]."""
     masks = np.zeros((plan.num_steps, plan.num_examples), np.bool_)
     for step in range(plan.num_steps):
-        masks[step, method.batch_indices(plan, TEST_KEY, step)] = True
+        masks[step, method.batch_indices(plan, key, step)] = True
     return masks
 
 

@@ -19,6 +19,7 @@ from raydp.models import base_models as models
 from raydp.privacy import PoissonGaussian
 from raydp.selftest.base import Check, check
 from raydp.selftest.observe import (
+    OTHER_KEY,
     NoisyMethod,
     noise_strategy,
     observed_plan,
@@ -43,6 +44,8 @@ ALMOST = 0.9
 """At this share of its ε a run must spend more than its δ. Otherwise the records do not belong to the calibrated run.
 Rényi divergences are too loose for this check."""
 KEY_LEVEL = 1e-9
+LEAST_CHANGE = 1e-6
+"""Change of a loss by other noise, in nats. Without another key the change is exactly 0."""
 
 
 def sweep_checks(method: NoisyMethod, accountant: str = ACCOUNTANT) -> list[Check]:
@@ -53,7 +56,7 @@ def sweep_checks(method: NoisyMethod, accountant: str = ACCOUNTANT) -> list[Chec
        and δ is the one that the spec asks for.
     2. Two sweeps of one spec, started by identical processes, have different keys, in files that only the owner can
        read. No run with the public test key is certified, and no other sweep accepts that key.
-    3. A run leaves nothing in its worker that changes the next run.
+    3. A run leaves nothing in its worker that changes the next run. Under another key a run gives another result.
 
     Args:
         method: a private method that adds noise in its steps.
@@ -62,11 +65,8 @@ def sweep_checks(method: NoisyMethod, accountant: str = ACCOUNTANT) -> list[Chec
     return [
         *_record_checks(with_fixed_threshold(method), accountant),
         *_key_checks(),
-        check(
-            "a run after another one", _leftover(), 0, 0,
-            "difference of the loss from the same run's in a worker that did nothing before, nats",
-        ),
-    ]  # fmt: skip
+        *_worker_checks(),
+    ]
 
 
 def _spec(storage: Path, **changes: object) -> SweepSpec:
@@ -210,19 +210,30 @@ def _in_processes_alike(works: Sequence[Callable[[], None]]) -> None:
         os.waitpid(child, 0)
 
 
-def _leftover() -> float:
-    """Return the difference between a run's result in a worker that did another run before, and in a new worker."""
+def _worker_checks() -> list[Check]:
+    """Compare a run's loss in a new worker with its loss after another run, and with its loss under another key."""
     with tempfile.TemporaryDirectory() as folder:
         spec = _spec(Path(folder), privacy={"target_epsilon": TARGET_EPSILON, "accountant": "rdp", "noise_key": "test"})
         task, weight_hash = build_task(spec)
         one, other = make_plan(spec, task.facts(), weight_hash).trials
 
-        def losses(*trials: TrialPlan) -> float:
-            runner = TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), TEST_KEY)
+        def loss(key: bytes, *trials: TrialPlan) -> float:
+            runner = TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), key)
             for number, trial in enumerate(trials):
-                files = SharedFolder(folder=Path(folder) / f"{len(trials)}-{number}", run_id=trial.run_id)
+                files = SharedFolder(folder=Path(folder) / key.hex() / f"{len(trials)}-{number}", run_id=trial.run_id)
                 result = runner.run(trial, files, "attempt")
             assert result is not None, "there is one rank"
             return result.loss
 
-        return abs(losses(other, one) - losses(one))
+        alone = loss(TEST_KEY, one)
+        after, other_key = (abs(found - alone) for found in (loss(TEST_KEY, other, one), loss(OTHER_KEY, one)))
+    return [
+        check(
+            "a run after another one", after, 0, 0,
+            "difference of the loss from the same run's in a worker that did nothing before, nats",
+        ),
+        check(
+            "a run under another key", other_key, LEAST_CHANGE, math.inf,
+            "difference of the loss from the same run's under the test key, nats",
+        ),
+    ]  # fmt: skip

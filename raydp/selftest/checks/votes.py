@@ -11,6 +11,7 @@ from scipy import stats
 from raydp.methods.pate import PATE
 from raydp.models.networks import NetworkName
 from raydp.selftest.base import Check, check
+from raydp.selftest.observe import OTHER_KEY
 from raydp.selftest.ranks import on_ranks
 from raydp.tasks.classification.labelled import ClassificationTask, LabelledExamples, classification_task
 from raydp.training.aggregation.teachers import Teaching, collect_votes, teacher_of
@@ -35,7 +36,7 @@ def vote_checks(method: PATE) -> list[Check]:
     1. Leaving out any one example moves the counts of a query by at most sqrt(2) and the largest count by at most 1.
        Some query's counts move by sqrt(2).
     2. Of two classes, the one with fewer votes wins as often as noise of the accounted size implies. The largest count
-       passes the threshold as often as accounted noise implies.
+       passes the threshold as often as accounted noise implies. Under two keys the noise is independent.
     """
     task = _task()
     whole = _votes(task, LocalComm())
@@ -61,7 +62,8 @@ def _noise_checks(method: PATE) -> list[Check]:
     asked = method.model_copy(update={"num_queries": DRAWS})
     sigma = asked.answer_noise(SIGMA)
     gap = max(1, round(sigma))
-    answers, _ = asked.released(PLAN, np.tile([2 * gap, gap], (DRAWS, 1)), TEST_KEY)
+    votes = np.tile([2 * gap, gap], (DRAWS, 1))
+    (answers, _), (others, _) = (asked.released(PLAN, votes, key) for key in (TEST_KEY, OTHER_KEY))
     turned = stats.norm.cdf(-gap / (math.sqrt(2) * sigma))
     cost = DRAWS * (2 / sigma**2 + (0 if asked.threshold_noise is None else 1 / (asked.threshold_noise * sigma) ** 2))
     multiplier = asked.event(PLAN, SIGMA).noise_multiplier
@@ -71,6 +73,10 @@ def _noise_checks(method: PATE) -> list[Check]:
             "1 / sqrt(Q (2/σ2² + 1/σ1²)) over the accounted noise multiplier",
         ),
         _share("noise on the counts", answers.mean(), turned, "answers that noise turned over"),
+        _share(
+            "noise of two keys (votes)", (answers == others).mean(), turned**2 + (1 - turned) ** 2,
+            "answers that are equal under both",
+        ),
     ]  # fmt: skip
     if asked.threshold is not None and asked.threshold_noise is not None:
         sigma1 = asked.threshold_noise * sigma
