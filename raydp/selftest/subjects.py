@@ -20,7 +20,7 @@ from raydp.selftest.odd_layers import with_odd_layers
 from raydp.spec.sections import AdapterSpec, ModelSpec
 from raydp.tasks.base import Task, TaskFacts
 from raydp.tasks.text.examples import TokenizedExamples
-from raydp.tasks.text.language import LanguageModelingTask
+from raydp.tasks.text.language import LanguageModelingTask, content_hash
 from raydp.tasks.users import Users
 from raydp.training.trial import TrainingContext
 
@@ -72,15 +72,13 @@ def toy_subjects(dtypes: Sequence[str] = DTYPES) -> list[Subject]:
     Args:
         dtypes: types that a spec may name, float32 first.
     """
-    others = [subject for dtype in dtypes[1:] for subject in _subjects_in(dtype)]
-    subjects = _subjects_in(dtypes[0])
-    gpt2_users, lora = subjects[-1], subjects[1]
-    decaying = DPSGD(max_grad_norm=gpt2_users.method.max_grad_norm, weight_decay=0.1, decay="in_loss")
+    others = [subject for dtype in dtypes[1:] for subject in _with_decay(_subjects_in(dtype))]
+    subjects = _with_decay(_subjects_in(dtypes[0]))
+    lora = subjects[1]
     assert isinstance(lora.task, LanguageModelingTask)
     facts = replace(lora.task.facts(), num_reference=4)
     return [
         *subjects,
-        replace(gpt2_users, name=f"{gpt2_users.name}, decay in the loss", method=decaying),
         replace(
             lora,
             name=f"{lora.name}, reference data",
@@ -89,6 +87,15 @@ def toy_subjects(dtypes: Sequence[str] = DTYPES) -> list[Subject]:
         ),
         *(s for s in others if not s.name.startswith(AS_WITH_USERS)),
     ]
+
+
+def _with_decay(subjects: list[Subject]) -> list[Subject]:
+    """Return the subjects, and the last one once more with weight decay in the loss.
+
+    Three of its four units are clipped, so that one of them shows a rounded norm.
+    """
+    last, method = subjects[-1], DPSGD(max_grad_norm=5.5, weight_decay=0.1, decay="in_loss")
+    return [*subjects, replace(last, name=f"{last.name}, decay in the loss", method=method)]
 
 
 def _subjects_in(dtype: str) -> list[Subject]:
@@ -143,7 +150,7 @@ def prefix_subjects(other: str) -> tuple[Subject, Subject]:
             Subject(
                 name=f"selftest/{number}" if other == "model" else "selftest",
                 context=start_trainee(base, adapter),
-                task=_task_of(sentences, content_hash=f"{sentences}"),
+                task=_task_of(sentences),
                 method=DPSGD(),
                 indices=np.arange(NUM_EXAMPLES),
                 tolerance=ROUNDING[torch.float32],
@@ -216,17 +223,19 @@ def _task() -> LanguageModelingTask:
     sentences = [rng.integers(1, VOCABULARY, 4 + 3 * i) for i in range(NUM_EXAMPLES)]
     for sentence in sentences:
         sentence[::3] = 7
-    return _task_of([s.tolist() for s in sentences], content_hash="selftest")
+    return _task_of([s.tolist() for s in sentences])
 
 
-def _task_of(sentences: list[list[int]], content_hash: str) -> LanguageModelingTask:
+def _task_of(sentences: list[list[int]]) -> LanguageModelingTask:
+    """Return the task of the sentences. The last sentence is also the held-out data."""
     examples = TokenizedExamples.from_lists(sentences)
+    heldout = examples.select(np.array([NUM_EXAMPLES - 1]))
     facts = TaskFacts(
         num_examples=NUM_EXAMPLES,
         num_units=NUM_EXAMPLES,
         privacy_unit="sentence",
-        content_hash=content_hash,
+        content_hash=content_hash(examples, heldout, []),
         num_tokens=examples.num_targets(),
     )
     users = Users.named([0, 1, 0, 2, 3, 0], "user")
-    return LanguageModelingTask(train=examples, heldout=examples, task_facts=facts, users=users)
+    return LanguageModelingTask(train=examples, heldout=heldout, task_facts=facts, users=users)

@@ -18,6 +18,7 @@ from raydp.methods.dp import DPSGD
 from raydp.methods.mf import DPMF
 from raydp.models import adapters
 from raydp.privacy import PrivacyRecord
+from raydp.selftest import subjects
 from raydp.selftest.checks.cuts import cut_checks
 from raydp.selftest.checks.sweeps import _key_checks, _record_checks, _worker_checks, sweep_checks
 from raydp.selftest.subjects import DTYPES
@@ -26,6 +27,7 @@ from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning import plan as planning
 from raydp.sweep.planning.plan import make_plan
 from raydp.sweep.store.folder import SweepFolder
+from raydp.tasks.text import language
 from raydp.training import loop
 from raydp.training.gradients import clipping, prefix
 from raydp.training.gradients.clipping import ClippedGradients
@@ -61,6 +63,15 @@ def test_a_prefix_cache_that_does_not_know_what_it_is_of(monkeypatch: pytest.Mon
     monkeypatch.setattr("raydp.selftest.checks.cuts.with_frozen_prefix", prefix.with_frozen_prefix)
     what = "other data" if key == "content_hash" else "another model"
     assert failed(cut_checks(DPSGD())) == {f"kept hidden states of {what}"}
+
+
+def test_a_content_hash_that_knows_the_lengths_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rewrite(
+        monkeypatch, language, "content_hash",
+        ("train.update_hash(digest)", "digest.update(train.lengths().tobytes())"),
+    )  # fmt: skip
+    monkeypatch.setattr(subjects, "content_hash", language.content_hash)
+    assert failed(cut_checks(DPSGD())) == {"kept hidden states of other data"}
 
 
 @pytest.mark.parametrize(

@@ -196,13 +196,17 @@ noisy_count_of_a_step = AdaptiveClipping.noisy_count
         (thresholds, "noisy_count", lambda count, noise: lattice.noisy_count(count, noise / 2)),
         (AdaptiveClipping, "noisy_count", of_step_0),
         (DPSGD, "_gradient_noise_multiplier", lambda self, plan, noise_multiplier: noise_multiplier),
+        (DPSGD, "_clipping", ("self._count_noise_std(plan)", "self.count_noise_multiplier or 0.0")),
     ],
-    ids=["no noise", "half of it", "the same in every step", "not paid for"],
+    ids=["no noise", "half of it", "the same in every step", "not paid for", "no noise at the default"],
 )
 def test_an_adaptive_count_that_is_not_paid_for(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, fault: Any
 ) -> None:
-    monkeypatch.setattr(owner, name, fault)
+    if isinstance(fault, tuple):
+        rewrite(monkeypatch, owner, name, fault)
+    else:
+        monkeypatch.setattr(owner, name, fault)
     assert failed(adaptive_checks(DPSGD())) == {"one record"}
 
 

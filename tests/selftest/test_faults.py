@@ -82,6 +82,19 @@ def test_a_decay_that_the_norm_does_not_see(plant: pytest.MonkeyPatch) -> None:
     assert {"clipped sum", "one record"} <= sensitivity_failures("decay")
 
 
+def test_norms_with_decay_that_are_cut_to_bfloat16(plant: pytest.MonkeyPatch) -> None:
+    """A norm that is rounded down makes its gradient longer than c after clipping."""
+    rewrite(
+        plant, ClippedGradients, "_with_decay",
+        ("return torch.maximum(bound, least)",
+         "typed = any(use.x is not None and use.x.dtype == torch.bfloat16 for u in uses.values() for use in u)\n"
+         "    squares = torch.maximum(bound, least)\n"
+         "    return (squares.view(torch.int32) & -65536).view(torch.float32) if typed else squares"),
+    )  # fmt: skip
+    assert "one unit by itself" in sensitivity_failures("bfloat16, decay")
+    assert not sensitivity_failures("users, decay"), "in single precision nothing is cut"
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "change"),
     [

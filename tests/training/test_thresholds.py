@@ -72,9 +72,8 @@ def test_one_record_changes_the_centred_count_by_a_half() -> None:
     assert clipping.noisy_count(40, 91, stream, 0) - count == pytest.approx(-0.5)
 
 
-def noise_of_two_steps(run_id: str, *, sigma: float, count_noise_std: float) -> tuple[np.ndarray, list[float], float]:
+def noise_of_two_steps(run_id: str, *, sigma: float, method: DPSGD) -> tuple[np.ndarray, list[float], float]:
     """What training added: to the second step's sum over its c_1, and, from the history, to the first step's count."""
-    method = DPSGD(max_grad_norm=0.5, clipping="adaptive", count_noise_multiplier=count_noise_std)
     plan = replace(toys.PLAN, run_id=run_id, num_steps=2, learning_rate=1.0, noise_multiplier=sigma)
     one, two, task = toys.context(), toys.context(), toys.task()
     # DPSGD's noise of a step is a function of the step alone, so a run of one step gives where the second starts.
@@ -92,11 +91,16 @@ def noise_of_two_steps(run_id: str, *, sigma: float, count_noise_std: float) -> 
     return torch.cat(changed).double().numpy() / c[1], c, (share - 0.5) * plan.batch_size - (unclipped - drawn / 2)
 
 
-def test_a_run_adds_both_noises_at_their_scales() -> None:
+@pytest.mark.parametrize(
+    ("given", "sigma", "count_noise_std"),
+    [(1.5, 2.0, 1.5), (None, 0.53, toys.PLAN.batch_size / 20)],
+    ids=["given", "default"],
+)
+def test_a_run_adds_both_noises_at_their_scales(given: float | None, sigma: float, count_noise_std: float) -> None:
     """Seen from outside, in the weights and in the history: σ_g c_t on the sum, σ_b on the count."""
-    sigma, count_noise_std, runs = 2.0, 1.5, 60
+    runs, method = 60, DPSGD(max_grad_norm=0.5, clipping="adaptive", count_noise_multiplier=given)
     gradients, thresholds, counts = zip(
-        *(noise_of_two_steps(f"run {k}", sigma=sigma, count_noise_std=count_noise_std) for k in range(runs)),
+        *(noise_of_two_steps(f"run {k}", sigma=sigma, method=method) for k in range(runs)),
         strict=True,
     )
     expected = gradient_noise_multiplier(sigma, count_noise_std)
