@@ -1,0 +1,68 @@
+"""The folder of a sweep: a run is committed once, and workers get the folder's own key."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydp.spec.document import load_spec
+from raydp.sweep.engine.context import SweepContext
+from raydp.sweep.engine.training import _worker_inputs
+from raydp.sweep.planning.inputs import build_task
+from raydp.sweep.store.folder import SweepFolder
+from raydp.sweep.store.results import RunResult
+from raydp.training.noise.stream import TEST_KEY
+from tests.builders.plans import plan_of_runs
+from tests.builders.specs import small_spec
+
+
+def folder_of(root: Path, **privacy: Any) -> SweepFolder:
+    spec = load_spec(small_spec(root, privacy={"target_epsilon": 8, "accountant": "rdp", **privacy}))
+    return SweepFolder.create(spec, lambda key: plan_of_runs())
+
+
+@pytest.mark.parametrize("status", ["finished", "stopped"])
+def test_a_run_that_has_ended_is_committed_once(tmp_path: Path, status: str) -> None:
+    """A second result, also one of another status, changes no file."""
+    folder = folder_of(tmp_path)
+    first = RunResult(run_id="run", status=status, utility_loss=1.5, reason="the first")
+    folder.commit(first)
+    written = (folder.trial("run") / "result.json").read_bytes()
+    for later in ("finished", "stopped", "failed"):
+        folder.commit(replace(first, status=later, utility_loss=2.5, reason="the second"))
+        assert folder.result("run") == first
+        assert (folder.trial("run") / "result.json").read_bytes() == written
+
+
+def test_a_second_commit_leaves_the_model_of_the_first(tmp_path: Path) -> None:
+    """As where a worker that was thought dead hands in its run after another worker has."""
+    folder = folder_of(tmp_path)
+    for attempt in ("attempt-1", "attempt-2"):
+        model = folder.trial("run") / attempt / "model"
+        model.mkdir(parents=True)
+        (model / "weights").write_text(attempt)
+        folder.commit(RunResult(run_id="run", status="finished", utility_loss=1.0, attempt=attempt))
+    assert (folder.trial("run") / "model" / "weights").read_text() == "attempt-1"
+
+
+def test_the_result_of_a_failed_run_is_replaced_by_that_of_the_next_attempt(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    folder.commit(RunResult(run_id="run", status="failed", reason="diverged"))
+    folder.commit(RunResult(run_id="run", status="finished", utility_loss=1.0))
+    assert folder.is_finished("run")
+
+
+def test_workers_get_the_key_of_the_sweeps_folder(tmp_path: Path) -> None:
+    """Of a sweep with a secret key, and of one with the public test key."""
+    keys = []
+    for noise_key in ("secret", "test"):
+        folder = folder_of(tmp_path / noise_key, noise_key=noise_key)
+        task, weight_hash = build_task(folder.spec())
+        context = SweepContext(spec=folder.spec(), folder=folder, facts=task.facts(), weight_hash=weight_hash)
+        keys.append(_worker_inputs(context, task).key)
+        assert keys[-1] == folder.key() == (folder.path / "sweep.key").read_bytes()
+    assert keys[0] != TEST_KEY
+    assert keys[1] == TEST_KEY
