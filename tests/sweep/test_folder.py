@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from raydp.spec.document import load_spec
-from raydp.sweep.engine.context import SweepContext
+from raydp.sweep.engine import worker
+from raydp.sweep.engine.context import SweepContext, WorkerInputs
 from raydp.sweep.engine.training import _worker_inputs
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.store.folder import SweepFolder
@@ -55,14 +58,31 @@ def test_the_result_of_a_failed_run_is_replaced_by_that_of_the_next_attempt(tmp_
     assert folder.is_finished("run")
 
 
-def test_workers_get_the_key_of_the_sweeps_folder(tmp_path: Path) -> None:
+def key_of_the_runner(inputs: WorkerInputs, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """Return the key that a worker gives its runner. Ray is replaced by stand-ins, and the worker takes no run."""
+    given: list[bytes] = []
+    train = SimpleNamespace(get_context=lambda: SimpleNamespace(get_world_size=lambda: 1))
+    util = SimpleNamespace(get_current_placement_group=lambda: None)
+    queue = SimpleNamespace(shared=SimpleNamespace(remote=lambda: [inputs]))
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "ray", SimpleNamespace(train=train, util=util, get=lambda value: value))
+        patch.setattr(worker, "get_device", lambda: torch.device("cpu"))
+        patch.setattr(worker, "_register", lambda *arguments: True)
+        patch.setattr(worker, "TrialRunner", lambda spec, task, model, comm, key: given.append(key))
+        patch.setattr(torch, "set_num_threads", lambda count: None)
+        worker.work(SimpleNamespace(queue=queue, slot=0, max_trials=0))
+    (key,) = given
+    return key
+
+
+def test_workers_get_the_key_of_the_sweeps_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a sweep with a secret key, and of one with the public test key."""
     keys = []
     for noise_key in ("secret", "test"):
         folder = folder_of(tmp_path / noise_key, noise_key=noise_key)
         task, weight_hash = build_task(folder.spec())
         context = SweepContext(spec=folder.spec(), folder=folder, facts=task.facts(), weight_hash=weight_hash)
-        keys.append(_worker_inputs(context, task).key)
+        keys.append(key_of_the_runner(_worker_inputs(context, task), monkeypatch))
         assert keys[-1] == folder.key() == (folder.path / "sweep.key").read_bytes()
     assert keys[0] != TEST_KEY
     assert keys[1] == TEST_KEY
