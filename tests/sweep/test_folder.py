@@ -1,15 +1,95 @@
-"""Which runs a resume leaves alone."""
+"""The folder of a sweep: a run is committed once, and workers get the folder's own key."""
 
+from __future__ import annotations
+
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
+from raydp.spec.document import load_spec
+from raydp.sweep.engine import worker
+from raydp.sweep.engine.context import SweepContext, WorkerInputs
+from raydp.sweep.engine.training import _worker_inputs
+from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.results import RunResult, Status
+from raydp.training.noise.stream import TEST_KEY
+from tests.builders.plans import plan_of_runs
+from tests.builders.specs import small_spec
+
+
+def folder_of(root: Path, **privacy: Any) -> SweepFolder:
+    spec = load_spec(small_spec(root, privacy={"target_epsilon": 8, "accountant": "rdp", **privacy}))
+    return SweepFolder.create(spec, lambda key: plan_of_runs())
+
+
+@pytest.mark.parametrize("status", ["finished", "stopped"])
+def test_a_run_that_has_ended_is_committed_once(tmp_path: Path, status: str) -> None:
+    """A second result, also one of another status, changes no file."""
+    folder = folder_of(tmp_path)
+    first = RunResult(run_id="run", status=status, utility_loss=1.5, reason="the first")
+    folder.commit(first)
+    written = (folder.trial("run") / "result.json").read_bytes()
+    for later in ("finished", "stopped", "failed"):
+        folder.commit(replace(first, status=later, utility_loss=2.5, reason="the second"))
+        assert folder.result("run") == first
+        assert (folder.trial("run") / "result.json").read_bytes() == written
+
+
+def test_a_second_commit_leaves_the_model_of_the_first(tmp_path: Path) -> None:
+    """As where a worker that was thought dead hands in its run after another worker has."""
+    folder = folder_of(tmp_path)
+    for attempt in ("attempt-1", "attempt-2"):
+        model = folder.trial("run") / attempt / "model"
+        model.mkdir(parents=True)
+        (model / "weights").write_text(attempt)
+        folder.commit(RunResult(run_id="run", status="finished", utility_loss=1.0, attempt=attempt))
+    assert (folder.trial("run") / "model" / "weights").read_text() == "attempt-1"
+
+
+def test_the_result_of_a_failed_run_is_replaced_by_that_of_the_next_attempt(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    folder.commit(RunResult(run_id="run", status="failed", reason="diverged"))
+    folder.commit(RunResult(run_id="run", status="finished", utility_loss=1.0))
+    assert folder.is_finished("run")
 
 
 @pytest.mark.parametrize(("status", "ended"), [("finished", True), ("stopped", True), ("failed", False)])
 def test_what_has_ended_is_not_run_again(status: Status, ended: bool, tmp_path: Path) -> None:
-    folder = SweepFolder(path=tmp_path)
+    folder = folder_of(tmp_path)
     folder.commit(RunResult(run_id="run", status=status))
     assert folder.has_ended("run") == ended
+
+
+def key_of_the_runner(inputs: WorkerInputs, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """Return the key that a worker gives its runner. Ray is replaced by stand-ins, and the worker takes no run."""
+    given: list[bytes] = []
+    train = SimpleNamespace(get_context=lambda: SimpleNamespace(get_world_size=lambda: 1))
+    util = SimpleNamespace(get_current_placement_group=lambda: None)
+    queue = SimpleNamespace(shared=SimpleNamespace(remote=lambda: [inputs]))
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "ray", SimpleNamespace(train=train, util=util, get=lambda value: value))
+        patch.setattr(worker, "get_device", lambda: torch.device("cpu"))
+        patch.setattr(worker, "_register", lambda *arguments: True)
+        patch.setattr(worker, "TrialRunner", lambda spec, task, model, comm, key: given.append(key))
+        patch.setattr(torch, "set_num_threads", lambda count: None)
+        worker.work(SimpleNamespace(queue=queue, slot=0, max_trials=0))
+    (key,) = given
+    return key
+
+
+def test_workers_get_the_key_of_the_sweeps_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a sweep with a secret key, and of one with the public test key."""
+    keys = []
+    for noise_key in ("secret", "test"):
+        folder = folder_of(tmp_path / noise_key, noise_key=noise_key)
+        task, weight_hash = build_task(folder.spec())
+        context = SweepContext(spec=folder.spec(), folder=folder, facts=task.facts(), weight_hash=weight_hash)
+        keys.append(key_of_the_runner(_worker_inputs(context, task), monkeypatch))
+        assert keys[-1] == folder.key() == (folder.path / "sweep.key").read_bytes()
+    assert keys[0] != TEST_KEY
+    assert keys[1] == TEST_KEY
