@@ -77,7 +77,7 @@ def noise_checks(method: NoisyMethod) -> list[Check]:
         ),
         check(
             "widening of the noise", NOISE_WIDENING, WIDENED, 1.001,
-            "std of the noise over σ c; pays for a sum that the lattice moves by 2^-13 c and for gradients 1e-5 c longer",
+            "std of the noise over σ c; pays for the lattice, 2^-13 c, and for rounded gradients, 1e-5 c",
         ),
     ]  # fmt: skip
 
