@@ -3,11 +3,14 @@
 import fcntl
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+VARIABLE = "XDG_CACHE_HOME"
+"""Environment variable with the folder of all caches of the user."""
 PART, LOCK = ".part", ".lock"
 ABANDONED_SECONDS = 86_400.0
 """Age of the newest file at which a scratch folder without a lock counts as abandoned. Earlier versions made such
@@ -16,7 +19,22 @@ folders."""
 
 def cache_dir() -> Path:
     """Return the folder of converted weights, calibrations and hidden states. It is safe to delete at any time."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "raydp"
+    return Path(os.environ.get(VARIABLE) or Path.home() / ".cache") / "raydp"
+
+
+@contextmanager
+def empty_cache() -> Iterator[None]:
+    """Use a new and empty cache folder during the block, in this process and its children."""
+    before = os.environ.get(VARIABLE)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[VARIABLE] = folder
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[VARIABLE]
+            else:
+                os.environ[VARIABLE] = before
 
 
 def stored_once(target: Path, write_fn: Callable[[Path], None]) -> Path:

@@ -123,6 +123,23 @@ def test_errors_over_secrets_are_students_with_the_covariance_of_a_mean_over_the
     assert np.abs(drawn.mean(axis=0)).max() < 0.01
 
 
+def test_errors_over_secrets_by_hand():
+    """1, 2, 3 and 6 have mean 3 and squares of 14 about it: 14 / 3 over secrets, over 4 secrets 7 / 6."""
+    _, covariance = secret_errors(np.array([[1.0, 2, 3, 6], [2.0, 4, 6, 12]]), np.random.default_rng(0), 1)
+    assert covariance == pytest.approx(np.array([[7 / 6, 14 / 6], [14 / 6, 28 / 6]]), rel=1e-12)
+
+
+def test_a_bound_over_secrets_by_hand():
+    """Student's t with 3 degrees of freedom at 95 %: 2.353363 of sqrt(7 / 6). There is one seed."""
+    values = np.array([[1.0, 2, 3, 6], [2.0, 4, 6, 12]])
+    table = planted(np.random.default_rng(0), [3.0, 6.0], [0.0, 0.0], 1).assign(run_id=["a", "b"])
+    rows = [(run, "x", f"s{i}", value) for run, row in zip("ab", values, strict=True) for i, value in enumerate(row)]
+    secrets = pd.DataFrame(rows, columns=["run_id", "score", "secret_id", "value"])
+    limit, text = upper_limit(table, configuration_means(table), (secrets, "x"))
+    assert limit == pytest.approx(np.array([3.0, 6.0]) + 2.353363 * np.sqrt([7 / 6, 28 / 6]), rel=1e-6)
+    assert text == "a 95 % upper limit of the mean score over secrets"
+
+
 def holds_the_first(rows):
     return next(row["indistinguishable"] for row in rows if row["num_steps"] == 1)
 

@@ -97,6 +97,17 @@ def test_the_error_of_the_controls_counts(controls, leaks):
     assert (leaks_of(*sweep(gains, controls=controls)).leaks == leaks).all()
 
 
+def test_the_smallest_excess_that_the_test_notices_by_hand():
+    """1 to 8 have mean 4.5 and squares of 42 about it: 6 over secrets, over 8 secrets 0.75.
+
+    Student's t with 7 degrees of freedom at 95 % is 1.894579. The controls' error of 0.5 adds 0.25 to the 0.75.
+    """
+    gains = np.broadcast_to(np.arange(1.0, 9), (2, 4, 8))
+    assert leaks_of(*sweep(gains)).detectable == pytest.approx([1.894579 * 0.75**0.5] * 4, rel=1e-6)
+    assert leaks_of(*sweep(gains, controls=0.5)).detectable == pytest.approx([1.894579] * 4, rel=1e-6)
+    assert leaks_of(*sweep(gains)).excess == pytest.approx([4.5] * 4)
+
+
 def test_seeds_of_one_configuration_do_not_hide_the_leak_of_another():
     """Ten nats for every secret in both seeds of one, while another's seeds are 150 nats apart."""
     gains = noise(np.random.default_rng(7), k=10)

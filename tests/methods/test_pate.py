@@ -178,6 +178,25 @@ def test_the_check_has_one_noise_on_the_largest_count() -> None:
     assert low <= answered.sum() <= high
 
 
+def test_the_check_and_the_answers_have_streams_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The accounted cost is that of independent noises."""
+    drawn: list[tuple[int, str, str]] = []
+    bits = KeyedStream.bits
+
+    def recorded(self: KeyedStream, count: int, *, step: int, purpose: str, name: str = "", start: int = 0) -> Any:
+        drawn.append((step, purpose, name))
+        return bits(self, count, step=step, purpose=purpose, name=name, start=start)
+
+    monkeypatch.setattr(KeyedStream, "bits", recorded)
+    votes = np.full((7, 3), 20)
+    PATE(num_queries=7).released(PLAN, votes, KEY)
+    of_answers = set(drawn)
+    drawn.clear()
+    PATE(num_queries=7, num_teachers=60, threshold=30.0, threshold_noise=0.5).released(PLAN, votes, KEY)
+    assert len(of_answers) == 1
+    assert len(set(drawn)) == 2, "one stream more: the check's own"
+
+
 def test_the_student_knows_nothing_but_the_answers(task: ClassificationTask, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same votes two disjoint data sets give the same student, and without noise a good one."""
     exact = np.eye(10, dtype=np.int64)[task.public.labels[:60]] * 1000

@@ -42,6 +42,7 @@ GUARANTEE = sys.modules["raydp.privacy.records.guarantee"]
 """The module: the package has a function of its name."""
 DISTINCT = "list(dict.fromkeys({}))"
 OF_USERS = {"users in a unit", "units of a user", "rows of a user in their unit"}
+REMAINDER = "bits of labels and the remainder of K"
 LOG_MEAN = (" + math.log(self.mean) / (order - 1)", "")
 
 
@@ -160,9 +161,12 @@ def test_a_choice_that_is_too_cheap(
          " (stream.bits(count, step=0, purpose='label') >> 17 << 16) + np.uint64(count))",
          "labels and the number of runs"),
         ("stream.bits(count, step=0, purpose='label') * 0 + np.uint64(7)", "different labels"),
+        ("(stream.bits(count, step=0, purpose='label') >> 2 << 1) | (count & 1)", REMAINDER),
+        ("(stream.bits(count, step=0, purpose='label') >> 1) & ~np.uint64(2**40) | np.uint64(2**38 * (count & 4))",
+         REMAINDER),
     ],
     ids=["the place", "grow with the place", "hold K", "K in the low bits", "the place in the low bits",
-         "K in all but the first", "all the same"],
+         "K in all but the first", "all the same", "the parity of K", "K mod 8 in bit 40"],
 )  # fmt: skip
 def test_labels_that_tell(monkeypatch: pytest.MonkeyPatch, labels: str, caught: str) -> None:
     rewrite(monkeypatch, draws, "draw", ('stream.bits(count, step=0, purpose="label") >> 1', labels))

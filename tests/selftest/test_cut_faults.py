@@ -18,9 +18,10 @@ from raydp.methods.dp import DPSGD
 from raydp.methods.mf import DPMF
 from raydp.models import adapters
 from raydp.privacy import PrivacyRecord
+from raydp.privacy.accounting import calibration
 from raydp.selftest import subjects
 from raydp.selftest.checks.cuts import cut_checks
-from raydp.selftest.checks.sweeps import _key_checks, _record_checks, _worker_checks, sweep_checks
+from raydp.selftest.checks.sweeps import _key_checks, _planned, _record_checks, _worker_checks, sweep_checks
 from raydp.selftest.subjects import DTYPES
 from raydp.spec.document import load_spec
 from raydp.sweep.engine.trial import TrialRunner
@@ -46,6 +47,22 @@ METHODS = [DPSGD(), DPSGD(clipping="adaptive"), DPMF(num_bands=4, momentum=0.5)]
 @pytest.mark.parametrize("method", METHODS, ids=["flat", "adaptive", "banded"])
 def test_without_a_fault_nothing_fails(method: DPSGD) -> None:
     assert not failed([*cut_checks(method), *sweep_checks(method)])
+
+
+def test_the_users_calibrations_do_not_hide_a_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The records are those of the code that runs, not of the code that filled the cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    _planned(DPSGD(), "prv", "secret")
+    _planned(DPSGD(), "rdp", "test")
+    filled = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert filled
+    assert not failed(sweep_checks(DPSGD()))
+    rewrite(
+        monkeypatch, calibration, "_solve",
+        ("with_noise(sigma), request.target.delta)", "with_noise(sigma), 2 * request.target.delta)"),
+    )  # fmt: skip
+    assert "δ that a record spends" in failed(sweep_checks(DPSGD()))
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == filled, "nor is anything written there"
 
 
 def test_ranks_that_each_take_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:

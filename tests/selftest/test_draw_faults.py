@@ -177,6 +177,17 @@ def test_votes_whose_noise_is_the_same_under_every_key(monkeypatch: pytest.Monke
     assert failed(vote_checks(PATE(threshold=30.0, threshold_noise=1.5))) == {"noise of two keys"}
 
 
+@pytest.mark.parametrize(
+    "noise",
+    ['stream.normal(len(votes), step=0, purpose="votes")', "noise[:, 0]", "noise.ravel()[: len(votes)]"],
+    ids=["the stream of the counts", "the first count's", "the first counts'"],
+)
+def test_a_threshold_whose_noise_is_that_of_the_counts(monkeypatch: pytest.MonkeyPatch, noise: str) -> None:
+    rewrite(monkeypatch, PATE, "released", ('stream.normal(len(votes), step=0, purpose="check")', noise))
+    found = failed(vote_checks(PATE(threshold=30.0, threshold_noise=1.5)))
+    assert found == {"noise of the threshold's check and on the counts"}
+
+
 def test_an_event_that_leaves_out_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     claiming(monkeypatch, DPSGD, num_steps=lambda steps: steps - 1)
     assert "updates that are not accounted" in failed(noise_checks(DPSGD()))

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from raydp.methods import base, dp
+from raydp.methods import base, dp, output_perturbation
 from raydp.methods.dp import DPSGD, DPAdam
+from raydp.methods.output_perturbation import OutputPerturbation
 from raydp.selftest import observe
 from raydp.selftest.base import Check
-from raydp.selftest.checks import audit
+from raydp.selftest.checks import audit, noise
 from raydp.selftest.checks.audit import audit_check, mu_lower_bound
 from raydp.selftest.checks.noise import noise_checks
+from raydp.selftest.checks.release import release_checks
 from raydp.selftest.checks.sampling import sampling_checks
 from raydp.selftest.checks.sensitivity import sensitivity_checks
 from raydp.selftest.subjects import DTYPES, toy_subjects
@@ -24,6 +26,7 @@ from raydp.training import loop
 from raydp.training.gradients import clipping, layers, vjp
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.thresholds import Clipping
+from raydp.training.noise import lattice
 from raydp.training.noise.correlated import CorrelatedNoise
 from raydp.training.trial_plan import TrialPlan
 from tests.selftest.faults import rewrite
@@ -210,6 +213,19 @@ def test_wrong_noise(plant: pytest.MonkeyPatch, changes: list[tuple[str, str]], 
     assert caught in found
     if "2 workers" in caught:
         assert "noise variance" not in found, "one worker alone cannot tell"
+
+
+def test_noise_that_is_narrower_than_sigma(plant: pytest.MonkeyPatch) -> None:
+    """In every module that has the constant, as where its definition is changed."""
+    for module in (lattice, loop, output_perturbation, noise):
+        plant.setattr(module, "NOISE_WIDENING", 0.95)
+    assert {"noise variance", "widening of the noise"} <= failed(noise_checks(DPSGD()))
+    assert "noise variance" in failed(release_checks(OutputPerturbation()))
+
+
+def test_noise_that_does_not_pay_for_rounding(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(noise, "NOISE_WIDENING", 1.0)
+    assert failed(noise_checks(DPSGD())) == {"widening of the noise"}
 
 
 def test_the_same_noise_on_every_parameter(plant: pytest.MonkeyPatch) -> None:

@@ -245,9 +245,9 @@ def test_what_was_not_drawn_is_skipped_with_its_reason(raydp, tmp_path: Path) ->
     world.finish(*drawn)
     assert source.next_run() is None
     assert source.finished
-    found = counts(world.folder)
-    assert (found["finished"], found["skipped"], found["pending"]) == (2, 6, 0)
-    assert {row["reason"] for row in found["search"]["skipped"]} == {"it was not drawn"}
+    ended = counts(world.folder)
+    assert (ended.finished, ended.skipped, ended.pending) == (2, 6, 0)
+    assert set(ended.search.skipped.values()) == {"it was not drawn"}
     status = raydp("status", world.folder.path)
     assert "2 finished" in status.out
     assert "1 configurations were drawn; 3 configurations skipped" in status.out

@@ -9,6 +9,8 @@ from pydantic import ValidationError
 
 from raydp.tasks.text.any_text import TextTask
 from raydp.tasks.text.corpus import is_held_out
+from raydp.tasks.text.examples import TokenizedExamples
+from raydp.tasks.text.language import content_hash
 
 ROWS = [f"Row {i}: the author writes about the draft, part {i * i}.\nSecond line {i}.\n" for i in range(60)]
 SECRET = {"prompt": "Call Mira", "continuation": " on 555-0142"}
@@ -178,3 +180,12 @@ def test_a_public_held_out_file_is_shaped_by_nothing_private(rows_file, write_js
 def test_part_of_the_private_data_cannot_be_declared_public(heldout_path):
     with pytest.raises(ValidationError, match=r"task\.heldout_is_public must go with a task\.heldout_path of its own"):
         TextTask(path="rows.jsonl", heldout_path=heldout_path, heldout_is_public=True)
+
+
+@pytest.mark.parametrize("part", [0, 1], ids=["training", "held-out"])
+def test_equal_lengths_and_other_tokens_are_another_task(part: int) -> None:
+    """A cache of hidden states that took both for one task would mix their data."""
+    parts = [TokenizedExamples.from_lists([[1, 2, 3], [4, 5]]) for _ in range(2)]
+    before = content_hash(parts[0], parts[1], [])
+    parts[part] = TokenizedExamples.from_lists([[1, 2, 3], [4, 6]])
+    assert content_hash(parts[0], parts[1], []) != before

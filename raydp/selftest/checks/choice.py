@@ -21,6 +21,8 @@ times as often, with the record and without, which costs log E[K]."""
 GAUSSIAN = 0.2
 """Ratio of sensitivity to noise std of one run."""
 NUM_KEYS, LEVEL = 1500, 1e-4
+"""Number of keys, and probability that labels which tell nothing fail a check."""
+LABEL_BITS, REMAINDERS = 63, (2, 4, 8)
 Masses = NDArray[np.float64]
 
 
@@ -158,6 +160,7 @@ def _labels() -> list[Check]:
     numbers = np.array([len(runs) for runs in draws])
     ranks = [abs(float(stats.spearmanr(part, numbers).statistic)) if np.ptp(part) else 1.0 for part in parts]
     reach = stats.norm.isf(LEVEL / 2 / len(parts)) / math.sqrt(NUM_KEYS - 1)
+    rarest, count = _rarest_bit(draws)
     return [
         check(
             "place of the largest label", (three.argmax(axis=1) == 2).mean(), low, high,
@@ -169,7 +172,26 @@ def _labels() -> list[Check]:
             "1 for a part that never changes",
         ),
         check(
+            "bits of labels and the remainder of K", rarest * count, LEVEL, math.inf,
+            f"smallest p-value of {count} exact binomial tests, times {count}: each bit of the first and the last "
+            f"label is set in half of the draws with each remainder of K by {', '.join(map(str, REMAINDERS))}",
+        ),
+        check(
             "different labels", len({label for runs in draws for _, label in runs}) / numbers.sum(), 1, 1,
             f"share of those of {NUM_KEYS} draws",
         ),
     ]  # fmt: skip
+
+
+def _rarest_bit(draws: list[list[tuple[int, int]]]) -> tuple[float, int]:
+    """Return the smallest p-value of all tests of a bit among the draws with one remainder of K, and their number."""
+    numbers = np.array([len(runs) for runs in draws])
+    labels = np.array([[runs[0][1], runs[-1][1]] for runs in draws], np.uint64)
+    bits = (labels[..., None] >> np.arange(LABEL_BITS, dtype=np.uint64) & np.uint64(1)).reshape(len(draws), -1)
+    p_values = []
+    for divisor in REMAINDERS:
+        for remainder in range(divisor):
+            chosen = bits[numbers % divisor == remainder]
+            fewer = np.minimum(chosen.sum(axis=0), (1 - chosen.astype(np.int64)).sum(axis=0))
+            p_values.append(np.minimum(1, 2 * stats.binom.cdf(fewer, len(chosen), 0.5)))
+    return float(np.min(p_values)), int(np.size(p_values))

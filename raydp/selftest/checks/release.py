@@ -16,7 +16,7 @@ from raydp.selftest.observe import NO_NOISE, OTHER_KEY, accounted_noise
 from raydp.selftest.ranks import on_ranks
 from raydp.tasks.classification.labelled import ClassificationTask, LabelledExamples, classification_task
 from raydp.training.comm import Comm, LocalComm
-from raydp.training.noise.lattice import LATTICE_SHARE, NOISE_WIDENING
+from raydp.training.noise.lattice import LATTICE_SHARE
 from raydp.training.noise.stream import TEST_KEY
 from raydp.training.trial import TrainingContext
 from raydp.training.trial_plan import TrialPlan
@@ -112,7 +112,7 @@ def _noise(
     noisy, quiet = (_weights(method, task, _plan(method, run_id, sigma), comm, key) for sigma in (SIGMA, NO_NOISE))
     sensitivity = method.descent(_plan(method, run_id, SIGMA)).sensitivity(NUM_STEPS)
     claimed = accounted_noise(method, _plan(method, run_id, SIGMA))
-    return ((noisy - quiet) / (claimed * sensitivity * NOISE_WIDENING)).numpy()
+    return ((noisy - quiet) / (claimed * sensitivity)).numpy()
 
 
 def _passes(method: OutputPerturbation) -> list[int]:

@@ -37,6 +37,8 @@ def vote_checks(method: PATE) -> list[Check]:
        Some query's counts move by sqrt(2).
     2. Of two classes, the one with fewer votes wins as often as noise of the accounted size implies. The largest count
        passes the threshold as often as accounted noise implies. Under two keys the noise is independent.
+    3. Whether a query is answered says nothing about the noise on the counts, because both are accounted as
+       independent.
     """
     task = _task()
     whole = _votes(task, LocalComm())
@@ -81,10 +83,32 @@ def _noise_checks(method: PATE) -> list[Check]:
     if asked.threshold is not None and asked.threshold_noise is not None:
         sigma1 = asked.threshold_noise * sigma
         count = max(0, round(asked.threshold - sigma1))
-        _, answered = asked.released(PLAN, np.full((DRAWS, NUM_CLASSES), count), TEST_KEY)
+        answers, answered = asked.released(PLAN, np.full((DRAWS, NUM_CLASSES), count), TEST_KEY)
         passes = stats.norm.sf((asked.threshold - count) / sigma1)
         checks.append(_share("noise of the threshold's check", answered.mean(), passes, "queries with an answer"))
+        checks.append(_independence(answers, answered, passes))
     return checks
+
+
+def _independence(answers: NDArray[np.int64], answered: NDArray[np.bool_], passes: float) -> Check:
+    """Check the correlation of the threshold's noise with the noise on the counts, for equal counts.
+
+    An answer shows the largest noise of its query. The i-th noise of the threshold is compared with the noise on each
+    count of the i-th query, and with the i-th noise of all counts in a row.
+    """
+    queries, classes = np.divmod(np.arange(DRAWS), NUM_CLASSES)
+    largest = [*(answers == c for c in range(NUM_CLASSES)), answers[queries] == classes]
+    std = math.sqrt(passes * (1 - passes))
+    share = 1 / NUM_CLASSES
+    products = [
+        float(np.mean((answered - passes) / std * (chosen - share) / math.sqrt(share * (1 - share))))
+        for chosen in largest
+    ]
+    bound = stats.norm.isf(LEVEL / 2 / len(products)) / math.sqrt(DRAWS)
+    return check(
+        "noise of the threshold's check and on the counts", max(products, key=abs), -bound, bound,
+        f"largest of {len(products)} correlations of {DRAWS} queries with an answer and classes that win",
+    )  # fmt: skip
 
 
 def _share(name: str, figure: float, expected: float, detail: str) -> Check:
