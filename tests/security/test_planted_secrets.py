@@ -1,4 +1,4 @@
-"""Nothing of the data, the key or the credentials in anything that a sweep leaves or says (CONVENTIONS 15)."""
+"""Nothing of the data, the key or the credentials in anything that a sweep leaves or says (SECURITY.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No message shows what is in a file, whatever file is given where (CONVENTIONS 15, SECURITY.md)."""
+"""No message shows what is in a file, whatever file is given where (SECURITY.md)."""
 
 from __future__ import annotations
 

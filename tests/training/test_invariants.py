@@ -1,4 +1,4 @@
-"""Given the same key, the update sequence does not depend on how the work is cut (CONVENTIONS 21)."""
+"""Given the same key, the update sequence does not depend on how the work is cut."""
 
 from __future__ import annotations
 
