@@ -45,13 +45,7 @@ class LedgerSummary(TypedDict):
     note: str
 
 
-class Steering(TypedDict, total=False):
-    """A note on results that chose what ran next, if there were any."""
-
-    note: str
-
-
-class JointCost(Steering):
+class JointCost(TypedDict):
     """The joint cost of several models.
 
     Keys:
@@ -59,12 +53,14 @@ class JointCost(Steering):
         delta: δ of all models.
         accountant: registry name.
         reason: why the accountant has no answer.
+        note: what ε does not cover, if results chose what ran next.
     """
 
     epsilon: float | str | None
     delta: float
     accountant: str
     reason: NotRequired[str]
+    note: NotRequired[str]
 
 
 class ReleasedTogether(JointCost):

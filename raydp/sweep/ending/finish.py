@@ -83,9 +83,8 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
     if all(math.isfinite(record.accounted.epsilon) for record in plan.privacy.values()):
         aliases["privacy-preferred"] = selected  # only for models with a guarantee
     alarm = alarm_of(folder.path, selected)
-    if (
-        alarm is not None and aliases.pop("privacy-preferred", None) is not None
-    ):  # and not if an audit refutes the guarantee
+    # An audit that refutes the guarantee keeps the alias away too.
+    if alarm is not None and aliases.pop("privacy-preferred", None) is not None:
         stderr.print(f"warning: privacy-preferred is not set: {alarm}", style="red", markup=False)
     set_aliases(recorder.tracker, aliases if spec.task.params.for_use else {})
     report = folder.path / "report.html"

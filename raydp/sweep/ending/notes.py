@@ -38,10 +38,8 @@ def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = F
         worst_case: whether the report shows the largest value over the secrets.
     """
     plan = folder.plan()
-    written, selected_by = (
-        folder.names(),
-        folder.select().score,
-    )  # reading the whole spec would import the training code
+    # Reading the whole spec would import the training code.
+    written, selected_by = folder.names(), folder.select().score
     measured = scores_of(folder, BASE_RUN, measured_later(folder)).get(score or selected_by)
     base = None if measured is None else max(measured.per_secret.values()) if worst_case else measured.value
     named = score or selected_by

@@ -15,14 +15,7 @@ BLIND = {"procedure", "best-utility", "worst-utility"}
 
 
 def searched(spec: SweepSpec, trials: Sequence[TrialPlan]) -> Searched:
-    """Return what was tuned.
-
-    Returns:
-        "hyperparameters": name -> the values that were tried, if there were several; "configurations": their number;
-        "seeds": labels of the repetitions; "rule": the rule of the selection; "search": the search, if there is one;
-        "chosen_on": the figures that decide and the data that they are computed on; "elsewhere": what is fixed in this
-        sweep and may have been tuned before.
-    """
+    """Return what was tuned. The keys are those of `Searched`."""
     values = {name: sorted({getattr(trial, name) for trial in trials}) for name in HYPERPARAMETERS}
     chosen, on = spec.select, []
     search = spec.space.search
