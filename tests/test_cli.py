@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import version
@@ -331,6 +336,26 @@ def test_a_report_is_overwritten_only_with_force(raydp: Command, points: Path, t
     assert (answer.code, "--output must be a new file" in answer.err, page.read_text()) == (2, True, "mine")
     assert raydp("report", points, "-o", page, "--force").code == 0
     assert page.read_text() != "mine"
+
+
+@pytest.mark.parametrize(("answer", "code", "kept"), [("n", 2, True), ("y", 0, False)])
+def test_at_a_terminal_the_user_is_asked_before_a_report_is_overwritten(
+    points: Path, tmp_path: Path, answer: str, code: int, kept: bool
+) -> None:
+    page = tmp_path / "report.html"
+    page.write_text("mine")
+    terminal, other_end = pty.openpty()
+    command = [sys.executable, "-m", "raydp", "report", str(points), "-o", str(page)]
+    process = subprocess.Popen(command, stdin=other_end, stdout=subprocess.DEVNULL, stderr=other_end, cwd=tmp_path)
+    os.close(other_end)
+    os.write(terminal, f"{answer}\n".encode())
+    said = b""
+    with contextlib.suppress(OSError):  # the other end is closed when the command ends
+        while chunk := os.read(terminal, 4096):
+            said += chunk
+    assert process.wait(timeout=60) == code
+    assert b"Overwrite it? [y/N]" in said
+    assert (page.read_text() == "mine") == kept
 
 
 def test_the_plans_document_has_the_counts_and_caveats_of_its_text(

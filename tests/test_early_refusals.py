@@ -43,6 +43,9 @@ MISTAKES: dict[str, dict[str, Any]] = {
     "a file": {"task": {"name": "text", "path": "nowhere.jsonl"}},
     "a file of secrets": {"task": {"name": "text", "path": "data.jsonl", "secrets": "nowhere.jsonl"}},
     "a column": {"task": {"name": "text", "path": "data.jsonl", "column": "bdy"}},
+    "a model's name": {"model": {"name": "tinny"}},
+    "a folder without a model": {"model": {"name": "./empty"}},
+    "a layer's name": {"model": {"name": "tiny", "adapter": {"type": "lora", "target_modules": ["qq"]}}},
     "a store": {"tracking": {"uri": "mysqlx://foo"}},
     "a folder": {"storage": "/proc/nope"},
     "steps": {"space": {"batch_size": [32], "num_steps": [10**11], "learning_rate": [0.01]}},
@@ -130,7 +133,7 @@ def test_defaults_pass_the_first_check(kind: registries.Kind) -> None:
 def test_the_first_check_says_what_the_whole_one_says(tmp_path: Path) -> None:
     for changes in MISTAKES.values():
         spec = small_spec(tmp_path, **changes)
-        if {"tracking", "storage"} & set(changes) or changes.get("task", {}).get("name") == "text":
+        if {"tracking", "storage", "model"} & set(changes) or changes.get("task", {}).get("name") == "text":
             continue  # the file is right; the machine or other files are not
         with pytest.raises(ValueError, match=r"must|unknown") as first:
             draft_spec(spec)

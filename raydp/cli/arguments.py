@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,12 +62,15 @@ def check_page(output: Path) -> None:
 
 
 def check_new(output: Path, *, force: bool) -> None:
-    """Check that a command does not overwrite an existing file, unless --force is given.
+    """Check that a command does not overwrite an existing file without --force. At a terminal the user is asked.
 
     Raises:
-        ValueError: the file exists, and --force is not given.
+        ValueError: the file exists, --force is not given, and the user does not agree.
     """
-    if output.is_file() and not force:
+    if force or not output.is_file():
+        return
+    asked = sys.stdin.isatty() and sys.stderr.isatty()
+    if not (asked and typer.confirm(f"{output} exists. Overwrite it?", err=True)):
         raise ValueError(f"--output must be a new file, got {str(output)!r}. Choose another name, or add --force.")
 
 

