@@ -28,7 +28,8 @@ import torch
 from machine import describe
 from plain_miniprompt import Plain
 
-from raydp.models.base_models import SMOLLM2, LoadedModel, load_base
+from raydp.models.base_models import LoadedModel, load_base
+from raydp.models.finding import SMOLLM2
 from raydp.models.sets import TrainedModels
 from raydp.scores.base import Context
 from raydp.scores.language.decoding import evaluating

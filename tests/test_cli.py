@@ -144,8 +144,8 @@ def test_select_prints_the_selection_of_analysis(raydp: Command, points: Path) -
     expected = select(load_points(points), max_loss=3.2)
     chosen = ("batch_size", "num_steps", "learning_rate")
     assert {name: answer[name] for name in chosen} == asdict(expected.configuration)
-    assert answer["rule"] == "checked-procedure"
-    assert [step["name"] for step in answer["steps"]][-1] == "worst utility"
+    assert answer["rule"] == "informed"
+    assert [step["name"] for step in answer["steps"]][-1] == "best utility"
     best = raydp("select", points, "--rule", "best-utility", "--json").json()
     means = load_points(points).groupby(list(chosen))["utility_loss"].mean()
     assert best["utility_loss"] == pytest.approx(means.min(), abs=1e-12)
@@ -160,11 +160,11 @@ def test_the_points_of_a_sweep_are_selected_from_as_the_sweep_does(
     chosen = {"score": "vmr_exact", "rule": "best-utility", "max_loss": 3.3}
     assert write_spec(select=chosen).parent == points.parent
     beside = raydp("select", points, "--json").json()
-    assert (alone["rule"], alone["max_loss"]) == ("checked-procedure", None)
+    assert (alone["rule"], alone["max_loss"]) == ("informed", None)
     assert (beside["rule"], beside["max_loss"]) == ("best-utility", 3.3)
     assert beside == select(load_points(points), rule="best-utility", max_loss=3.3).to_dict()
     other = points.rename(tmp_path / "other.csv")
-    assert raydp("select", other, "--json").json()["rule"] == "checked-procedure", "not the sweep's own table"
+    assert raydp("select", other, "--json").json()["rule"] == "informed", "not the sweep's own table"
 
 
 def test_the_package_lists_what_it_offers() -> None:

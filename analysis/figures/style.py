@@ -19,7 +19,7 @@ SEQUENCE = ("#2b83c6", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#
 SYMBOLS = ("circle", "diamond", "square", "triangle-up")
 """Symbols that tell groups apart if there are more groups than colours."""
 MARKS = {
-    "checked-procedure": ("cross-open", 12, "#7a5ba6"),
+    "informed": ("cross-open", 12, "#7a5ba6"),
     "procedure": ("circle-open", 15, "#d55e00"),
     "best-utility": ("square-open", 19, "#009e73"),
     "worst-utility": ("triangle-up-open", 21, "#e69f00"),

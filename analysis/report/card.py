@@ -35,7 +35,11 @@ def card(points: pd.DataFrame, selected: Selection, told: Mapping[str, str]) -> 
     rows = [("Model", selected.model_uri or "none recorded"), ("Configuration", str(selected.configuration))]
     own = points[np.array([c == selected.configuration for c in configurations(points)])]
     rows += [(label, _largest(own[name])) for name, label in _GUARANTEE.items() if name in own]
-    rows += [("Utility loss", number(selected.utility_loss)), ("Score", _score(selected))]
+    rows += [("Utility loss", number(selected.utility_loss)), ("Score, measured", _score(selected))]
+    if selected.decision is not None:
+        low, high = selected.decision.interval
+        expected = f"{number(selected.decision.estimate)}, 95 % interval {number(low)} to {number(high)}"
+        rows.append(("Score, corrected for the selection", expected))
     return facts([*rows, *told.items()])
 
 

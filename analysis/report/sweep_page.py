@@ -33,6 +33,7 @@ from analysis.report.threshold_slider import configurations_table, live_data, st
 from analysis.selection.by_threshold import SelectionsByThreshold, selections_by_threshold
 from analysis.selection.choice import Selection, select
 from analysis.selection.constraints import Constraints
+from analysis.selection.words import in_words
 from analysis.tables.per_secret import is_logarithmic, own_score
 from analysis.tables.points import configuration_means, require_hyperparameters
 from search_spaces.configuration import Configuration
@@ -106,6 +107,7 @@ def write_report(
     body = [
         f"<h1>{escape(title)}</h1>",
         paragraph(headline_sentence(headline, compared[_BEST], relative=relative), css="headline"),
+        bullets(in_words(headline)),
         paragraph(headline.explanation) if headline.explanation else "",
         paragraph(_context(headline, compared, base_utility_loss, base_score, start_text(at_thresholds))),
         paragraph(_worst_secret(points, headline, by_secret)) if by_secret is not None else "",

@@ -10,8 +10,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.selection.constraints import Constraints
-from analysis.selection.leakage import measured_leakage
-from analysis.selection.rules import Layout, choose, rule_names
+from analysis.selection.evidence import Evidence, certainty_at
+from analysis.selection.rules import INFORMED, Layout, choose, rule_names, rule_steps
 from analysis.selection.thresholds import select_at_thresholds
 from analysis.surface.surrogate import TooManyError
 from analysis.tables.points import configuration_means, require_hyperparameters
@@ -87,8 +87,7 @@ def selections_by_threshold(
     thresholds = thresholds[evenly(len(thresholds), max_thresholds)]
     given = constraints.threshold(means)
     # Apply every rule, at the given constraints and along the thresholds.
-    leakage = measured_leakage(points, means, by_secret, logarithmic=logarithmic)
-    layout = Layout.of(means, None if leakage is None else leakage.leaks)
+    layout = Evidence.of(points, means, constraints, by_secret=by_secret, logarithmic=logarithmic).layout
     selected, start, reasons = {}, {}, {}
     for rule in rule_names():
         try:
@@ -127,7 +126,7 @@ def _all(means: pd.DataFrame, kept: list[Pool]) -> Pool:
 def _along(rule: str, layout: Layout, allowed: Pool, thresholds: Array) -> Positions:
     """Return a rule's selection at each threshold, shape [k]."""
     loss = layout.utility_loss
-    if not allowed.all():
+    if rule_steps(rule) is INFORMED or not allowed.all():
         return np.concatenate([_from_pools(rule, layout, allowed, part) for part in np.array_split(thresholds, 8)])
     one = replace(layout, utility_loss=loss[None], score=layout.score[None])
     at_every = select_at_thresholds(rule, one)[0]
@@ -142,4 +141,6 @@ def _from_pools(rule: str, layout: Layout, allowed: Pool, thresholds: Array) -> 
     """Return a rule's selection from the allowed configurations at each threshold, shape [k]."""
     shape = (len(thresholds), len(allowed))
     pools = within(np.broadcast_to(layout.utility_loss, shape), np.broadcast_to(thresholds[:, None], shape)) & allowed
+    if rule_steps(rule) is INFORMED and layout.models.means["num_seeds"].max() > 1:
+        layout = layout.with_certainty(certainty_at(layout.models.losses, thresholds))
     return choose(rule, layout, pools)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from analysis.selection.constraints import Constraints
 from analysis.selection.contenders import Contenders
+from analysis.selection.decision import Decision
 from analysis.tables.points import configurations, other_rows
 from search_spaces.configuration import HYPERPARAMETERS, Configuration, Hyperparameters
 
@@ -48,6 +49,17 @@ def at_the_corner(means: pd.DataFrame, passed: NDArray[np.bool_], constraints: C
     else:
         return [f"On a full grid without a utility threshold, {always}. Set max_loss or min_utility_gain."]
     return [f"{given} excluded nothing: on a full grid {always}. {remedy} to exclude something."]
+
+
+def improbable(decision: Decision) -> list[str]:
+    """Warn if the selected configuration keeps to the utility threshold with less probability than the confidence."""
+    probability = decision.utility_probability
+    if probability is None or probability >= decision.confidence:
+        return []
+    return [
+        f"The selected configuration keeps to the utility threshold with a probability of {probability:.0%}, less than "
+        f"{decision.confidence:.0%}. Add seeds, or lower the threshold's demand."
+    ]
 
 
 def unsupported(compared: Contenders, members: int) -> list[str]:

@@ -9,17 +9,17 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.selection.cautions import at_the_corner, beaten, left_out, unsupported, without_guarantee
+from analysis.selection.cautions import at_the_corner, beaten, improbable, left_out, unsupported, without_guarantee
 from analysis.selection.constraints import Constraints
 from analysis.selection.contenders import Contenders, contenders
+from analysis.selection.decision import Decision, decide
 from analysis.selection.default import DEFAULT_RULE
-from analysis.selection.leakage import Leakage, measured_leakage
+from analysis.selection.evidence import Evidence
 from analysis.selection.reference import REFERENCE_RULES
 from analysis.selection.rules import (
     BEST_UTILITY,
     LEAKAGE_CHECK,
-    SCORE_CHECK,
-    Layout,
+    UTILITY_CHECK,
     Rule,
     choose,
     dominates,
@@ -27,7 +27,6 @@ from analysis.selection.rules import (
     rule_steps,
 )
 from analysis.selection.shown import html_table
-from analysis.statistics.noise import means_by_secret
 from analysis.tables.points import (
     configuration_means,
     configurations,
@@ -83,7 +82,9 @@ class Selection:
         steps: what each step kept, the utility threshold first if there is one.
         model_uri: models:/name/version of its first listed seed that finished, None if the table has none.
         max_loss: the utility threshold that was applied, None without one.
-        explanation: why the rule "checked-procedure" did not follow the procedure, None if it did.
+        explanation: why the rule "informed" did not follow the scores, or how the scores contradict Algorithm 1. None
+            if there is nothing to explain.
+        decision: how sure the choice is, None if the selection was not made by a rule.
         warnings: what the user should know before relying on the selection.
         contenders: which configurations may have the lowest score, None if that was not computed.
         constraints: the constraints that were applied, None if the selection was not made by a rule.
@@ -100,6 +101,7 @@ class Selection:
     warnings: tuple[str, ...] = ()
     contenders: Contenders | None = None
     constraints: Constraints | None = None
+    decision: Decision | None = None
 
     def to_dict(self) -> dict[str, object]:
         """Return the document that `raydp select --json` prints."""
@@ -114,6 +116,7 @@ class Selection:
             "model_uri": self.model_uri,
             "warnings": list(self.warnings),
             **({} if self.contenders is None else {"uncertainty": self.contenders.to_dict()}),
+            **({} if self.decision is None else {"decision": self.decision.to_dict()}),
         }
 
     def __repr__(self) -> str:
@@ -127,8 +130,9 @@ class Selection:
     def _summary(self) -> dict[str, object]:
         """Return the fields that a reader looks for first."""
         figures = {"utility_loss": f"{self.utility_loss:.4g}", "score": f"{self.score:.4g}", "rule": self.rule}
+        decided = {} if self.decision is None else {"state": self.decision.state}
         warned = {"warnings": len(self.warnings)} if self.warnings else {}
-        return {"configuration": self.configuration, **figures, "model_uri": self.model_uri, **warned}
+        return {"configuration": self.configuration, **figures, **decided, "model_uri": self.model_uri, **warned}
 
 
 def select(
@@ -147,12 +151,12 @@ def select(
 
     Args:
         points: a points table (see `load_points`); the order of its rows never matters for what is selected.
-        rule: a name in `RULES`: "checked-procedure" (Algorithm 1 unless the scores contradict it), "procedure"
-            (Algorithm 1: needs no score of its own), "best-utility", ...; or in `REFERENCE_RULES`, of training and
+        rule: a name in `RULES`: "informed" (the lowest expected score), "procedure" (Algorithm 1: needs no score of its
+            own), "best-utility", ...; or in `REFERENCE_RULES`, of training and
             reference data: "public-reference", ...
         max_loss, min_utility_gain, base_utility_loss, max_score, at_most: see `Constraints`.
         by_secret: the content of the sweep's secrets.parquet and the score's name. With it, the uncertainty includes
-            the choice of secrets, and "checked-procedure" can test whether anything leaks. Without it, the uncertainty
+            the choice of secrets, and "informed" can test whether anything leaks. Without it, the uncertainty
             is over seeds alone.
         logarithmic: whether that score is a logarithm, so that ratios of it say nothing. None: its name decides, if it
             is a built-in score.
@@ -166,7 +170,7 @@ def select(
 
     Source: Hu et al. 2025, Algorithm 1, §4.2 and §4.3.
     """
-    # Gather the means and the configurations that keep to the constraints.
+    # Gather the means, the models of the figures and the configurations that keep to the constraints.
     steps = _steps(rule)
     points = require_hyperparameters(points)
     means = configuration_means(points)
@@ -178,42 +182,33 @@ def select(
         at_most=at_most or {},
     )
     listed = np.array(configurations(means), dtype=object)
-    pool = np.ones(len(means), dtype=np.bool_)
-    record: list[SelectionStep] = []
     narrowings = constraints.narrowings(points, means, by_secret)
     narrowings += [REFERENCE_RULES[rule].narrowing(points)] if rule in REFERENCE_RULES else []
-    for name, text, kept in narrowings:
-        if not (pool & kept).any():
-            raise ValueError(
-                f"constraints must leave a configuration, got none that keeps to the {name} and those before it. "
-                "Relax one of them."
-            )
-        record.append(_step(name, text, listed, pool, pool & kept))
-        pool = pool & kept
+    passed, record = _narrowed(listed, narrowings)
+    evidence = Evidence.of(points, means, constraints, by_secret=by_secret, logarithmic=logarithmic)
     # Apply the rule's steps to the configurations that keep to the constraints.
-    passed = pool
-    leakage = measured_leakage(points, means, by_secret, logarithmic=logarithmic)
-    layout = Layout.of(means, None if leakage is None else leakage.leaks)
-    decisive = None
+    pool, quiet, compared = passed, False, passed
     for step in steps:
-        kept = step.keep(layout, pool)
-        text = LEAKAGE_NOT_CHECKED if step.name == LEAKAGE_CHECK and leakage is None else step.text
-        record.append(_step(step.name, text, listed, pool, kept))
-        if step.name in (LEAKAGE_CHECK, SCORE_CHECK) and (pool & ~kept).any():
-            decisive = step.name
+        kept = step.keep(evidence.layout, pool)
+        untested = step.name == LEAKAGE_CHECK and evidence.leakage is None
+        record.append(_step(step.name, LEAKAGE_NOT_CHECKED if untested else step.text, listed, pool, kept))
+        quiet |= step.name == LEAKAGE_CHECK and bool((pool & ~kept).any())
         pool = kept
+        if step.name == UTILITY_CHECK and not quiet:
+            compared = kept
     # Take the first survivor, and judge how far the data support it.
     selected = int(pool.argmax())
-    compared = contenders(
-        means, passed, selected, by_secret=None if by_secret is None else means_by_secret(points, *by_secret)
-    )
-    by_procedure = rule == "procedure" or (rule == "checked-procedure" and decisive is None)
-    by_scores = rule not in _UNMINDFUL and decisive != LEAKAGE_CHECK
+    scores, certainty = evidence.layout.models.scores, evidence.layout.certainty
+    decision = decide(means, compared, selected, scores, logarithmic=evidence.logarithmic, certainty=certainty)
+    rivals = contenders(means, passed, selected, by_secret=evidence.of_secrets, draws=scores.draws)
+    settled = rule == DEFAULT_RULE and decision.state != "undecided"
+    by_scores = rule not in _UNMINDFUL and not quiet and not settled
     warnings = [
         *without_guarantee(points, listed[selected]),
         *left_out(points),
-        *(at_the_corner(means, passed, constraints) if by_procedure else []),
-        *(unsupported(compared, int(passed.sum())) if by_scores else []),
+        *(at_the_corner(means, passed, constraints) if rule == "procedure" else []),
+        *improbable(decision),
+        *(unsupported(rivals, int(passed.sum())) if by_scores else []),
         *beaten(means, passed, selected),
     ]
     return Selection(
@@ -224,33 +219,51 @@ def select(
         steps=tuple(record),
         model_uri=means["model_uri"].iloc[selected],
         max_loss=None if (threshold := constraints.threshold(means)) is None else float(threshold.max()),
-        explanation=_explanation(decisive, leakage, layout, passed, listed),
+        explanation=_explanation(rule, quiet, evidence, passed, listed),
         warnings=tuple(warnings),
-        contenders=compared,
+        contenders=rivals,
         constraints=constraints,
+        decision=decision,
     )
 
 
+def _narrowed(
+    listed: NDArray[np.object_], narrowings: list[tuple[str, str, NDArray[np.bool_]]]
+) -> tuple[NDArray[np.bool_], list[SelectionStep]]:
+    """Return the configurations that keep to all constraints, [m], and the record of each constraint.
+
+    Raises:
+        ValueError: no configuration keeps to all of them.
+    """
+    pool = np.ones(len(listed), dtype=np.bool_)
+    record: list[SelectionStep] = []
+    for name, text, kept in narrowings:
+        if not (pool & kept).any():
+            raise ValueError(
+                f"constraints must leave a configuration, got none that keeps to the {name} and those before it. "
+                "Relax one of them."
+            )
+        record.append(_step(name, text, listed, pool, pool & kept))
+        pool = pool & kept
+    return pool, record
+
+
 def _explanation(
-    decisive: str | None,
-    leakage: Leakage | None,
-    layout: Layout,
-    passed: NDArray[np.bool_],
-    listed: NDArray[np.object_],
+    rule: str, quiet: bool, evidence: Evidence, passed: NDArray[np.bool_], listed: NDArray[np.object_]
 ) -> str | None:
-    """Explain why the selection differs from the procedure's. Return None if it does not."""
-    if decisive == LEAKAGE_CHECK and leakage is not None:
-        return leakage.sentence(passed)
-    if decisive != SCORE_CHECK:
+    """Explain why the selection is by utility, or how the scores contradict Algorithm 1. Return None otherwise."""
+    if quiet and evidence.leakage is not None:
+        return evidence.leakage.sentence(passed)
+    if rule != DEFAULT_RULE:
         return None
-    position = choose("procedure", layout, passed)
-    better = int((passed & dominates(layout, position[..., None])).sum())
+    position = choose("procedure", evidence.layout, passed)
+    better = int((passed & dominates(evidence.layout, position[..., None])).sum())
+    if not better:
+        return None
     others = f"{better} configurations have" if better > 1 else "one configuration has"
     return (
         f"The scores contradict the rule procedure, which would select {listed[int(position)]}: {others} neither more "
-        "loss nor a higher score. The selection therefore follows the scores: it has the lowest measured score of "
-        f"{int(passed.sum())} configurations that keep to the constraints. `--rule procedure` selects by (b, T, η) "
-        "alone."
+        "loss nor a higher score. `--rule procedure` selects by (b, T, η) alone."
     )
 
 

@@ -44,6 +44,11 @@ class Constraints:
     max_score: float | None = None
     at_most: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def bounds_utility(self) -> bool:
+        """Return whether there is a utility threshold."""
+        return self.max_loss is not None or self.min_utility_gain is not None
+
     def threshold(self, means: pd.DataFrame) -> Array | None:
         """Return the largest mean utility loss allowed to each configuration, shape [m]. None without a threshold."""
         return loss_threshold(

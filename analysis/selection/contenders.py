@@ -83,6 +83,7 @@ def contenders(
     selected: int,
     *,
     by_secret: Array | None = None,
+    draws: Array | None = None,
     num_draws: int = DRAWS,
     seed: int = 0,
 ) -> Contenders:
@@ -93,6 +94,8 @@ def contenders(
         pool: [m] whether a configuration is a member of the pool.
         selected: the position of the selected configuration.
         by_secret: [m, k] means by secret, to include the choice of secrets in the errors.
+        draws: [num_draws, m] joint draws of the true scores, for the probabilities. None: the errors are drawn around
+            the means, as if nothing else were known.
         num_draws, seed: number of draws of the errors, and their seed.
 
     Guarantee:
@@ -135,13 +138,13 @@ def contenders(
     levels = tuple(name for name, known in (("seeds", noise), ("secrets", by_secret)) if known is not None)
     compared = _Compared(
         score=score[members],
-        errors=errors,
         noise=noise,
         of_secrets=of_secrets,
         num_secrets=0 if by_secret is None else by_secret.shape[1],
         level=(1 - CONFIDENCE) / others,
     )
-    rows = _rows(means.iloc[members], compared if levels else None, unit)
+    drawn = score[members] + errors if draws is None else draws[:, members]
+    rows = _rows(means.iloc[members], compared if levels else None, unit, drawn)
     if not levels:
         return Contenders(verdict="unknown", levels=(), rows=rows, further_seeds=(), reason=_NO_ERRORS)
     inside = compared.may_be_lowest
@@ -168,7 +171,6 @@ class _Compared:
 
     Attributes:
         score: [k] means, ascending.
-        errors: [draws, k] drawn errors of the means.
         noise: noise over seeds, None if it is unknown.
         of_secrets: [k, k] covariance of the errors over secrets.
         num_secrets: number of secrets, 0 if their choice is not counted.
@@ -176,7 +178,6 @@ class _Compared:
     """
 
     score: Array
-    errors: Array
     noise: SeedNoise | None
     of_secrets: Array
     num_secrets: int
@@ -258,8 +259,13 @@ class _Compared:
                 return nothing, reason
 
 
-def _rows(listed: pd.DataFrame, compared: _Compared | None, unit: float) -> tuple[Contender, ...]:
-    """Return the compared configurations as data for JSON. `unit` is the unit of the compared scores."""
+def _rows(listed: pd.DataFrame, compared: _Compared | None, unit: float, draws: Array) -> tuple[Contender, ...]:
+    """Return the compared configurations as data for JSON.
+
+    Args:
+        unit: the unit of the compared scores.
+        draws: [num_draws, k] draws of the true scores, in any unit.
+    """
     rows: list[Contender] = [
         {
             **c.to_json(),
@@ -273,8 +279,7 @@ def _rows(listed: pd.DataFrame, compared: _Compared | None, unit: float) -> tupl
     if compared is None:
         return tuple(rows)
     own = unit * np.sqrt(np.diag(compared.of_secrets) + compared.variances())
-    lowest = (compared.score + compared.errors).argmin(axis=1)
-    probability = np.bincount(lowest, minlength=len(rows)) / len(compared.errors)
+    probability = np.bincount(draws.argmin(axis=1), minlength=len(rows)) / len(draws)
     figures = zip(own.tolist(), compared.may_be_lowest.tolist(), probability.tolist(), strict=True)
     for row, (error, inside, share) in zip(rows, figures, strict=True):
         row["std_error"], row["indistinguishable"], row["probability"] = error, inside, share

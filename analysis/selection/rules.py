@@ -7,7 +7,7 @@ of pools at once, so selecting from one table and evaluating the risk at every t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import entry_points
 from typing import Literal
@@ -19,11 +19,15 @@ from numpy.typing import NDArray
 from analysis.selection.knee import nearest_to_both_ends
 from analysis.statistics.heuristics import Coded, Codes, pair_blocks
 from analysis.statistics.noise import SeedNoise
+from analysis.surface.hierarchy import Posterior, loss_posterior, score_posterior
 from analysis.surface.surrogate import Surface
 from search_spaces.names import unknown_name
 
 Array = NDArray[np.float64]
 Pools = NDArray[np.bool_]
+
+CONFIDENCE = 0.95
+"""The probability with which a configuration must keep to the utility threshold, and with which a choice is decided."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,52 +38,86 @@ class Layout:
         coded: the integer codes that the heuristics compare.
         utility_loss: [..., m], lower is better.
         score: [..., m], higher is more leakage; `procedure` does not use it.
-        smoother: fits a smooth surface through the scores when a rule first needs it.
+        models: models of the figures, fitted when a rule first needs them.
         leaks: [m] which configurations leak measurably (see `leakage`), None if that is unknown.
+        certainty: [..., m] probability that a configuration keeps to the utility threshold, None if it is not asked.
     """
 
     coded: Coded
     utility_loss: Array
     score: Array
-    smoother: Smoother
+    models: Models
     leaks: Pools | None = None
+    certainty: Array | None = None
 
     @classmethod
-    def of(cls, means: pd.DataFrame, leaks: Pools | None = None) -> Layout:
-        """Return the layout of a table of configuration means."""
+    def of(
+        cls,
+        means: pd.DataFrame,
+        *,
+        by_secret: Array | None = None,
+        logarithmic: bool = False,
+        leaks: Pools | None = None,
+        certainty: Array | None = None,
+    ) -> Layout:
+        """Return the layout of a table of configuration means; for the arguments see `Models`."""
         return cls(
             coded=Coded.of(means),
             utility_loss=means["utility_loss"].to_numpy(),
             score=means["score"].to_numpy(),
-            smoother=Smoother(means=means),
+            models=Models(means=means, by_secret=by_secret, logarithmic=logarithmic),
             leaks=leaks,
+            certainty=certainty,
         )
+
+    def with_certainty(self, certainty: Array | None) -> Layout:
+        """Return the layout with the probabilities that configurations keep to a utility threshold."""
+        return replace(self, certainty=certainty)
 
     @property
     def predicted_score(self) -> Array:
         """Return the scores smoothed by a surface over (ln b, ln T, ln η), shape [..., m]."""
-        return self.smoother.surface.smoothed(self.score)
+        return self.models.surface.smoothed(self.score)
+
+    @property
+    def expected_score(self) -> Array:
+        """Return the expected true scores, shape [..., m]."""
+        return self.models.scores.expected(self.score)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Smoother:
-    """The lazily fitted surface of a table's scores.
+class Models:
+    """Models of a table's figures. Each is fitted on first use.
 
     Attributes:
         means: configuration means.
+        by_secret: [m, k] means by secret, None if the choice of secrets is not counted.
+        logarithmic: whether the score is a logarithm.
     """
 
     means: pd.DataFrame
+    by_secret: Array | None
+    logarithmic: bool
 
     @cached_property
     def surface(self) -> Surface:
-        """Fit the surface on first use.
+        """Return the smooth surface of the scores.
 
         Raises:
             ValueError: there are more configurations than a surface can take.
         """
         noise = SeedNoise.of(self.means["score_std"].to_numpy(), self.means["num_seeds"].to_numpy())
         return Surface.fit(self.means, "score", None if noise is None else noise.std_error() ** 2)
+
+    @cached_property
+    def scores(self) -> Posterior:
+        """Return the posterior of the scores."""
+        return score_posterior(self.means, by_secret=self.by_secret, logarithmic=self.logarithmic)
+
+    @cached_property
+    def losses(self) -> Posterior:
+        """Return the posterior of the utility losses."""
+        return loss_posterior(self.means)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +165,7 @@ class Unbeaten:
 class Extreme:
     """Keep the configurations at one end of a figure."""
 
-    column: Literal["utility_loss", "score", "predicted_score"]
+    column: Literal["utility_loss", "score", "predicted_score", "expected_score"]
     end: Literal["lowest", "highest"]
 
     def figure(self, layout: Layout) -> Array:
@@ -151,19 +189,14 @@ def lowest_loss_without_leakage(layout: Layout, pools: Pools) -> Pools:
     return np.where(quiet, _first(useful), pools)
 
 
-def lowest_score_if_contradicted(layout: Layout, pools: Pools) -> Pools:
-    """Keep only the lowest score in a pool if the scores contradict the procedure's choice.
-
-    They contradict the choice if a pool member dominates it: neither loss nor score is higher, and one is lower.
-    The lower loss decides between equal scores.
-    """
-    expected = pools
-    for step in PROCEDURE:
-        expected = step.keep(layout, expected)
-    chosen = expected.argmax(axis=-1)[..., None]
-    contradicted = (pools & dominates(layout, chosen)).any(axis=-1, keepdims=True)
-    safest = _LOWEST_LOSS(layout, _LOWEST_SCORE(layout, pools))
-    return np.where(contradicted, _first(safest), pools)
+def likely_useful(layout: Layout, pools: Pools) -> Pools:
+    """Keep the members that keep to the utility threshold with the confidence, or the most probable ones."""
+    if layout.certainty is None:
+        return pools
+    certain = pools & (layout.certainty >= CONFIDENCE)
+    inside = np.where(pools, layout.certainty, -1.0)
+    most = pools & (inside == inside.max(axis=-1, keepdims=True))
+    return np.where(certain.any(axis=-1, keepdims=True), certain, most)
 
 
 def _first(pools: Pools) -> Pools:
@@ -231,22 +264,28 @@ PROCEDURE: Rule = (
     *WORST_UTILITY,
 )
 """Algorithm 1 of Hu et al. 2025."""
-LEAKAGE_CHECK, SCORE_CHECK = "leakage check", "score check"
-CHECKED_PROCEDURE: Rule = (
+LEAKAGE_CHECK, UTILITY_CHECK = "leakage check", "utility check"
+INFORMED: Rule = (
     RuleStep(
         name=LEAKAGE_CHECK,
         text="if no configuration leaks measurably, keep the lowest utility loss",
         keep=lowest_loss_without_leakage,
     ),
     RuleStep(
-        name=SCORE_CHECK,
-        text="if another configuration has neither more loss nor a higher score than the choice of `procedure`, keep "
-        "the lowest measured score",
-        keep=lowest_score_if_contradicted,
+        name=UTILITY_CHECK,
+        text=f"keep the configurations whose true loss keeps to the utility threshold with {CONFIDENCE:.0%} "
+        "probability; if there is none, the most probable one",
+        keep=likely_useful,
     ),
-    *PROCEDURE,
+    RuleStep(
+        name="expected score",
+        text="keep the lowest expected score, given all scores, their errors and a smooth surface through them",
+        keep=Extreme("expected_score", "lowest"),
+    ),
+    RuleStep(name="best utility", text="of equal expected scores, keep the lowest utility loss", keep=_LOWEST_LOSS),
 )
-"""Algorithm 1, unless the measured scores contradict it."""
+"""The least expected regret. A configuration's regret is its score minus the lowest of the pool; because the lowest is
+the same for all members, the member with the lowest expected score has the least expected regret."""
 PARETO_KNEE: Rule = (
     RuleStep(
         name="knee",
@@ -264,7 +303,7 @@ PREDICTED_SCORE: Rule = (
 )
 
 RULES: dict[str, Rule] = {
-    "checked-procedure": CHECKED_PROCEDURE,
+    "informed": INFORMED,
     "procedure": PROCEDURE,
     "best-utility": BEST_UTILITY,
     "worst-utility": WORST_UTILITY,

@@ -10,12 +10,11 @@ import numpy as np
 from analysis.selection.growing_pools import Entries, Positions, procedure_on_growing_pools
 from analysis.selection.knee import knees_of_growing_pools
 from analysis.selection.rules import (
-    CHECKED_PROCEDURE,
+    INFORMED,
     PARETO_KNEE,
     PROCEDURE,
     Extreme,
     Layout,
-    Pools,
     choose,
     rule_steps,
 )
@@ -33,10 +32,13 @@ def select_at_thresholds(rule: str, layout: Layout) -> Positions:
 
     Returns:
         [layouts, m] position of the configuration selected at the utility of each, as `choose` selects on every pool.
+        Every pool holds the measured losses up to its threshold; `Layout.certainty`, which belongs to one threshold, is
+        not used.
         The built-in rules need memory in proportion to layouts · m, because they process configurations as they enter
         the pool. Other rules evaluate every pool, which takes m² cells, processed in parts.
     """
     of_rule = rule_steps(rule)
+    layout = replace(layout, certainty=None)
     steps = tuple(step.keep for step in of_rule)
     parts = []
     for part in _chunks(len(layout.score), layout.score.shape[1]):
@@ -45,8 +47,8 @@ def select_at_thresholds(rule: str, layout: Layout) -> Positions:
             parts.append(_extreme(some, steps[0]))
         elif of_rule is PROCEDURE:
             parts.append(procedure_on_growing_pools(some))
-        elif of_rule is CHECKED_PROCEDURE:
-            parts.append(_checked_procedure(some))
+        elif of_rule is INFORMED:
+            parts.append(_informed(some))
         elif of_rule is PARETO_KNEE:
             pairs = zip(some.utility_loss, some.score, strict=True)
             parts.append(np.array([knees_of_growing_pools(loss, score) for loss, score in pairs]))
@@ -64,34 +66,17 @@ def _extreme(layout: Layout, *steps: Extreme) -> Positions:
     return np.take_along_axis(best_first, np.take_along_axis(so_far, entries.last, axis=1), axis=1)
 
 
-def _checked_procedure(layout: Layout) -> Positions:
-    """Return the procedure's selection, corrected by the score check and by the leakage check."""
-    selected = procedure_on_growing_pools(layout)
-    lowest_loss, lowest_score = Extreme("utility_loss", "lowest"), Extreme("score", "lowest")
-    # A configuration that dominates a member of P_u has no more loss than the member, so it is also a member of P_u.
-    contradicted = _dominated(layout)
-    safest = _extreme(layout, lowest_score, lowest_loss)
-    selected = np.where(np.take_along_axis(contradicted, selected, axis=1), safest, selected)
-    # While no member leaks measurably, the lowest loss is selected.
+def _informed(layout: Layout) -> Positions:
+    """Return the running lowest expected score, ties by loss; or the lowest loss while no member leaks measurably."""
+    selected = _extreme(layout, Extreme("expected_score", "lowest"), Extreme("utility_loss", "lowest"))
     if layout.leaks is None:
         return selected
     entries = Entries.of(layout.utility_loss)
     leaks = np.broadcast_to(layout.leaks, layout.score.shape)
     any_so_far = np.logical_or.accumulate(np.take_along_axis(leaks, entries.order, axis=1), axis=1)
     any_member = np.take_along_axis(any_so_far, entries.last, axis=1)
-    return np.where(any_member, selected, _extreme(layout, lowest_loss, lowest_score))
-
-
-def _dominated(layout: Layout) -> Pools:
-    """Return which configurations are dominated by another one (see `dominates`), shape [layouts, m]."""
-    entries = Entries.of(layout.utility_loss)
-    ordered = np.take_along_axis(layout.score, entries.order, axis=1)
-    lowest = np.minimum.accumulate(ordered, axis=1)
-    least_of_pool = np.take_along_axis(lowest, entries.last, axis=1)
-    before = np.concatenate([np.full((len(lowest), 1), np.inf), lowest], axis=1)
-    least_below = np.take_along_axis(before, entries.first, axis=1)
-    dominated: Pools = (least_of_pool < layout.score) | (least_below <= layout.score)
-    return dominated
+    useful = _extreme(layout, Extreme("utility_loss", "lowest"), Extreme("score", "lowest"))
+    return np.where(any_member, selected, useful)
 
 
 def _every_pool(rule: str, layout: Layout) -> Positions:

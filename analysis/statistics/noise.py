@@ -31,6 +31,7 @@ class SeedNoise:
         std: [m] moderated standard deviation of one run's score.
         degrees: [m] degrees of freedom of the squared std.
         num_seeds: [m] number of seeds.
+        shared: whether all configurations share one estimated variance.
 
     Source: Smyth 2004, "Linear models and empirical Bayes methods", sections 3 and 6.2.
     """
@@ -38,6 +39,7 @@ class SeedNoise:
     std: Array
     degrees: Array
     num_seeds: NDArray[np.int64]
+    shared: bool
 
     @classmethod
     def of(cls, std: Array, num_seeds: NDArray[np.int64]) -> SeedNoise | None:
@@ -57,11 +59,11 @@ class SeedNoise:
             scale, prior_degrees = prior
             degrees = prior_degrees + own
             variance = (prior_degrees * scale + own * np.where(several, std, 0.0) ** 2) / degrees
-        return cls(std=np.sqrt(variance) * unit, degrees=degrees, num_seeds=num_seeds)
+        return cls(std=np.sqrt(variance) * unit, degrees=degrees, num_seeds=num_seeds, shared=prior is None)
 
     def take(self, members: NDArray[np.intp]) -> SeedNoise:
         """Return the noise of some configurations."""
-        return SeedNoise(std=self.std[members], degrees=self.degrees[members], num_seeds=self.num_seeds[members])
+        return replace(self, std=self.std[members], degrees=self.degrees[members], num_seeds=self.num_seeds[members])
 
     def over(self, unit: float) -> SeedNoise:
         """Return the noise in another unit of the score."""
@@ -71,6 +73,13 @@ class SeedNoise:
         """Return the standard error of the mean over seeds if `more` seeds are added to each, shape [m]."""
         error: Array = self.std / np.sqrt(self.num_seeds + more)
         return error
+
+    def draw_ratios(self, rng: np.random.Generator) -> Array:
+        """Draw the ratios of the true variances to their estimates from the scaled inverse χ² distribution, [m]."""
+        if self.shared:
+            return np.full(len(self.std), self.degrees[0] / rng.chisquare(self.degrees[0]))
+        ratios: Array = self.degrees / rng.chisquare(self.degrees).clip(min=1 / FARTHEST)
+        return ratios
 
     def draw(self, rng: np.random.Generator, num_draws: int) -> Array:
         """Draw errors of the means, [num_draws, m], from Student's t with the variance's degrees of freedom."""
@@ -153,6 +162,78 @@ def secret_errors(means: Array, rng: np.random.Generator, num_draws: int) -> tup
     student = np.sqrt((size - 1) / rng.chisquare(size - 1, (num_draws, 1))).clip(max=FARTHEST)
     errors: Array = student * (rng.standard_normal((num_draws, size)) @ centred.T)
     return errors, centred @ centred.T
+
+
+def secret_covariance(by_secret: Array) -> Array:
+    """Estimate the covariance of the mean scores' errors over secrets, [m, m].
+
+    Args:
+        by_secret: [m, k] means by secret, k >= 2.
+
+    Returns:
+        The sample covariance divided by k, shrunk towards a matrix with the same variances in which all pairs have the
+        mean correlation. A sample covariance of more configurations than secrets has directions without any variance,
+        which would be taken for differences that are known exactly.
+
+    Source: Ledoit and Wolf 2004, "Honey, I shrunk the sample covariance matrix", appendix B.
+    """
+    m, k = by_secret.shape
+    largest = float(np.abs(by_secret).max()) or 1.0  # so that fourth powers are doubles
+    x = by_secret / largest
+    x = x - x.mean(axis=1, keepdims=True)
+    sample = x @ x.T / k
+    std = np.sqrt(np.diag(sample))
+    outer = np.outer(std, std)
+    correlation = np.divide(sample, outer, out=np.zeros_like(sample), where=outer > 0)
+    mean_correlation = (correlation.sum() - np.trace(correlation)) / max(1, m * (m - 1))
+    target = mean_correlation * outer
+    np.fill_diagonal(target, std**2)
+    # Estimate the best share of the target: the error of the sample against the error of the target.
+    pi = (x**2 @ (x**2).T) / k - sample**2
+    cubes = (x**3 @ x.T) / k
+    theta = cubes - (std**2)[:, None] * sample  # covariance of the i-th variance with the (i, j)-th covariance
+    ratio = np.divide(std[None, :], std[:, None], out=np.zeros_like(sample), where=std[:, None] > 0)
+    off = ~np.eye(m, dtype=np.bool_)
+    rho = np.trace(pi) + mean_correlation * (ratio * theta)[off].sum()
+    gamma = ((target - sample) ** 2).sum()
+    share = min(1.0, max(0.0, (pi.sum() - rho) / gamma / k)) if gamma > 0 else 0.0
+    unit = min(largest, FARTHEST)
+    covariance: Array = (share * target + (1 - share) * sample) / (k - 1) * unit * unit
+    return covariance
+
+
+def common_effect(measured: Array, by_secret: Array, *, ratio: bool, rng: np.random.Generator, num_draws: int) -> Array:
+    """Draw the error that all configurations share, because these secrets may be easier than others of their kind.
+
+    Args:
+        measured: [m] mean scores, of a magnitude near 1.
+        by_secret: [m, k] means by secret, k >= 2.
+        ratio: whether secrets differ by factors, else by differences.
+        rng, num_draws: generator and number of the draws.
+
+    Returns:
+        [num_draws, 1] factors if `ratio`, else addends. A few secrets may hold most of a rate, so Student's t is
+        corrected for the skewness of the sample.
+
+    Source: Hall 1992, "On the removal of skewness by transformation", section 2.
+    """
+    size = by_secret.shape[1]
+    largest = float(np.abs(by_secret).max()) or 1.0  # so that third powers are doubles
+    if ratio:
+        effects = measured @ (by_secret / largest)
+        effects = effects / (effects.mean() or 1.0)
+    else:
+        effects = (by_secret / largest).mean(axis=0)
+    centred = effects - effects.mean()
+    spread = float(centred.std())
+    error = float(centred.std(ddof=1)) / np.sqrt(size) * (1.0 if ratio else largest)
+    skewness = float((centred**3).mean()) / spread**3 if spread else 0.0
+    student = rng.standard_t(size - 1, (num_draws, 1)).clip(-FARTHEST, FARTHEST)
+    c = skewness / (3 * np.sqrt(size))
+    if abs(c) > 1e-6:
+        student = (np.cbrt(1 + 3 * c * (student - skewness / (6 * np.sqrt(size)))) - 1) / c
+    drawn: Array = -error * student
+    return np.maximum(1 + drawn, 0.0) if ratio else drawn
 
 
 def combined_degrees(first: Array, degrees: Array, second: Array, degrees_of_second: int) -> Array:

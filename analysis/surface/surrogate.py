@@ -106,7 +106,7 @@ class Surface:
         # Draw the hyperparameters from their posterior, given a random part of the rows.
         rng = np.random.default_rng(seed)
         few = surface._some(rng.permutation(len(y))[:_MOST_INFORMATIVE])
-        drawn = _slice_samples(few._log_likelihood, rng)
+        drawn = slice_samples(few._log_likelihood, rng, _PRIOR_MEAN, _PRIOR_STD)
         return replace(surface, hyperparameters=drawn)
 
     def predict(self, table: pd.DataFrame) -> tuple[Array, Array]:
@@ -209,14 +209,24 @@ def _kernel(a: Array, b: Array, hyperparameters: Array) -> Array:
     return kernel
 
 
-def _slice_samples(log_likelihood: Callable[[Array], float], rng: np.random.Generator) -> Array:
-    """Draw from the posterior of the hyperparameters by elliptical slice sampling, shape [_KEPT, 5]."""
-    state = np.zeros(len(_PRIOR_MEAN))  # standardised, so that its prior is a standard Gaussian
+def slice_samples(log_likelihood: Callable[[Array], float], rng: np.random.Generator, mean: Array, std: Array) -> Array:
+    """Draw from the posterior of hyperparameters by elliptical slice sampling, shape [_KEPT, len(mean)].
+
+    Args:
+        log_likelihood: of the hyperparameters.
+        rng: generator of the draws.
+        mean, std: of their independent Gaussian priors.
+
+    Source: Murray, Adams and MacKay 2010.
+    """
+    state = np.zeros(len(mean))  # standardised, so that its prior is a standard Gaussian
 
     def value(standard: Array) -> float:
-        return log_likelihood(_PRIOR_MEAN + _PRIOR_STD * standard)
+        return log_likelihood(mean + std * standard)
 
     current, kept = value(state), []
+    if not np.isfinite(current):  # figures too far apart for any model
+        return np.tile(mean, (_KEPT, 1))
     for iteration in range(_BURN_IN + _KEPT * _THINNED):
         other = rng.standard_normal(len(state))
         level = current + np.log(rng.uniform())
@@ -231,7 +241,7 @@ def _slice_samples(log_likelihood: Callable[[Array], float], rng: np.random.Gene
             angle = rng.uniform(low, high)
         state = proposal
         if iteration >= _BURN_IN and (iteration - _BURN_IN) % _THINNED == 0:
-            kept.append(_PRIOR_MEAN + _PRIOR_STD * state)
+            kept.append(mean + std * state)
     return np.array(kept)
 
 

@@ -49,7 +49,7 @@ def loss_threshold(
         return None
     if not 0 <= min_utility_gain <= 1:
         raise ValueError(f"min_utility_gain must be in [0, 1], got {min_utility_gain}. 0.9 is the paper's value.")
-    base = _base_loss(means, base_utility_loss)
+    base = base_loss(means, base_utility_loss)
     best_gain = max(b - exact(loss) for b, loss in zip(base, means["utility_loss"], strict=True))
     if best_gain <= 0:
         raise ValueError(
@@ -135,7 +135,7 @@ def pool_within(means: pd.DataFrame, threshold: NDArray[np.float64]) -> NDArray[
     return pool
 
 
-def _base_loss(means: pd.DataFrame, base_utility_loss: float | None) -> list[Fraction]:
+def base_loss(means: pd.DataFrame, base_utility_loss: float | None) -> list[Fraction]:
     """Return the pre-trained model's loss, as given or from the table, [m].
 
     The losses are exact decimals: in floating point, 3.1 - 0.9·1.2 is below 2.02, and a configuration on the boundary

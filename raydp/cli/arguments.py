@@ -27,9 +27,7 @@ MinGain = Annotated[
 ]
 Rule = Annotated[
     str | None,
-    typer.Option(
-        help="checked-procedure, procedure, best-utility, worst-utility, oracle, pareto-knee or predicted-score."
-    ),
+    typer.Option(help="informed, procedure, best-utility, worst-utility, oracle, pareto-knee or predicted-score."),
 ]
 
 

@@ -77,7 +77,7 @@ BUILTIN: dict[Kind, dict[str, str]] = {
     },
     "rules": {
         "best-utility": "analysis.selection.rules:BEST_UTILITY",
-        "checked-procedure": "analysis.selection.rules:CHECKED_PROCEDURE",
+        "informed": "analysis.selection.rules:INFORMED",
         "oracle": "analysis.selection.rules:ORACLE",
         "pareto-knee": "analysis.selection.rules:PARETO_KNEE",
         "predicted-score": "analysis.selection.rules:PREDICTED_SCORE",

@@ -111,7 +111,7 @@ class FrugalSearch(Section):
             allowed &= score <= goal.max_score
         every = table.assign(score=0.0, score_std=np.nan, num_seeds=1)
         layout = replace(Layout.of(every.assign(utility_loss=0.0)), utility_loss=loss, score=score)
-        rule = "oracle" if goal.rule == "predicted-score" else goal.rule  # the draws are already smooth
+        rule = "oracle" if goal.rule in ("informed", "predicted-score") else goal.rule  # a draw has no errors
         return _Outlook(layout=layout, allowed=allowed, rule=rule)
 
     def _next(

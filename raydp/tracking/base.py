@@ -50,8 +50,8 @@ class Tracker(Protocol):
             trial: the same run with its new record and card.
         """
 
-    def set_alias(self, alias: str, model_uri: str) -> None:
-        """Point an alias at a recorded model."""
+    def set_alias(self, alias: str, model_uri: str, reason: str) -> None:
+        """Point an alias at a recorded model, and record the reason."""
 
     def finish_sweep(self, summary: Mapping[str, object], artifacts: Path | None = None) -> None:
         """Close the sweep's record.

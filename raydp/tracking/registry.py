@@ -152,8 +152,13 @@ def show_model(
     return shown
 
 
-def set_alias(name: str, alias: str, version: str | int, *, tracking_uri: str) -> None:
+def set_alias(name: str, alias: str, version: str | int, *, tracking_uri: str, reason: str | None = None) -> None:
     """Point an alias (`privacy-preferred`, `best-utility`, ...) at a version; a later call moves it.
+
+    Args:
+        name, alias, version: the registered model, the alias, and the version.
+        tracking_uri: the store.
+        reason: why, to be recorded in the version's trail. The same reason is recorded once.
 
     Raises:
         ValueError: the alias is not allowed, there is no such version, or the alias is privacy-preferred and the
@@ -164,6 +169,9 @@ def set_alias(name: str, alias: str, version: str | int, *, tracking_uri: str) -
     model_id = resolve_uri(store, f"models:/{name}/{version}").model_id
     entry, model = store.client.get_model_version(name, str(version)), store.client.get_logged_model(model_id)
     check_claim(store, entry, model, alias, Trust())
+    told = {(record["alias"], record["reason"]) for record in trail(entry.tags)}
+    if reason is not None and (alias, reason) not in told:
+        note(store, name, str(version), alias, reason, previous=aliases_of(store, name).get(alias))
     store.client.set_registered_model_alias(name, alias, str(version))
 
 

@@ -12,6 +12,7 @@ from raydp.spec.sections.cluster import REGISTERED_MODEL
 from raydp.tracking.delivery import delivering
 from raydp.tracking.models.model_folder import replace_cards
 from raydp.tracking.portable import portable, to_json
+from raydp.tracking.promotions import MAX_REASON_CHARS
 from raydp.tracking.records import TrialRecord, as_params, clean_key, flatten
 from raydp.tracking.registry import set_alias
 from raydp.tracking.sealing.signing import SigningKey
@@ -139,15 +140,16 @@ class MLflowTracker:
         replace_cards(self.store, self._client.get_logged_model(model_id), trial, self.key)
 
     @delivering()
-    def set_alias(self, alias: str, model_uri: str) -> None:
-        """Point an alias of the registered model at a version.
+    def set_alias(self, alias: str, model_uri: str, reason: str) -> None:
+        """Point an alias of the registered model at a version, and record the reason in the version's trail.
 
         Args:
             alias: such as "best-utility".
             model_uri: what log_trial returned.
+            reason: why, in words; shortened if it is longer than a tag may be.
         """
         name, version = model_uri.removeprefix("models:/").rsplit("/", 1)
-        set_alias(name, alias, version, tracking_uri=self.store.uri)
+        set_alias(name, alias, version, tracking_uri=self.store.uri, reason=reason[:MAX_REASON_CHARS])
 
     @delivering()
     def finish_sweep(self, summary: Mapping[str, object], artifacts: Path | None = None) -> None:

@@ -97,21 +97,10 @@ def naive_knee(pool: Means) -> list[Point]:
     return [p for p in nearest if front[p][1] == min(front[q][1] for q in nearest)]
 
 
-def naive_dominates(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    """Whether one (loss, score) is nowhere above the other and somewhere below it."""
-    return one != other and one[0] <= other[0] and one[1] <= other[1]
-
-
 def naive_select(rule: str, pool: Means) -> Point:
     """What a rule selects from a pool."""
     if rule == "procedure":
         return naive_procedure(pool)[1]
-    if rule == "checked-procedure":
-        chosen = naive_procedure(pool)[1]
-        if not any(naive_dominates(figures, pool[chosen]) for figures in pool.values()):
-            return chosen
-        lowest = min((score, loss) for loss, score in pool.values())
-        return naive_first(p for p, (loss, score) in pool.items() if (score, loss) == lowest)
     if rule == "pareto-knee":
         return naive_first(naive_knee(pool))
     figure = {
@@ -120,4 +109,4 @@ def naive_select(rule: str, pool: Means) -> Point:
     return naive_first(p for p in pool if figure[p] == min(figure.values()))
 
 
-NAIVE_RULES = ["best-utility", "checked-procedure", "oracle", "pareto-knee", "procedure", "worst-utility"]
+NAIVE_RULES = ["best-utility", "oracle", "pareto-knee", "procedure", "worst-utility"]

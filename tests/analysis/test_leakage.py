@@ -180,11 +180,11 @@ def test_scores_that_contradict_the_procedure_select():
     )
     assert chosen.to_dict()["explanation"] == chosen.explanation
     dropped = {step.name: len(step.dropped) for step in chosen.steps}
-    assert dropped["score check"] == 3
+    assert dropped["expected score"] == 3
     assert dropped["leakage check"] == 0
 
 
-def test_scores_that_agree_leave_the_procedure():
+def test_scores_that_agree_with_the_procedure_explain_nothing():
     gains = 5 + noise(np.random.default_rng(5), spread=0.5)
     gains[:, 0] -= 2
     table, by_secret = sweep(gains)

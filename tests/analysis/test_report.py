@@ -14,6 +14,7 @@ from analysis.report.markup import number, percent
 from analysis.report.sweep_page import headline_sentence
 from analysis.selection.by_threshold import selections_by_threshold
 from analysis.selection.constraints import Constraints
+from analysis.selection.words import in_words
 from analysis.tables.utility_filter import shown_threshold, within
 
 
@@ -73,11 +74,12 @@ def test_texts_are_escaped(page):
     assert {row[0] for row in page.table("Score vmr by secret")} == {"<s0>", "<s1>", "<s2>"}
 
 
-def test_every_rule_starts_with_what_select_says(page, points, selection):
+def test_every_rule_starts_with_what_select_says(page, sweep, selection):
+    points, secrets = sweep
     rows = {row[0]: row[1:6] for row in page.table("What each rule")}
     assert list(rows) == list(RULES)
     for rule, cells in rows.items():
-        s = select(points, rule=rule, max_loss=MAX_LOSS)
+        s = select(points, rule=rule, max_loss=MAX_LOSS, by_secret=(secrets, "vmr"))
         c = s.configuration
         assert cells == [number(v) for v in (c.batch_size, c.num_steps, c.learning_rate, s.utility_loss, s.score)]
     best = select(points, rule="best-utility", max_loss=MAX_LOSS)
@@ -87,11 +89,12 @@ def test_every_rule_starts_with_what_select_says(page, points, selection):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_at_every_threshold_the_page_holds_what_select_says(page, points, rule):
+def test_at_every_threshold_the_page_holds_what_select_says(page, sweep, rule):
+    points, secrets = sweep
     live = page.told["live"]
     assert len(live["thresholds"]) == 60
     for at, threshold in enumerate(live["thresholds"]):
-        said = select(points, rule=rule, max_loss=threshold)
+        said = select(points, rule=rule, max_loss=threshold, by_secret=(secrets, "vmr"))
         assert live["names"][live["selected"][rule][at]] == str(said.configuration)
         left = said.steps[0].survivors
         assert live["members"][at] == len(left)
@@ -140,7 +143,11 @@ def test_card_and_contenders_are_those_of_the_selection(page, selection):
     row = next(r for r in selection.contenders.rows if r["score"] == selection.score)
     assert card["Configuration"] == str(selection.configuration)
     assert card["ε"] == "7.99"
-    assert card["Score"] == f"{number(selection.score)} ± {row['std_error']:.2g}"
+    assert card["Score, measured"] == f"{number(selection.score)} ± {row['std_error']:.2g}"
+    low, high = selection.decision.interval
+    corrected = f"{number(selection.decision.estimate)}, 95 % interval {number(low)} to {number(high)}"
+    assert card["Score, corrected for the selection"] == corrected
+    assert set(in_words(selection)) <= set(page.text["li"])
     rows = page.table("By mean score")
     assert [r[5] for r in rows] == [percent(r["probability"], 1) for r in selection.contenders.rows[:20]]
 

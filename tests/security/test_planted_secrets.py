@@ -85,6 +85,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swept]:
     shutil.rmtree(done.ray, ignore_errors=True)
 
 
+@pytest.mark.slow
 def test_the_sweep_leaves_what_is_searched(swept: Swept) -> None:
     left = {path.name for path in swept.files}
     assert {"mlflow.db", "report.html", "stdout.txt", "plan.json", "result.json", "MLmodel"} <= left
@@ -92,10 +93,12 @@ def test_the_sweep_leaves_what_is_searched(swept: Swept) -> None:
     assert any(path.suffix == ".parquet" for path in swept.files)
 
 
+@pytest.mark.slow
 def test_no_secret_and_no_credential_is_in_anything(swept: Swept) -> None:
     assert found_in(swept.files, WANTED) == []
 
 
+@pytest.mark.slow
 def test_the_noise_key_is_in_its_own_file_only(swept: Swept) -> None:
     (key,) = swept.folder.rglob("sweep.key")
     assert key.stat().st_mode & 0o777 == 0o600

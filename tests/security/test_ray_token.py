@@ -31,6 +31,7 @@ for kind, change in (("right", {}), ("wrong", {"RAY_AUTH_TOKEN": "0" * 64}), ("n
 """
 
 
+@pytest.mark.slow
 def test_a_client_without_the_token_is_refused(tmp_path: Path) -> None:
     token = "5f" * 32
     variables = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH")}

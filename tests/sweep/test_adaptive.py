@@ -97,7 +97,7 @@ def test_all_seeds_of_a_configuration_are_given_before_the_next_is_asked_for(tmp
     state, goal = search.told[-1]
     assert state.points["run_id"].tolist() == ["5-0", "5-1"]
     assert (state.running, state.failed) == ((), (CANDIDATES[0],))
-    assert (goal.rule, goal.base_utility_loss) == ("checked-procedure", 2.0)
+    assert (goal.rule, goal.base_utility_loss) == ("informed", 2.0)
 
 
 def test_the_end_is_written_and_what_was_not_run_is_skipped(tmp_path: Path) -> None:
@@ -253,6 +253,7 @@ def test_what_was_not_drawn_is_skipped_with_its_reason(raydp, tmp_path: Path) ->
     assert "1 configurations were drawn; 3 configurations skipped" in status.out
 
 
+@pytest.mark.slow
 def test_a_sweep_by_optuna_keeps_its_study_in_the_sweeps_folder(raydp, write_spec, tmp_path: Path) -> None:
     """A real sweep of two of four configurations, two seeds each; the third exceeds a bound before it runs. A resume
     runs nothing more."""

@@ -98,6 +98,7 @@ def test_a_place_that_cannot_be_written_to_is_an_error_before_anything_runs(tmp_
         check_exchange("s3://")
 
 
+@pytest.mark.slow
 def test_a_sweep_of_two_workers_through_a_store_is_that_of_one_in_a_shared_folder(done: Done, tmp_path: Path) -> None:
     """Neither the number of a trial's workers nor the way of its files changes a point."""
     spec = spec_of(tmp_path)

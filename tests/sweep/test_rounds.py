@@ -27,6 +27,7 @@ def test_rounds_are_the_runs_in_order_and_larger_than_the_slots(num_runs: int, n
     assert all(len(those) >= 4 * num_slots for those in found[:-1])
 
 
+@pytest.mark.slow
 def test_the_driver_runs_the_largest_first_across_rounds_and_goes_on_after_one_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

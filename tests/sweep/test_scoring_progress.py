@@ -30,6 +30,7 @@ def test_a_line_names_what_is_measured_and_what_was_seen(console: Console) -> No
     assert console.file.getvalue().splitlines() == ["1/4 measured", f"1/4 measured{seen}", f"2/4 measured{seen}"]
 
 
+@pytest.mark.slow
 def test_a_search_over_all_models_says_how_far_it_is(
     trained: Trained, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:

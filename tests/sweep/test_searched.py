@@ -34,7 +34,7 @@ def test_only_what_has_more_than_one_value_was_searched(tmp_path: Path) -> None:
     ("select", "on"),
     [
         ({"rule": "procedure"}, ["utility_loss"]),
-        ({"rule": "checked-procedure"}, ["utility_loss", "vmr_exact"]),
+        ({"rule": "informed"}, ["utility_loss", "vmr_exact"]),
         ({"rule": "best-utility"}, ["utility_loss"]),
         ({"rule": "oracle"}, ["vmr_exact"]),
         ({"rule": "oracle", "min_utility_gain": 0.9}, ["utility_loss", "vmr_exact"]),

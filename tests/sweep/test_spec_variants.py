@@ -114,6 +114,7 @@ def test_nothing_is_trained_where_one_of_them_is_refused(raydp: Callable[..., An
     assert not (Path.cwd() / "runs").exists()
 
 
+@pytest.mark.slow
 def test_variants_are_run_and_compared_once(raydp: Callable[..., Answer], tmp_path: Path) -> None:
     """The teachers of PATE at one ε, as docs/mechanisms/pate.md has it."""
     spec = yaml.safe_load((Path(__file__).parents[2] / "docs/specs/mechanisms/pate.yaml").read_text())

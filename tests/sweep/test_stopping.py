@@ -107,6 +107,7 @@ def test_a_private_selection_ends_nothing_early(tmp_path: Path) -> None:
         load_spec(spec)
 
 
+@pytest.mark.slow
 def test_hopeless_runs_end_early_and_the_rest_is_as_without_them(done: Done, tmp_path: Path) -> None:
     """Longest first, so the good ones finish before. One learning rate is far too small, one overflows; what they held
     is free for the run after them. A resume does not run them again. The good ones are runs of `done`, too."""

@@ -15,7 +15,7 @@ from search_spaces import Configuration
 
 SELECTED = {
     "batch_size": 32, "num_steps": 5, "learning_rate": 0.01, "utility_loss": 1.25, "score": 0.5,
-    "rule": "checked-procedure", "max_loss": 1.5, "explanation": None,
+    "rule": "informed", "max_loss": 1.5, "explanation": None,
     "steps": [{"name": "utility threshold", "rule": "utility_loss <= 1.5",
                "survivors": [{"batch_size": 32, "num_steps": 5, "learning_rate": 0.01}], "dropped": []}],
     "model_uri": "models:/small/1", "warnings": ["Few seeds."], "uncertainty": {"verdict": "unknown"},

@@ -78,7 +78,7 @@ def test_every_model_carries_its_card_and_the_cost_of_all(done: Done) -> None:
         assert privacy["released_together"]["epsilon"] == pytest.approx(expected)
         assert privacy["ledger"]["executions"] == privacy["ledger"]["noisy_steps"] == privacy["num_steps"]
         assert 0 < privacy["guarantee"]["attack"]["advantage"] < 1
-        assert privacy["searched"]["rule"] == "checked-procedure"
+        assert privacy["searched"]["rule"] == "informed"
     cards = [path.read_text() for path in (done.result.folder.parent.parent / "mlruns").rglob("privacy.md")]
     assert len(cards) == 4
     assert all(
@@ -101,7 +101,7 @@ def test_the_key_and_the_secrets_stay_where_they_are(done: Done) -> None:
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     from transformers import AutoTokenizer
 
-    from raydp.models.base_models import TINY
+    from raydp.models.finding import TINY
 
     task = load_spec(done.spec).task.params.build(AutoTokenizer.from_pretrained(TINY))
     names = [s.prompt.encode() for s in task.secrets()]

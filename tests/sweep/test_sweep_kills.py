@@ -35,7 +35,7 @@ def kill(name: str) -> Callable[[subprocess.Popen[str]], None]:
     "victim",
     [
         pytest.param("ray::RayTrainWorker", id="a worker", marks=pytest.mark.slow),
-        pytest.param("driver", id="the driver"),
+        pytest.param("driver", id="the driver", marks=pytest.mark.slow),
         pytest.param("ray::ImplicitFunc", id="a trial", marks=pytest.mark.thorough),
         pytest.param("ray::TrainController", id="a controller", marks=pytest.mark.slow),
         pytest.param("ctrl-c", id="Ctrl-C", marks=pytest.mark.thorough),

@@ -22,6 +22,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Everything:
     return Everything(tmp_path_factory.mktemp("ranks"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("name", RUNS)
 def test_a_sharded_run_is_that_of_one_rank(everything: Everything, name: str, world_size: int) -> None:
@@ -34,6 +35,7 @@ def test_a_sharded_run_is_that_of_one_rank(everything: Everything, name: str, wo
         assert a.get("loss", 0) == pytest.approx(b.get("loss", 0), abs=MEASURED_TOLERANCE)
 
 
+@pytest.mark.slow
 def test_the_runs_move_the_weights_and_leave_ranks_idle(everything: Everything) -> None:
     """So the test above compares something that happens."""
     for name, (adapter, _, _) in RUNS.items():
@@ -44,6 +46,7 @@ def test_the_runs_move_the_weights_and_leave_ranks_idle(everything: Everything) 
     assert drawn & {1, 2}, "fewer than three ranks have an example"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_the_noise_is_bitwise_that_of_one_rank(everything: Everything, world_size: int) -> None:
     alone, sharded = noise(LocalComm()), everything.ranks[world_size][0]["noise"]
@@ -68,6 +71,7 @@ def test_a_part_of_the_noise_is_drawn_without_the_rest(count: int) -> None:
         assert len(part) == len(whole[start:stop])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_a_rank_holds_its_share_of_everything(everything: Everything, world_size: int) -> None:
     """1/world of it, and less than a row of each parameter more."""
@@ -83,6 +87,7 @@ def test_a_rank_holds_its_share_of_everything(everything: Everything, world_size
     assert total == everything.ranks[world_size][0]["bytes"]["all weights"], "every weight once"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("adapter", ["lora", "full"])
 def test_rank_0_measures_the_whole_model_and_its_base(everything: Everything, adapter: str, world_size: int) -> None:
@@ -94,6 +99,7 @@ def test_rank_0_measures_the_whole_model_and_its_base(everything: Everything, ad
     assert others == [None] * (world_size - 1)
 
 
+@pytest.mark.slow
 def test_what_some_ranks_began_any_number_of_ranks_ends(everything: Everything) -> None:
     """Killed with two ranks, resumed with three and with one; broken off with one, resumed with two."""
     reference = everything.alone["full"]
@@ -108,6 +114,7 @@ def test_what_some_ranks_began_any_number_of_ranks_ends(everything: Everything) 
         assert [step["drawn"] for step in result["history"]] == [step["drawn"] for step in reference["history"]]
 
 
+@pytest.mark.slow
 def test_out_of_memory_the_group_starts_again_with_half(everything: Everything) -> None:
     """One rank alone could not repeat a pass that the others are in the middle of."""
     for rank in [*everything.ranks[2], *everything.ranks[3]]:

@@ -56,6 +56,7 @@ def _show_remarks(remarks: Sequence[str]) -> None:
 def show_selection(selection: Selection) -> None:
     """Print the selected configuration and the configurations that each step kept."""
     from analysis.selection.choice import LEAKAGE_NOT_CHECKED
+    from analysis.selection.words import in_words
 
     for warning in selection.warnings:
         stdout.print(f"warning: {warning}", markup=False)
@@ -73,6 +74,8 @@ def show_selection(selection: Selection) -> None:
         if len(left) == 1:
             break  # the other steps change nothing
     stdout.print(f"selected by {selection.rule}: {_figures(selection)}", style="bold", markup=False)
+    for sentence in in_words(selection):
+        stdout.print(sentence, markup=False)
 
 
 def show_predictions(rows: Sequence[Mapping[str, object]]) -> None:

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import ClassVar
 
 from analysis import Selection, load_points, select, write_report
+from analysis.selection.words import in_words
 from raydp.io.output import phase, stderr
 from raydp.sweep.ending.notes import about
 from raydp.sweep.engine.context import SweepContext
@@ -113,9 +114,10 @@ def _nothing_selected(recorder: Recorder, ended: RunCounts, reason: str) -> Fini
 
 
 def set_aliases(tracker: Tracker, aliases: Mapping[str, Selection]) -> None:
-    """Set each alias to the model of its selection."""
+    """Set each alias to the model of its selection, with the decision in words as the reason."""
     for alias, selection in aliases.items():
-        tracker.set_alias(alias, str(selection.model_uri))
+        reason = " ".join([f"The rule {selection.rule} of the sweep selected it.", *in_words(selection)])
+        tracker.set_alias(alias, str(selection.model_uri), reason)
 
 
 class SelectionEnding:

@@ -99,7 +99,7 @@ def _base(folder: Path, recorded: Mapping[str, str]) -> tuple[str, list[str]]:
     name = recorded["name"]
     hashed = f"The adapter fits weights with the hash {recorded['weight_hash']} alone (`weight_hash` in `base.json`)."
     if (folder / EXPORTED_BASE).is_dir():
-        from raydp.models.base_models import SMOLLM2
+        from raydp.models.finding import SMOLLM2
 
         note = " Its weights are dequantised from 4-bit weights (Q4_1)." if name == SMOLLM2 else ""
         return EXPORTED_BASE, [f"The folder `{EXPORTED_BASE}` holds the base model `{name}`.{note}"]

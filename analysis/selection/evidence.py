@@ -1,0 +1,94 @@
+"""What a selection knows about a table: means, models of the figures, leakage, and the certainty of the utility."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.selection.constraints import Constraints
+from analysis.selection.leakage import Leakage, measured_leakage
+from analysis.selection.rules import Layout
+from analysis.statistics.noise import means_by_secret
+from analysis.surface.hierarchy import Posterior
+from analysis.tables.per_secret import is_logarithmic
+from analysis.tables.utility_filter import base_loss, within
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What a selection knows about m configurations.
+
+    Attributes:
+        means: configuration means in the order (T, b, η).
+        of_secrets: [m, k] means by secret, None if the table of secrets is not given.
+        logarithmic: whether the score is a logarithm.
+        leakage: each configuration's leakage beyond the untrained model's, None if it cannot be tested.
+        layout: the layout that the rules see.
+    """
+
+    means: pd.DataFrame
+    of_secrets: Array | None
+    logarithmic: bool
+    leakage: Leakage | None
+    layout: Layout
+
+    @classmethod
+    def of(
+        cls,
+        points: pd.DataFrame,
+        means: pd.DataFrame,
+        constraints: Constraints,
+        *,
+        by_secret: tuple[pd.DataFrame, str] | None = None,
+        logarithmic: bool | None = None,
+    ) -> Evidence:
+        """Gather the evidence of a checked points table; for the arguments see `select`."""
+        of_secrets = None if by_secret is None else means_by_secret(points, *by_secret)
+        is_log = is_logarithmic(None if by_secret is None else by_secret[1], logarithmic)
+        leakage = measured_leakage(points, means, by_secret, logarithmic=logarithmic)
+        layout = Layout.of(
+            means,
+            by_secret=of_secrets,
+            logarithmic=is_log,
+            leaks=None if leakage is None else leakage.leaks,
+        )
+        certainty = None
+        if constraints.bounds_utility and means["num_seeds"].max() > 1:  # else the errors of the losses are not known
+            certainty = utility_certainty(layout.models.losses, means, constraints)
+        return cls(
+            means=means,
+            of_secrets=of_secrets,
+            logarithmic=is_log,
+            leakage=leakage,
+            layout=layout.with_certainty(certainty),
+        )
+
+
+def utility_certainty(losses: Posterior, means: pd.DataFrame, constraints: Constraints) -> Array:
+    """Return the probability that each configuration keeps to the utility threshold, [m].
+
+    A threshold that is a share of the best gain moves with the best configuration's true loss.
+    """
+    if constraints.max_loss is not None:
+        at_threshold: Array = certainty_at(losses, np.array([constraints.max_loss]))[0]
+        return at_threshold
+    assert constraints.min_utility_gain is not None, "there is no threshold without either"
+    base = np.array([float(b) for b in base_loss(means, constraints.base_utility_loss)])
+    gain = base - losses.draws
+    least = constraints.min_utility_gain * gain.max(axis=1, keepdims=True)
+    certainty: Array = within(-gain, -np.broadcast_to(least, gain.shape)).mean(axis=0)
+    return certainty
+
+
+def certainty_at(losses: Posterior, thresholds: Array) -> Array:
+    """Return the probability that each true loss is at most each threshold, [thresholds, m]."""
+    certainty = np.empty((len(thresholds), losses.draws.shape[1]))
+    for at, draws in enumerate(np.sort(losses.draws, axis=0).T):
+        slack = 4 * np.spacing(np.abs(thresholds))
+        certainty[:, at] = np.searchsorted(draws, thresholds + slack, side="right") / len(draws)
+    return certainty

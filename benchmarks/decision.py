@@ -1,0 +1,226 @@
+"""How well selection rules choose, and how honest the decision is: regret, probabilities and intervals.
+
+    python benchmarks/decision.py --tables 200 --output decision.json
+    python benchmarks/decision.py --points docs/results/demo-seeds.csv --min-utility-gain 0.9 --seeds 2
+
+Without --points, sweeps are generated from surfaces whose truth is known: 27 configurations, 2 seeds, 24 secrets whose
+difficulty and whose reaction to a configuration vary, and errors over seeds whose size varies. With --points, two seeds
+of each configuration are drawn from a table with many, and the mean of the other seeds is taken for the truth.
+
+A rule's regret is the true score of its choice minus the lowest true score among the configurations that the utility
+threshold admits by the measured losses. `right`: how often "informed" chooses that lowest one, beside the mean of the
+probability that it states. `covered`: how often the 95 % interval of the selected configuration holds its true score,
+selected by "informed" and by the lowest mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from machine import describe
+from numpy.typing import NDArray
+
+from analysis import configuration_means, load_points
+from analysis.selection.rules import Layout, choose
+from analysis.tables.points import KEY
+from analysis.tables.utility_filter import loss_threshold, within
+
+Array = NDArray[np.float64]
+RULES = ("informed", "procedure", "best-utility", "worst-utility", "pareto-knee", "predicted-score", "oracle")
+GRID = np.array(list(product([60, 120, 240], [64, 128, 256], [0.005, 0.01, 0.02])))  # in the order of KEY
+NUM_SECRETS = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """One measured sweep and its truth.
+
+    Attributes:
+        means: configuration means.
+        by_secret: [m, k] means by secret, None without.
+        truth: [m] true scores.
+        pool: [m] which configurations keep to the utility threshold by their measured losses.
+    """
+
+    means: pd.DataFrame
+    by_secret: Array | None
+    truth: Array
+    pool: NDArray[np.bool_]
+
+
+def rising(z: Array, rng: np.random.Generator) -> Array:
+    """The score rises with b, T and η, as the paper's heuristics expect."""
+    return 0.6 * z @ rng.uniform(0.5, 1.2, 3)
+
+
+def contrary(z: Array, rng: np.random.Generator) -> Array:
+    """The slopes have other signs than the heuristics expect."""
+    return 0.6 * z @ rng.uniform(-1.0, 0.3, 3)
+
+
+def valley(z: Array, rng: np.random.Generator) -> Array:
+    """The lowest score lies inside the grid."""
+    return 0.4 * ((z - rng.uniform(-0.7, 0.7, 3)) ** 2).sum(axis=1)
+
+
+def flat(z: Array, rng: np.random.Generator) -> Array:
+    """The scores hardly differ: what is measured is chance."""
+    return rng.normal(0, 0.05, len(z))
+
+
+def rough(z: Array, rng: np.random.Generator) -> Array:
+    """Neighbours tell nothing about each other."""
+    return rng.normal(0, 0.8, len(z))
+
+
+def cliff(z: Array, rng: np.random.Generator) -> Array:
+    """Many steps at a large learning rate break the training, and with it the memorisation."""
+    return rising(z, rng) - 2.0 * (z[:, 2] + z[:, 0] > 1.8)
+
+
+def additive(z: Array, rng: np.random.Generator) -> Array:
+    """A plane on the scale of the score itself, not of its logarithm."""
+    return np.log(np.maximum(3 + 0.5 * z @ rng.uniform(-1, 1, 3), 0.1))
+
+
+FAMILIES: dict[str, Callable[[Array, np.random.Generator], Array]] = {
+    family.__name__: family for family in (rising, contrary, valley, flat, rough, cliff, additive)
+}
+
+
+def generated(family: str, number: int, *, difficulty: float) -> Sweep:
+    """Generate a sweep.
+
+    Args:
+        number: which sweep of the family.
+        difficulty: standard deviation of the logarithms of the secrets' difficulties.
+    """
+    rng = np.random.default_rng([number, list(FAMILIES).index(family)])
+    logs = np.log(GRID)
+    z = (logs - logs.mean(axis=0)) / logs.std(axis=0)
+    truth = 0.1 * np.exp(FAMILIES[family](z, rng))
+    loss = 1.3 + 0.12 * np.exp(-0.5 * z @ rng.normal(1, 0.3, 3)) + 0.02 * np.maximum(z[:, 2] + z[:, 0] - 1.5, 0) ** 2
+    easy = rng.normal(0, difficulty, NUM_SECRETS)
+    own = rng.normal(0, 0.4, (len(GRID), NUM_SECRETS))
+    by_secret, rows = [], []
+    for at, (num_steps, batch_size, rate) in enumerate(GRID):
+        spread = 0.2 * rng.uniform(0.5, 1.5)
+        runs = []
+        for seed in range(2):
+            shift = rng.normal(0, spread)
+            runs.append(truth[at] * np.exp(easy - difficulty**2 / 2 + own[at] - 0.08 + shift - spread**2 / 2))
+            measured = loss[at] + rng.normal(0, 0.004)
+            rows.append([int(batch_size), int(num_steps), rate, seed, measured, runs[-1].mean()])
+        by_secret.append(np.mean(runs, axis=0))
+    columns = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
+    means = configuration_means(pd.DataFrame(rows, columns=columns))
+    low, middle = means["utility_loss"].min(), means["utility_loss"].median()
+    pool = (means["utility_loss"] <= low + 0.6 * (middle - low)).to_numpy()
+    return Sweep(means=means, by_secret=np.array(by_secret), truth=truth, pool=pool)
+
+
+def drawn(points: pd.DataFrame, number: int, *, seeds: int, min_utility_gain: float) -> Sweep:
+    """Draw a few seeds of each configuration; the truth is the mean of the others."""
+    rng = np.random.default_rng(number)
+    order = points.assign(_place=rng.random(len(points))).groupby(KEY)["_place"].rank()
+    few, rest = points[order <= seeds], points[order > seeds]
+    means = configuration_means(few)
+    threshold = loss_threshold(means, min_utility_gain=min_utility_gain)
+    assert threshold is not None
+    pool = within(means["utility_loss"].to_numpy(), threshold)
+    truth = configuration_means(rest)["score"].to_numpy()
+    return Sweep(means=means, by_secret=None, truth=truth, pool=pool)
+
+
+def judged(sweeps: Iterator[Sweep]) -> dict[str, Any]:
+    """Apply all rules to all sweeps."""
+    regret: dict[str, list[float]] = {rule: [] for rule in RULES}
+    stated, right, sure, covered, covered_lowest, bias, raw_bias = ([] for _ in range(7))
+    for sweep in sweeps:
+        layout = Layout.of(sweep.means, by_secret=sweep.by_secret)
+        best = sweep.truth[sweep.pool].min()
+        chosen = {rule: int(choose(rule, layout, sweep.pool)) for rule in RULES}
+        for rule, at in chosen.items():
+            regret[rule].append(float(sweep.truth[at] - best))
+        scores, own = layout.models.scores, chosen["informed"]
+        draws = scores.draws[:, sweep.pool]
+        stated.append(float((scores.draws[:, own] <= draws.min(axis=1)).mean()))
+        right.append(bool(sweep.truth[own] <= best))
+        if stated[-1] >= 0.95:
+            sure.append(right[-1])
+        for at, into in ((own, covered), (chosen["oracle"], covered_lowest)):
+            low, high = np.quantile(scores.absolute[:, at], [0.025, 0.975])
+            into.append(bool(low <= sweep.truth[at] <= high))
+        bias.append(float(np.log(scores.own_mean[own] / sweep.truth[own])))
+        low_mean = chosen["oracle"]
+        measured = max(float(sweep.means["score"].iloc[low_mean]), 1e-12)
+        raw_bias.append(float(np.log(measured / sweep.truth[low_mean])))
+    return {
+        "sweeps": len(stated),
+        "regret": {rule: [float(np.mean(v)), float(np.std(v) / np.sqrt(len(v)))] for rule, v in regret.items()},
+        "stated": float(np.mean(stated)),
+        "right": float(np.mean(right)),
+        "decided": len(sure),
+        "right_where_decided": float(np.mean(sure)) if sure else None,
+        "covered": float(np.mean(covered)),
+        "covered_lowest_mean": float(np.mean(covered_lowest)),
+        "log_bias_of_estimate": float(np.mean(bias)),
+        "log_bias_of_lowest_mean": float(np.mean(raw_bias)),
+    }
+
+
+def as_markdown(results: dict[str, Any]) -> str:
+    """Format the results as two tables."""
+    lines = ["| family | " + " | ".join(RULES) + " |", "| --- |" + " --- |" * len(RULES)]
+    for name, result in results.items():
+        cells = [f"{mean:.4f} ± {error:.4f}" for mean, error in result["regret"].values()]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    columns = ["stated", "right", "decided", "right_where_decided", "covered", "covered_lowest_mean",
+               "log_bias_of_estimate", "log_bias_of_lowest_mean"]  # fmt: skip
+    lines += ["", "| family | " + " | ".join(columns) + " |", "| --- |" + " --- |" * len(columns)]
+    for name, result in results.items():
+        cells = ["" if result[c] is None else f"{result[c]:.3g}" for c in columns]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tables", type=int, default=200)
+    parser.add_argument("--difficulty", type=float, default=0.5)
+    parser.add_argument("--points", type=Path)
+    parser.add_argument("--min-utility-gain", type=float, default=0.9)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    started = time.perf_counter()
+    numbers = range(options.tables)
+    if options.points is None:
+        results = {
+            family: judged(generated(family, number, difficulty=options.difficulty) for number in numbers)
+            for family in FAMILIES
+        }
+    else:
+        points = load_points(options.points)
+        sweeps = (
+            drawn(points, number, seeds=options.seeds, min_utility_gain=options.min_utility_gain) for number in numbers
+        )
+        results = {options.points.stem: judged(sweeps)}
+    print(as_markdown(results))
+    print(f"{time.perf_counter() - started:.0f} s")
+    if options.output is not None:
+        options.output.write_text(json.dumps({"machine": describe(), "results": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

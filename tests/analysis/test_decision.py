@@ -1,0 +1,207 @@
+"""The rule "informed" and the decision: probabilities, regret, alternatives, and the edges of both."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import select
+from analysis.selection.choice import Selection
+from analysis.selection.decision import decide
+from analysis.selection.words import chance, in_words
+from analysis.surface.hierarchy import score_posterior
+from analysis.tables.points import configuration_means
+from search_spaces import Configuration
+
+GRID = list(product([32, 64, 128], [10, 20], [0.005, 0.01, 0.02]))
+
+
+def table(score, loss, *, seeds=2, noise=0.002, loss_noise=0.001, grid=GRID, seed=0):
+    """Runs whose scores and losses are given functions of (b, T, η), with Gaussian noise."""
+    rng = np.random.default_rng(seed)
+    rows = [
+        [b, t, rate, s, loss(b, t, rate) + loss_noise * rng.standard_normal(),
+         score(b, t, rate) + noise * rng.standard_normal()]
+        for b, t, rate in grid
+        for s in range(seeds)
+    ]  # fmt: skip
+    columns = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
+    return pd.DataFrame(rows, columns=columns).assign(base_utility_loss=3.0)
+
+
+def falling_loss(b, t, rate):
+    return 2.5 - 0.1 * np.log(b * t * rate)
+
+
+def rising(b, t, rate):
+    return 0.1 + 0.02 * np.log(b * t * rate)
+
+
+def falling_in_batch_size(b, t, rate):
+    """The contrary of the individual heuristic."""
+    return 0.3 - 0.05 * np.log(b) + 0.01 * np.log(t)
+
+
+def test_the_lowest_score_is_decided_even_against_the_heuristics():
+    points = table(falling_in_batch_size, falling_loss)
+    selected = select(points, min_utility_gain=0.5)
+    assert (selected.rule, selected.configuration.batch_size) == ("informed", 128)
+    assert selected.explanation.startswith("The scores contradict the rule procedure, which would select (b=")
+    assert select(points, rule="procedure", min_utility_gain=0.5).configuration.batch_size < 128
+
+
+def test_probabilities_and_regret_are_those_of_the_draws():
+    points = table(rising, falling_loss, noise=0.02)
+    means = configuration_means(points)
+    scores = score_posterior(means)
+    pool = np.arange(len(means)) % 2 == 0
+    decision = decide(means, pool, 4, scores, logarithmic=False, certainty=None)
+    drawn = scores.draws[:, pool]
+    assert decision.probability == pytest.approx((drawn.argmin(axis=1) == 2).mean())
+    assert decision.expected_regret == pytest.approx((drawn[:, 2] - drawn.min(axis=1)).mean())
+    assert decision.relative_regret == pytest.approx(decision.expected_regret / drawn.min(axis=1).mean())
+    assert decision.probability_within == pytest.approx((drawn[:, 2] <= 1.1 * drawn.min(axis=1)).mean())
+    assert decision.pool_size == 9
+    probabilities = [other["probability"] for other in decision.alternatives]
+    assert probabilities == sorted(probabilities, reverse=True)
+    assert sum(probabilities) + decision.probability <= 1 + 1e-9
+
+
+def test_the_selected_configuration_has_the_least_expected_regret():
+    for seed in range(5):
+        points = table(rising, falling_loss, noise=0.03, seed=seed)
+        selected = select(points)
+        means = configuration_means(points)
+        scores = score_posterior(means)
+        at = [Configuration.from_json(row) for row in means.to_dict("records")].index(selected.configuration)
+        regrets = [
+            decide(means, np.ones(len(means), bool), k, scores, logarithmic=False, certainty=None).expected_regret
+            for k in range(len(means))
+        ]
+        assert regrets[at] <= min(regrets) + 0.05 * np.std(scores.draws[:, at])
+
+
+def test_states():
+    apart = select(table(lambda b, t, rate: 0.1 if (b, t, rate) == (64, 10, 0.01) else 0.5, falling_loss))
+    assert (apart.decision.state, str(apart.configuration)) == ("decided", "(b=64, T=10, η=0.01)")
+    equal = select(table(lambda *_: 0.5, falling_loss, noise=0.005))
+    assert equal.decision.state == "equivalent"
+    assert equal.decision.probability < 0.95 <= equal.decision.probability_within
+    noisy = select(table(rising, falling_loss, noise=0.05))
+    assert noisy.decision.state == "undecided"
+    assert any("do not decide" in warning for warning in noisy.warnings)
+    for state, words in ((apart, "Decided: "), (equal, "Equivalent to the best: "), (noisy, "Undecided: ")):
+        assert in_words(state)[0].startswith(words)
+
+
+def test_a_logarithmic_score_is_compared_by_differences():
+    means = configuration_means(table(lambda *_: -5.0, falling_loss, noise=0.001))
+    scores = score_posterior(means, logarithmic=True)
+    pool = np.ones(len(means), dtype=bool)
+    decision = decide(means, pool, 0, scores, logarithmic=True, certainty=None)
+    assert decision.state == "equivalent", "differences of 0.001 are far below ln 1.1"
+    assert decision.relative_regret == pytest.approx(np.expm1(decision.expected_regret))
+
+
+def test_a_loss_near_the_threshold_is_not_trusted():
+    """Half of the configurations with b = 32 have measured losses below the threshold, which is their true loss."""
+    points = table(lambda b, t, rate: 0.1 * b / 32, lambda b, t, rate: 2.0 if b == 32 else 1.5, loss_noise=0.02, seed=3)
+    careful = select(points, max_loss=2.0)
+    assert any(c.batch_size == 32 for c in careful.steps[0].survivors)
+    assert careful.configuration.batch_size == 64
+    assert [step.name for step in careful.steps][:3] == ["utility threshold", "leakage check", "utility check"]
+    assert careful.decision.utility_probability > 0.99
+    clear = select(points, max_loss=2.1)
+    assert clear.configuration.batch_size == 32
+
+
+def test_no_configuration_keeps_to_the_threshold_with_the_confidence():
+    points = table(rising, lambda *_: 2.0, loss_noise=0.1)
+    lowest = configuration_means(points)["utility_loss"].min()
+    selected = select(points, max_loss=lowest + 1e-6)
+    assert selected.decision.utility_probability < 0.95
+    assert any("keeps to the utility threshold with a probability of" in warning for warning in selected.warnings)
+
+
+def test_a_threshold_of_the_best_gain_moves_with_the_best_loss():
+    """With gains of 1.00 and 0.91, a share of 0.9 is kept or not depending on errors of both losses."""
+    grid = [(32, 10, 0.01), (64, 10, 0.01)]
+
+    def loss(b, t, rate):
+        return 2.0 if b == 64 else 2.09
+
+    points = table(lambda b, t, rate: 0.1 * b, loss, grid=grid, seeds=8, loss_noise=0.03)
+    by_gain = select(points, rule="oracle", min_utility_gain=0.9)
+    assert by_gain.configuration.batch_size == 32
+    fixed = select(points, rule="oracle", max_loss=by_gain.max_loss)
+    assert 0.5 < by_gain.decision.utility_probability < fixed.decision.utility_probability - 0.01
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_one_configuration(seeds):
+    selected = select(table(rising, falling_loss, grid=GRID[:1], seeds=seeds))
+    assert selected.decision.probability == 1
+    assert selected.decision.expected_regret == 0
+    assert in_words(selected)[0] == "It is the only configuration that keeps to the constraints."
+
+
+def test_one_seed_decides_nothing():
+    """The scores are smooth, so the model believes in small errors; but nothing was measured twice."""
+    selected = select(table(rising, falling_loss, seeds=1, noise=0))
+    assert selected.decision.state == "undecided"
+    assert "No configuration has two seeds" in " ".join(in_words(selected))
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_scores_that_saturate(value):
+    selected = select(table(lambda *_: value, falling_loss, noise=0))
+    assert selected.decision.state in ("decided", "equivalent")
+    assert selected.decision.expected_regret == pytest.approx(0, abs=1e-3)
+    assert np.isfinite(json.loads(json.dumps(selected.to_dict()["decision"]))["estimate"])
+
+
+def test_some_scores_saturate_at_zero():
+    def score(b, t, rate):
+        return 0.0 if rate == 0.005 else rate * 10
+
+    selected = select(table(score, falling_loss, noise=0))
+    assert selected.configuration.learning_rate == 0.005
+
+
+def test_the_document_keeps_its_fields_and_carries_the_decision():
+    selected = select(table(rising, falling_loss), min_utility_gain=0.5)
+    document = json.loads(json.dumps(selected.to_dict()))
+    old = {"batch_size", "num_steps", "learning_rate", "utility_loss", "score", "rule", "max_loss", "explanation",
+           "steps", "model_uri", "warnings", "uncertainty"}  # fmt: skip
+    assert old | {"decision"} == set(document)
+    assert set(document["decision"]) >= {
+        "state", "probability", "expected_regret", "relative_regret", "estimate", "interval", "alternatives",
+        "utility_probability", "confidence", "tolerance", "probability_within", "pool_size",
+    }  # fmt: skip
+    assert isinstance(selected, Selection)
+
+
+@pytest.mark.parametrize(
+    ("probability", "text"), [(1.0, "more than 99.9 %"), (0.5, "50 %"), (0.0, "less than 0.1 %"), (0.12345, "12.3 %")]
+)
+def test_chances(probability, text):
+    assert chance(probability) == text
+
+
+def test_more_configurations_than_are_modelled():
+    grid = list(product(range(1, 11), range(1, 11), np.arange(1, 8) / 100))
+    rng = np.random.default_rng(0)
+    scores = {c: 0.2 + rng.random() for c in grid} | {grid[600]: 0.01}
+    selected = select(table(lambda *c: scores[c], falling_loss, grid=grid))
+    assert str(selected.configuration) == str(Configuration(batch_size=9, num_steps=6, learning_rate=0.06))
+    assert selected.decision.state == "decided"
+
+
+def test_order_of_rows_does_not_matter():
+    points = table(rising, falling_loss, noise=0.02)
+    shuffled = points.sample(frac=1, random_state=1)
+    assert select(points).to_dict() == select(shuffled).to_dict()
