@@ -313,7 +313,7 @@ class _Model:
         shares = iter(np.array_split(np.arange(len(common)), times))
         for h in self.hyperparameters:
             prior = self._prior(h)
-            root = np.linalg.cholesky(prior + _JITTER * np.eye(size))
+            root = np.linalg.cholesky(prior + _JITTER * float(np.diag(prior).max()) * np.eye(size))
             for errors in self._drawn_errors(h, rng):
                 # The mean and the variances, given these errors.
                 factor = cho_factor(prior + errors, lower=True, check_finite=False)
