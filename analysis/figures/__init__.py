@@ -1,6 +1,5 @@
 """Figures as plotly objects, for notebooks, pages and files."""
 
-from analysis.figures.cube import hyperparameter_cube as hyperparameter_cube
 from analysis.figures.effects import effect_lines as effect_lines
 from analysis.figures.files import save_figures as save_figures
 from analysis.figures.groups import configurations_and_seeds as configurations_and_seeds

@@ -32,8 +32,7 @@ _OTHER_MARK = ("star-open", 35, "#8c6d31")
 MARGIN = {"l": 8, "r": 8, "t": 8, "b": 8}
 LEGEND_ABOVE = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
 GRID = "rgba(128, 128, 128, 0.3)"
-GRID_3D = "#9aa3ad"
-"""Grid colours that are visible on dark and on white pages. Three-dimensional axes do not support transparency."""
+"""Grid colour that is visible on dark and on white pages."""
 EXPONENT = "e"
 """Number format of axes and colour bars, such as 1e-6. Plotly's default writes 1μ and 500n."""
 MOST_POINTS = 5000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -40,9 +41,27 @@ def bullets(texts: Sequence[str], *, css: str = "") -> str:
     return f"<ul{attributes}>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>" if texts else ""
 
 
-def section(heading: str, *parts: str) -> str:
-    """Return a section with its heading. The parts are HTML."""
-    return f"<section>\n<h2>{escape(heading)}</h2>\n{chr(10).join(part for part in parts if part)}\n</section>"
+def section(heading: str, *parts: str, css: str = "") -> str:
+    """Return a section with its heading. The parts are HTML. A heading occurs once on a page (see `contents`)."""
+    attributes = _written({"id": _anchor(heading)} | ({"class": css} if css else {}))
+    body = chr(10).join(part for part in parts if part)
+    return f"<section{attributes}>\n<h2>{escape(heading)}</h2>\n{body}\n</section>"
+
+
+def contents(headings: Sequence[str]) -> str:
+    """Return a list of links to the sections with these headings."""
+    links = "".join(f'<li><a href="#{_anchor(heading)}">{escape(heading)}</a></li>' for heading in headings)
+    return f'<nav aria-label="Contents"><ul class="contents">{links}</ul></nav>'
+
+
+def code(text: str) -> str:
+    """Return a line of code, for readers to copy."""
+    return f"<pre><code>{escape(text)}</code></pre>"
+
+
+def _anchor(heading: str) -> str:
+    """Return the id of a section. The prefix keeps it apart from the names of figures."""
+    return "section-" + re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> str:
@@ -110,7 +129,11 @@ def plot(name: str, label: str, caption: str, *, css: str = "") -> str:
 
 
 def page(
-    title: str, body: Sequence[str], figures: Mapping[str, go.Figure], live: Mapping[str, object] | None = None
+    title: str,
+    body: Sequence[str],
+    figures: Mapping[str, go.Figure],
+    live: Mapping[str, object] | None = None,
+    parallel: Mapping[str, object] | None = None,
 ) -> str:
     """Return a whole page. It loads nothing: plotly.js is included, and the content policy forbids requests.
 
@@ -119,8 +142,10 @@ def page(
         body: parts of the page as HTML, with a `plot` placeholder for each figure.
         figures: name -> figure.
         live: data of the slider's script (see `analysis.report.threshold_slider`), None for a page without a slider.
+        parallel: data of the parallel coordinates (see `analysis.report.parallel`), None for a page without them.
     """
-    data = {"figures": {name: _described(figure) for name, figure in figures.items()}, "live": live}
+    described = {name: _described(figure) for name, figure in figures.items()}
+    data = {"figures": described, "live": live, "parallel": parallel}
     return Template(_file("template.html")).substitute(
         title=escape(title),
         style=_file("page.css"),

@@ -15,7 +15,7 @@ const printing = (on) => { document.documentElement.toggleAttribute("data-print"
 const draw = (plot) => {
   const { data, layout } = told.figures[plot.id];
   // On touch screens a drag scrolls the page; elsewhere it zooms, and a double click zooms out.
-  if (!layout.scene) layout.dragmode = matchMedia("(pointer: fine)").matches ? "zoom" : false;
+  layout.dragmode = matchMedia("(pointer: fine)").matches ? "zoom" : false;
   return Plotly.newPlot(plot, data, layout, { responsive: true, displayModeBar: false });
 };
 
@@ -58,6 +58,85 @@ const follow = (live) => {
   show(null);
 };
 
+// Parallel coordinates -----------------------------------------------------------------------------------------------
+const VIRIDIS = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
+const shade = (share) => {
+  const at = Math.min(3, Math.floor(share * 4)), part = share * 4 - at;
+  return "rgb(" + VIRIDIS[at].map((from, i) => Math.round(from + part * (VIRIDIS[at + 1][i] - from))).join() + ")";
+};
+const parallel = ({ drawn, axes }) => {
+  const [width, height, top, bottom, side] = [960, 340, 40, 14, 70];
+  const place = document.getElementById("parallel"), says = document.getElementById("parallel-says");
+  const add = (parent, name, attributes, text = "") => {
+    const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+    element.textContent = text;
+    parent.append(element);
+    return element;
+  };
+  const image = add(place, "svg", { viewBox: `0 0 ${width} ${height}` });
+  const x = (i) => side + (i * (width - 2 * side)) / (axes.length - 1);
+  const heights = axes.map(({ values, ticks }) => {
+    const all = values.concat(ticks), low = all.reduce((a, b) => Math.min(a, b)), high = all.reduce((a, b) => Math.max(a, b));
+    return (value) => (high > low ? height - bottom - ((value - low) / (high - low)) * (height - top - bottom) : (height + top - bottom) / 2);
+  });
+  const ends = [height - bottom, top], score = axes.length - 1;
+  const lines = drawn.map((position, k) => {
+    const d = axes.map((axis, i) => (i ? "L" : "M") + x(i).toFixed(1) + "," + heights[i](axis.values[k]).toFixed(1)).join("");
+    const share = (ends[0] - heights[score](axes[score].values[k])) / (ends[0] - ends[1]);
+    const line = add(image, "path", { d, stroke: shade(Math.min(1, Math.max(0, share))) });
+    if (told.live) add(line, "title", {}, told.live.names[position]);
+    return line;
+  });
+  const ranges = axes.map(() => null), bars = [];
+  const keep = () => {
+    const kept = drawn.map((_, k) => ranges.every((range, i) => !range || (heights[i](axes[i].values[k]) >= range[0] && heights[i](axes[i].values[k]) <= range[1])));
+    lines.forEach((line, k) => line.classList.toggle("dim", !kept[k]));
+    const left_out = new Set(drawn.filter((_, k) => !kept[k]));
+    for (const row of document.querySelectorAll("tr[data-position]")) row.hidden = left_out.has(Number(row.dataset.position));
+    const asked = ranges.some((range) => range);
+    says.textContent = asked ? kept.filter((inside) => inside).length + " of " + drawn.length + " configurations are in the ranges; the table of configurations lists them." : "";
+    bars.forEach((bar, i) => {
+      bar.setAttribute("y", ranges[i] ? ranges[i][0] : 0);
+      bar.setAttribute("height", ranges[i] ? ranges[i][1] - ranges[i][0] : 0);
+    });
+  };
+  axes.forEach((axis, i) => {
+    add(image, "line", { x1: x(i), x2: x(i), y1: top, y2: height - bottom });
+    add(image, "text", { x: x(i), y: 18, "text-anchor": "middle", class: "name" }, axis.label);
+    axis.ticks.forEach((tick, t) => add(image, "text", { x: x(i) - 6, y: heights[i](tick) + 4, "text-anchor": "end" }, axis.texts[t]));
+    bars.push(add(image, "rect", { x: x(i) - 7, width: 14, y: 0, height: 0, class: "range" }));
+    const grip = add(image, "rect", { x: x(i) - 22, width: 44, y: top - 10, height: height - top - bottom + 20, class: "grip" });
+    const pointed = (event) => ((event.clientY - image.getBoundingClientRect().top) * height) / image.getBoundingClientRect().height;
+    let from = null;
+    grip.addEventListener("pointerdown", (event) => { from = pointed(event); grip.setPointerCapture(event.pointerId); });
+    grip.addEventListener("pointermove", (event) => { if (from !== null) { ranges[i] = [from, pointed(event)].sort((a, b) => a - b); keep(); } });
+    grip.addEventListener("pointerup", (event) => { if (Math.abs(pointed(event) - from) < 4) ranges[i] = null; from = null; keep(); });
+  });
+};
+
+// Tables -------------------------------------------------------------------------------------------------------------
+// A click on a column's header, or Enter, sorts the rows by it; a second one turns the order round.
+const sortable = (table) => {
+  const headers = Array.from(table.tHead.rows[0].cells), body = table.tBodies[0];
+  const value = (row, at) => { const text = row.cells[at].textContent, figure = parseFloat(text); return Number.isNaN(figure) ? text : figure; };
+  const compare = (a, b) => (typeof a === typeof b ? (a < b ? -1 : a > b ? 1 : 0) : typeof a === "number" ? -1 : 1);
+  headers.forEach((header, at) => {
+    header.tabIndex = 0;
+    const sort = () => {
+      const down = header.ariaSort === "ascending";
+      for (const other of headers) other.ariaSort = null;
+      header.ariaSort = down ? "descending" : "ascending";
+      const rows = Array.from(body.rows).sort((a, b) => (down ? -1 : 1) * compare(value(a, at), value(b, at)));
+      body.append(...rows);
+    };
+    header.addEventListener("click", sort);
+    header.addEventListener("keydown", (event) => { if (event.key === "Enter") sort(); });
+  });
+};
+
+document.querySelectorAll("table").forEach(sortable);
+if (told.parallel) parallel(told.parallel);
 Promise.all(plots.map(draw)).then(recolour).then(() => told.live && follow(told.live));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
 addEventListener("beforeprint", () => printing(true));

@@ -14,13 +14,13 @@ from analysis.figures import (
     configurations_and_seeds,
     effect_lines,
     heuristic_accuracies,
-    hyperparameter_cube,
     score_against_utility,
     score_along_thresholds,
     selection_risks,
 )
 from analysis.report.card import card, contenders_table, secret_means, secrets_table
-from analysis.report.markup import Cell, bullets, number, page, paragraph, percent, plot, section, table
+from analysis.report.markup import Cell, bullets, code, contents, number, page, paragraph, percent, plot, section, table
+from analysis.report.parallel import parallel_data, parallel_section
 from analysis.report.tables import (
     confound_table,
     effects_table,
@@ -29,7 +29,13 @@ from analysis.report.tables import (
     risk_table,
     variance_table,
 )
-from analysis.report.threshold_slider import configurations_table, live_data, start_text, threshold_section
+from analysis.report.threshold_slider import (
+    configurations_table,
+    live_data,
+    start_text,
+    threshold_chart,
+    threshold_section,
+)
 from analysis.selection.by_threshold import SelectionsByThreshold, selections_by_threshold
 from analysis.selection.choice import Selection, select
 from analysis.selection.constraints import Constraints
@@ -104,32 +110,42 @@ def write_report(
     score_name = score_name or own_score(points)
     relative = not is_logarithmic(score_name, logarithmic) and bool((means["score"] >= 0).all())
     # Compose and write the page.
-    body = [
-        f"<h1>{escape(title)}</h1>",
+    slider, chart = threshold_chart(at_thresholds)
+    decision = section(
+        "The decision",
         paragraph(headline_sentence(headline, compared[_BEST], relative=relative), css="headline"),
         bullets(in_words(headline)),
         paragraph(headline.explanation) if headline.explanation else "",
         paragraph(_context(headline, compared, base_utility_loss, base_score, start_text(at_thresholds))),
         paragraph(_worst_secret(points, headline, by_secret)) if by_secret is not None else "",
+        card(points, headline, card_rows or {}),
+        code(f"raydp.load_model({headline.model_uri!r})") if headline.model_uri else "",
+        css="decision",
+    )
+    sections = {
+        "What every rule selects": threshold_section(
+            at_thresholds, headline.rule, base_utility_loss, relative=relative
+        ),
+        "How sure is the choice": [paragraph(_FIXED, css="soft"), contenders_table(headline), _steps_table(headline)],
+        **_analyses(points),
+        "Configurations": [configurations_table(at_thresholds, headline.rule)],
+    }
+    if by_secret is not None:
+        sections["Secrets"] = [secrets_table(points, compared, by_secret)]
+    if notes:
+        sections["Notes"] = [bullets(notes)]
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        f'<div class="first">\n{decision}\n<div>{chart}</div>\n</div>',
+        slider,
         bullets([*warnings, *headline.warnings], css="warnings"),
         paragraph(f"{_of_score(score_name, score_text)} {_counts(points, means)} {_CONFIDENTIAL}", css="soft"),
-        section("The selected model", card(points, headline, card_rows or {})),
-        section(
-            "Score and utility", *threshold_section(at_thresholds, headline.rule, base_utility_loss, relative=relative)
-        ),
-        section(
-            "How sure is the choice", paragraph(_FIXED, css="soft"), contenders_table(headline), _steps_table(headline)
-        ),
-        *_analyses(points),
-        section("Configurations", configurations_table(at_thresholds, headline.rule)),
+        contents(list(sections)),
+        *(section(heading, *parts) for heading, parts in sections.items()),
     ]
-    if by_secret is not None:
-        body.append(section("Secrets", secrets_table(points, compared, by_secret)))
-    if notes:
-        body.append(section("Notes", bullets(notes)))
     figures = report_figures(points, at_thresholds)
     live = live_data(at_thresholds, headline.rule, base_utility_loss, relative=relative)
-    Path(path).write_text(page(title, body, figures, live), encoding="utf-8")
+    Path(path).write_text(page(title, body, figures, live, parallel_data(means)), encoding="utf-8")
     return figures
 
 
@@ -144,7 +160,6 @@ def report_figures(points: pd.DataFrame, selections: SelectionsByThreshold | Non
     return Figures(
         layout=score_against_utility(selections),
         by_threshold=score_along_thresholds(selections),
-        cube=hyperparameter_cube(points),
         effects=effect_lines(points),
         heuristics=heuristic_accuracies({"all": points}),
         risk=selection_risks({"all": points}),
@@ -152,14 +167,8 @@ def report_figures(points: pd.DataFrame, selections: SelectionsByThreshold | Non
     )
 
 
-def _analyses(points: pd.DataFrame) -> list[str]:
-    """Return the sections that analyse all configurations, with their figures."""
-    cube = plot(
-        "cube",
-        "Every configuration in a cube of log b, log T and log η, its mean score as colour. The table of "
-        "configurations holds the figures.",
-        "Drag to turn. On a level of η the anti-diagonals have equal compute C = b·T.",
-    )
+def _analyses(points: pd.DataFrame) -> dict[str, list[str]]:
+    """Return the sections that analyse all configurations: heading -> parts, with their figures."""
     effects = plot(
         "effects",
         "Lines of the mean score and the mean utility loss along configurations that differ in one hyperparameter. The "
@@ -187,17 +196,17 @@ def _analyses(points: pd.DataFrame) -> list[str]:
         "have the same ε, or none: if left is much wider, hyperparameters and not chance decide what leaks.",
         css="low",
     )
-    return [
-        section("What each hyperparameter does", cube, effects, effects_table(points)),
-        section("Heuristics", accuracies, heuristics_table(points)),
-        section("Privacy risk", risk, risk_table(points)),
-        section("Variance", spread, variance_table(points), confound_table(points)),
-        section("Regression", *regression_tables(points)),
-    ]
+    return {
+        "What each hyperparameter does": [parallel_section(), effects, effects_table(points)],
+        "Heuristics": [accuracies, heuristics_table(points)],
+        "Privacy risk": [risk, risk_table(points)],
+        "Variance": [spread, variance_table(points), confound_table(points)],
+        "Regression": regression_tables(points),
+    }
 
 
 _CONFIDENTIAL = "The page is made from private data and is not covered by ε: it is for those who may see the scores."
-_FIXED = "At the threshold as selected: this section and the card above do not follow the slider."
+_FIXED = "At the threshold as selected: this section and the decision above do not follow the slider."
 
 
 def headline_sentence(selected: Selection, best: Selection, *, relative: bool) -> str:
@@ -221,7 +230,8 @@ def _direction(difference: float) -> str:
 
 
 def _name(configuration: Configuration) -> str:
-    return f"b = {configuration.batch_size}, T = {configuration.num_steps}, η = {configuration.learning_rate:g}"
+    name = f"b = {configuration.batch_size}, T = {configuration.num_steps}, η = {configuration.learning_rate:g}"
+    return name.replace(" = ", "\u00a0=\u00a0")
 
 
 def _with_baselines(

@@ -19,17 +19,8 @@ _FIGURES = ["batch_size", "num_steps", "learning_rate", "utility_loss", "score",
 _HEADERS = ["Rule", "b", "T", "η", "Utility loss", "Score", "Share of gain", "Above oracle", "Model"]
 
 
-def threshold_section(
-    selections: SelectionsByThreshold, rule: str, base_utility_loss: float | None, *, relative: bool
-) -> list[str]:
-    """Return the slider, its two figures ("layout" and "by_threshold") and the table of rules, as HTML.
-
-    Args:
-        selections: every rule's selections.
-        rule: the rule that the page is about.
-        base_utility_loss: loss of the pre-trained model, if it is known.
-        relative: whether ratios of scores are meaningful. They are not for logarithmic scores.
-    """
+def threshold_chart(selections: SelectionsByThreshold) -> tuple[str, str]:
+    """Return the slider and the scatter plot "layout", as HTML."""
     last = len(selections.thresholds) - 1
     slider = (
         '<div class="live">\n<label for="threshold">Utility threshold u</label>\n'
@@ -45,6 +36,20 @@ def threshold_section(
         f"{_drawn(selections)}; bars are one standard deviation over seeds. Lower left is better. Only points to the "
         "left of the dashed line, the threshold, may be selected.",
     )
+    return slider, scatter
+
+
+def threshold_section(
+    selections: SelectionsByThreshold, rule: str, base_utility_loss: float | None, *, relative: bool
+) -> list[str]:
+    """Return the table of rules and the figure "by_threshold", which follow the slider, as HTML.
+
+    Args:
+        selections: every rule's selections.
+        rule: the rule that the page is about.
+        base_utility_loss: loss of the pre-trained model, if it is known.
+        relative: whether ratios of scores are meaningful. They are not for logarithmic scores.
+    """
     lines = plot(
         "by_threshold",
         "Lines of the score of what each rule selects, against the utility threshold.",
@@ -69,7 +74,7 @@ def threshold_section(
         of_column={at: {"data-figure": name} for at, name in enumerate(_FIGURES, start=1)},
     )
     reasons = [paragraph(f"{name}: {reason}.", css="soft") for name, reason in selections.reasons.items()]
-    return [slider, scatter, rules, *reasons, lines]
+    return [rules, *reasons, lines]
 
 
 def live_data(

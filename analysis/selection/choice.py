@@ -200,7 +200,7 @@ def select(
     selected = int(pool.argmax())
     scores, certainty = evidence.layout.models.scores, evidence.layout.certainty
     decision = decide(means, compared, selected, scores, logarithmic=evidence.logarithmic, certainty=certainty)
-    rivals = contenders(means, passed, selected, by_secret=evidence.of_secrets, draws=scores.draws)
+    rivals = contenders(means, compared, selected, by_secret=evidence.of_secrets, draws=scores.draws)
     settled = rule == DEFAULT_RULE and decision.state != "undecided"
     by_scores = rule not in _UNMINDFUL and not quiet and not settled
     warnings = [
@@ -208,7 +208,7 @@ def select(
         *left_out(points),
         *(at_the_corner(means, passed, constraints) if rule == "procedure" else []),
         *improbable(decision),
-        *(unsupported(rivals, int(passed.sum())) if by_scores else []),
+        *(unsupported(rivals, int(compared.sum())) if by_scores else []),
         *beaten(means, passed, selected),
     ]
     return Selection(

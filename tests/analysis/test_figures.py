@@ -25,7 +25,6 @@ from analysis.figures import (
     configurations_and_seeds,
     effect_lines,
     heuristic_accuracies,
-    hyperparameter_cube,
     save_figures,
     score_against_utility,
     score_along_thresholds,
@@ -71,14 +70,6 @@ def test_lines_along_the_thresholds_are_the_selections(points, means):
     np.testing.assert_array_equal(found["oracle"].y, front)  # losses are all different here
     at = 40
     assert found["procedure"].y[at] == select(points, rule="procedure", max_loss=losses[at]).score
-
-
-def test_cube_has_every_configuration_once(points, means):
-    (trace,) = hyperparameter_cube(points).data
-    corners = set(zip(trace.x, trace.y, trace.z, strict=True))
-    assert corners == set(means[["batch_size", "num_steps", "learning_rate"]].itertuples(index=False, name=None))
-    assert list(trace.marker.color) == means["score"].tolist()
-    assert all(getattr(hyperparameter_cube(points).layout.scene, f"{axis}axis").type == "log" for axis in "xyz")
 
 
 def test_effect_lines_are_the_series_of_the_analysis(points):
@@ -182,7 +173,7 @@ def test_figures_become_files(points, tmp_path, file_format, start):
 
 
 def test_files_need_a_known_format_and_kaleido(points, tmp_path, monkeypatch):
-    figures = {"cube": hyperparameter_cube(points)}
+    figures = {"effects": effect_lines(points)}
     with pytest.raises(ValueError, match=r"format must be one of svg, png, pdf, got 'gif'\."):
         save_figures(figures, tmp_path, file_format="gif")
     monkeypatch.setitem(sys.modules, "kaleido", None)

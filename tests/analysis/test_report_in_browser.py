@@ -17,7 +17,7 @@ from tests.chromium import OpenPage
 pytestmark = pytest.mark.browser
 
 ROW = "Array.from(document.querySelector('tr[data-rule=\"{rule}\"]').children, cell => cell.textContent)"
-FIGURES = {"layout", "by_threshold", "cube", "effects", "heuristics", "risk", "spread"}
+FIGURES = {"layout", "by_threshold", "effects", "heuristics", "risk", "spread"}
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +144,51 @@ def test_dark_pages_are_dark_and_print_is_not(file):
         assert document.startswith(b"%PDF")
         assert brightness(page.evaluate("window.printed")) > 250
         assert brightness(page.evaluate(colour)) < 40
+
+
+def test_the_decision_stands_on_the_first_screen_beside_the_chart(page, file):
+    top = "document.querySelector('{}').getBoundingClientRect().top + scrollY"
+    assert page.evaluate(top.format("#section-the-decision")) < 200
+    assert page.evaluate(top.format("#layout")) < 300
+    links = page.evaluate("Array.from(document.querySelectorAll('.contents a'), a => a.getAttribute('href'))")
+    assert len(links) > 5
+    assert all(page.evaluate(f"document.querySelectorAll('section[id=\"{link[1:]}\"]').length") == 1 for link in links)
+
+
+def test_a_range_on_an_axis_keeps_its_configurations_in_the_lines_and_in_the_table(page, points):
+    """The lower half of the last axis, dragged by the pointer; a click takes it back."""
+
+    def pointer(kind: str, share: float) -> None:
+        page.evaluate(
+            "(() => { const grip = document.querySelectorAll('#parallel .grip')[4];"
+            " grip.setPointerCapture = () => {};"
+            " const box = document.querySelector('#parallel svg').getBoundingClientRect();"
+            f" grip.dispatchEvent(new PointerEvent('{kind}', {{ clientY: box.top + {share} * box.height }})); }})()"
+        )
+
+    scores = page.evaluate("told.parallel.axes[4].values")
+    for kind, share in (("pointerdown", 0.99), ("pointermove", 0.5), ("pointerup", 0.5)):
+        pointer(kind, share)
+    kept = page.evaluate("document.querySelectorAll('#parallel path:not(.dim)').length")
+    shown = page.evaluate("Array.from(document.querySelectorAll('tr[data-position]')).filter(r => !r.hidden).length")
+    middle = (340 * 0.5 - 40) / (340 - 40 - 14)  # of the axis, from its top
+    limit = max(scores) - middle * (max(scores) - min(scores))
+    assert kept == shown == sum(score <= limit for score in scores)
+    assert 0 < kept < len(scores)
+    assert page.evaluate("document.getElementById('parallel-says').textContent").startswith(f"{kept} of {len(scores)} ")
+    for kind in ("pointerdown", "pointerup"):
+        pointer(kind, 0.5)
+    assert page.evaluate("document.querySelectorAll('tr[data-position][hidden]').length") == 0
+
+
+def test_a_click_on_a_header_sorts_the_table(page):
+    column = "Array.from(document.querySelectorAll('tr[data-position]'), row => parseFloat(row.cells[8].textContent))"
+    header = "document.querySelector('tr[data-position]').closest('table').tHead.rows[0].cells[8]"
+    before = page.evaluate(column)
+    page.evaluate(f"{header}.click()")
+    assert page.evaluate(column) == sorted(before) != before
+    page.evaluate(f"{header}.click()")
+    assert page.evaluate(column) == sorted(before, reverse=True)
 
 
 def test_a_comparison_is_drawn_too(points, tmp_path):

@@ -1,0 +1,64 @@
+"""Parallel coordinates: every configuration as a line through its hyperparameters, its utility and its score."""
+
+from __future__ import annotations
+
+from html import escape
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.figures.style import drawn_positions
+from analysis.tables.thinning import evenly
+
+_AXES = {"batch_size": "b", "num_steps": "T", "learning_rate": "η", "utility_loss": "Utility loss", "score": "Score"}
+_LOGARITHMIC = ("batch_size", "num_steps", "learning_rate")
+_MOST_TICKS = 8
+_LABEL = (
+    "Every configuration as a line through b, T, η, its mean utility loss and its mean score. The table of "
+    "configurations holds the figures."
+)
+_CAPTION = (
+    "Drag along an axis to keep only the configurations of that range, on as many axes as you like: the table of "
+    "configurations follows. A click on an axis takes its range back. Yellow lines leak most."
+)
+
+
+def parallel_section() -> str:
+    """Return the place where the page's script draws the lines, as HTML."""
+    return (
+        f'<figure class="wide">\n<div class="scroll" tabindex="0" role="region" aria-label="{escape(_CAPTION)}">'
+        f'<div id="parallel" role="img" aria-label="{escape(_LABEL)}"></div></div>\n'
+        '<p id="parallel-says" class="soft" aria-live="polite"></p>\n'
+        f"<figcaption>{escape(_CAPTION)}</figcaption>\n</figure>"
+    )
+
+
+def parallel_data(means: pd.DataFrame) -> dict[str, object]:
+    """Return the data of the lines for the page's script.
+
+    Args:
+        means: [m] configuration means.
+
+    Returns:
+        "drawn": positions of the configurations that are drawn; "axes": label, values by drawn configuration (a
+        logarithm for b, T and η) and ticks with their texts.
+    """
+    drawn = drawn_positions(means)
+    some = means.iloc[drawn]
+    return {"drawn": drawn.tolist(), "axes": [_axis(some[name], label) for name, label in _AXES.items()]}
+
+
+def _axis(values: pd.Series, label: str) -> dict[str, object]:
+    numbers = values.to_numpy(dtype=np.float64)
+    ticks = np.linspace(numbers.min(), numbers.max(), 5)
+    if values.name not in _LOGARITHMIC:
+        return {"label": label, "values": numbers.tolist(), "ticks": ticks.tolist(), "texts": _texts(ticks)}
+    ticks = np.unique(numbers)
+    ticks = ticks[evenly(len(ticks), _MOST_TICKS)]
+    logs = {"values": np.log(numbers).tolist(), "ticks": np.log(ticks).tolist()}
+    return {"label": label, **logs, "texts": _texts(ticks)}
+
+
+def _texts(ticks: NDArray[np.float64]) -> list[str]:
+    return [f"{tick:.3g}" for tick in ticks.tolist()]
