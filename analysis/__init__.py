@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from analysis.selection.by_threshold import selections_by_threshold as selections_by_threshold
     from analysis.selection.choice import Selection as Selection
     from analysis.selection.choice import select as select
+    from analysis.selection.decision import Decision as Decision
     from analysis.selection.risk import privacy_risk as privacy_risk
     from analysis.selection.rules import RULES as RULES
     from analysis.statistics.audited import audit_correlations as audit_correlations
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from analysis.tables.utility_filter import useful_points as useful_points
 
 _HOMES = {
+    "Decision": "selection.decision",
     "ProfileCurve": "report.profile_grids",
     "RULES": "selection.rules",
     "Selection": "selection.choice",
