@@ -111,6 +111,7 @@ const parallel = ({ drawn, axes }) => {
     let from = null;
     grip.addEventListener("pointerdown", (event) => { from = pointed(event); grip.setPointerCapture(event.pointerId); });
     grip.addEventListener("pointermove", (event) => { if (from !== null) { ranges[i] = [from, pointed(event)].sort((a, b) => a - b); keep(); } });
+    grip.addEventListener("pointercancel", () => { from = null; });
     grip.addEventListener("pointerup", (event) => { if (Math.abs(pointed(event) - from) < 4) ranges[i] = null; from = null; keep(); });
   });
 };

@@ -61,4 +61,9 @@ def _axis(values: pd.Series, label: str) -> dict[str, object]:
 
 
 def _texts(ticks: NDArray[np.float64]) -> list[str]:
-    return [f"{tick:.3g}" for tick in ticks.tolist()]
+    """Return the texts of the ticks, with as many digits as it takes to tell them apart."""
+    for digits in range(3, 17):
+        texts = [str(int(t)) if t == int(t) and abs(t) < 1e7 else f"{t:.{digits}g}" for t in ticks.tolist()]
+        if len(set(texts)) == len(set(ticks.tolist())):
+            break
+    return texts

@@ -259,9 +259,9 @@ def _context(
     threshold: str,
 ) -> str:
     """Compare the selection with the lowest score and, as far as known, with the pre-trained model."""
-    sentences = [f"The lowest score that may be selected is {number(compared[_ORACLE].score)}."]
+    sentences = [f"The lowest measured score within the constraints is {number(compared[_ORACLE].score)}."]
     if selected.configuration == compared[_ORACLE].configuration:
-        sentences = ["No configuration that may be selected has a lower score."]
+        sentences = ["No configuration within the constraints has a lower measured score."]
     best_gain = None if base_utility_loss is None else base_utility_loss - compared[_BEST].utility_loss
     if base_utility_loss is not None and best_gain is not None and best_gain > 0:
         share = (base_utility_loss - selected.utility_loss) / best_gain

@@ -87,12 +87,14 @@ def selections_by_threshold(
     thresholds = thresholds[evenly(len(thresholds), max_thresholds)]
     given = constraints.threshold(means)
     # Apply every rule, at the given constraints and along the thresholds.
-    layout = Evidence.of(points, means, constraints, by_secret=by_secret, logarithmic=logarithmic).layout
+    layout = Evidence.of(points, means, constraints, passed, by_secret=by_secret, logarithmic=logarithmic).layout
     selected, start, reasons = {}, {}, {}
     for rule in rule_names():
         try:
             start[rule] = int(choose(rule, layout, passed))
             selected[rule] = _along(rule, layout, allowed, thresholds)
+            if given is None:
+                selected[rule][-1] = start[rule]  # the last threshold excludes nothing: there is none to keep to
         except TooManyError as error:
             reasons[rule] = str(error)
     members = np.array([int((within(loss, np.full(len(loss), u)) & allowed).sum()) for u in thresholds])

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from analysis.selection.constraints import Constraints
 from analysis.selection.contenders import Contenders
-from analysis.selection.decision import Decision
+from analysis.selection.decision import Decision, chance
+from analysis.selection.default import DEFAULT_RULE
 from analysis.tables.points import configurations, other_rows
 from search_spaces.configuration import HYPERPARAMETERS, Configuration, Hyperparameters
 
@@ -57,8 +58,22 @@ def improbable(decision: Decision) -> list[str]:
     if probability is None or probability >= decision.confidence:
         return []
     return [
-        f"The selected configuration keeps to the utility threshold with a probability of {probability:.0%}, less than "
-        f"{decision.confidence:.0%}. Add seeds, or lower the threshold's demand."
+        f"The selected configuration keeps to the utility threshold with a probability of {chance(probability)} only. "
+        "Add seeds, or relax the threshold."
+    ]
+
+
+def not_trusted(
+    means: pd.DataFrame, passed: NDArray[np.bool_], compared: NDArray[np.bool_], certainty: NDArray[np.float64]
+) -> list[str]:
+    """Warn if the lowest measured score was left out, because its utility may not keep to the threshold."""
+    score = means["score"].to_numpy()
+    lowest = int(np.where(passed, score, np.inf).argmin())
+    if compared[lowest]:
+        return []
+    return [
+        f"The lowest measured score, {score[lowest]:.4g} of {configurations(means)[lowest]}, was left out: its utility "
+        f"keeps to the threshold with a probability of {chance(float(certainty[lowest]))} only."
     ]
 
 
@@ -99,8 +114,13 @@ def _name(row: Hyperparameters) -> str:
     return str(Configuration.from_json(row))
 
 
-def beaten(means: pd.DataFrame, passed: NDArray[np.bool_], selected: int) -> list[str]:
-    """Warn if another configuration has less loss and a lower score, which speaks against the rule."""
+def beaten(means: pd.DataFrame, passed: NDArray[np.bool_], selected: int, *, rule: str) -> list[str]:
+    """Warn if another configuration has less loss and a lower score, which speaks against the rule.
+
+    The default rule is not warned of: it has weighed the measured scores by their errors.
+    """
+    if rule == DEFAULT_RULE:
+        return []
     loss, score = means["utility_loss"].to_numpy(), means["score"].to_numpy()
     better = passed & (loss < loss[selected]) & (score < score[selected])
     if not better.any():

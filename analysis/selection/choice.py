@@ -9,7 +9,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.selection.cautions import at_the_corner, beaten, improbable, left_out, unsupported, without_guarantee
+from analysis.selection.cautions import (
+    at_the_corner,
+    beaten,
+    improbable,
+    left_out,
+    not_trusted,
+    unsupported,
+    without_guarantee,
+)
 from analysis.selection.constraints import Constraints
 from analysis.selection.contenders import Contenders, contenders
 from analysis.selection.decision import Decision, decide
@@ -185,7 +193,7 @@ def select(
     narrowings = constraints.narrowings(points, means, by_secret)
     narrowings += [REFERENCE_RULES[rule].narrowing(points)] if rule in REFERENCE_RULES else []
     passed, record = _narrowed(listed, narrowings)
-    evidence = Evidence.of(points, means, constraints, by_secret=by_secret, logarithmic=logarithmic)
+    evidence = Evidence.of(points, means, constraints, passed, by_secret=by_secret, logarithmic=logarithmic)
     # Apply the rule's steps to the configurations that keep to the constraints.
     pool, quiet, compared = passed, False, passed
     for step in steps:
@@ -208,8 +216,9 @@ def select(
         *left_out(points),
         *(at_the_corner(means, passed, constraints) if rule == "procedure" else []),
         *improbable(decision),
+        *(not_trusted(means, passed, compared, certainty) if rule == DEFAULT_RULE and certainty is not None else []),
         *(unsupported(rivals, int(compared.sum())) if by_scores else []),
-        *beaten(means, passed, selected),
+        *beaten(means, passed, selected, rule=rule),
     ]
     return Selection(
         configuration=listed[selected],

@@ -23,6 +23,7 @@ TOLERANCE = 0.1
 MOST_ALTERNATIVES = 3
 _NEGLIGIBLE = 0.01  # an alternative that is the lowest with a smaller probability does not matter
 _NO_SEEDS = "no configuration has two seeds, so the errors over seeds are guessed from how smooth the scores are"
+_NO_SPREAD = "no score differs between two seeds, so the errors of the scores are not known"
 
 
 class Alternative(Hyperparameters):
@@ -48,7 +49,8 @@ class Decision:
         confidence, tolerance: the probability and the tolerance of `state`. A tolerance of 0.1 allows a score that is
             10 % higher; for a score that is a logarithm, a difference of ln 1.1.
         probability: that the selected configuration has the lowest score.
-        probability_within: that its score is within the tolerance of the lowest.
+        probability_within: that its score is within the tolerance of the lowest. Scores that can be negative and are no
+            logarithms have no tolerance.
         expected_regret: how much higher than the lowest its score is, in expectation, in the score's unit.
         relative_regret: the same as a share of the lowest score. None if the score can be negative and is no logarithm.
         estimate: the expected score given all measurements. The measured mean of a selected configuration is lower than
@@ -58,7 +60,8 @@ class Decision:
             configuration has two seeds.
         alternatives: the others that matter, the most probable first.
         pool_size: number of configurations that were compared.
-        reason: why the state is undecided whatever the probabilities are. None if it is not.
+        reason: why the errors of the scores are not known, so that several configurations are never decided. None if
+            they are known.
     """
 
     state: State
@@ -120,20 +123,26 @@ def decide(
     own = int(np.flatnonzero(members == selected)[0])
     drawn = scores.draws[:, members]
     expected = scores.own_mean[members]
+    limited = scores.limited[:, members]
     lowest = drawn.min(axis=1)
     # Several members may share the lowest draw, such as zeros; each of them counts.
     at_lowest = drawn <= lowest[:, None]
     probability = at_lowest.mean(axis=0)
-    allowed = _highest_within(lowest, logarithmic=logarithmic)
+    comparable = scores.ratio or logarithmic  # else a tenth of a score means nothing
+    allowed = _highest_within(lowest, logarithmic=logarithmic) if comparable else lowest
     within = float((drawn[:, own] <= allowed).mean())
-    reason = None if means["num_seeds"].max() > 1 or len(members) == 1 else _NO_SEEDS
-    if reason is not None:
+    reason = None
+    if means["num_seeds"].max() < 2:
+        reason = _NO_SEEDS
+    elif not (means["score_std"] > 0).any() and np.ptp(drawn, axis=0).max() == 0:
+        reason = _NO_SPREAD
+    if reason is not None and len(members) > 1:
         state: State = "undecided"
     elif probability[own] >= CONFIDENCE:
         state = "decided"
     else:
         state = "equivalent" if within >= CONFIDENCE else "undecided"
-    regret = max(0.0, float((drawn[:, own] - lowest).mean()))
+    regret = max(0.0, float((limited[:, own] - limited.min(axis=1)).mean()))
     loss = means["utility_loss"].to_numpy()
     listed = configurations(means)
     others = [k for k in np.lexsort([expected, -probability]) if k != own and probability[k] >= _NEGLIGIBLE]
@@ -155,7 +164,7 @@ def decide(
         probability=float(probability[own]),
         probability_within=within,
         expected_regret=regret,
-        relative_regret=_relative(regret, float(lowest.mean()), scores, logarithmic=logarithmic),
+        relative_regret=_relative(regret, float(limited.min(axis=1).mean()), scores, logarithmic=logarithmic),
         estimate=float(expected[own]),
         interval=_interval(absolute[:, selected]),
         utility_probability=None if certainty is None else float(certainty[selected]),
@@ -163,6 +172,15 @@ def decide(
         pool_size=len(members),
         reason=reason,
     )
+
+
+def chance(probability: float) -> str:
+    """Return a probability for a reader. Draws never show that it is 0 or 1."""
+    if probability > 0.999:
+        return "more than 99.9 %"
+    if probability < 0.001:
+        return "less than 0.1 %"
+    return f"{100 * probability:.3g} %"
 
 
 def _highest_within(lowest: Array, *, logarithmic: bool) -> Array:

@@ -43,11 +43,16 @@ class Evidence:
         points: pd.DataFrame,
         means: pd.DataFrame,
         constraints: Constraints,
+        pool: NDArray[np.bool_],
         *,
         by_secret: tuple[pd.DataFrame, str] | None = None,
         logarithmic: bool | None = None,
     ) -> Evidence:
-        """Gather the evidence of a checked points table; for the arguments see `select`."""
+        """Gather the evidence of a checked points table; for the arguments see `select`.
+
+        Args:
+            pool: [m] the configurations that keep to the constraints.
+        """
         of_secrets = None if by_secret is None else means_by_secret(points, *by_secret)
         is_log = is_logarithmic(None if by_secret is None else by_secret[1], logarithmic)
         leakage = measured_leakage(points, means, by_secret, logarithmic=logarithmic)
@@ -55,6 +60,7 @@ class Evidence:
             means,
             by_secret=of_secrets,
             logarithmic=is_log,
+            pool=pool,
             leaks=None if leakage is None else leakage.leaks,
         )
         certainty = None

@@ -57,6 +57,7 @@ class Layout:
         *,
         by_secret: Array | None = None,
         logarithmic: bool = False,
+        pool: Pools | None = None,
         leaks: Pools | None = None,
         certainty: Array | None = None,
     ) -> Layout:
@@ -65,7 +66,7 @@ class Layout:
             coded=Coded.of(means),
             utility_loss=means["utility_loss"].to_numpy(),
             score=means["score"].to_numpy(),
-            models=Models(means=means, by_secret=by_secret, logarithmic=logarithmic),
+            models=Models(means=means, by_secret=by_secret, logarithmic=logarithmic, pool=pool),
             leaks=leaks,
             certainty=certainty,
         )
@@ -93,11 +94,13 @@ class Models:
         means: configuration means.
         by_secret: [m, k] means by secret, None if the choice of secrets is not counted.
         logarithmic: whether the score is a logarithm.
+        pool: [m] the configurations that may be selected, None for all.
     """
 
     means: pd.DataFrame
     by_secret: Array | None
     logarithmic: bool
+    pool: Pools | None
 
     @cached_property
     def surface(self) -> Surface:
@@ -112,7 +115,7 @@ class Models:
     @cached_property
     def scores(self) -> Posterior:
         """Return the posterior of the scores."""
-        return score_posterior(self.means, by_secret=self.by_secret, logarithmic=self.logarithmic)
+        return score_posterior(self.means, by_secret=self.by_secret, logarithmic=self.logarithmic, pool=self.pool)
 
     @cached_property
     def losses(self) -> Posterior:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from analysis.selection.choice import Selection
-from analysis.selection.decision import Alternative, Decision
+from analysis.selection.decision import Alternative, Decision, chance
 from search_spaces.configuration import Configuration
+
+_BY_UTILITY = ("procedure", "best-utility", "worst-utility")
+"""Rules that do not look at the scores, whose measured scores are therefore not biased by the selection."""
+_LARGEST_SHARE = 10.0
+"""A larger share of the lowest score is not shown as a percentage."""
 
 
 def in_words(selection: Selection) -> list[str]:
@@ -22,7 +27,8 @@ def in_words(selection: Selection) -> list[str]:
     sentences = [first]
     if decision.reason is not None:
         sentences.append(f"{_capitalised(decision.reason)}.")
-    sentences.append(_estimate(decision))
+    else:
+        sentences.append(_estimate(decision, selection.rule))
     if decision.utility_probability is not None:
         kept = chance(decision.utility_probability)
         sentences.append(f"Its utility keeps to the threshold with a probability of {kept}.")
@@ -32,17 +38,10 @@ def in_words(selection: Selection) -> list[str]:
     return sentences
 
 
-def chance(probability: float) -> str:
-    """Return a probability for a reader. Draws never show that it is 0 or 1."""
-    if probability > 0.999:
-        return "more than 99.9 %"
-    if probability < 0.001:
-        return "less than 0.1 %"
-    return f"{100 * probability:.3g} %"
-
-
 def _state(decision: Decision) -> str:
-    lowest = f"it has the lowest score of {decision.pool_size} configurations with a probability of"
+    lowest = f"it has the lowest score of the {decision.pool_size} that may be selected with a probability of"
+    if decision.probability_within < 1 - decision.confidence:
+        return f"Not the lowest: {lowest} {chance(decision.probability)}."
     if decision.state == "decided":
         return f"Decided: {lowest} {chance(decision.probability)}."
     if decision.state == "equivalent":
@@ -54,23 +53,29 @@ def _state(decision: Decision) -> str:
 
 
 def _regret(decision: Decision) -> str:
-    share = "" if decision.relative_regret is None else f" ({100 * decision.relative_regret:.2g} %)"
+    if decision.expected_regret == 0:
+        return "It is expected to leak no more than the lowest does."
+    relative = decision.relative_regret
+    share = "" if relative is None or relative > _LARGEST_SHARE else f" ({100 * relative:.2g} %)"
     return f"It is expected to leak {decision.expected_regret:.3g}{share} more than the lowest does."
 
 
-def _estimate(decision: Decision) -> str:
+def _estimate(decision: Decision, rule: str) -> str:
     low, high = decision.interval
+    chosen = decision.pool_size > 1 and rule not in _BY_UTILITY
+    corrected = ", corrected for having been selected" if chosen else ""
     return (
-        f"Its expected score is {decision.estimate:.4g}, corrected for having been selected; "
+        f"Its expected score is {decision.estimate:.4g}{corrected}; "
         f"{100 * decision.confidence:g} % interval {low:.3g} to {high:.3g}."
     )
 
 
 def _alternative(other: Alternative) -> str:
     loss = other["loss_difference"]
+    than = "equal loss" if loss == 0 else f"{abs(loss):.3g} {'more' if loss > 0 else 'less'} loss"
     return (
         f"{Configuration.from_json(other)} with {chance(other['probability'])}, expected score {other['score']:.4g}, "
-        f"{abs(loss):.3g} {'more' if loss > 0 else 'less'} loss"
+        f"{than}"
     )
 
 

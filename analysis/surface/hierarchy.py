@@ -27,6 +27,9 @@ _KEPT_POSTERIORS = 4
 _FARTHEST_SECRET = 1e6  # in standard deviations of the figure; farther values are not of this figure
 _VAGUE = 100.0  # prior variance of the level, in variances of the figure
 _JITTER = 1e-10
+_SAME = 2.0**-20  # of the unit
+_LIMITS = (0.025, 0.975)
+_FARTHEST_BELOW = 4.0  # units
 _LARGEST_RATIO = 1e6  # of a drawn variance to its estimate, which has no upper limit with few degrees of freedom
 _MOST_LOG = 200.0
 
@@ -48,8 +51,9 @@ class Posterior:
             them.
         common: [num_draws, 1] the shared error, from the choice of the secrets: a factor if `ratio`, else an addend.
         ratio: whether secrets differ by factors, not by differences.
-        own_mean: [m] posterior means.
-        operator: _Operator that smooths other values of the figure.
+        own_mean: [m] posterior means. If logarithms were modelled, they are the means of the draws limited to their
+            95 % interval, because the whole mean is infinite if the variances are hardly known.
+        operator: smooths other values of the figure.
     """
 
     measured: Array
@@ -73,7 +77,7 @@ class Posterior:
     @property
     def absolute(self) -> Array:
         """Return the draws with the shared error, for intervals of one configuration's figure. [num_draws, m]."""
-        return self.draws * self.common if self.ratio else self.draws + self.common
+        return self.draws * self.common if self.ratio else self.draws + self.common  # a rate stays above 0
 
     def expected(self, values: Array) -> Array:
         """Return the posterior means, [..., m].
@@ -82,9 +86,13 @@ class Posterior:
             values: [..., m] measured means. Others than those that were fitted, such as redrawn ones, are smoothed with
                 the same hyperparameters, without fitting again.
         """
-        if np.array_equal(values, np.broadcast_to(self.measured, values.shape)):
-            return np.broadcast_to(self.own_mean, values.shape)
         return self.operator(values)
+
+    @property
+    def limited(self) -> Array:
+        """Return the draws, each limited to the 95 % interval of its configuration, for expectations."""
+        low, high = np.quantile(self.draws, _LIMITS, axis=0)
+        return self.draws.clip(low, high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,16 +102,17 @@ class _Operator:
     Attributes:
         rows: [n] positions of the modelled configurations.
         matrix: [n, n] smoother, the mean over the draws of the hyperparameters.
-        variance: [n] posterior variances on the modelled scale.
-        level: the value that the smoother leaves unchanged.
+        measured, expected: [n] the measured values and their posterior means on the modelled scale.
+        lowest: on a logarithmic scale, lower values are taken for this one.
         logarithm: whether the modelled scale is the logarithm.
         unit: the unit of the figure in which it was modelled.
     """
 
     rows: NDArray[np.intp]
     matrix: Array
-    variance: Array
-    level: float
+    measured: Array
+    expected: Array
+    lowest: float
     logarithm: bool
     unit: float = 1.0
 
@@ -111,26 +120,30 @@ class _Operator:
         """Smooth values, [..., m]. The values of configurations that are not modelled stay."""
         smooth: Array = np.array(values, dtype=np.float64)
         some = smooth[..., self.rows] / self.unit
-        if not self.logarithm:
-            smooth[..., self.rows] = self.unit * (self.level + (some - self.level) @ self.matrix.T)
-            return smooth
-        logs = np.log(np.maximum(some, np.finfo(np.float64).tiny))
-        expected = _exp(self.level + (logs - self.level) @ self.matrix.T + self.variance / 2)
-        smooth[..., self.rows] = self.unit * expected
+        if self.logarithm:
+            some = np.log(np.maximum(some, math.exp(self.lowest)))
+        moved = self.expected + (some - self.measured) @ self.matrix.T
+        smooth[..., self.rows] = self.unit * (_exp(moved) if self.logarithm else moved)
         return smooth
 
 
 def score_posterior(
-    means: pd.DataFrame, *, by_secret: Array | None = None, logarithmic: bool = False, seed: int = 0
+    means: pd.DataFrame,
+    *,
+    by_secret: Array | None = None,
+    logarithmic: bool = False,
+    pool: NDArray[np.bool_] | None = None,
+    seed: int = 0,
 ) -> Posterior:
     """Return the posterior of the scores.
 
     Args:
-        means: configuration means. Of more than 500, the 500 with the lowest scores are modelled; the others keep their
-            means, without an error.
+        means: configuration means.
         by_secret: [m, k] means by secret, to include the choice of secrets in the errors.
         logarithmic: whether the score is a logarithm, so that secrets differ by differences. Other scores that are
             nowhere negative are rates, whose secrets differ by factors.
+        pool: [m] the configurations that may be selected; None for all. Of more than 500, the 500 of them with the
+            lowest scores are modelled. The others keep their means, with errors over seeds.
         seed: seed of the draws.
 
     The model: a configuration's true score is a plane over (ln b, ln T, ln η) whose slopes have no expected sign, plus
@@ -142,7 +155,7 @@ def score_posterior(
 
     Source: Rasmussen and Williams 2006, chapter 2; Gelman et al. 2013, chapter 5 (hierarchical models).
     """
-    given = _Measured.of(means, "score", by_secret, logarithmic=logarithmic, seed=seed)
+    given = _Measured.of(means, "score", by_secret, pool, logarithmic=logarithmic, seed=seed)
     return _remembered(given)
 
 
@@ -151,7 +164,7 @@ def loss_posterior(means: pd.DataFrame, *, seed: int = 0) -> Posterior:
 
     The held-out examples are the same for all configurations; the error of their choice is not counted.
     """
-    return _remembered(_Measured.of(means, "utility_loss", None, logarithmic=True, seed=seed))
+    return _remembered(_Measured.of(means, "utility_loss", None, None, logarithmic=True, seed=seed))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,10 +173,12 @@ class _Measured:
 
     Attributes:
         content: everything as bytes, which equality compares.
+        rows: [n] positions of the modelled configurations.
         means, figure, by_secret, logarithmic, seed: see `score_posterior`.
     """
 
     content: tuple[object, ...]
+    rows: NDArray[np.intp] = field(compare=False)
     means: pd.DataFrame = field(compare=False)
     figure: Figure
     by_secret: Array | None = field(compare=False)
@@ -172,12 +187,31 @@ class _Measured:
 
     @classmethod
     def of(
-        cls, means: pd.DataFrame, figure: Figure, by_secret: Array | None, *, logarithmic: bool, seed: int
+        cls,
+        means: pd.DataFrame,
+        figure: Figure,
+        by_secret: Array | None,
+        pool: NDArray[np.bool_] | None,
+        *,
+        logarithmic: bool,
+        seed: int,
     ) -> _Measured:
         """Gather what a posterior depends on."""
         columns = means[[*HYPERPARAMETERS, "num_seeds", figure, f"{figure}_std"]].to_numpy(dtype=np.float64)
-        content = (columns.shape, columns.tobytes(), None if by_secret is None else by_secret.tobytes())
-        return cls(content=content, means=means, figure=figure, by_secret=by_secret, logarithmic=logarithmic, seed=seed)
+        values = means[figure].to_numpy(dtype=np.float64)
+        # The members of the pool come first, then the others, each from the lowest to the highest.
+        outside = np.zeros(len(values), dtype=np.bool_) if pool is None else ~pool
+        rows = np.sort(np.lexsort([values, outside])[:MOST_MODELLED])
+        content = (columns.tobytes(), rows.tobytes(), None if by_secret is None else by_secret.tobytes())
+        return cls(
+            content=content,
+            rows=rows,
+            means=means,
+            figure=figure,
+            by_secret=by_secret,
+            logarithmic=logarithmic,
+            seed=seed,
+        )
 
 
 @lru_cache(maxsize=_KEPT_POSTERIORS)
@@ -192,7 +226,7 @@ def _remembered(given: _Measured) -> Posterior:
     ratio = not given.logarithmic and bool(measured.min() >= 0)
     scales = [False, True] if ratio and measured.min() > 0 else [False]
     fitted = [
-        _Model.of(given.means, measured, std, by_secret, ratio=ratio, logarithm=scale).fitted(
+        _Model.of(given, measured, std, by_secret, ratio=ratio, logarithm=scale).fitted(
             np.random.default_rng(given.seed)
         )
         for scale in scales
@@ -203,7 +237,11 @@ def _remembered(given: _Measured) -> Posterior:
     common = np.full((num_draws, 1), 1.0 if ratio else 0.0)
     if by_secret is not None:
         common = common_effect(measured, by_secret, ratio=ratio, rng=rng, num_draws=num_draws)
-    return best.posterior(measured, rng, common, ratio=ratio).times(unit)
+    noise = SeedNoise.of(std, given.means["num_seeds"].to_numpy())
+    drawn = np.tile(measured, (num_draws, 1))
+    if noise is not None and len(given.rows) < len(measured):
+        drawn += noise.draw(rng, num_draws)
+    return best.posterior(measured, drawn, rng, common, ratio=ratio).times(unit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +252,7 @@ class _Model:
         rows: [n] positions of the modelled configurations.
         inputs: [n, 3] standardised logarithms of (b, T, η).
         values: [n] standardised means.
-        level, unit: mean and standard deviation of the means before; the unit of equal means is their largest error.
+        level, unit: mean and standard deviation of the means before; the unit is at least their typical error.
         logarithm: whether the values are logarithms.
         log_volume: the logarithm of the measured values' volume per standardised volume, to compare scales.
         noise: the errors over seeds, None if they are unknown.
@@ -237,19 +275,19 @@ class _Model:
 
     @classmethod
     def of(
-        cls, means: pd.DataFrame, measured: Array, std: Array, by_secret: Array | None, *, ratio: bool, logarithm: bool
+        cls, given: _Measured, measured: Array, std: Array, by_secret: Array | None, *, ratio: bool, logarithm: bool
     ) -> _Model:
         """Standardise the inputs, the figure and its errors.
 
         Args:
-            means: configuration means, for (b, T, η) and the numbers of seeds.
+            given: for (b, T, η), the numbers of seeds and which configurations are modelled.
             measured, std: [m] means of the figure and standard deviations over seeds.
             by_secret: [m, k] means by secret, k >= 2, None if the choice of secrets is not counted.
             ratio: whether secrets differ by factors.
             logarithm: whether to model the logarithm.
         """
-        rows = np.sort(np.argsort(measured, kind="stable")[:MOST_MODELLED])
-        measured, std, some = measured[rows], std[rows], means.iloc[rows]
+        rows = given.rows
+        measured, std, some = measured[rows], std[rows], given.means.iloc[rows]
         values = measured
         own = None if by_secret is None else _interactions(measured, by_secret[rows], ratio=ratio)
         if logarithm:
@@ -258,10 +296,11 @@ class _Model:
         own = None if own is None else own.clip(-FARTHEST, FARTHEST)
         level = float(values.mean())
         noise = SeedNoise.of(std, some["num_seeds"].to_numpy())
-        # Equal values are expressed in units of their errors. Equal values without errors stay what they are.
-        errors = [] if noise is None else [float(noise.std_error().max())]
-        errors += [] if own is None else [float(own.std(axis=1).max())]
-        unit = float((values - level).std()) or max(errors, default=0.0)
+        # Values that are closer than their errors are expressed in units of their errors. Otherwise the prior would
+        # take it for known that they hardly differ.
+        errors = [] if noise is None else [float(np.sqrt((noise.std_error() ** 2).mean()))]
+        errors += [] if own is None else [float(np.sqrt((own.var(axis=1) / own.shape[1]).mean()))]
+        unit = max(float((values - level).std()), *errors, 0.0)
         scale = unit or 1.0
         own = None if own is None else (own / scale).clip(-_FARTHEST_SECRET, _FARTHEST_SECRET)
         z = np.log(some[HYPERPARAMETERS].to_numpy(dtype=np.float64))
@@ -299,8 +338,17 @@ class _Model:
         mixed = np.logaddexp.reduce(densities, axis=0) - np.log(len(densities))
         return float(mixed.sum()) - self.log_volume
 
-    def posterior(self, measured: Array, rng: np.random.Generator, common: Array, *, ratio: bool) -> Posterior:
+    def posterior(
+        self, measured: Array, drawn: Array, rng: np.random.Generator, common: Array, *, ratio: bool
+    ) -> Posterior:
         """Return the posterior of all m configurations.
+
+        Args:
+            measured: [m] measured means.
+            drawn: [num_draws, m] draws of the configurations that are not modelled; the others are overwritten.
+            rng: generator of the draws.
+            common: the error that all configurations share.
+            ratio: whether the figure is a rate, which is never negative.
 
         Joint draws follow Matheron's rule: a draw of the prior, corrected by the difference between what was measured
         and what the draw would have given (Wilson et al. 2020, equation 9).
@@ -308,19 +356,16 @@ class _Model:
         from scipy.linalg import cho_factor, cho_solve
 
         size, times = len(self.values), len(self.hyperparameters) * self._variance_draws
-        matrix, variance, first, second = np.zeros((size, size)), np.zeros(size), [], []
-        drawn = np.tile(measured, (len(common), 1))
+        matrix, posterior_means = np.zeros((size, size)), []
         shares = iter(np.array_split(np.arange(len(common)), times))
         for h in self.hyperparameters:
             prior = self._prior(h)
             root = np.linalg.cholesky(prior + _JITTER * float(np.diag(prior).max()) * np.eye(size))
             for errors in self._drawn_errors(h, rng):
-                # The mean and the variances, given these errors.
+                # The mean, given these errors.
                 factor = cho_factor(prior + errors, lower=True, check_finite=False)
                 gain = cho_solve(factor, prior, check_finite=False)
-                mean, spread = gain.T @ self.values, np.maximum(np.diag(prior) - (prior * gain).sum(axis=0), 0.0)
-                first.append(mean)
-                second.append(spread)
+                posterior_means.append(gain.T @ self.values)
                 matrix += gain.T / times
                 # Joint draws.
                 share = next(shares)
@@ -328,14 +373,23 @@ class _Model:
                 error_draws = np.linalg.cholesky(errors) @ rng.standard_normal((size, len(share)))
                 truth = prior_draws + gain.T @ (self.values[:, None] - prior_draws - error_draws)
                 drawn[np.ix_(share, self.rows)] = self._on_own_scale(truth.T)
-        means, variances = np.array(first), np.array(second)
-        variance = self.unit**2 * (variances.mean(axis=0) + means.var(axis=0))
+        drawn = np.maximum(drawn, 0.0) if ratio else drawn
         own_mean = measured.copy()
-        half = self.unit**2 * variances / 2 if self.logarithm else 0.0
-        logs = self.level + self.unit * means + half
-        own_mean[self.rows] = (_exp(logs) if self.logarithm else logs).mean(axis=0)
+        if self.logarithm:
+            low, high = np.quantile(drawn[:, self.rows], _LIMITS, axis=0)
+            own_mean[self.rows] = drawn[:, self.rows].clip(low, high).mean(axis=0)
+        else:
+            expected = self.level + self.unit * np.mean(posterior_means, axis=0)
+            digits = (self.unit or _SAME) * _SAME  # differences that come from rounding decide nothing
+            own_mean[self.rows] = np.round(np.maximum(expected, 0.0) / digits if ratio else expected / digits) * digits
+        scale = np.log if self.logarithm else np.positive
         operator = _Operator(
-            rows=self.rows, matrix=matrix, variance=variance, level=self.level, logarithm=self.logarithm
+            rows=self.rows,
+            matrix=matrix,
+            measured=scale(measured[self.rows]),
+            expected=scale(own_mean[self.rows]),
+            lowest=self.level - _FARTHEST_BELOW * self.unit,
+            logarithm=self.logarithm,
         )
         return Posterior(
             measured=measured, draws=drawn, common=common, ratio=ratio, own_mean=own_mean, operator=operator
@@ -365,7 +419,7 @@ class _Model:
 
     @cached_property
     def _level_variance(self) -> float:
-        return _VAGUE * (1 + float(np.diag(self.of_secrets).mean()))
+        return _VAGUE * (1 + float(np.diag(self.of_secrets).mean()) + float(self._seed_variances.mean()))
 
     @cached_property
     def _products(self) -> Array:

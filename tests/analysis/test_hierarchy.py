@@ -55,10 +55,13 @@ def test_it_is_gaussian_conditioning(monkeypatch):
 def test_other_values_are_smoothed_by_the_same_operator():
     score = 0.2 + 0.05 * standardised()[:, 2]
     got = score_posterior(means_of(-score, std=0.02))
-    moved = np.stack([-score, -score + 1])  # a shift of all values shifts the expectation
-    near = got.expected(np.stack([-score + 1e-9]))[0]
-    np.testing.assert_allclose(near, got.own_mean, rtol=1e-3, atol=1e-3)
-    np.testing.assert_allclose(got.expected(moved)[1], near + 1, atol=2e-3)
+    np.testing.assert_allclose(got.expected(-score), got.own_mean, rtol=1e-9)
+    moved = got.expected(np.stack([-score, -score + 1]))  # a shift of all values shifts the expectation
+    np.testing.assert_allclose(moved[1], got.own_mean + 1, atol=2e-3)
+    rates = score_posterior(means_of(0.1 * np.exp(standardised()[:, 2]), std=0.01))
+    broken = 0.1 * np.exp(standardised()[:, 2])
+    broken[5] = -0.01  # a redrawn rate may be negative
+    np.testing.assert_allclose(rates.expected(broken)[6], rates.own_mean[6], rtol=0.9)
 
 
 def test_the_shrunk_covariance_is_ledoit_and_wolfs():
@@ -165,11 +168,13 @@ def test_a_large_table_models_the_lowest_scores():
     grid = list(product(range(1, 11), range(1, 11), np.arange(1, 8) / 100))
     score = 0.1 + rng.random(len(grid))
     got = score_posterior(means_of(score, std=0.05, grid=grid))
-    highest = np.argsort(score)[MOST_MODELLED:]
-    assert (got.draws[:, highest] == score[highest]).all()
-    assert (got.own_mean[highest] == score[highest]).all()
-    others = np.argsort(score)[:MOST_MODELLED]
-    assert (got.draws[:, others].std(axis=0) > 0.005).all()
+    others, modelled = np.argsort(score)[MOST_MODELLED:], np.argsort(score)[:MOST_MODELLED]
+    assert (got.own_mean[others] == score[others]).all()
+    np.testing.assert_allclose(got.draws[:, others].std(axis=0), 0.05 / np.sqrt(2), rtol=0.2)
+    assert (got.draws[:, modelled].std(axis=0) > 0.005).all()
+    inside = score > np.quantile(score, 0.5)
+    of_pool = score_posterior(means_of(score, std=0.05, grid=grid), pool=inside)
+    assert (of_pool.own_mean[inside] != score[inside]).mean() > 0.9
 
 
 def test_losses_have_their_own_errors():
