@@ -1,6 +1,8 @@
 """How well selection rules choose, and how honest the decision is: regret, probabilities and intervals.
 
     python benchmarks/decision.py --tables 200 --output decision.json
+    python benchmarks/decision.py --tables 100 --configurations 3 --output few.json
+    python benchmarks/decision.py --tables 100 --errors collapse --output collapse.json
     python benchmarks/decision.py --points docs/results/demo-seeds.csv --min-utility-gain 0.9 --seeds 2
 
 Without --points, sweeps are generated from surfaces whose truth is known: 27 configurations, 2 seeds, 24 secrets whose
@@ -97,35 +99,43 @@ FAMILIES: dict[str, Callable[[Array, np.random.Generator], Array]] = {
 }
 
 
-def generated(family: str, number: int, *, difficulty: float) -> Sweep:
+def generated(family: str, number: int, *, difficulty: float, size: int, errors: str) -> Sweep:
     """Generate a sweep.
 
     Args:
         number: which sweep of the family.
         difficulty: standard deviation of the logarithms of the secrets' difficulties.
+        size: number of configurations, drawn from the grid.
+        errors: "lognormal"; "collapse": 8 % of the runs also fall to a twentieth of their score; "counts": the score is
+            a share of 240 generations, without values by secret.
     """
     rng = np.random.default_rng([number, list(FAMILIES).index(family)])
+    grid = GRID if size == len(GRID) else GRID[np.sort(rng.permutation(len(GRID))[:size])]
     logs = np.log(GRID)
-    z = (logs - logs.mean(axis=0)) / logs.std(axis=0)
+    z = (np.log(grid) - logs.mean(axis=0)) / logs.std(axis=0)
     truth = 0.1 * np.exp(FAMILIES[family](z, rng))
     loss = 1.3 + 0.12 * np.exp(-0.5 * z @ rng.normal(1, 0.3, 3)) + 0.02 * np.maximum(z[:, 2] + z[:, 0] - 1.5, 0) ** 2
     easy = rng.normal(0, difficulty, NUM_SECRETS)
-    own = rng.normal(0, 0.4, (len(GRID), NUM_SECRETS))
+    own = rng.normal(0, 0.4, (len(grid), NUM_SECRETS))
     by_secret, rows = [], []
-    for at, (num_steps, batch_size, rate) in enumerate(GRID):
+    for at, (num_steps, batch_size, rate) in enumerate(grid):
         spread = 0.2 * rng.uniform(0.5, 1.5)
         runs = []
         for seed in range(2):
             shift = rng.normal(0, spread)
+            if errors == "collapse" and rng.random() < 0.08:
+                shift += np.log(0.05)
             runs.append(truth[at] * np.exp(easy - difficulty**2 / 2 + own[at] - 0.08 + shift - spread**2 / 2))
+            if errors == "counts":
+                runs[-1] = rng.binomial(240, min(1.0, 0.2 * truth[at]), 1) / 240 / 0.2
             measured = loss[at] + rng.normal(0, 0.004)
             rows.append([int(batch_size), int(num_steps), rate, seed, measured, runs[-1].mean()])
         by_secret.append(np.mean(runs, axis=0))
     columns = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
     means = configuration_means(pd.DataFrame(rows, columns=columns))
     low, middle = means["utility_loss"].min(), means["utility_loss"].median()
-    pool = (means["utility_loss"] <= low + 0.6 * (middle - low)).to_numpy()
-    return Sweep(means=means, by_secret=np.array(by_secret), truth=truth, pool=pool)
+    pool = (means["utility_loss"] <= (low + 0.6 * (middle - low) if size > 8 else np.inf)).to_numpy()
+    return Sweep(means=means, by_secret=None if errors == "counts" else np.array(by_secret), truth=truth, pool=pool)
 
 
 def drawn(points: pd.DataFrame, number: int, *, seeds: int, min_utility_gain: float) -> Sweep:
@@ -160,7 +170,7 @@ def judged(sweeps: Iterator[Sweep]) -> dict[str, Any]:
         for at, into in ((own, covered), (chosen["oracle"], covered_lowest)):
             low, high = np.quantile(scores.absolute[:, at], [0.025, 0.975])
             into.append(bool(low <= sweep.truth[at] <= high))
-        bias.append(float(np.log(scores.own_mean[own] / sweep.truth[own])))
+        bias.append(float(np.log(max(scores.own_mean[own], 1e-12) / sweep.truth[own])))
         low_mean = chosen["oracle"]
         measured = max(float(sweep.means["score"].iloc[low_mean]), 1e-12)
         raw_bias.append(float(np.log(measured / sweep.truth[low_mean])))
@@ -198,6 +208,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tables", type=int, default=200)
     parser.add_argument("--difficulty", type=float, default=0.5)
+    parser.add_argument("--configurations", type=int, default=len(GRID))
+    parser.add_argument("--errors", choices=["lognormal", "collapse", "counts"], default="lognormal")
     parser.add_argument("--points", type=Path)
     parser.add_argument("--min-utility-gain", type=float, default=0.9)
     parser.add_argument("--seeds", type=int, default=2)
@@ -207,7 +219,16 @@ def main() -> None:
     numbers = range(options.tables)
     if options.points is None:
         results = {
-            family: judged(generated(family, number, difficulty=options.difficulty) for number in numbers)
+            family: judged(
+                generated(
+                    family,
+                    number,
+                    difficulty=options.difficulty,
+                    size=options.configurations,
+                    errors=options.errors,
+                )
+                for number in numbers
+            )
             for family in FAMILIES
         }
     else:
