@@ -192,7 +192,7 @@ BAD = {
     "model that does not exist": ({"model": {"name": "./nowhere"}}, r"model.name must be .*'./nowhere'"),
     "adapter that does not fit": (
         {"model": {"name": "tiny", "adapter": {"target_modules": ["c_attn"]}}},
-        r"model.adapter must fit the layers of 'tiny'",
+        r"model.adapter.target_modules must each name linear layers of 'tiny', got \['c_attn'\]",
     ),
     "score without secrets to measure": (
         {"task": {"name": "tofu", "path": "qa.jsonl"}, "scores": [{"name": "vmr_exact"}]},
