@@ -124,7 +124,8 @@ def contenders(
     if len(members) > MOST_COMPARED:
         lowest = members[:MOST_COMPARED]
         members = lowest if selected in lowest else np.append(lowest[:-1], selected)
-    # Draw the errors of the means, over seeds and over secrets.
+    # Draw the errors of the means, over seeds and over secrets, unless the true scores were drawn before.
+    num_draws = num_draws if draws is None else 0
     noise = None if own is None else own.over(unit)
     rng = np.random.default_rng(seed)
     errors, of_secrets = np.zeros((num_draws, len(members))), np.zeros((len(members), len(members)))

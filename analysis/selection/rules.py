@@ -59,7 +59,6 @@ class Layout:
         logarithmic: bool = False,
         pool: Pools | None = None,
         leaks: Pools | None = None,
-        certainty: Array | None = None,
     ) -> Layout:
         """Return the layout of a table of configuration means; for the arguments see `Models`."""
         return cls(
@@ -68,7 +67,6 @@ class Layout:
             score=means["score"].to_numpy(),
             models=Models(means=means, by_secret=by_secret, logarithmic=logarithmic, pool=pool),
             leaks=leaks,
-            certainty=certainty,
         )
 
     def with_certainty(self, certainty: Array | None) -> Layout:

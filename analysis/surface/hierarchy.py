@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.statistics.noise import FARTHEST, SeedNoise, common_effect, secret_covariance
-from analysis.surface.surrogate import Figure, slice_samples
+from analysis.surface.surrogate import Figure, matern, slice_samples
 from search_spaces.configuration import HYPERPARAMETERS
 
 Array = NDArray[np.float64]
@@ -46,7 +46,6 @@ class Posterior:
     """The true figures of m configurations, given what was measured.
 
     Attributes:
-        measured: [m] means over seeds.
         draws: [num_draws, m] joint draws, without the error that all configurations share. Compare configurations by
             them.
         common: [num_draws, 1] the shared error, from the choice of the secrets: a factor if `ratio`, else an addend.
@@ -56,7 +55,6 @@ class Posterior:
         operator: smooths other values of the figure.
     """
 
-    measured: Array
     draws: Array
     common: Array
     ratio: bool
@@ -67,7 +65,6 @@ class Posterior:
         """Return the posterior of the figure in another unit."""
         return replace(
             self,
-            measured=self.measured * unit,
             draws=self.draws * unit,
             common=self.common if self.ratio else self.common * unit,
             own_mean=self.own_mean * unit,
@@ -391,9 +388,7 @@ class _Model:
             lowest=self.level - _FARTHEST_BELOW * self.unit,
             logarithm=self.logarithm,
         )
-        return Posterior(
-            measured=measured, draws=drawn, common=common, ratio=ratio, own_mean=own_mean, operator=operator
-        )
+        return Posterior(draws=drawn, common=common, ratio=ratio, own_mean=own_mean, operator=operator)
 
     def _on_own_scale(self, standard: Array) -> Array:
         values = self.level + self.unit * standard
@@ -433,8 +428,7 @@ class _Model:
 
     def _prior(self, h: Array) -> Array:
         """Return the prior covariance: level, slopes, remainder, and the effects of the configurations."""
-        distance = np.sqrt(5 * (self._squares @ np.exp(-2 * h[1:4])))
-        covariance: Array = np.exp(2 * h[0]) * (1 + distance + distance**2 / 3) * np.exp(-distance)
+        covariance: Array = np.exp(2 * h[0]) * matern(self._squares @ np.exp(-2 * h[1:4]))
         covariance += self._level_variance + np.exp(2 * h[_SLOPE]) * self._products
         covariance.flat[:: len(covariance) + 1] += np.exp(2 * h[_CONFIGURATION])
         return covariance

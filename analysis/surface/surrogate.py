@@ -203,10 +203,19 @@ def _logs(table: pd.DataFrame) -> Array:
 def _kernel(a: Array, b: Array, hyperparameters: Array) -> Array:
     """Return the prior covariance: level, slopes and remainder."""
     scaled = (a[:, None, :] - b[None, :, :]) / np.exp(hyperparameters[1:4])
-    distance = np.sqrt(5 * (scaled**2).sum(axis=-1))
-    remainder = np.exp(2 * hyperparameters[0]) * (1 + distance + distance**2 / 3) * np.exp(-distance)
+    remainder = np.exp(2 * hyperparameters[0]) * matern((scaled**2).sum(axis=-1))
     kernel: Array = _LEVEL_STD**2 + _SLOPE_STD**2 * a @ b.T + remainder
     return kernel
+
+
+def matern(squared_distance: Array) -> Array:
+    """Return the Matérn-5/2 correlation at squared distances in units of the length scales.
+
+    Source: Rasmussen and Williams 2006, equation 4.17.
+    """
+    distance = np.sqrt(5 * squared_distance)
+    correlation: Array = (1 + distance + distance**2 / 3) * np.exp(-distance)
+    return correlation
 
 
 def slice_samples(log_likelihood: Callable[[Array], float], rng: np.random.Generator, mean: Array, std: Array) -> Array:
