@@ -18,6 +18,6 @@ def test_the_notebook_runs() -> None:
     NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(DOCS)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     figures = [o["data"] for o in outputs if "application/vnd.plotly.v1+json" in o.get("data", {})]
-    assert len(figures) == 6
+    assert len(figures) == 5
     printed = "".join(output["text"] for output in outputs if output["output_type"] == "stream")
     assert "best utility (b=256, T=120, η=0.005)" in printed

@@ -465,9 +465,11 @@ def _interactions(measured: Array, by_secret: Array, *, ratio: bool) -> Array:
     if not ratio:
         rest: Array = by_secret - by_secret.mean(axis=0)
         return rest
-    squares = float(measured @ measured)
-    factors = measured @ by_secret / squares if squares else np.zeros(by_secret.shape[1])
-    rest = by_secret - measured[:, None] * factors
+    # The projection takes the unit vector, because the factors of tiny means can be larger than a double.
+    largest = float(np.abs(measured).max())
+    direction = measured / largest if largest else measured
+    direction = direction / (float(np.linalg.norm(direction)) or 1.0)
+    rest = by_secret - direction[:, None] * (direction @ by_secret)
     return rest
 
 

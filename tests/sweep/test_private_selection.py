@@ -143,7 +143,7 @@ def test_the_commands_know_one_choice_only(ended: Ended, raydp: Any) -> None:
         assert f"{option.replace('-', '_')} must be left out for a sweep with privacy.tuning" in refused.err
     assert raydp("report", folder, "-o", "r.html").code == 0
     page = Path("r.html").read_text()
-    assert page.index("are as private as the data") < page.index("Score and utility"), "at the top"
+    assert page.index("are as private as the data") < page.index("What every rule selects"), "at the top"
     assert "The released model: ε at most 8" in page
     status = raydp("status", folder).out.splitlines()
     assert "how many runs there were" in status[0]
