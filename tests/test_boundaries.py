@@ -53,7 +53,7 @@ FLOW = {
          "secrets", "variants"),
         "main",
     ],
-    "analysis": ["tables", "statistics", "surface", "selection", "figures", "report"],
+    "analysis": ["tables", "statistics", "surface", "selection", "seeds", "figures", "report"],
 }  # fmt: skip
 """In each package data flows from left to right; a part imports only from its left, and parts of one tuple not from
 each other. Imports inside functions and for type checkers count."""

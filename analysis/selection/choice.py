@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,12 +21,13 @@ from analysis.selection.cautions import (
 )
 from analysis.selection.constraints import Constraints
 from analysis.selection.contenders import Contenders, contenders
-from analysis.selection.decision import Decision, decide
+from analysis.selection.decision import TOLERANCE, Decision, decide
 from analysis.selection.default import DEFAULT_RULE
 from analysis.selection.evidence import Evidence
 from analysis.selection.reference import REFERENCE_RULES
 from analysis.selection.rules import (
     BEST_UTILITY,
+    CONFIDENCE,
     LEAKAGE_CHECK,
     UTILITY_CHECK,
     Rule,
@@ -154,6 +156,8 @@ def select(
     at_most: Mapping[str, float] | None = None,
     by_secret: tuple[pd.DataFrame, str] | None = None,
     logarithmic: bool | None = None,
+    confidence: float = CONFIDENCE,
+    tolerance: float = TOLERANCE,
 ) -> Selection:
     """Select one configuration by its means over seeds, and say how far the data support the choice.
 
@@ -168,6 +172,8 @@ def select(
             is over seeds alone.
         logarithmic: whether that score is a logarithm, so that ratios of it say nothing. None: its name decides, if it
             is a built-in score.
+        confidence, tolerance: the probability that a decision needs, and the relative difference of two scores that are
+            equivalent.
 
     Returns:
         The selection. If a rule leaves several configurations, the first in the order (T, b, η) is selected.
@@ -180,6 +186,10 @@ def select(
     """
     # Gather the means, the models of the figures and the configurations that keep to the constraints.
     steps = _steps(rule)
+    if not 0.5 <= confidence < 1:
+        raise ValueError(f"confidence must be in [0.5, 1), got {confidence:g}. Leave it out for {CONFIDENCE:g}.")
+    if not (math.isfinite(tolerance) and tolerance >= 0):
+        raise ValueError(f"tolerance must be 0 or above, got {tolerance:g}. Leave it out for {TOLERANCE:g}.")
     points = require_hyperparameters(points)
     means = configuration_means(points)
     constraints = Constraints(
@@ -207,7 +217,16 @@ def select(
     # Take the first survivor, and judge how far the data support it.
     selected = int(pool.argmax())
     scores, certainty = evidence.layout.models.scores, evidence.layout.certainty
-    decision = decide(means, compared, selected, scores, logarithmic=evidence.logarithmic, certainty=certainty)
+    decision = decide(
+        means,
+        compared,
+        selected,
+        scores,
+        logarithmic=evidence.logarithmic,
+        certainty=certainty,
+        confidence=confidence,
+        tolerance=tolerance,
+    )
     rivals = contenders(means, compared, selected, by_secret=evidence.of_secrets, draws=scores.draws)
     settled = rule == DEFAULT_RULE and decision.state != "undecided"
     by_scores = rule not in _UNMINDFUL and not quiet and not settled

@@ -20,6 +20,7 @@ Array = NDArray[np.float64]
 State = Literal["decided", "equivalent", "undecided"]
 
 TOLERANCE = 0.1
+"""The tolerance of a decision by default. Two scores that differ by less are equivalent."""
 MOST_ALTERNATIVES = 3
 _NEGLIGIBLE = 0.01  # an alternative that is the lowest with a smaller probability does not matter
 _NO_SEEDS = "no configuration has two seeds, so the errors over seeds are guessed from how smooth the scores are"
@@ -105,6 +106,8 @@ def decide(
     *,
     logarithmic: bool,
     certainty: Array | None,
+    confidence: float = CONFIDENCE,
+    tolerance: float = TOLERANCE,
 ) -> Decision:
     """Say how sure the choice of one member of a pool is.
 
@@ -115,6 +118,7 @@ def decide(
         scores: the posterior of the scores.
         logarithmic: whether the score is a logarithm.
         certainty: [m] probability that each configuration keeps to the utility threshold, None without one.
+        confidence, tolerance: the probability and the tolerance of the decision's state.
 
     The probabilities hold under the model of `score_posterior`. They are not corrected for the number of members,
     because a posterior needs no correction: the same members are compared in every draw.
@@ -126,11 +130,8 @@ def decide(
     limited = scores.limited[:, members]
     lowest = drawn.min(axis=1)
     # Several members may share the lowest draw, such as zeros; each of them counts.
-    at_lowest = drawn <= lowest[:, None]
-    probability = at_lowest.mean(axis=0)
-    comparable = scores.ratio or logarithmic  # else a tenth of a score means nothing
-    allowed = _highest_within(lowest, logarithmic=logarithmic) if comparable else lowest
-    within = float((drawn[:, own] <= allowed).mean())
+    probability = (drawn <= lowest[:, None]).mean(axis=0)
+    within = float((drawn[:, own] <= highest_within(scores, lowest, tolerance, logarithmic=logarithmic)).mean())
     reason = None
     if means["num_seeds"].max() < 2:
         reason = _NO_SEEDS
@@ -138,10 +139,10 @@ def decide(
         reason = _NO_SPREAD
     if reason is not None and len(members) > 1:
         state: State = "undecided"
-    elif probability[own] >= CONFIDENCE:
+    elif probability[own] >= confidence:
         state = "decided"
     else:
-        state = "equivalent" if within >= CONFIDENCE else "undecided"
+        state = "equivalent" if within >= confidence else "undecided"
     regret = max(0.0, float((limited[:, own] - limited.min(axis=1)).mean()))
     loss = means["utility_loss"].to_numpy()
     listed = configurations(means)
@@ -152,21 +153,21 @@ def decide(
             **listed[int(members[k])].to_json(),
             "probability": float(probability[k]),
             "score": float(expected[k]),
-            "score_interval": list(_interval(absolute[:, members[k]])),
+            "score_interval": list(_interval(absolute[:, members[k]], confidence)),
             "loss_difference": float(loss[members[k]] - loss[selected]),
         }
         for k in others[:MOST_ALTERNATIVES]
     ]
     return Decision(
         state=state,
-        confidence=CONFIDENCE,
-        tolerance=TOLERANCE,
+        confidence=confidence,
+        tolerance=tolerance,
         probability=float(probability[own]),
         probability_within=within,
         expected_regret=regret,
         relative_regret=_relative(regret, float(limited.min(axis=1).mean()), scores, logarithmic=logarithmic),
         estimate=float(expected[own]),
-        interval=_interval(absolute[:, selected]),
+        interval=_interval(absolute[:, selected], confidence),
         utility_probability=None if certainty is None else float(certainty[selected]),
         alternatives=tuple(alternatives),
         pool_size=len(members),
@@ -183,10 +184,14 @@ def chance(probability: float) -> str:
     return f"{100 * probability:.3g} %"
 
 
-def _highest_within(lowest: Array, *, logarithmic: bool) -> Array:
-    """Return the highest score within the tolerance of each lowest one."""
-    highest: Array = lowest + math.log1p(TOLERANCE) if logarithmic else lowest + TOLERANCE * np.abs(lowest)
-    return highest
+def highest_within(scores: Posterior, lowest: Array, tolerance: float, *, logarithmic: bool) -> Array:
+    """Return the highest score within a tolerance of each lowest one, in the shape of `lowest`.
+
+    A share of a score means nothing if the score can be negative and is no logarithm. It then has no tolerance.
+    """
+    if logarithmic:
+        return lowest + math.log1p(tolerance)
+    return lowest + tolerance * np.abs(lowest) if scores.ratio else lowest
 
 
 def _relative(regret: float, lowest: float, scores: Posterior, *, logarithmic: bool) -> float | None:
@@ -198,7 +203,7 @@ def _relative(regret: float, lowest: float, scores: Posterior, *, logarithmic: b
     return regret / lowest
 
 
-def _interval(draws: Array) -> tuple[float, float]:
-    """Return the central interval of some draws at `CONFIDENCE`."""
-    low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+def _interval(draws: Array, confidence: float) -> tuple[float, float]:
+    """Return the central interval of some draws."""
+    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)

@@ -76,19 +76,24 @@ class Evidence:
 
 
 def utility_certainty(losses: Posterior, means: pd.DataFrame, constraints: Constraints) -> Array:
-    """Return the probability that each configuration keeps to the utility threshold, [m].
+    """Return the probability that each configuration keeps to the utility threshold, [m]."""
+    certainty: Array = keep_utility(losses, means, constraints).mean(axis=0)
+    return certainty
+
+
+def keep_utility(losses: Posterior, means: pd.DataFrame, constraints: Constraints) -> NDArray[np.bool_]:
+    """Return which configurations keep to the utility threshold in each draw of the losses, [num_draws, m].
 
     A threshold that is a share of the best gain moves with the best configuration's true loss.
     """
     if constraints.max_loss is not None:
-        at_threshold: Array = certainty_at(losses, np.array([constraints.max_loss]))[0]
-        return at_threshold
+        kept: NDArray[np.bool_] = losses.draws <= constraints.max_loss + 4 * np.spacing(abs(constraints.max_loss))
+        return kept
     assert constraints.min_utility_gain is not None, "there is no threshold without either"
     base = np.array([float(b) for b in base_loss(means, constraints.base_utility_loss)])
     gain = base - losses.draws
     least = constraints.min_utility_gain * gain.max(axis=1, keepdims=True)
-    certainty: Array = within(-gain, -np.broadcast_to(least, gain.shape)).mean(axis=0)
-    return certainty
+    return within(-gain, -np.broadcast_to(least, gain.shape))
 
 
 def certainty_at(losses: Posterior, thresholds: Array) -> Array:

@@ -286,7 +286,7 @@ class _Model:
         rows = given.rows
         measured, std, some = measured[rows], std[rows], given.means.iloc[rows]
         values = measured
-        own = None if by_secret is None else _interactions(measured, by_secret[rows], ratio=ratio)
+        own = None if by_secret is None else interactions(measured, by_secret[rows], ratio=ratio)
         if logarithm:
             values, std = np.log(measured), std / measured  # to first order
             own = None if own is None else own / measured[:, None]
@@ -460,7 +460,7 @@ class _Model:
         return float(-0.5 * solved @ solved - np.log(np.diag(factor)).sum())
 
 
-def _interactions(measured: Array, by_secret: Array, *, ratio: bool) -> Array:
+def interactions(measured: Array, by_secret: Array, *, ratio: bool) -> Array:
     """Return what is left of the values by secret after the secrets' common effect, [n, k]."""
     if not ratio:
         rest: Array = by_secret - by_secret.mean(axis=0)

@@ -57,7 +57,7 @@ def next_audit(
     """
     if (source.folder / "spec.yaml").is_file():
         SweepFolder.resume(source.spec)  # checks that the models belong to this spec
-    chosen = tuple(seeds or source.spec.seeds[:1])
+    chosen = tuple(seeds or source.spec.seed_labels[:1])
     spec_fn = partial(audit_spec, source, num_canaries=num_canaries, confidence=confidence, seeds=chosen)
     before = _latest(source)
     if before is None or new:
@@ -149,7 +149,7 @@ def _check_same(started: SweepSpec, now: SweepSpec) -> None:
     options = {
         "canaries": (started.task.params.num_canaries, now.task.params.num_canaries),
         "confidence": (started.scores[0].params.confidence, now.scores[0].params.confidence),
-        "seeds": (list(started.seeds), list(now.seeds)),
+        "seeds": (list(started.seed_labels), list(now.seed_labels)),
     }
     for name, (before, wanted) in options.items():
         if before != wanted:

@@ -80,8 +80,8 @@ def estimate(
     # Simulate the cluster.
     simulation = None
     if simulated is not None:
-        seconds, source = _seconds(checked, plan.trials, measured, simulated)
-        orders = _orders(plan.trials, checked.seeds)
+        seconds, source = _seconds(checked, plan.first_pass, measured, simulated)
+        orders = _orders(plan.first_pass, checked.seed_labels)
         slots = simulated.num_slots(checked.cluster)
         fewer = checked.space.search is not None or checked.stopping is not None
         simulation = {

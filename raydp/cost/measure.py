@@ -88,7 +88,7 @@ def measure_cost(spec: SweepSpec, task: Task, trials: Sequence[TrialPlan], *, nu
     gc.collect()
     runner = TrialRunner(spec, task, models.load_base(spec.model, new_tokens=new_tokens), LocalComm(device), TEST_KEY)
     started = time.perf_counter()
-    runner.measure_base(spec.seeds[0])
+    runner.measure_base(spec.seed_labels[0])
     score_seconds = time.perf_counter() - started
     return Measured(
         law=StepLaw.fit([s["examples"] for s in steps], [s["seconds"] for s in steps]),

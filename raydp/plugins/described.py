@@ -7,7 +7,7 @@ import reprlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, InstanceOf, PlainSerializer, ValidationError, WithJsonSchema
 from pydantic_core import ErrorDetails
@@ -165,8 +165,9 @@ def _section_at(cls: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseMo
     """Return the section that a location in the spec belongs to."""
     for part in loc:
         annotation = cls.model_fields[str(part)].annotation if str(part) in cls.model_fields else None
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            cls = annotation
+        alternatives = [getattr(a, "__origin__", a) for a in (annotation, *get_args(annotation))]
+        sections = [a for a in alternatives if isinstance(a, type) and issubclass(a, BaseModel)]
+        cls = sections[0] if sections else cls
     return cls
 
 

@@ -163,8 +163,8 @@ class _Begun:
     ) -> _Begun:
         score = request.plugin.params
         names = list(runs) if score.of_a_set else [BASE_RUN, *runs]
-        same_for_all = seed if seed is not None else None if measures_one_by_one(score) else spec.seeds[0]
-        seeds = {name: runs.get(name, spec.seeds[0]) if same_for_all is None else same_for_all for name in names}
+        same_for_all = seed if seed is not None else None if measures_one_by_one(score) else spec.seed_labels[0]
+        seeds = {name: runs.get(name, spec.seed_labels[0]) if same_for_all is None else same_for_all for name in names}
         models = names if score.of_a_set else None
         measurements = Measurements.begin(folder, request, seed=same_for_all, models=models)
         return cls(request=request, measurements=measurements, seeds=seeds)

@@ -54,7 +54,7 @@ def _derived(spec: SweepSpec, part: str, coin: int, complement: bool, point: Poi
         "name": name,
         "task": {"name": "half", "of": spec.task.as_dict(), "seed": coin, "complement": complement},
         "space": {"points": [list(point)]},
-        "seeds": [spec.seeds[0]],
+        "seeds": [spec.seed_labels[0]],
         "scores": [{"name": score}],
         "select": {"score": score, "rule": "best-utility", "min_utility_gain": None},
         "tracking": {**spec.tracking.model_dump(mode="json"), **tracking},

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
+from analysis.selection.default import DEFAULT_RULE
 from raydp.io.yaml import read_yaml
 from raydp.plugins import registries
 from raydp.plugins.described import Plugin, PluginField, Resolve, any_plugin, messages_of, resolve_plugin
 from raydp.plugins.parameters import light_model
 from raydp.spec.sections import (
+    AdaptiveSeeds,
     ClusterSpec,
     ModelSpec,
     PrivacySpec,
@@ -51,8 +53,13 @@ class SweepSpec(Section):
     """The guarantee that every configuration is calibrated to."""
     space: SpaceSpec
     """The configurations (b, T, η), and which of them are run."""
-    seeds: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**63)], ...], Field(min_length=1)] = (0,)
-    """Labels of repetitions (initialisation, score sampling). They are public and never the source of the noise."""
+    seeds: Annotated[
+        Annotated[AdaptiveSeeds, Tag("{}")]
+        | Annotated[tuple[Annotated[int, Field(ge=0, lt=2**63)], ...], Field(min_length=1), Tag("[]")],
+        Discriminator(lambda given: "{}" if isinstance(given, Mapping | AdaptiveSeeds) else "[]"),
+    ] = (0,)
+    """Labels of repetitions (initialisation, score sampling), or {first, at_most, ...} for seeds where they matter. The
+    labels are public and never the source of the noise."""
     scores: Annotated[tuple[PluginField, ...], Field(min_length=1)]
     """The scores that are measured of every trained model, each written {name: ..., **parameters}."""
     select: SelectSpec
@@ -68,8 +75,8 @@ class SweepSpec(Section):
 
     @field_validator("seeds")
     @classmethod
-    def _distinct_seeds(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
-        if len(set(seeds)) < len(seeds):
+    def _distinct_seeds(cls, seeds: AdaptiveSeeds | tuple[int, ...]) -> AdaptiveSeeds | tuple[int, ...]:
+        if isinstance(seeds, tuple) and len(set(seeds)) < len(seeds):
             raise ValueError("must be distinct. Remove the repeated ones.")
         return seeds
 
@@ -98,6 +105,27 @@ class SweepSpec(Section):
         if problems:
             raise ValueError("\n".join(problems))
         return self
+
+    @model_validator(mode="after")
+    def _adaptive_seeds_follow_the_scores(self) -> SweepSpec:
+        if not isinstance(self.seeds, AdaptiveSeeds):
+            return self
+        if self.select.rule != DEFAULT_RULE:
+            raise ValueError(
+                f"seeds must be a list with select.rule {self.select.rule!r}, got first and at_most: adaptive seeds "
+                f"end with a decision about the scores. Use the rule {DEFAULT_RULE}, or give a list."
+            )
+        if self.space.search is not None:
+            raise ValueError(
+                f"seeds must be a list with space.search {self.space.search.name!r}, got first and at_most: the first "
+                "pass runs every configuration. Remove the search, or give a list."
+            )
+        return self
+
+    @property
+    def seed_labels(self) -> tuple[int, ...]:
+        """Return the labels of all seeds that may be run."""
+        return self.seeds.labels if isinstance(self.seeds, AdaptiveSeeds) else self.seeds
 
     @model_validator(mode="after")
     def _selected_score_is_measured(self) -> SweepSpec:

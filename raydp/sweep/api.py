@@ -15,7 +15,7 @@ from analysis.selection.reference import REFERENCE_RULES
 from analysis.selection.shown import html_table
 from raydp.io.output import stderr
 from raydp.spec.document import DEMO, SweepSpec, load_spec
-from raydp.spec.sections import BOUNDS, Bounds, SelectSpec
+from raydp.spec.sections import BOUNDS, Bounds, Precision, SelectSpec
 from raydp.sweep.planning.sources import folder_of_spec, is_spec, named
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.measurements import is_logarithmic
@@ -162,7 +162,7 @@ def make_table(planned: SweepPlan) -> pd.DataFrame:
     table.attrs["warnings"] = list(planned.warnings)
     table.attrs["rejected"] = [f"{r.configuration}: {r.reason}" for r in planned.rejected]
     table.attrs["facts"] = planned.facts
-    table.attrs["selection"] = planned.selection
+    table.attrs["note"] = planned.note
     table.attrs["remarks"] = planned.remarks()
     return table
 
@@ -216,7 +216,12 @@ def select(
     values = None if worst_case else secrets_of(points, storage, score)
     logarithmic = logarithmic_of(points, storage, score)
     return select_from(
-        table, rule=rule_of(own, rule), by_secret=values, logarithmic=logarithmic, **with_given(own, bounds)
+        table,
+        rule=rule_of(own, rule),
+        by_secret=values,
+        logarithmic=logarithmic,
+        **precision_of(points, storage),
+        **with_given(own, bounds),
     )
 
 
@@ -344,6 +349,12 @@ def secrets_of(source: str | Path, storage: str, score: str | None) -> tuple[pd.
     if folder is None:
         return values_by_secret(Path(source), score)
     return values_by_secret(folder.path / POINTS_FILE, score or folder.select().score)
+
+
+def precision_of(source: str | Path, storage: str) -> Precision:
+    """Return the confidence and the tolerance that the sweep of a source gives to its decision, if it gives them."""
+    folder = folder_of(source, storage)
+    return {} if folder is None else folder.precision()
 
 
 def logarithmic_of(source: str | Path, storage: str, score: str | None) -> bool | None:

@@ -26,7 +26,7 @@ from raydp.sweep.planning.start import check_start
 from raydp.sweep.private_selection.release import PrivateSelectionEnding
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import write_counts
-from raydp.sweep.store.points import counts, skipped_configurations
+from raydp.sweep.store.points import counts
 from raydp.sweep.store.summary import RunCounts
 from raydp.tasks.base import Task
 
@@ -134,8 +134,8 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console, callbacks: Seq
         console.print(f"warning: {warning}", markup=False)
     for rejected in plan.rejected:
         console.print(f"left out: {rejected.configuration}: {rejected.reason}", markup=False)
-    if plan.selection is not None:
-        console.print(plan.selection, markup=False)
+    if plan.note is not None:
+        console.print(plan.note, markup=False)
     with SweepFolder.running(spec):
         if resume:
             folder = SweepFolder.resume(
@@ -177,8 +177,8 @@ def _run(context: SweepContext, task: Task, console: Console, callbacks: Sequenc
 def _train_and_finish(context: SweepContext, task: Task, console: Console, callbacks: Sequence[Callback]) -> Finish:
     """Train the runs without a result, deliver the results that the listener has missed, and end the sweep."""
     folder, ending, trials = context.folder, ending_of(context), list(context.trials.values())
-    skipped = skipped_configurations(folder)  # left out by a search that has ended
-    left = [t for t in trials if not folder.has_ended(t.run_id) and t.configuration not in skipped]
+    skipped = folder.skipped_runs()
+    left = [t for t in trials if not folder.has_ended(t.run_id) and t.run_id not in skipped]
     if ending.is_over():
         left = []
     if trials and (left or not folder.is_finished(BASE_RUN)):

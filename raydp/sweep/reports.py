@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Unpack
 
 from analysis import select as select_from
 from analysis import write_comparison, write_report
-from raydp.spec.sections import Bounds
+from raydp.spec.sections import Bounds, Precision
 from raydp.sweep.api import (
     folder_of,
     logarithmic_of,
     points_of,
+    precision_of,
     private_selection_of,
     rule_of,
     secrets_of,
@@ -64,7 +65,8 @@ def report(
         )
     else:
         logarithmic = logarithmic_of(points, storage, score)
-        selections = _selections(table, rule_of(own, rule), with_given(own, bounds), values, logarithmic)
+        precision = precision_of(points, storage)
+        selections = _selections(table, rule_of(own, rule), with_given(own, bounds), values, logarithmic, precision)
     texts: ReportTexts = (
         {"title": Path(points).stem} if folder is None else about(folder, score=score, worst_case=worst_case)
     )
@@ -109,7 +111,10 @@ def comparison(
         _, own = points_of(source, storage, by=by)
         values = None if worst_case else secrets_of(source, storage, score)
         logarithmic = logarithmic_of(source, storage, score)
-        selections[name] = _selections(table, rule_of(own, rule), with_given(own, bounds), values, logarithmic)
+        precision = precision_of(source, storage)
+        selections[name] = _selections(
+            table, rule_of(own, rule), with_given(own, bounds), values, logarithmic, precision
+        )
     names = ", ".join(tables) if len(tables) <= _NAMED else f"{len(tables)} sweeps"
     title = names if by is None else f"{Path(sources[0]).stem} by {by}"
     return write_comparison(tables, selections, output, title=title)
@@ -131,7 +136,11 @@ def _selections(
     bounds: Bounds,
     by_secret: tuple[pd.DataFrame, str] | None,
     logarithmic: bool | None,
+    precision: Precision,
 ) -> list[Selection]:
     """Return the selections of the rule and of the rule best-utility."""
     rules = dict.fromkeys([rule, "best-utility"])
-    return [select_from(table, rule=each, by_secret=by_secret, logarithmic=logarithmic, **bounds) for each in rules]
+    return [
+        select_from(table, rule=each, by_secret=by_secret, logarithmic=logarithmic, **precision, **bounds)
+        for each in rules
+    ]

@@ -16,7 +16,7 @@ from raydp.sweep.engine.adaptive import RunSource
 from raydp.sweep.engine.tune.metrics import config_of
 from raydp.sweep.engine.tune.rounds import RunSearcher
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
-from raydp.sweep.store.points import counts, points_table, skipped_configurations
+from raydp.sweep.store.points import counts, points_table
 from raydp.sweep.store.results import RunResult
 from raydp.training.trial_plan import TrialPlan
 from search_spaces import Configuration, grid
@@ -158,7 +158,9 @@ def test_what_ran_when_the_search_ended_is_not_skipped(tmp_path: Path) -> None:
     world.finish("4-0")
     counted = counts(world.folder)
     assert (counted.finished, counted.pending, counted.skipped) == (1, 1, 6)
-    assert skipped_configurations(world.folder) == {CANDIDATES[0], *CANDIDATES[2:]}
+    assert world.folder.skipped_runs() == {
+        f"{c.num_steps}-{seed}" for c in (CANDIDATES[0], *CANDIDATES[2:]) for seed in (0, 1)
+    }
     by_run = points_table(world.folder).set_index("run_id")["status"]
     assert (by_run["4-1"], by_run["3-0"]) == ("pending", "skipped")
 

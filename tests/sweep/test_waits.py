@@ -70,7 +70,7 @@ def test_each_phase_of_a_sweeps_end_is_on_the_terminal(done: Done, tmp_path: Pat
     phases = [
         "Read the spec and load the libraries",
         "Write the points table",
-        "Write the joint cost of all 4 runs onto the models' cards",
+        "Write the joint cost of all 4 models onto their cards",
         "Select a configuration",
         "Write the report",
         "Record the end of the sweep in MLflow",

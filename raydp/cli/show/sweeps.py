@@ -36,8 +36,8 @@ def show_plan(table: pd.DataFrame) -> None:
         stdout.print(note, markup=False)
     for warning in table.attrs["warnings"]:
         stdout.print(f"warning: {warning}", markup=False)
-    if table.attrs["selection"] is not None:
-        stdout.print(table.attrs["selection"], markup=False)
+    if table.attrs["note"] is not None:
+        stdout.print(table.attrs["note"], markup=False)
     rows = cast("list[dict[str, object]]", table.to_dict("records"))
     print_table("plan", rows, spare=("cost_tokens", "updates", "compute"))
     _show_remarks(table.attrs["remarks"])
@@ -107,8 +107,7 @@ def show_status(folder: Path, counts: RunCounts, summary: SweepSummary | None) -
     if counts.note is not None:
         stdout.print(counts.note, markup=False)
     stdout.print(f"{folder}: " + ", ".join(f"{n} {name}" for name, n in counts.numbers.items()), markup=False)
-    if counts.search is not None:
-        show_search(counts.search)
+    show_ends(counts)
     if counts.failures:
         print_table("failures", [failure.to_json() for failure in counts.failures], keep=("reason",))
     if summary is not None:
@@ -166,9 +165,16 @@ def _show_guarantee(sweep: Sweep) -> None:
 def _show_counts(result: SweepResult) -> None:
     counts = result.counts
     stdout.print(", ".join(f"{n} {name}" for name, n in counts.numbers.items() if name != "stopped"))
+    show_ends(counts)
+    show_failures(counts.failures)
+
+
+def show_ends(counts: RunCounts) -> None:
+    """Print how a search or adaptive seeds have ended, if they have."""
     if counts.search is not None:
         show_search(counts.search)
-    show_failures(counts.failures)
+    if counts.seeds is not None:
+        stdout.print(counts.seeds.sentence(), markup=False)
 
 
 def show_search(search: SearchEnd) -> None:

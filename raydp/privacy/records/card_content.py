@@ -11,9 +11,10 @@ from raydp.privacy.records.record import PrivacyRecord
 
 
 class Strategy(TypedDict, total=False):
-    """The strategy of a sweep's search, if there is one."""
+    """The strategy of a sweep's search and of its adaptive seeds, of those that there are."""
 
     search: Mapping[str, object]
+    adaptive_seeds: Mapping[str, object]
 
 
 class Searched(Strategy):

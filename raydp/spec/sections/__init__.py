@@ -4,6 +4,7 @@ from raydp.spec.sections.base import AtLeastOne, Positive, Section
 from raydp.spec.sections.cluster import ClusterSpec, TrackingSpec
 from raydp.spec.sections.model import AdapterSpec, ModelSpec
 from raydp.spec.sections.privacy import NumRunsSpec, PrivacySpec
+from raydp.spec.sections.seeds import AdaptiveSeeds, Precision
 from raydp.spec.sections.selection import BOUNDS, Bounds, SelectSpec
 from raydp.spec.sections.space import SpaceSpec
 from raydp.spec.sections.stopping import StoppingSpec
@@ -11,12 +12,14 @@ from raydp.spec.sections.stopping import StoppingSpec
 __all__ = [
     "BOUNDS",
     "AdapterSpec",
+    "AdaptiveSeeds",
     "AtLeastOne",
     "Bounds",
     "ClusterSpec",
     "ModelSpec",
     "NumRunsSpec",
     "Positive",
+    "Precision",
     "PrivacySpec",
     "Section",
     "SelectSpec",

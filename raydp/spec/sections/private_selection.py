@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from raydp.plugins.described import Plugin
 from raydp.spec.sections.privacy import PrivacySpec
+from raydp.spec.sections.seeds import AdaptiveSeeds
 from raydp.spec.sections.selection import SelectSpec
 from raydp.spec.sections.space import SpaceSpec
 from raydp.spec.sections.stopping import StoppingSpec
@@ -29,7 +30,7 @@ def conflicts(
     select: SelectSpec,
     space: SpaceSpec,
     stopping: StoppingSpec | None,
-    seeds: tuple[int, ...],
+    seeds: AdaptiveSeeds | tuple[int, ...],
     method: Plugin,
 ) -> list[str]:
     """Return the parts of a spec that the guarantee of a private selection does not cover, each with a remedy."""
@@ -52,7 +53,8 @@ def conflicts(
     if stopping is not None:
         problems.append(f"stopping must be left out {given} checks. It ends runs early by looking at private data.")
     if seeds != (0,):
-        problems.append(f"seeds must be left out {given} {list(seeds)}. Every run draws a seed of its own.")
+        written = seeds.model_dump() if isinstance(seeds, AdaptiveSeeds) else list(seeds)
+        problems.append(f"seeds must be left out {given} {written}. Every run draws a seed of its own.")
     if (weight := dict(method.params).get("reference_weight")) is not None:
         problems.append(
             f"method.reference_weight must be left out {given} {weight:g}. "

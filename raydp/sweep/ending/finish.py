@@ -63,7 +63,7 @@ def finish(recorder: Recorder) -> Finish:
 def _finish(recorder: Recorder, path: Path) -> Finish:
     """Finish a sweep whose runs MLflow has."""
     spec, folder, plan = recorder.context.spec, recorder.context.folder, recorder.context.plan
-    with phase(stderr, f"Write the joint cost of all {len(plan.trials)} runs onto the models' cards"):
+    with phase(stderr, f"Write the joint cost of all {counts(folder).finished} models onto their cards"):
         together = recorder.release()
     publish_alarms(spec, folder.path)
     ended = counts(folder)
@@ -74,7 +74,14 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
     try:
         with phase(stderr, "Select a configuration"):
             selections = {
-                rule: select(points, rule=rule, by_secret=values, logarithmic=logarithmic, **chosen.constraints())
+                rule: select(
+                    points,
+                    rule=rule,
+                    by_secret=values,
+                    logarithmic=logarithmic,
+                    **folder.precision(),
+                    **chosen.constraints(),
+                )
                 for rule in dict.fromkeys([chosen.rule, "best-utility"])
             }
     except ValueError as error:  # such as no configuration below the threshold; the runs are kept

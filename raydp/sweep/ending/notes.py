@@ -60,13 +60,19 @@ def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = F
             *([f"This page shows {PRIVATE}."] if folder.is_private_selection() else []),
             *_searched(folder, written["search"]),
         ],
-        "notes": [*notes_of(plan), *together_notes(folder.released())],
+        "notes": [*_seeds(folder), *notes_of(plan), *together_notes(folder.released())],
     }
 
 
 def _meaning(score: str) -> str:
     """Return the first line of a score's docstring. Return "" for a label that is no score's name."""
     return summary("scores", score) if score in names("scores") else ""
+
+
+def _seeds(folder: SweepFolder) -> list[str]:
+    """Return how adaptive seeds ended, if there were any."""
+    ended = folder.seeds_end()
+    return [] if ended is None else [ended.sentence()]
 
 
 def _searched(folder: SweepFolder, strategy: str | None) -> list[str]:

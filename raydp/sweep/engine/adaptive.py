@@ -23,58 +23,33 @@ KNOWN_BEFORE = {"batch_size", "num_steps", "learning_rate", "compute", "noise_mu
 
 
 @dataclass(kw_only=True)
-class RunSource:
-    """Gives out the runs of the configurations that a search proposes from the results so far.
+class StepwiseSource:
+    """Gives out runs one after another, each of which may depend on the results so far.
 
-    All state is in the sweep's folder. A resumed sweep begins with the missing seeds of the configurations that were
-    begun, and then asks the search again. A configuration that a bound of the selection rules out before it runs is not
-    a candidate.
+    All state is in the sweep's folder, so that a sweep can be resumed.
 
     Attributes:
         base_fn: waits for the measurement of the untrained model and returns it; None if there is no measurement.
-        finished: whether the search proposes no more configurations. Runs may still wait to be given out.
+        finished: whether no more runs will be chosen. Runs may still wait to be given out.
         handed_out: how many runs were given out.
     """
 
     spec: SweepSpec
     folder: SweepFolder
     trials: Sequence[TrialPlan]
-    search: Search
     base_fn: Callable[[], RunResult | None]
     _waiting: deque[str] = field(default_factory=deque)
-    _given: list[Configuration] = field(default_factory=list)
-    _seen: tuple[Configuration, ...] | None = None
     finished: bool = False
     handed_out: int = 0
 
-    def __post_init__(self) -> None:
-        self._runs: dict[Configuration, list[str]] = {}
-        for trial in self.trials:
-            self._runs.setdefault(trial.configuration, []).append(trial.run_id)
-        for configuration, runs in self._runs.items():
-            if any(self.folder.trial(run_id).exists() for run_id in runs):
-                self._give(configuration)
-        bounds = {k: v for k, v in self.spec.select.at_most.items() if k in KNOWN_BEFORE}
-        self._ruled_out = ruled_out(points_table(self.folder), bounds, keep=self._given) if bounds else {}
-
     def next_run(self) -> str | None:
         """Return the next run. None: there is none now, and never again if `finished` is set."""
-        if self._waiting or self.finished:
-            return self._pop()
-        base = self.base_fn()
-        if self.folder.result(BASE_RUN) is None and self.spec.select.max_loss is None:
-            return None  # a threshold may be a share of the gain over the untrained model, which is being measured
-        ended = tuple(c for c in self._given if all(self.folder.result(run_id) for run_id in self._runs[c]))
-        if ended == self._seen:
-            return None  # no new result since the search chose to wait
-        proposal = self.search.propose(self._state(ended), self._goal(base), 1)
-        if proposal.finished:
-            self._end(proposal.reason, proposal.skipped)
-        elif not proposal.configurations:
-            self._seen = ended
-        for configuration in proposal.configurations:
-            self._give(configuration)
-        return self._pop()
+        if not self._waiting and not self.finished:
+            self._choose()
+        if not self._waiting:
+            return None
+        self.handed_out += 1
+        return self._waiting.popleft()
 
     def upcoming(self, count: int) -> list[str]:
         """Return at most `count` of the next runs that are known now. They are not yet given out."""
@@ -87,13 +62,57 @@ class RunSource:
 
     def given(self) -> list[str]:
         """Return every run that was given out."""
-        return [run_id for configuration in self._given for run_id in self._runs[configuration]]
+        raise NotImplementedError
 
-    def _pop(self) -> str | None:
-        if not self._waiting:
-            return None
-        self.handed_out += 1
-        return self._waiting.popleft()
+    def _choose(self) -> None:
+        """Let further runs wait, if results allow a choice, or set `finished`."""
+        raise NotImplementedError
+
+    def _has_threshold(self) -> bool:
+        """Return whether the utility threshold is known, which may be a share of the gain over the untrained model."""
+        return self.folder.result(BASE_RUN) is not None or self.spec.select.max_loss is not None
+
+
+@dataclass(kw_only=True)
+class RunSource(StepwiseSource):
+    """Gives out the runs of the configurations that a search proposes from the results so far.
+
+    A resumed sweep begins with the missing seeds of the configurations that were begun, and then asks the search again.
+    A configuration that a bound of the selection rules out before it runs is not a candidate.
+    """
+
+    search: Search
+    _given: list[Configuration] = field(default_factory=list)
+    _seen: tuple[Configuration, ...] | None = None
+
+    def __post_init__(self) -> None:
+        self._runs: dict[Configuration, list[str]] = {}
+        for trial in self.trials:
+            self._runs.setdefault(trial.configuration, []).append(trial.run_id)
+        for configuration, runs in self._runs.items():
+            if any(self.folder.trial(run_id).exists() for run_id in runs):
+                self._give(configuration)
+        bounds = {k: v for k, v in self.spec.select.at_most.items() if k in KNOWN_BEFORE}
+        self._ruled_out = ruled_out(points_table(self.folder), bounds, keep=self._given) if bounds else {}
+
+    def _choose(self) -> None:
+        base = self.base_fn()
+        if not self._has_threshold():
+            return
+        ended = tuple(c for c in self._given if all(self.folder.result(run_id) for run_id in self._runs[c]))
+        if ended == self._seen:
+            return  # no new result since the search chose to wait
+        proposal = self.search.propose(self._state(ended), self._goal(base), 1)
+        if proposal.finished:
+            self._end(proposal.reason, proposal.skipped)
+        elif not proposal.configurations:
+            self._seen = ended
+        for configuration in proposal.configurations:
+            self._give(configuration)
+
+    def given(self) -> list[str]:
+        """Return every run that was given out."""
+        return [run_id for configuration in self._given for run_id in self._runs[configuration]]
 
     def _give(self, configuration: Configuration) -> None:
         self._given.append(configuration)

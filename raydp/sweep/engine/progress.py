@@ -28,7 +28,8 @@ class SweepProgress:
         done_before: number of runs that have ended before.
         poll: returns the queue's status. It is called from a thread of its own.
         names: run_id -> the run's name for people, such as its configuration and seed.
-        searched: whether a search decides how many of these runs are started.
+        searched: whether a search or adaptive seeds decide how many of these runs are started.
+        first_pass: number of runs that are certain to be started, if adaptive seeds decide on the others.
     """
 
     def __init__(
@@ -40,9 +41,10 @@ class SweepProgress:
         *,
         names: Mapping[str, str],
         searched: bool = False,
+        first_pass: int | None = None,
     ) -> None:
         self._names = names
-        self._searched = searched
+        self._searched, self._first_pass = searched, first_pass
         self._console = console
         self._costs = costs
         self._done_before = done_before
@@ -93,6 +95,11 @@ class SweepProgress:
         done = self._done_before + len(ended) - failed
         total = self._done_before + len(self._costs)
         share = f"{done} of at most {total}" if self._searched else f"{done}/{total}"
+        if self._first_pass is not None:
+            first, further = min(done, self._first_pass), max(0, done - self._first_pass)
+            share = (
+                f"first pass {first}/{self._first_pass}, {further} of at most {total - self._first_pass} further runs"
+            )
         parts = [f"{share} done", f"{len(self._status.running)} running", f"{failed} failed"]
         parts += [f"{stopped} stopped early"] if stopped else []
         return ", ".join([*parts, self._time_left()])

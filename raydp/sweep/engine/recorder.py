@@ -13,6 +13,7 @@ from raydp.io.output import stderr, strict
 from raydp.methods.base import Method
 from raydp.privacy import PrivacyCard, Searched, card_markdown, composed, guarantee
 from raydp.privacy.accounting.documents import ComposedCost, Guarantee
+from raydp.spec.sections import AdaptiveSeeds
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.searched import searched
 from raydp.sweep.store.folder import BASE_RUN
@@ -165,8 +166,10 @@ class Recorder:
 
     def _steered(self) -> str | None:
         """Return a note if results chose which runs came next, which the joint ε does not cover."""
-        search = self.context.spec.space.search
-        if search is None or search.name == "random":
+        spec = self.context.spec
+        if isinstance(spec.seeds, AdaptiveSeeds):
+            return "which configurations got further seeds was chosen by utility and scores, which are not covered"
+        if spec.space.search is None or spec.space.search.name == "random":
             return None
         return "which configurations ran was chosen by utility and scores, which are not covered"
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from raydp.privacy import Searched
 from raydp.privacy.records.card_content import Strategy
 from raydp.spec.document import SweepSpec
+from raydp.spec.sections import AdaptiveSeeds
 from raydp.training.trial_plan import TrialPlan
 from search_spaces.configuration import HYPERPARAMETERS
 
@@ -26,10 +27,12 @@ def searched(spec: SweepSpec, trials: Sequence[TrialPlan]) -> Searched:
         on.append(f"{chosen.score} of secrets in the training data")
     on += [f"at most {bound:g} of {column}" for column, bound in chosen.at_most.items()]
     strategy: Strategy = {} if search is None else {"search": search.as_dict()}
+    if isinstance(spec.seeds, AdaptiveSeeds):
+        strategy["adaptive_seeds"] = spec.seeds.model_dump(mode="json")
     return {
         "hyperparameters": {name: tried for name, tried in values.items() if len(tried) > 1},
         "configurations": len({tuple(getattr(trial, name) for name in HYPERPARAMETERS) for trial in trials}),
-        "seeds": list(spec.seeds),
+        "seeds": list(spec.seed_labels),
         "rule": chosen.rule,
         **strategy,
         "chosen_on": on,

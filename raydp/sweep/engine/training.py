@@ -13,9 +13,11 @@ from rich.console import Console
 from raydp.io.output import phase
 from raydp.models import base_models as models
 from raydp.models import sharing
-from raydp.sweep.engine.adaptive import RunSource
+from raydp.spec.sections import AdaptiveSeeds
+from raydp.sweep.engine.adaptive import RunSource, StepwiseSource
 from raydp.sweep.engine.committer import Committer
 from raydp.sweep.engine.context import SweepContext, WorkerInputs
+from raydp.sweep.engine.further_seeds import SeedSource
 from raydp.sweep.engine.listeners import RunListener
 from raydp.sweep.engine.progress import SweepProgress
 from raydp.sweep.engine.slots import Slots, start_ray
@@ -138,7 +140,16 @@ def _progress(
         poll=lambda: ray.get(queue.status.remote()),
         names={BASE_RUN: "the untrained base model", **names},
         searched=searched,
+        first_pass=_first_pass(context),
     )
+
+
+def _first_pass(context: SweepContext) -> int | None:
+    """Return the number of runs of the first pass; None without adaptive seeds."""
+    seeds = context.spec.seeds
+    if not isinstance(seeds, AdaptiveSeeds):
+        return None
+    return seeds.first * len({trial.configuration for trial in context.trials.values()})
 
 
 def _early_stopping(context: SweepContext) -> EarlyStopping | None:
@@ -158,10 +169,12 @@ def _early_stopping(context: SweepContext) -> EarlyStopping | None:
     return early_stopping
 
 
-def _source(committer: Committer) -> RunSource | None:
-    """Return the source of a search's runs; None if every run is trained or the search has ended."""
+def _source(committer: Committer) -> StepwiseSource | None:
+    """Return the source of a search's runs or of adaptive seeds; None if every run is trained or these have ended."""
     context = committer.context
     spec, folder, trials = context.spec, context.folder, list(context.trials.values())
+    if isinstance(spec.seeds, AdaptiveSeeds) and folder.seeds_end() is None:
+        return SeedSource(spec=spec, folder=folder, trials=trials, base_fn=committer.base, seeds=spec.seeds)
     if spec.space.search is None or folder.search_end() is not None:
         return None
     return RunSource(spec=spec, folder=folder, trials=trials, search=spec.space.search.params, base_fn=committer.base)

@@ -73,7 +73,7 @@ def _run_lease(
     with closing(files), Heartbeat(queue, run_id, token, active=runner.comm.rank == 0) as heart:
         try:
             if run_id == BASE_RUN:
-                outcome = runner.measure_base(shared.spec.seeds[0])
+                outcome = runner.measure_base(shared.spec.seed_labels[0])
             else:
                 outcome = runner.run(shared.trials[run_id], files, attempt, heart)
         except Paused:

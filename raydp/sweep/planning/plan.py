@@ -27,7 +27,7 @@ from raydp.privacy import (
 )
 from raydp.privacy.accounting.infinity import json_number
 from raydp.spec.document import SweepSpec
-from raydp.spec.sections import SpaceSpec
+from raydp.spec.sections import AdaptiveSeeds, SpaceSpec
 from raydp.sweep.private_selection.draws import (
     check_utility_is_public,
     draw,
@@ -60,6 +60,7 @@ class SweepPlan:
             `trials` has one run for each configuration. `drawn` replaces them with the drawn runs.
         configurations: one run for each configuration that could have been drawn. Empty without private selection and
             before the draw.
+        adaptive: when further seeds end; None if all seeds are run.
     """
 
     facts: TaskFacts
@@ -70,11 +71,24 @@ class SweepPlan:
     warnings: tuple[str, ...]
     selection: str | None = None
     configurations: tuple[TrialPlan, ...] = ()
+    adaptive: AdaptiveSeeds | None = None
+
+    @property
+    def first_pass(self) -> tuple[TrialPlan, ...]:
+        """Return the runs that are certain to be made: all of them, or those of the first seeds."""
+        if self.adaptive is None:
+            return self.trials
+        return tuple(trial for trial in self.trials if trial.seed in self.adaptive.labels[: self.adaptive.first])
+
+    @property
+    def note(self) -> str | None:
+        """Return a sentence on which runs will be made, None if all of them will."""
+        return self.selection if self.adaptive is None else self.adaptive.sentence()
 
     def rows(self) -> list[dict[str, object]]:
         """Return the table of `raydp plan`, a row for each configuration: n, q, σ, ε, δ, C, U and cost in tokens."""
-        repetitions = Counter(trial.configuration.key for trial in self.trials)
-        one_each = {trial.configuration.key: trial for trial in reversed(self.trials)}
+        repetitions = Counter(trial.configuration.key for trial in self.first_pass)
+        one_each = {trial.configuration.key: trial for trial in reversed(self.first_pass)}
         return [self._row(one_each[key], seeds=repetitions[key]) for key in sorted(one_each)]
 
     def remarks(self) -> list[str]:
@@ -128,7 +142,7 @@ def make_plan(
     claims = spec.method.params.claims
     trials, privacy = [], {}
     for configuration, calibration in zip(configurations, solved, strict=True):
-        for seed in spec.seeds:
+        for seed in spec.seed_labels:
             trial = replace(
                 _trial(facts, configuration),
                 run_id=run_id(spec, facts, weight_hash, configuration, seed),
@@ -141,7 +155,7 @@ def make_plan(
             record = _record(spec, facts, trial, calibration, delta, tuned_epsilon, len(configurations))
             privacy[trial.run_id] = record
     _check_bounds(spec, privacy)
-    order = {seed: position for position, seed in enumerate(spec.seeds)}
+    order = {seed: position for position, seed in enumerate(spec.seed_labels)}
     trials.sort(key=lambda t: (-t.batch_size * t.num_steps, order[t.seed], *t.configuration.key))
     return SweepPlan(
         facts=facts,
@@ -151,6 +165,7 @@ def make_plan(
         rejected=tuple(rejected),
         warnings=tuple(_warnings(spec, facts, delta)),
         selection=selection_sentence(spec, len(configurations)) if spec.privacy.selects else None,
+        adaptive=spec.seeds if isinstance(spec.seeds, AdaptiveSeeds) else None,
     )
 
 

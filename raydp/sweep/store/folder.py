@@ -18,10 +18,10 @@ from pydantic import BaseModel, ValidationError
 from raydp.io.files import write_atomically
 from raydp.io.yaml import read_yaml
 from raydp.spec.document import SweepSpec, load_spec
-from raydp.spec.sections import PrivacySpec, SelectSpec
+from raydp.spec.sections import AdaptiveSeeds, Precision, PrivacySpec, SelectSpec
 from raydp.sweep.store.json_files import read_json, write_json
 from raydp.sweep.store.results import RunResult
-from raydp.sweep.store.state import Delivery, Plan, SearchEnd
+from raydp.sweep.store.state import Delivery, Plan, SearchEnd, SeedsEnd
 from raydp.sweep.store.summary import ReleasedModels, SweepSummary
 from raydp.sweep.store.transfer import SharedFolder
 
@@ -56,6 +56,7 @@ class SweepFolder:
     | trials/RUN/tracked.json     | the driver, after MLflow   | resume, points           | written whole           |
     | tracking.json               | the driver                 | resume                   | written whole           |
     | search.json                 | a search, at its end       | points, status, resume   | written whole           |
+    | seeds.json                  | adaptive seeds, at the end | points, status, resume   | written whole           |
     | optuna.db                   | a search by Optuna         | a search by Optuna       | SQLite commits          |
     | scores/LABEL/*.json         | `raydp score`              | points, reports          | written whole, each     |
     | audits.json                 | `raydp audit`              | the end of the sweep     | written whole           |
@@ -212,6 +213,11 @@ class SweepFolder:
         """Return the section `select` of the sweep's spec."""
         return self._section("select", SelectSpec)
 
+    def precision(self) -> Precision:
+        """Return the confidence and the tolerance that the sweep's spec gives to its decision, if it gives them."""
+        seeds = self._written().get("seeds")
+        return self._section("seeds", AdaptiveSeeds).precision() if isinstance(seeds, dict) else {}
+
     def privacy(self) -> PrivacySpec:
         """Return the section `privacy` of the sweep's spec."""
         return self._section("privacy", PrivacySpec)
@@ -293,6 +299,22 @@ class SweepFolder:
     def set_search_end(self, end: SearchEnd) -> None:
         """Write how the search ended."""
         write_json(self.path / "search.json", end.to_json())
+
+    def seeds_end(self) -> SeedsEnd | None:
+        """Return how the sweep's adaptive seeds ended; None before their end, or if all seeds are run."""
+        document = read_json(self.path / "seeds.json")
+        return None if document is None else SeedsEnd.from_json(document)
+
+    def set_seeds_end(self, end: SeedsEnd) -> None:
+        """Write how the adaptive seeds ended."""
+        write_json(self.path / "seeds.json", end.to_json())
+
+    def skipped_runs(self) -> set[str]:
+        """Return the planned runs that a search or adaptive seeds left out. The set is empty before their end."""
+        search, seeds = self.search_end(), self.seeds_end()
+        skipped = set() if search is None else set(search.skipped)
+        left_out = set() if seeds is None else set(seeds.left_out)
+        return left_out | {t.run_id for t in self.plan().trials if skipped and t.configuration in skipped}
 
     def decision(self) -> str | None:
         """Return the id of the run that a private selection has chosen; None before the choice."""

@@ -13,7 +13,6 @@ from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import Plan
 from raydp.sweep.store.summary import RunCounts, RunFailure
 from raydp.training.trial_plan import TrialPlan
-from search_spaces import Configuration
 from search_spaces.configuration import HYPERPARAMETERS
 
 POINTS_FILE = "points.csv"
@@ -28,7 +27,7 @@ PRIVATE = (
 def points_table(folder: SweepFolder) -> pd.DataFrame:
     """Return one row per run of the plan, in the order of the plan.
 
-    A run without a result is `skipped` if a search that has ended left it out, else `pending`.
+    A run without a result is `skipped` if a search or adaptive seeds that have ended left it out, else `pending`.
     """
     plan = folder.plan()
     if not plan.trials:
@@ -38,7 +37,7 @@ def points_table(folder: SweepFolder) -> pd.DataFrame:
         )
     base = folder.result(BASE_RUN)
     later = measured_later(folder)
-    skipped = skipped_configurations(folder)
+    skipped = folder.skipped_runs()
     score = folder.select().score
     rows = [_row(folder, trial, plan, score, base, later, skipped) for trial in plan.trials]
     method = folder.method()
@@ -109,7 +108,7 @@ def values_by_secret(points: Path, score: str | None) -> tuple[pd.DataFrame, str
 def counts(folder: SweepFolder) -> RunCounts:
     """Count the runs of a sweep by status."""
     trials, search = folder.plan().trials, folder.search_end()
-    skipped = set() if search is None else set(search.skipped)
+    seeds, skipped = folder.seeds_end(), folder.skipped_runs()
     results = [folder.result(trial.run_id) for trial in trials]
     statuses = [_status(trial, result, skipped) for trial, result in zip(trials, results, strict=True)]
     return RunCounts(
@@ -130,22 +129,17 @@ def counts(folder: SweepFolder) -> RunCounts:
             for trial, result in zip(trials, results, strict=True)
             if result is not None and result.status == "failed"
         ),
-        skipped=None if search is None else statuses.count("skipped"),
+        skipped=None if search is None and seeds is None else statuses.count("skipped"),
         search=search,
+        seeds=seeds,
         note=PRIVATE if folder.is_private_selection() else None,
     )
 
 
-def skipped_configurations(folder: SweepFolder) -> set[Configuration]:
-    """Return the configurations that a search left out. The set is empty before the search has ended."""
-    search = folder.search_end()
-    return set() if search is None else set(search.skipped)
-
-
-def _status(trial: TrialPlan, result: RunResult | None, skipped: set[Configuration]) -> str:
+def _status(trial: TrialPlan, result: RunResult | None, skipped: set[str]) -> str:
     if result is not None:
         return result.status
-    return "skipped" if trial.configuration in skipped else "pending"
+    return "skipped" if trial.run_id in skipped else "pending"
 
 
 def _executed(result: RunResult | None) -> dict[str, object]:
@@ -161,7 +155,7 @@ def _row(
     score: str,
     base: RunResult | None,
     later: list[Measurements],
-    skipped: set[Configuration],
+    skipped: set[str],
 ) -> dict[str, object]:
     result = folder.result(trial.run_id)
     status = _status(trial, result, skipped)

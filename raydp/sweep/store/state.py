@@ -112,6 +112,42 @@ class Delivery:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SeedsEnd:
+    """The end of adaptive seeds.
+
+    Attributes:
+        state: how they ended, see `analysis.seeds.allocation.NextSeed`.
+        reason: why, in a sentence; None if the state says all.
+        further_runs: number of runs beyond the first pass.
+        cost_share: their cost, in costs of the first pass.
+        left_out: the planned runs that were not needed.
+    """
+
+    state: str
+    reason: str | None
+    further_runs: int
+    cost_share: float
+    left_out: tuple[str, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Return the content of seeds.json."""
+        return {**asdict(self), "left_out": list(self.left_out)}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> SeedsEnd:
+        """Read what `to_json` wrote."""
+        return cls(**{**document, "left_out": tuple(document["left_out"])})
+
+    def sentence(self) -> str:
+        """Return how the seeds ended, in a sentence or two."""
+        reason = "" if self.reason is None else f" {self.reason}"
+        return (
+            f"The further seeds ended as {self.state!r} after {self.further_runs} runs, which cost "
+            f"{self.cost_share:.2g} times the first pass; {len(self.left_out)} planned runs were not needed.{reason}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class SearchEnd:
     """The end of a search.
 

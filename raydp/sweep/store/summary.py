@@ -9,7 +9,7 @@ from typing import Any
 from raydp.privacy import ReleasedTogether
 from raydp.privacy.accounting.infinity import json_number
 from raydp.privacy.records.card_content import JointCost
-from raydp.sweep.store.state import SearchEnd
+from raydp.sweep.store.state import SearchEnd, SeedsEnd
 from search_spaces import Configuration
 from search_spaces.configuration import HYPERPARAMETERS
 
@@ -41,8 +41,9 @@ class RunCounts:
         stopped: number of runs that ended early at a check.
         pending: number of runs without a result.
         failures: the failed runs.
-        skipped: number of runs that a search left out; None if no search has ended.
+        skipped: number of runs that a search or adaptive seeds left out; None if neither has ended.
         search: how the search ended; None if none has ended.
+        seeds: how the adaptive seeds ended; None if they have not.
         note: a sentence that must be shown with the numbers.
     """
 
@@ -54,11 +55,12 @@ class RunCounts:
     failures: tuple[RunFailure, ...] = ()
     skipped: int | None = None
     search: SearchEnd | None = None
+    seeds: SeedsEnd | None = None
     note: str | None = None
 
     @property
     def numbers(self) -> dict[str, int]:
-        """Return the numbers by name. "skipped" is left out if no search has ended."""
+        """Return the numbers by name. "skipped" is left out if neither a search nor adaptive seeds have ended."""
         names = ("runs", "finished", "failed", "stopped", "pending")
         skipped = {} if self.skipped is None else {"skipped": self.skipped}
         return {**{name: getattr(self, name) for name in names}, **skipped}
@@ -69,13 +71,14 @@ class RunCounts:
             **_known(note=self.note),
             **self.numbers,
             **_known(search=None if self.search is None else self.search.to_json()),
+            **_known(seeds=None if self.seeds is None else self.seeds.to_json()),
             "failures": [failure.to_json() for failure in self.failures],
         }
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> RunCounts:
         """Read what `to_json` wrote."""
-        search = document.get("search")
+        search, seeds = document.get("search"), document.get("seeds")
         return cls(
             runs=document["runs"],
             finished=document["finished"],
@@ -85,6 +88,7 @@ class RunCounts:
             failures=tuple(RunFailure(**failure) for failure in document["failures"]),
             skipped=document.get("skipped"),
             search=None if search is None else SearchEnd.from_json(search),
+            seeds=None if seeds is None else SeedsEnd.from_json(seeds),
             note=document.get("note"),
         )
 

@@ -1,0 +1,254 @@
+"""Which configuration gets another seed, and when further seeds end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.seeds.outlook import outlook
+from analysis.seeds.what_if import Measured
+from analysis.selection.choice import Selection, select
+from analysis.selection.constraints import Constraints
+from analysis.selection.decision import highest_within
+from analysis.selection.evidence import keep_utility
+from analysis.selection.rules import CONFIDENCE, LEAKAGE_CHECK
+from analysis.statistics.noise import SeedNoise
+from analysis.surface.hierarchy import Posterior, loss_posterior
+from analysis.tables.per_secret import is_logarithmic
+from analysis.tables.points import configurations, require_hyperparameters
+from search_spaces import Configuration
+
+Array = NDArray[np.float64]
+Pool = NDArray[np.bool_]
+EndState = Literal["decided", "equivalent", "nothing leaks", "secrets are short", "budget used up", "no selection"]
+
+_NEGLIGIBLE = 0.01  # a configuration that is the best with a smaller probability gets no further seed
+_LEAST_SHRINKAGE = 0.05  # of the standard deviation of the difference between two scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedLimits:
+    """What further seeds may cost, and when a decision is reached.
+
+    Attributes:
+        at_most: largest number of seeds of one configuration.
+        compute: what the further runs may cost together from now on, in examples (b·T).
+        confidence, tolerance: as for `select`.
+    """
+
+    at_most: int
+    compute: float
+    confidence: float
+    tolerance: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextSeed:
+    """The next run of a sweep whose seeds go where they matter, or the end of its seeds.
+
+    Attributes:
+        configuration: the configuration that gets another seed; None at the end.
+        state: how the seeds ended; None before the end. "decided" and "equivalent" are the states of the selection's
+            decision. "nothing leaks": no configuration leaks measurably, and the selection is by utility. "secrets are
+            short": further seeds would hardly shrink the errors. "no selection": no configuration keeps to the
+            constraints.
+        reason: why, in a sentence; None before the end, and if the state says all.
+    """
+
+    configuration: Configuration | None = None
+    state: EndState | None = None
+    reason: str | None = None
+
+
+def next_seed(
+    points: pd.DataFrame,
+    constraints: Constraints,
+    limits: SeedLimits,
+    *,
+    begun: Mapping[Configuration, int],
+    by_secret: tuple[pd.DataFrame, str] | None = None,
+    logarithmic: bool | None = None,
+) -> NextSeed:
+    """Decide which configuration gets another seed.
+
+    Args:
+        points: the points table of the runs that have ended.
+        constraints: the constraints of the selection.
+        limits: the limits of the further runs.
+        begun: configuration -> number of its runs that have begun.
+        by_secret, logarithmic: as for `select`.
+
+    The rule is top-two Thompson sampling: the leader is the best configuration in one draw of all true scores and
+    losses from the posterior, and its challenger is the best one of another draw. Of the two, the configuration is
+    chosen whose next seed shrinks the variance of their difference most for its compute.
+
+    The seeds end when the decision has its confidence. It may be looked at after every run, because a posterior does
+    not depend on the rule by which one stops: if every decision is stated with a probability of at least 95 %, at least
+    95 % of the decisions are right, on average over the prior. This holds under the model of `score_posterior`;
+    docs/decision.md has the shares that were measured where the model does not hold.
+
+    Source: Russo 2020, "Simple Bayesian Algorithms for Best-Arm Identification", sections 3 and 4; Shang et al. 2020,
+    "Fixed-confidence guarantees for Bayesian best-arm identification"; Berger and Wolpert 1988, "The Likelihood
+    Principle", section 4.2, for the stopping rule.
+    """
+    points = require_hyperparameters(points)
+    confidence, tolerance = limits.confidence, limits.tolerance
+    try:
+        selection = select(
+            points,
+            max_loss=constraints.max_loss,
+            min_utility_gain=constraints.min_utility_gain,
+            base_utility_loss=constraints.base_utility_loss,
+            max_score=constraints.max_score,
+            at_most=constraints.at_most,
+            by_secret=by_secret,
+            logarithmic=logarithmic,
+            confidence=confidence,
+            tolerance=tolerance,
+        )
+    except ValueError as error:  # no configuration keeps to the constraints
+        return NextSeed(state="no selection", reason=str(error))
+    if any(step.name == LEAKAGE_CHECK and step.dropped for step in selection.steps):
+        return NextSeed(state="nothing leaks", reason=selection.explanation)
+    race = _Race.of(points, constraints, selection, by_secret, logarithmic)
+    decision = selection.decision
+    assert decision is not None, "a rule decides"
+    if decision.state != "undecided" and race.is_over(confidence=confidence, tolerance=tolerance):
+        return NextSeed(state=decision.state)
+    # Draw the leader and its challenger among the configurations that may get another seed.
+    allowed = np.array([begun.get(c, 0) < limits.at_most and _cost(c) <= limits.compute for c in race.listed])
+    position = race.draw(allowed, begun, np.random.default_rng([7, sum(begun.values())]))
+    spent = race.seeds_are_spent(limits.at_most)
+    if position is None or spent:
+        state: EndState = "secrets are short" if spent else "budget used up"
+        needed = outlook(race.measured, race.rivals(), race.selected, confidence=confidence, tolerance=tolerance)
+        return NextSeed(state=state, reason=needed)
+    return NextSeed(configuration=race.listed[position])
+
+
+def _cost(configuration: Configuration) -> int:
+    """Return the compute of one run."""
+    return configuration.batch_size * configuration.num_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Race:
+    """The configurations between which a decision is not reached.
+
+    Attributes:
+        measured: the measured scores.
+        listed: the m configurations.
+        selected: position of the selected configuration.
+        scores: posterior of the scores.
+        useful: [num_draws, m] whether each configuration keeps to all constraints in each draw of the losses.
+        noise: errors over seeds; None if no configuration has two seeds.
+    """
+
+    measured: Measured
+    listed: list[Configuration]
+    selected: int
+    scores: Posterior
+    useful: Pool
+    noise: SeedNoise | None
+
+    @classmethod
+    def of(
+        cls,
+        points: pd.DataFrame,
+        constraints: Constraints,
+        selection: Selection,
+        by_secret: tuple[pd.DataFrame, str] | None,
+        logarithmic: bool | None,
+    ) -> _Race:
+        is_log = is_logarithmic(None if by_secret is None else by_secret[1], logarithmic)
+        measured = Measured.of(points, by_secret, logarithmic=is_log)
+        means, scores = measured.means, measured.posterior()
+        useful = np.ones_like(scores.draws, dtype=np.bool_)
+        if constraints.bounds_utility:
+            useful = keep_utility(loss_posterior(means), means, constraints)
+        others = replace(constraints, max_loss=None, min_utility_gain=None)
+        for _, _, kept in others.narrowings(points, means, by_secret):
+            useful = useful & kept
+        listed = configurations(means)
+        return cls(
+            measured=measured,
+            listed=listed,
+            selected=listed.index(selection.configuration),
+            scores=scores,
+            useful=useful,
+            noise=SeedNoise.of(means["score_std"].to_numpy(), means["num_seeds"].to_numpy()),
+        )
+
+    @property
+    def _lowest(self) -> Array:
+        """Return the lowest score of the useful configurations in each draw, infinite if none is useful."""
+        lowest: Array = np.where(self.useful, self.scores.draws, np.inf).min(axis=1)
+        return lowest
+
+    def chances(self) -> Array:
+        """Return the probability that each configuration is the useful one with the lowest score, [m]."""
+        best = self.useful & (self.scores.draws <= self._lowest[:, None])
+        chances: Array = (best / np.maximum(best.sum(axis=1, keepdims=True), 1)).mean(axis=0)
+        return chances
+
+    def rivals(self) -> Pool:
+        """Return which configurations matter for the decision, the selected one among them, [m]."""
+        rivals = self.chances() >= _NEGLIGIBLE
+        rivals[self.selected] = True
+        return rivals
+
+    def is_over(self, *, confidence: float, tolerance: float) -> bool:
+        """Return whether the decision also holds against configurations whose utility is in doubt."""
+        own, useful = self.scores.draws[:, self.selected], self.useful[:, self.selected]
+        lowest = self._lowest
+        allowed = highest_within(self.scores, lowest, tolerance, logarithmic=self.measured.logarithmic)
+        if useful.mean() < CONFIDENCE:
+            return False
+        return bool((own <= allowed)[useful].mean() >= confidence)
+
+    def draw(self, allowed: Pool, begun: Mapping[Configuration, int], rng: np.random.Generator) -> int | None:
+        """Draw a leader and a challenger, and return the one whose next seed tells more for its compute.
+
+        Args:
+            allowed: [m] whether a configuration may get another seed.
+            begun: configuration -> number of its runs that have begun.
+
+        Returns:
+            Its position; None if no configuration that matters may get another seed.
+        """
+        rivals = self.rivals()
+        ready = rivals & allowed
+        if not ready.any():
+            return None
+        weights = np.where(rivals, np.maximum(self.chances(), _NEGLIGIBLE), 0.0)
+        pair = rng.choice(len(weights), size=min(2, int(rivals.sum())), replace=False, p=weights / weights.sum())
+        candidates = [int(k) for k in pair if allowed[k]] or [int(np.where(ready, weights, 0.0).argmax())]
+        variance = np.ones(len(weights)) if self.noise is None else self.noise.std**2
+
+        def gain(k: int) -> float:
+            """Return by how much a seed shrinks the variance of the configuration's mean, for each unit of compute."""
+            seeds = begun.get(self.listed[k], 0)
+            return float(variance[k]) / (max(seeds, 1) * (seeds + 1) * _cost(self.listed[k]))
+
+        return max(candidates, key=gain)
+
+    def seeds_are_spent(self, at_most: int) -> bool:
+        """Return whether seeds up to the limit would hardly shrink the error of any difference that matters."""
+        if self.measured.of_secrets is None:
+            return False
+        rivals = np.flatnonzero(self.rivals())
+        then = _difference_std(self.measured.posterior(num_seeds=at_most), rivals, self.selected)
+        now = _difference_std(self.scores, rivals, self.selected)
+        return bool((then >= (1 - _LEAST_SHRINKAGE) * now).all())
+
+
+def _difference_std(scores: Posterior, rivals: NDArray[np.intp], selected: int) -> Array:
+    """Return the posterior standard deviation of each rival's score minus the selected configuration's."""
+    limited = scores.limited
+    std: Array = (limited[:, rivals] - limited[:, [selected]]).std(axis=0)
+    return std

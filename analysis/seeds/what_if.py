@@ -1,0 +1,87 @@
+"""What the scores would tell if there were more seeds or more secrets and the means stayed as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.selection.decision import highest_within
+from analysis.statistics.noise import means_by_secret
+from analysis.surface.hierarchy import Posterior, interactions, score_posterior
+from analysis.tables.per_secret import as_array, by_secret
+from analysis.tables.points import KEY, configuration_means
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The measured scores of m configurations.
+
+    Attributes:
+        means: configuration means.
+        of_secrets: [m, k] means by secret, None if the values by secret are not known.
+        over_seeds: [m] variance of the value of one secret in one run, beyond what the run and the secret explain. NaN
+            for a configuration with one seed.
+        logarithmic: whether the score is a logarithm.
+    """
+
+    means: pd.DataFrame
+    of_secrets: Array | None
+    over_seeds: Array
+    logarithmic: bool
+
+    @classmethod
+    def of(cls, points: pd.DataFrame, secrets: tuple[pd.DataFrame, str] | None, *, logarithmic: bool) -> Measured:
+        """Gather the figures of a points table; `secrets` as for `select`."""
+        means = configuration_means(points)
+        unknown = np.full(len(means), np.nan)
+        if secrets is None:
+            return cls(means=means, of_secrets=None, over_seeds=unknown, logarithmic=logarithmic)
+        of_secrets = means_by_secret(points, *secrets)
+        values = as_array(by_secret(points, *secrets)[0])
+        groups = points.groupby(KEY, sort=True).ngroup().to_numpy()
+        rest = values - of_secrets[groups]
+        rest = rest - rest.mean(axis=1, keepdims=True)
+        squares = np.bincount(groups, (rest**2).sum(axis=1))
+        degrees = (np.bincount(groups) - 1) * (values.shape[1] - 1)
+        over_seeds = np.divide(squares, degrees, out=unknown, where=degrees > 0)
+        return cls(means=means, of_secrets=of_secrets, over_seeds=over_seeds, logarithmic=logarithmic)
+
+    def posterior(self, *, num_seeds: int = 0, times_secrets: int = 1) -> Posterior:
+        """Return the posterior of the scores if there were more measurements with the same means.
+
+        Args:
+            num_seeds: least number of seeds of every configuration. What the secrets' values vary by from seed to seed
+                shrinks too.
+            times_secrets: how many times as many secrets.
+        """
+        more = np.maximum(self.means["num_seeds"].to_numpy(), num_seeds)
+        of_secrets = self.of_secrets
+        if of_secrets is not None and of_secrets.shape[1] > 1:
+            of_secrets = np.tile(self._settled(of_secrets, more), times_secrets)
+        return score_posterior(self.means.assign(num_seeds=more), by_secret=of_secrets, logarithmic=self.logarithmic)
+
+    def chances(
+        self, scores: Posterior, pool: NDArray[np.bool_], selected: int, tolerance: float
+    ) -> tuple[float, float]:
+        """Return the probabilities that a member of a pool has the lowest score, and is within the tolerance of it."""
+        draws = scores.draws[:, pool]
+        lowest, own = draws.min(axis=1), scores.draws[:, selected]
+        allowed = highest_within(scores, lowest, tolerance, logarithmic=self.logarithmic)
+        return float((own <= lowest).mean()), float((own <= allowed).mean())
+
+    def _settled(self, of_secrets: Array, more: NDArray[np.int64]) -> Array:
+        """Return the means by secret with as much less noise as more seeds would leave."""
+        seeds = self.means["num_seeds"].to_numpy()
+        known = np.isfinite(self.over_seeds)
+        score = self.means["score"].to_numpy()
+        own = interactions(score, of_secrets, ratio=not self.logarithmic and bool(score.min() >= 0))
+        size = float((own[known] ** 2).mean(axis=1).sum())
+        gone = float((self.over_seeds * (1 / seeds - 1 / more))[known].sum())
+        kept = np.sqrt(max(0.0, 1 - gone / size)) if size > 0 else 1.0
+        settled: Array = of_secrets - (1 - kept) * own
+        return settled

@@ -1,0 +1,112 @@
+"""A sweep with adaptive seeds: after the first pass, further runs go to the configurations that may be selected."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from analysis.seeds.allocation import NextSeed, SeedLimits, next_seed
+from analysis.selection.constraints import Constraints
+from raydp.spec.sections import AdaptiveSeeds
+from raydp.sweep.engine.adaptive import StepwiseSource
+from raydp.sweep.store.measurements import is_logarithmic
+from raydp.sweep.store.points import points_table, secrets_table
+from raydp.sweep.store.state import SeedsEnd
+from raydp.training.trial_plan import TrialPlan
+from search_spaces import Configuration
+
+
+@dataclass(kw_only=True)
+class SeedSource(StepwiseSource):
+    """Gives out the first pass, and then one further seed after another until a decision is reached.
+
+    Every choice uses all results that there are. While runs are in progress, slots that are free get further runs
+    without waiting for them. A resumed sweep begins with the runs that were begun.
+
+    Attributes:
+        seeds: when further seeds end.
+    """
+
+    seeds: AdaptiveSeeds
+    _given: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._trials = {trial.run_id: trial for trial in self.trials}
+        self._runs: dict[Configuration, list[str]] = {}
+        for trial in sorted(self.trials, key=lambda t: t.seed):
+            self._runs.setdefault(trial.configuration, []).append(trial.run_id)
+        first = {run_id for runs in self._runs.values() for run_id in runs[: self.seeds.first]}
+        self._first = [trial.run_id for trial in self.trials if trial.run_id in first]
+        begun = [t.run_id for t in self.trials if t.run_id not in first and self.folder.trial(t.run_id).exists()]
+        self._give([*self._first, *begun])
+
+    def given(self) -> list[str]:
+        """Return every run that was given out."""
+        return self._given
+
+    def _choose(self) -> None:
+        self.base_fn()
+        if not self._has_threshold() or any(self.folder.result(run_id) is None for run_id in self._first):
+            return
+        step = self._next()
+        if step.configuration is None:
+            self._end(step)
+        else:
+            runs = self._runs[step.configuration]
+            self._give([next(run_id for run_id in runs if run_id not in self._given)])
+
+    def _next(self) -> NextSeed:
+        """Return what the results so far ask for."""
+        points = points_table(self.folder)
+        points = points[points["status"] == "finished"]
+        if points.empty:
+            return NextSeed(state="no selection", reason="No run of the first pass has finished.")
+        score, values = self.spec.select.score, secrets_table(self.folder)
+        by_secret = (values, score) if (values["score"] == score).any() else None
+        limits = SeedLimits(
+            at_most=self.seeds.at_most,
+            compute=(self.seeds.max_cost_share - self._cost_share()) * self._cost(self._first),
+            **self.seeds.precision(),
+        )
+        return next_seed(
+            points,
+            self._constraints(),
+            limits,
+            begun=Counter(self._trials[run_id].configuration for run_id in self._given),
+            by_secret=by_secret,
+            logarithmic=is_logarithmic(self.folder, score),
+        )
+
+    def _constraints(self) -> Constraints:
+        select = self.spec.select
+        return Constraints(
+            max_loss=select.max_loss,
+            min_utility_gain=select.min_utility_gain,
+            max_score=select.max_score,
+            at_most=select.at_most,
+        )
+
+    def _end(self, step: NextSeed) -> None:
+        """Write down how the seeds ended, and which planned runs were not needed."""
+        self.finished = True
+        end = SeedsEnd(
+            state=str(step.state),
+            reason=step.reason,
+            further_runs=len(self._given) - len(self._first),
+            cost_share=self._cost_share(),
+            left_out=tuple(run_id for run_id in self._trials if run_id not in self._given),
+        )
+        self.folder.set_seeds_end(end)
+
+    def _cost_share(self) -> float:
+        """Return the cost of the further runs that were given out, in costs of the first pass."""
+        return self._cost(self._given) / self._cost(self._first) - 1
+
+    def _cost(self, run_ids: Sequence[str]) -> float:
+        trials: list[TrialPlan] = [self._trials[run_id] for run_id in run_ids]
+        return float(sum(trial.batch_size * trial.num_steps for trial in trials))
+
+    def _give(self, run_ids: Sequence[str]) -> None:
+        self._given.extend(run_ids)
+        self._waiting.extend(run_id for run_id in run_ids if not self.folder.has_ended(run_id))

@@ -1,0 +1,239 @@
+"""Sweeps with adaptive seeds: the spec, the plan, what is run, and what a kill leaves to a resume."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from analysis import load_points
+from analysis.selection.choice import select as select_from
+from raydp.scores.base import Measurement
+from raydp.spec.document import load_spec
+from raydp.sweep.api import plan, select
+from raydp.sweep.engine.further_seeds import SeedSource
+from raydp.sweep.engine.searched import searched
+from raydp.sweep.store.folder import BASE_RUN, SweepFolder
+from raydp.sweep.store.points import counts, points_table
+from raydp.sweep.store.results import RunResult
+from raydp.training.trial_plan import TrialPlan
+from search_spaces import grid
+from tests.builders.plans import plan_of_runs
+from tests.builders.specs import small_spec
+from tests.conftest import start_raydp
+from tests.sweep.undisturbed import FINISH_SECONDS, results, runs_in, wait_until
+
+SPACE = {"batch_size": [32], "num_steps": [3, 4, 5], "learning_rate": [0.01]}
+CANDIDATES = tuple(grid([32], [3, 4, 5], ["0.01"]))
+SEEDS: dict[str, Any] = {"first": 2, "at_most": 5, "max_cost_share": 2.0}
+
+
+class World:
+    """A sweep's folder with the planned runs of three configurations, and results written into it.
+
+    Args:
+        scores: number of steps -> true score.
+    """
+
+    def __init__(self, tmp_path: Path, scores: dict[int, float], *, noise: float = 0.02, **seeds: Any) -> None:
+        self.scores, self.noise = scores, noise
+        data = small_spec(
+            tmp_path, space=SPACE, seeds={**SEEDS, **seeds}, select={"score": "vmr_exact", "min_utility_gain": None}
+        )
+        self.spec = load_spec(data)
+        self.trials = [
+            TrialPlan(
+                run_id=f"{c.num_steps}-{seed}", batch_size=32, num_steps=c.num_steps, learning_rate=0.01, seed=seed,
+                num_examples=2000, noise_multiplier=1.0,
+            )
+            for c in CANDIDATES
+            for seed in self.spec.seed_labels
+        ]  # fmt: skip
+        self.folder = SweepFolder.create(self.spec, lambda key: plan_of_runs(self.trials))
+        self.commit(BASE_RUN, 0.0)
+
+    def finish(self, run_id: str) -> None:
+        num_steps, seed = map(int, run_id.split("-"))
+        self.commit(run_id, self.scores[num_steps] + self.noise * (-1) ** seed)
+
+    def commit(self, run_id: str, score: float, status: str = "finished") -> None:
+        scores = {"vmr_exact": Measurement(value=score, std_error=0.0, num_samples=1)}
+        loss = float(np.clip(2.0, 0, 3))
+        self.folder.commit(
+            RunResult(run_id=run_id, status=status, utility_loss=loss, scores=scores, reason="broken")  # type: ignore[arg-type]
+        )
+
+    def source(self) -> SeedSource:
+        seeds = self.spec.seeds
+        assert not isinstance(seeds, tuple)
+        return SeedSource(
+            spec=self.spec,
+            folder=self.folder,
+            trials=self.trials,
+            base_fn=lambda: self.folder.result(BASE_RUN),
+            seeds=seeds,
+        )
+
+
+FIRST_PASS = ["3-0", "3-1", "4-0", "4-1", "5-0", "5-1"]
+CLOSE = {3: 0.9, 4: 0.5, 5: 0.53}
+
+
+def test_the_first_pass_runs_all_and_further_seeds_follow_the_scores(tmp_path: Path) -> None:
+    world = World(tmp_path, CLOSE, tolerance=0.0)
+    source = world.source()
+    assert source.upcoming(9) == FIRST_PASS, "nothing more before they have ended"
+    assert [source.next_run() for _ in range(7)] == [*FIRST_PASS, None]
+    for run_id in FIRST_PASS:
+        world.finish(run_id)
+    further = [source.next_run() for _ in range(2)]
+    assert {run_id.split("-")[0] for run_id in further if run_id} <= {"4", "5"}, "two at once, without waiting"
+    while not source.finished:
+        for run_id in [r for r in source.given() if world.folder.result(r) is None]:
+            world.finish(run_id)
+        source.next_run()
+    end = world.folder.seeds_end()
+    assert end is not None
+    assert not {"3-2", "3-3", "3-4"} & set(source.given()), "a configuration that is far above gets no seed"
+    assert source.handed_out == len(source.given()) == len(FIRST_PASS) + end.further_runs
+    assert set(end.left_out) == {t.run_id for t in world.trials} - set(source.given())
+    counted = counts(world.folder)
+    assert (counted.finished, counted.pending) == (len(source.given()), 0)
+    assert counted.skipped == len(end.left_out)
+    assert counted.to_json()["seeds"]["state"] == end.state  # type: ignore[index]
+    assert points_table(world.folder)["status"].tolist().count("skipped") == len(end.left_out)
+    assert end.sentence().startswith(f"The further seeds ended as {end.state!r} after {end.further_runs} runs, ")
+
+
+def test_a_clear_first_pass_is_enough(tmp_path: Path) -> None:
+    world = World(tmp_path, {3: 0.9, 4: 0.1, 5: 0.6})
+    source = world.source()
+    for run_id in source.upcoming(9):
+        world.finish(run_id)
+    assert [source.next_run() for _ in range(7)][-1] is None
+    assert source.finished
+    end = world.folder.seeds_end()
+    assert end is not None
+    assert (end.state, end.further_runs, end.cost_share) == ("decided", 0, 0.0)
+
+
+def test_the_cost_stays_within_its_share(tmp_path: Path) -> None:
+    world = World(tmp_path, {3: 0.50, 4: 0.50, 5: 0.50}, noise=0.2, tolerance=0.0, max_cost_share=0.6)
+    source = world.source()
+    while (run_id := source.next_run()) is not None:
+        world.finish(run_id)
+    end = world.folder.seeds_end()
+    assert end is not None
+    assert end.state == "budget used up"
+    first, further = (sum(int(r.split("-")[0]) for r in ids) for ids in (FIRST_PASS, source.given()[6:]))
+    assert end.cost_share == pytest.approx(further / first)
+    assert 0.6 - 3 / first < end.cost_share <= 0.6
+
+
+def test_a_resume_begins_with_what_was_begun_and_counts_it(tmp_path: Path) -> None:
+    world = World(tmp_path, CLOSE, tolerance=0.0)
+    for run_id in [*FIRST_PASS[1:], "4-2"]:
+        world.finish(run_id)
+    world.folder.trial("5-2").mkdir()  # a run that was being trained when the driver was killed
+    source = world.source()
+    assert [source.next_run() for _ in range(3)] == ["3-0", "5-2", None]
+    assert set(source.given()) == {*FIRST_PASS, "4-2", "5-2"}
+
+
+def test_a_first_pass_without_a_finished_run_ends(tmp_path: Path) -> None:
+    world = World(tmp_path, CLOSE)
+    source = world.source()
+    for run_id in source.upcoming(9):
+        world.commit(run_id, 0.0, status="failed")
+    assert [source.next_run() for _ in range(7)][-1] is None
+    end = world.folder.seeds_end()
+    assert end is not None
+    assert (end.state, end.further_runs) == ("no selection", 0)
+
+
+def test_select_takes_the_sweeps_own_precision(tmp_path: Path) -> None:
+    world = World(tmp_path, {3: 0.5, 4: 0.5, 5: 0.5}, noise=0.001, tolerance=0.0, confidence=0.8)
+    for run_id in FIRST_PASS:
+        world.finish(run_id)
+    decision = select(world.folder.path).decision
+    assert decision is not None
+    assert (decision.confidence, decision.tolerance, decision.state) == (0.8, 0.0, "undecided")
+    plain = select_from(load_points(world.folder.path / "points.csv")).decision
+    assert plain is not None
+    assert (plain.confidence, plain.tolerance, plain.state) == (0.95, 0.1, "equivalent")
+
+
+def test_the_card_says_that_seeds_were_adaptive(tmp_path: Path) -> None:
+    world = World(tmp_path, CLOSE)
+    tuned = searched(world.spec, world.trials)
+    assert tuned["adaptive_seeds"]["at_most"] == 5
+    assert tuned["seeds"] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "changes", "message"),
+    [
+        ({"first": 1}, {}, "seeds.first must be greater than or equal to 2, got 1"),
+        ({"first": 4, "at_most": 4}, {}, "at_most must be more than first 4, got 4"),
+        ({"frist": 2}, {}, "seeds.frist: the key 'frist' is unknown. Did you mean 'first'?"),
+        ({"max_cost_share": 0}, {}, "seeds.max_cost_share must be greater than 0, got 0"),
+        ({"confidence": 1}, {}, "seeds.confidence must be less than 1, got 1"),
+        ({"until": "bored"}, {}, "seeds.until must be 'decided', got 'bored'"),
+        ({}, {"select": {"score": "vmr_exact", "rule": "procedure"}}, "seeds must be a list with select.rule"),
+        ({}, {"space": {**SPACE, "search": "frugal"}}, "seeds must be a list with space.search 'frugal'"),
+        ({}, {"privacy": {"target_epsilon": 8, "tuning": "private_selection", "accountant": "rdp"}}, "seeds must be"),
+    ],
+)  # fmt: skip
+def test_a_wrong_section_is_refused_with_a_remedy(
+    tmp_path: Path, seeds: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    data = {**small_spec(tmp_path, space=SPACE), **changes}
+    if "privacy" in changes:
+        data["select"] = {"score": "vmr_exact"}
+    with pytest.raises(ValueError, match="seeds") as error:
+        load_spec({**data, "seeds": {**SEEDS, **seeds}})
+    assert message in str(error.value)
+
+
+def test_the_plan_counts_the_first_pass(tmp_path: Path) -> None:
+    data = small_spec(tmp_path, space=SPACE)
+    adaptive, fixed = plan({**data, "seeds": SEEDS}), plan({**data, "seeds": [0, 1]})
+    assert adaptive["seeds"].tolist() == [2, 2, 2]
+    assert adaptive["cost_tokens"].tolist() == fixed["cost_tokens"].tolist()
+    assert adaptive.attrs["note"].startswith("adaptive seeds: 2 of every configuration, and then up to 5 of those that")
+
+
+@pytest.mark.slow
+def test_after_a_kill_of_the_driver_the_seeds_go_on(tmp_path: Path) -> None:
+    space = {"batch_size": [64], "num_steps": [10, 12], "learning_rate": [0.01]}
+    seeds = {"first": 2, "at_most": 6, "tolerance": 0.0, "max_cost_share": 1.5}
+    spec = small_spec(tmp_path, space=space, seeds=seeds, select={"score": "logprob", "min_utility_gain": None})
+    spec["scores"] = [{"name": "logprob"}]
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
+    folder = Path(spec["storage"]) / "small"
+    driver = start_raydp(tmp_path, "sweep", "spec.yaml", "--json")
+    wait_until(lambda: len(results(folder)) >= 2, driver)
+    os.killpg(driver.pid, signal.SIGKILL)
+    driver.communicate(timeout=FINISH_SECONDS)
+    finished = {path: path.stat().st_mtime_ns for path in results(folder)}
+    assert not (folder / "seeds.json").exists()
+
+    driver = start_raydp(tmp_path, "sweep", "spec.yaml", "--resume", "--json")
+    out, err = driver.communicate(timeout=FINISH_SECONDS)
+    assert driver.returncode == 0, err
+    document = json.loads(out)
+    assert all(path.stat().st_mtime_ns == time_ns for path, time_ns in finished.items()), "nothing finished ran twice"
+    ended = document["counts"]["seeds"]
+    assert document["counts"]["finished"] == 4 + ended["further_runs"]
+    assert document["counts"]["pending"] == document["counts"]["failed"] == 0
+    assert ended["state"] in ("decided", "equivalent", "budget used up", "secrets are short", "nothing leaks")
+    assert runs_in(spec["tracking"]["uri"])["children"] == document["counts"]["finished"]
+    page = html.unescape((folder / "report.html").read_text())
+    assert f"The further seeds ended as {ended['state']!r}" in page
