@@ -2,8 +2,8 @@
 
 The rooms, each importing only from those listed before it: `tables` (the points table and its columns), `statistics`
 (figures computed from a table), `surface` (smooth predictions between configurations), `selection` (rules, constraints,
-risk), `seeds` (who gets further seeds), `figures` (plotly objects) and `report` (pages). The public names below are imported on first use, so importing
-the package costs nothing.
+risk), `seeds` (which configuration gets a further seed), `figures` (plotly objects) and `report` (pages). The public
+names below are imported on first use, so importing the package costs nothing.
 """
 
 from __future__ import annotations
