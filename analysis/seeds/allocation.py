@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -126,7 +127,7 @@ def next_seed(
     spent = race.seeds_are_spent(limits.at_most)
     if position is None or spent:
         state: EndState = "secrets are short" if spent else "budget used up"
-        needed = outlook(race.measured, race.rivals(), race.selected, confidence=confidence, tolerance=tolerance)
+        needed = outlook(race.measured, race.rivals, race.selected, confidence=confidence, tolerance=tolerance)
         return NextSeed(state=state, reason=needed)
     return NextSeed(configuration=race.listed[position])
 
@@ -184,21 +185,23 @@ class _Race:
             noise=SeedNoise.of(means["score_std"].to_numpy(), means["num_seeds"].to_numpy()),
         )
 
-    @property
+    @cached_property
     def _lowest(self) -> Array:
         """Return the lowest score of the useful configurations in each draw, infinite if none is useful."""
         lowest: Array = np.where(self.useful, self.scores.draws, np.inf).min(axis=1)
         return lowest
 
+    @cached_property
     def chances(self) -> Array:
         """Return the probability that each configuration is the useful one with the lowest score, [m]."""
         best = self.useful & (self.scores.draws <= self._lowest[:, None])
         chances: Array = (best / np.maximum(best.sum(axis=1, keepdims=True), 1)).mean(axis=0)
         return chances
 
+    @cached_property
     def rivals(self) -> Pool:
         """Return which configurations matter for the decision, the selected one among them, [m]."""
-        rivals = self.chances() >= _NEGLIGIBLE
+        rivals = self.chances >= _NEGLIGIBLE
         rivals[self.selected] = True
         return rivals
 
@@ -221,11 +224,11 @@ class _Race:
         Returns:
             Its position; None if no configuration that matters may get another seed.
         """
-        rivals = self.rivals()
+        rivals = self.rivals
         ready = rivals & allowed
         if not ready.any():
             return None
-        weights = np.where(rivals, np.maximum(self.chances(), _NEGLIGIBLE), 0.0)
+        weights = np.where(rivals, np.maximum(self.chances, _NEGLIGIBLE), 0.0)
         pair = rng.choice(len(weights), size=min(2, int(rivals.sum())), replace=False, p=weights / weights.sum())
         candidates = [int(k) for k in pair if allowed[k]] or [int(np.where(ready, weights, 0.0).argmax())]
         variance = np.ones(len(weights)) if self.noise is None else self.noise.std**2
@@ -241,7 +244,7 @@ class _Race:
         """Return whether seeds up to the limit would hardly shrink the error of any difference that matters."""
         if self.measured.of_secrets is None:
             return False
-        rivals = np.flatnonzero(self.rivals())
+        rivals = np.flatnonzero(self.rivals)
         then = _difference_std(self.measured.posterior(num_seeds=at_most), rivals, self.selected)
         now = _difference_std(self.scores, rivals, self.selected)
         return bool((then >= (1 - _LEAST_SHRINKAGE) * now).all())

@@ -63,10 +63,10 @@ def finish(recorder: Recorder) -> Finish:
 def _finish(recorder: Recorder, path: Path) -> Finish:
     """Finish a sweep whose runs MLflow has."""
     spec, folder, plan = recorder.context.spec, recorder.context.folder, recorder.context.plan
-    with phase(stderr, f"Write the joint cost of all {counts(folder).finished} models onto their cards"):
+    ended = counts(folder)
+    with phase(stderr, f"Write the joint cost of all {ended.finished} models onto their cards"):
         together = recorder.release()
     publish_alarms(spec, folder.path)
-    ended = counts(folder)
     if not ended.finished:
         return _nothing_selected(recorder, ended, "no run has finished")
     points, chosen = load_points(path), spec.select

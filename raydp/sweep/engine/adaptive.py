@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ KNOWN_BEFORE = {"batch_size", "num_steps", "learning_rate", "compute", "noise_mu
 
 
 @dataclass(kw_only=True)
-class StepwiseSource:
+class StepwiseSource(ABC):
     """Gives out runs one after another, each of which may depend on the results so far.
 
     All state is in the sweep's folder, so that a sweep can be resumed.
@@ -60,13 +61,13 @@ class StepwiseSource:
         self.handed_out -= len(runs)
         return runs
 
+    @abstractmethod
     def given(self) -> list[str]:
         """Return every run that was given out."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _choose(self) -> None:
         """Let further runs wait, if results allow a choice, or set `finished`."""
-        raise NotImplementedError
 
     def _has_threshold(self) -> bool:
         """Return whether the utility threshold is known, which may be a share of the gain over the untrained model."""
