@@ -11,7 +11,6 @@ from importlib.resources import files
 from string import Template
 
 import plotly.graph_objects as go
-from plotly.offline import get_plotlyjs
 
 Cell = str | int | float | None
 Attributes = Mapping[str, str | int]
@@ -150,7 +149,7 @@ def page(
         title=escape(title),
         style=_file("page.css"),
         body="\n".join(body),
-        plotly=get_plotlyjs(),
+        plotly=_file("plotly-basic.min.js"),
         told=script_json(data),
         script=_file("page.js"),
     )

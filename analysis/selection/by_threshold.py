@@ -14,9 +14,10 @@ from analysis.selection.evidence import Evidence, certainty_at
 from analysis.selection.rules import INFORMED, Layout, choose, rule_names, rule_steps
 from analysis.selection.thresholds import select_at_thresholds
 from analysis.surface.surrogate import TooManyError
-from analysis.tables.points import configuration_means, require_hyperparameters
+from analysis.tables.points import configuration_means, configurations, require_hyperparameters
 from analysis.tables.thinning import evenly
-from analysis.tables.utility_filter import within
+from analysis.tables.utility_filter import shown_threshold, within
+from search_spaces.configuration import Configuration
 
 Array = NDArray[np.float64]
 Pool = NDArray[np.bool_]
@@ -24,6 +25,8 @@ Positions = NDArray[np.intp]
 
 MOST_THRESHOLDS = 400
 """The default limit on the number of thresholds. More are thinned evenly, keeping the lowest and the highest."""
+_MOST_CONFIGURATIONS = 100
+"""The largest number of configurations for which every threshold is tried. Some rules take long on larger tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,28 @@ class SelectionsByThreshold:
     threshold: float
     start: Mapping[str, int]
     reasons: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThresholdChange:
+    """A utility threshold at which the rule selects another configuration.
+
+    Attributes:
+        threshold: the utility threshold.
+        text: the threshold as a short text that, entered as `max_loss`, gives the same pool.
+        configuration, utility_loss, score: the configuration that the rule selects there, and its means over seeds.
+    """
+
+    threshold: float
+    text: str
+    configuration: Configuration
+    utility_loss: float
+    score: float
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the change as data for JSON."""
+        figures = {"utility_loss": self.utility_loss, "score": self.score}
+        return {"max_loss": self.threshold, **self.configuration.to_json(), **figures}
 
 
 def selections_by_threshold(
@@ -111,6 +136,48 @@ def selections_by_threshold(
     )
 
 
+def threshold_changes(
+    rule: str,
+    layout: Layout,
+    means: pd.DataFrame,
+    allowed: NDArray[np.bool_],
+    passed: NDArray[np.bool_],
+    selected: int,
+) -> tuple[ThresholdChange, ...] | None:
+    """Return the nearest stricter and the nearest looser threshold at which a rule selects another configuration.
+
+    Args:
+        rule: a name in `RULES`.
+        layout: the m configurations in the order (T, b, η), as for `choose`.
+        means: [m] configuration means in that order.
+        allowed: [m] whether a configuration keeps to the constraints other than the utility threshold.
+        passed: [m] whether a configuration keeps to all constraints.
+        selected: position of what the rule selects from `passed`.
+
+    Returns:
+        At most two changes, the stricter one first. None if there are more than 100 configurations.
+    """
+    if len(means) > _MOST_CONFIGURATIONS:
+        return None
+    loss = means["utility_loss"].to_numpy()
+    thresholds = np.unique(loss[allowed])
+    positions = _along(rule, layout, allowed, thresholds)
+    other = np.flatnonzero(positions != selected)
+    inside = within(thresholds, np.full(len(thresholds), loss[passed].max()))
+    nearest = [*other[inside[other]][-1:], *other[~inside[other]][:1]]
+    listed = configurations(means)
+    return tuple(
+        ThresholdChange(
+            threshold=float(thresholds[at]),
+            text=shown_threshold(loss, float(thresholds[at])),
+            configuration=listed[positions[at]],
+            utility_loss=float(loss[positions[at]]),
+            score=float(means["score"].iloc[positions[at]]),
+        )
+        for at in nearest
+    )
+
+
 def _all(means: pd.DataFrame, kept: list[Pool]) -> Pool:
     """Return the configurations that all constraints keep, shape [m].
 
@@ -126,7 +193,7 @@ def _all(means: pd.DataFrame, kept: list[Pool]) -> Pool:
 
 
 def _along(rule: str, layout: Layout, allowed: Pool, thresholds: Array) -> Positions:
-    """Return a rule's selection at each threshold, shape [k]."""
+    """Return a rule's selection from the allowed configurations at each threshold, shape [k]."""
     loss = layout.utility_loss
     if rule_steps(rule) is INFORMED or not allowed.all():
         return np.concatenate([_from_pools(rule, layout, allowed, part) for part in np.array_split(thresholds, 8)])

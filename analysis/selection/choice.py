@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.selection.by_threshold import ThresholdChange, threshold_changes
 from analysis.selection.cautions import (
     at_the_corner,
     beaten,
@@ -95,6 +96,8 @@ class Selection:
         explanation: why the rule "informed" did not follow the scores, or how the scores contradict Algorithm 1. None
             if there is nothing to explain.
         decision: how sure the choice is, None if the selection was not made by a rule.
+        changes: the nearest stricter and the nearest looser utility threshold at which the rule selects another
+            configuration. None if that is not known.
         warnings: what the user should know before relying on the selection.
         contenders: which configurations may have the lowest score, None if that was not computed.
         constraints: the constraints that were applied, None if the selection was not made by a rule.
@@ -112,6 +115,7 @@ class Selection:
     contenders: Contenders | None = None
     constraints: Constraints | None = None
     decision: Decision | None = None
+    changes: tuple[ThresholdChange, ...] | None = None
 
     def to_dict(self) -> dict[str, object]:
         """Return the document that `raydp select --json` prints."""
@@ -127,6 +131,7 @@ class Selection:
             "warnings": list(self.warnings),
             **({} if self.contenders is None else {"uncertainty": self.contenders.to_dict()}),
             **({} if self.decision is None else {"decision": self.decision.to_dict()}),
+            **({} if self.changes is None else {"threshold_changes": [each.to_dict() for each in self.changes]}),
         }
 
     def __repr__(self) -> str:
@@ -252,7 +257,20 @@ def select(
         contenders=rivals,
         constraints=constraints,
         decision=decision,
+        changes=None
+        if rule in REFERENCE_RULES
+        else threshold_changes(rule, evidence.layout, means, _without_threshold(passed, narrowings), passed, selected),
     )
+
+
+def _without_threshold(
+    passed: NDArray[np.bool_], narrowings: list[tuple[str, str, NDArray[np.bool_]]]
+) -> NDArray[np.bool_]:
+    """Return [m] whether a configuration keeps to the constraints other than the utility threshold."""
+    allowed = np.ones_like(passed)
+    for name, _, kept in narrowings:
+        allowed &= kept if name != "utility threshold" else True
+    return allowed
 
 
 def _narrowed(

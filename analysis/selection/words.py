@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from analysis.selection.by_threshold import ThresholdChange
 from analysis.selection.choice import Selection
 from analysis.selection.decision import Alternative, Decision, chance
 from search_spaces.configuration import Configuration
@@ -35,6 +36,9 @@ def in_words(selection: Selection) -> list[str]:
     if decision.alternatives:
         others = "; ".join(_alternative(each) for each in decision.alternatives)
         sentences.append(f"What else may have the lowest score: {others}.")
+    if selection.changes:
+        others = "; ".join(_change(each) for each in selection.changes)
+        sentences.append(f"What would change the choice: {others}.")
     return sentences
 
 
@@ -76,6 +80,13 @@ def _alternative(other: Alternative) -> str:
     return (
         f"{Configuration.from_json(other)} with {chance(other['probability'])}, expected score {other['score']:.4g}, "
         f"{than}"
+    )
+
+
+def _change(other: ThresholdChange) -> str:
+    return (
+        f"at a utility threshold of {other.text} the rule selects {other.configuration}, with utility loss "
+        f"{other.utility_loss:.4f} and score {other.score:.4g}"
     )
 
 

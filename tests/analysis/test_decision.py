@@ -182,7 +182,7 @@ def test_the_document_keeps_its_fields_and_carries_the_decision():
     document = json.loads(json.dumps(selected.to_dict()))
     old = {"batch_size", "num_steps", "learning_rate", "utility_loss", "score", "rule", "max_loss", "explanation",
            "steps", "model_uri", "warnings", "uncertainty"}  # fmt: skip
-    assert old | {"decision"} == set(document)
+    assert old | {"decision", "threshold_changes"} == set(document)
     assert set(document["decision"]) >= {
         "state", "probability", "expected_regret", "relative_regret", "estimate", "interval", "alternatives",
         "utility_probability", "confidence", "tolerance", "probability_within", "pool_size",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from importlib.resources import files
 
 import numpy as np
 import pandas as pd
 import pytest
+from plotly.offline import get_plotlyjs_version
 from report_pages import COLUMNS, MAX_LOSS, TITLE, Page, made_up_sweep
 
 from analysis import RULES, heuristic_accuracy, privacy_risk, regress, select, verify_heuristics, write_report
@@ -65,6 +67,15 @@ def test_nothing_is_loaded_from_elsewhere(page):
     assert sources.pop("default-src") == "'none'"
     assert set(" ".join(sources.values()).split()) == {"'unsafe-inline'", "data:", "blob:"}
     assert not any("@import" in style or "url(" in style for style in page.text["style"])
+
+
+def test_a_page_is_small_and_its_plotly_draws_every_figure(page):
+    """The bundle is the installed plotly's own release of plotly.js, without the traces that no figure has."""
+    bundle = files("analysis.report").joinpath("plotly-basic.min.js").read_text(encoding="utf-8")
+    assert f"plotly.js (basic - minified) v{get_plotlyjs_version()}\n" in bundle
+    assert len(bundle.encode()) < 1_200_000
+    traces = {trace["type"] for figure in page.told["figures"].values() for trace in figure["data"]}
+    assert traces == {"scatter", "bar"}
 
 
 def test_texts_are_escaped(page):

@@ -200,7 +200,7 @@ def test_the_document_is_the_contract():
     document = json.loads(json.dumps(select(table, max_loss=2.5).to_dict(), allow_nan=False))
     assert list(document) == [
         "batch_size", "num_steps", "learning_rate", "utility_loss", "score", "rule", "max_loss", "explanation", "steps",
-        "model_uri", "warnings", "uncertainty", "decision",
+        "model_uri", "warnings", "uncertainty", "decision", "threshold_changes",
     ]  # fmt: skip
     assert list(document["uncertainty"]) == [
         "verdict", "confidence", "levels", "configurations", "further_seeds", "reason",

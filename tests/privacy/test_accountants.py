@@ -40,6 +40,20 @@ class TestPRV(AccountantConformance):
     mesh_effect = 2e-5  # the grid of the smallest δ is finer; 1e-5 was the most over 8 events and 7 δ
 
 
+def test_a_large_joint_epsilon_of_prv_is_an_upper_bound_on_a_coarser_grid() -> None:
+    """The grid of prv at its usual error takes minutes for the models of a sweep."""
+    events = [
+        PoissonGaussian(sample_rate=q, noise_multiplier=sigma, num_steps=480)
+        for q, sigma in ((0.016, 0.55), (0.032, 0.65), (0.064, 0.9))
+    ]
+    fine = PRVAccountant()
+    fine.joint_error_ratio = 0.0
+    joint, at_usual_error, exact = (
+        accountant.composed_epsilons(events, [1e-4])[0] for accountant in (PRVAccountant(), fine, PLDAccountant())
+    )
+    assert exact < at_usual_error < joint < 1.004 * exact
+
+
 class TestRDP(AccountantConformance):
     accountant = RDPAccountant()
     excess = 0.25  # conversion from Rényi divergence: Canonne et al. 2020 (Figure 1) show 5 to 25 % for Gaussians

@@ -87,11 +87,11 @@ def test_a_step_names_what_it_left_and_not_what_it_dropped(capsys: pytest.Captur
     alone = SelectionStep(name="individual", rule="", survivors=points[:1], dropped=())
     show_selection(replace(chosen, steps=(missing, *steps, alone)))
     assert capsys.readouterr().out.splitlines() == [
+        "selected by procedure: (b=1, T=5, η=0.01) utility_loss 1.0000, score 0.5",
         "The scores agree.",
         f"leakage check {LEAKAGE_NOT_CHECKED}",
         "updates: 1 dropped, 5 left: (b=1, T=5, η=0.01), (b=2, T=5, η=0.01), (b=3, T=5, η=0.01), ...",
         "compute: 4 dropped, 1 left: (b=1, T=5, η=0.01)",
-        "selected by procedure: (b=1, T=5, η=0.01) utility_loss 1.0000, score 0.5",
     ]
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from raydp.io import output
 from raydp.io.table_layout import ELSEWHERE, HEADERS
 from raydp.sweep.api import select
-from raydp.sweep.engine.progress import SweepProgress
+from raydp.sweep.engine.progress import FirstPass, SweepProgress
 from raydp.sweep.engine.queue import QueueStatus
 from raydp.sweep.names import run_name
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
@@ -150,3 +150,24 @@ def test_failures_and_progress_name_configurations_and_seeds(trained: Trained, t
     console.print(progress._render())
     assert f"{run_name(failure)}  step 1/3" in screen.getvalue()
     assert trial.run_id not in screen.getvalue()
+
+
+def test_the_time_left_with_adaptive_seeds_is_that_of_the_first_pass_and_then_of_the_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("raydp.sweep.engine.progress.time.monotonic", lambda: clock[0])
+    costs = {"a0": 10, "a1": 10, "b0": 20, "b1": 20, "a2": 10, "a3": 10, "b2": 20, "b3": 20, "b4": 20}
+    first = FirstPass(run_ids=frozenset({"a0", "a1", "b0", "b1"}), further_cost=60.0)
+    status = QueueStatus(running={"b0": (1, 2)}, waiting=0)
+    progress = SweepProgress(Console(), costs, 0, lambda: status, names={}, searched=True, first_pass=first)
+    progress.finished(RunResult(run_id="a0", status="failed", reason="no memory"))
+    progress._refresh()
+    clock[0] += 40.0  # 20 of 60 are computed in 40 s: the other 40 take 80 s
+    assert progress._line().endswith("about 1 min 20 s left of the first pass")
+    for run_id in ("a1", "b0", "b1", "b2"):
+        progress.finished(RunResult(run_id=run_id, status="failed", reason="no memory"))
+    status = QueueStatus(running={}, waiting=0)
+    progress._refresh()
+    clock[0] += 40.0  # 80 in 80 s; of the budget of 60 there are 40 left, which is less than all that is planned
+    assert progress._line().endswith("at most about 0 min 40 s left")

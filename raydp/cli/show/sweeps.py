@@ -54,12 +54,26 @@ def _show_remarks(remarks: Sequence[str]) -> None:
 
 
 def show_selection(selection: Selection) -> None:
-    """Print the selected configuration and the configurations that each step kept."""
-    from analysis.selection.choice import LEAKAGE_NOT_CHECKED
+    """Print the selected configuration, how sure it is, and how the rule came to it."""
+    _show_decision(selection)
+    _show_steps(selection)
+
+
+def _show_decision(selection: Selection) -> None:
+    """Print the selected configuration, how sure it is, what else could be chosen, and the warnings."""
     from analysis.selection.words import in_words
 
+    stdout.print(f"selected by {selection.rule}: {_figures(selection)}", style="bold", markup=False)
+    for sentence in in_words(selection):
+        stdout.print(sentence, markup=False)
     for warning in selection.warnings:
         stdout.print(f"warning: {warning}", markup=False)
+
+
+def _show_steps(selection: Selection) -> None:
+    """Print the configurations that each step of the rule kept."""
+    from analysis.selection.choice import LEAKAGE_NOT_CHECKED
+
     if selection.explanation is not None:
         stdout.print(selection.explanation, markup=False)
     for step in selection.steps:
@@ -73,9 +87,6 @@ def show_selection(selection: Selection) -> None:
         stdout.print(f"{step.name}{bound}: {len(step.dropped)} dropped, {len(left)} left: {names}", markup=False)
         if len(left) == 1:
             break  # the other steps change nothing
-    stdout.print(f"selected by {selection.rule}: {_figures(selection)}", style="bold", markup=False)
-    for sentence in in_words(selection):
-        stdout.print(sentence, markup=False)
 
 
 def show_predictions(rows: Sequence[Mapping[str, object]]) -> None:
@@ -120,25 +131,27 @@ def show_status(folder: Path, counts: RunCounts, summary: SweepSummary | None) -
 
 
 def show_result(sweep: Sweep, result: SweepResult) -> None:
-    """Print the end of a sweep: the configurations, the selection, the report, and how to load the model."""
+    """Print the end of a sweep: the decision, the configurations, the guarantee, and how to load the model."""
     private = sweep.spec.privacy.selects
+    selected = result.selected
+    if selected is not None:
+        _show_decision(selected)
+    if selected is not None and result.best_utility is not None and not private:
+        same = result.best_utility.configuration == selected.configuration
+        best = "It also has the best utility." if same else f"best utility instead: {_figures(result.best_utility)}"
+        stdout.print(best, markup=False)
     if private:
         stdout.print(str(result.counts.note), markup=False)
     else:
         _show_counts(result)
     if result.interrupted:
         stdout.print("interrupted: go on with the same command and --resume", style="bold")
-    if result.selected is None or result.best_utility is None:
+    if selected is None or result.best_utility is None:
         stdout.print(f"nothing selected: {result.reason}", style="bold")
         return
-    if private:
-        show_selection(result.selected)
-    else:
+    if not private:
         _show_configurations(sweep, result)
-        show_selection(result.selected)
-        same = result.best_utility.configuration == result.selected.configuration
-        best = "It also has the best utility." if same else f"best utility instead: {_figures(result.best_utility)}"
-        stdout.print(best, markup=False)
+    _show_steps(selected)
     _show_guarantee(sweep)
     stdout.print(f"report: {result.report}", markup=False)
     stdout.print("look it up and load it:", style="bold")
@@ -164,7 +177,10 @@ def _show_guarantee(sweep: Sweep) -> None:
 
 def _show_counts(result: SweepResult) -> None:
     counts = result.counts
-    stdout.print(", ".join(f"{n} {name}" for name, n in counts.numbers.items() if name != "stopped"))
+    numbers = {name: number for name, number in counts.numbers.items() if name != "stopped"}
+    if counts.seeds is not None:  # the runs that were not needed are named by the sentence on the seeds
+        numbers["runs"] -= numbers.pop("skipped", 0)
+    stdout.print(", ".join(f"{n} {name}" for name, n in numbers.items()))
     show_ends(counts)
     show_failures(counts.failures)
 

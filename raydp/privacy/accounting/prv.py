@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 class PRVAccountant(Accountant):
     """Privacy random variables: the library's upper estimate of ε.
 
-    eps_error is 0.01; it is 1 % of ε if ε is below 1, and up to 0.05 if the library fails at 0.01. delta_error is
-    δ/1000, as in the library's own find_noise_multiplier. The upper estimate lies eps_error above the central one, so
-    σ is larger than with 'pld': by 0.02 to 0.3 % at ε >= 1, by about 1 % below. The library bounds the direction in
-    which a record is removed; 'pld' takes the worse direction.
+    eps_error is 0.01; it is 1 % of ε if ε is below 1, and up to 0.05 if the library fails at 0.01. For different events
+    together it is at least 0.1 % of the largest loss on the grid: a finer grid of a large joint ε takes minutes.
+    delta_error is δ/1000, as in the library's own find_noise_multiplier. The upper estimate lies eps_error above the
+    central one, so σ is larger than with 'pld': by 0.02 to 0.3 % at ε >= 1, by about 1 % below. The library bounds the
+    direction in which a record is removed; 'pld' takes the worse direction.
 
     Source: Gopi, Lee and Wutschitz 2021 (Theorem 5.5, Remark 5.6).
     """
@@ -31,6 +32,7 @@ class PRVAccountant(Accountant):
     distribution = "prv-accountant"
     eps_error = 0.01
     delta_error_ratio = 1e-3
+    joint_error_ratio = 1e-3
     max_points = 12_000_000
 
     def tight_target(self, target: PrivacyTarget) -> PrivacyTarget:
@@ -83,6 +85,8 @@ class PRVAccountant(Accountant):
         try:
             # Choose the grid, and refuse it if it is too large.
             half_width = compute_safe_domain_size(prvs, steps, eps_error=eps_error, delta_error=delta_error)
+            if len(events) > 1:
+                eps_error = max(eps_error, self.joint_error_ratio * float(half_width))
             self._check_size(float(half_width), sum(steps), eps_error, delta_error)
             with warnings.catch_warnings():
                 # The library warns that eps_max is an assumption. Here it is the library's own bound, computed once.

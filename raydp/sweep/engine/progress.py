@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.live import Live
@@ -20,6 +21,19 @@ PLAIN_SECONDS = 30.0
 """Time between two lines if the output is no terminal."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class FirstPass:
+    """The runs that are certain to be started if adaptive seeds decide on the others.
+
+    Attributes:
+        run_ids: the runs of the first pass.
+        further_cost: the largest compute C of all further runs together.
+    """
+
+    run_ids: frozenset[str]
+    further_cost: float
+
+
 class SweepProgress:
     """Shows a sweep's progress on a console until it is closed.
 
@@ -29,7 +43,7 @@ class SweepProgress:
         poll: returns the queue's status. It is called from a thread of its own.
         names: run_id -> the run's name for people, such as its configuration and seed.
         searched: whether a search or adaptive seeds decide how many of these runs are started.
-        first_pass: number of runs that are certain to be started, if adaptive seeds decide on the others.
+        first_pass: the runs of the first pass, if adaptive seeds decide on the others.
     """
 
     def __init__(
@@ -41,7 +55,7 @@ class SweepProgress:
         *,
         names: Mapping[str, str],
         searched: bool = False,
-        first_pass: int | None = None,
+        first_pass: FirstPass | None = None,
     ) -> None:
         self._names = names
         self._searched, self._first_pass = searched, first_pass
@@ -96,26 +110,33 @@ class SweepProgress:
         total = self._done_before + len(self._costs)
         share = f"{done} of at most {total}" if self._searched else f"{done}/{total}"
         if self._first_pass is not None:
-            first, further = min(done, self._first_pass), max(0, done - self._first_pass)
-            share = (
-                f"first pass {first}/{self._first_pass}, {further} of at most {total - self._first_pass} further runs"
-            )
+            of_first = len(self._first_pass.run_ids)
+            further = f"{max(0, done - of_first)} of at most {total - of_first} further runs"
+            share = f"first pass {min(done, of_first)}/{of_first}, {further}"
         parts = [f"{share} done", f"{len(self._status.running)} running", f"{failed} failed"]
         parts += [f"{stopped} stopped early"] if stopped else []
         return ", ".join([*parts, self._time_left()])
 
     def _time_left(self) -> str:
         """Estimate the time left in proportion to compute. A run in progress counts with the share of its steps."""
-        spent: float = sum(self._costs[r] for r in list(self._statuses))
+        spent = {run_id: float(self._costs[run_id]) for run_id in list(self._statuses)}
         for run_id, (step, num_steps) in self._status.running.items():
             if run_id in self._costs and num_steps:
-                spent += self._costs[run_id] * step / num_steps
-        if not spent or not self._statuses:
+                spent[run_id] = self._costs[run_id] * step / num_steps
+        computed = sum(spent.values())
+        if not computed or not self._statuses:
             return "time left: known after the first run"
-        elapsed = time.monotonic() - self._started
-        left = elapsed * (sum(self._costs.values()) - spent) / spent
-        about = "at most about" if self._searched else "about"
-        return f"{about} {int(left // 60)} min {int(left % 60):02d} s left"
+        left, about, of = sum(self._costs.values()) - computed, "at most about" if self._searched else "about", ""
+        if self._first_pass is not None:
+            first = self._first_pass.run_ids & self._costs.keys()
+            if first <= self._statuses.keys():
+                further = sum(cost for run_id, cost in spent.items() if run_id not in first)
+                left = max(0.0, min(left, self._first_pass.further_cost - further))
+            else:
+                left = sum(self._costs[run_id] - spent.get(run_id, 0.0) for run_id in first)
+                about, of = "about", " of the first pass"
+        seconds = (time.monotonic() - self._started) * left / computed
+        return f"{about} {int(seconds // 60)} min {int(seconds % 60):02d} s left{of}"
 
     def _render(self) -> Table:
         grid = Table.grid(padding=(0, 1))

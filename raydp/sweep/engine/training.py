@@ -19,7 +19,7 @@ from raydp.sweep.engine.committer import Committer
 from raydp.sweep.engine.context import SweepContext, WorkerInputs
 from raydp.sweep.engine.further_seeds import SeedSource
 from raydp.sweep.engine.listeners import RunListener
-from raydp.sweep.engine.progress import SweepProgress
+from raydp.sweep.engine.progress import FirstPass, SweepProgress
 from raydp.sweep.engine.slots import Slots, start_ray
 from raydp.sweep.engine.stopping import EarlyStopping
 from raydp.sweep.engine.tune.callbacks import GuardedCallback
@@ -144,12 +144,14 @@ def _progress(
     )
 
 
-def _first_pass(context: SweepContext) -> int | None:
-    """Return the number of runs of the first pass; None without adaptive seeds."""
+def _first_pass(context: SweepContext) -> FirstPass | None:
+    """Return the runs of the first pass and the budget of the further runs; None without adaptive seeds."""
     seeds = context.spec.seeds
     if not isinstance(seeds, AdaptiveSeeds):
         return None
-    return seeds.first * len({trial.configuration for trial in context.trials.values()})
+    first = [trial for trial in context.trials.values() if trial.seed in seeds.labels[: seeds.first]]
+    cost = sum(trial.batch_size * trial.num_steps for trial in first)
+    return FirstPass(run_ids=frozenset(t.run_id for t in first), further_cost=seeds.max_cost_share * cost)
 
 
 def _early_stopping(context: SweepContext) -> EarlyStopping | None:
