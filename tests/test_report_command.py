@@ -61,7 +61,7 @@ def test_figures_are_written_beside_the_page(raydp: Command, table: Path) -> Non
     answer = raydp("report", table, "-o", "one.html", "--figures", "pictures", "--format", "svg", "--json")
     assert answer.code == 0, answer.err
     files = [Path(file) for file in answer.json()["figures"]]
-    names = {"layout", "by_threshold", "effects", "heuristics", "risk", "spread"}
+    names = {"layout", "by_threshold", "importance", "effects", "heuristics", "risk", "spread"}
     assert {file.stem for file in files} == names
     assert all(file.read_text().startswith("<svg") for file in files)
 

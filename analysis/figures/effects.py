@@ -1,4 +1,4 @@
-"""Effect of one hyperparameter at a time, the others held fixed (Hu et al. 2025, Fig. 5)."""
+"""Importance of each hyperparameter, and its effect with the others held fixed (Hu et al. 2025, Fig. 5)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from analysis.figures.style import INK, MARGIN, SEQUENCE, quiet_axes
+from analysis.figures.style import INK, MARGIN, SEQUENCE, blank, quiet_axes
 from analysis.statistics.effects import MOVING, SERIES, Hyperparameter, Series, hyperparameter_effects
+from analysis.surface.importance import hyperparameter_importance
+from search_spaces.configuration import HYPERPARAMETERS
 
 _PANELS = {
     "batch_size": ("b", "T, η fixed"),
@@ -64,6 +66,40 @@ def effect_lines(points: pd.DataFrame) -> go.Figure:
         figure.update_xaxes(title_text=symbol, row=2, col=column)
     for row, (_, label, _) in enumerate(_ROWS, start=1):
         figure.update_yaxes(title_text=label, row=row, col=1)
+    return quiet_axes(figure)
+
+
+def importance_bars(points: pd.DataFrame) -> go.Figure:
+    """Plot the importance of b, T and η for the mean score and for the mean utility loss as bars.
+
+    Args:
+        points: a points table.
+
+    Raises:
+        ValueError: as `hyperparameter_importance`.
+
+    Source: Hutter, Hoos and Leyton-Brown 2014.
+    """
+    importance = hyperparameter_importance(points)
+    figure = blank(xaxis_title_text="Importance", xaxis_tickformat=".0%", barmode="group", bargap=0.4)
+    names = [*reversed(HYPERPARAMETERS)]
+    for figure_name, label, colour in reversed(_ROWS):
+        shares = importance[figure_name]
+        figure.add_trace(
+            go.Bar(
+                y=[_PANELS[name][0] for name in names],
+                x=[0.0 if shares is None else shares[name] for name in names],
+                orientation="h",
+                name=label,
+                texttemplate="%{x:.0%}",
+                textposition="outside",
+                cliponaxis=False,
+                marker_color=colour,
+                hovertemplate=f"%{{y}}: %{{x:.1%}}<extra>{label.lower()}</extra>",
+            )
+        )
+    figure.update_xaxes(range=[0, 1.08])
+    figure.update_layout(legend_traceorder="reversed")
     return quiet_axes(figure)
 
 

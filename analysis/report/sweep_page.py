@@ -11,12 +11,16 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from analysis.figures import (
+    MOST_CURVES,
+    Curve,
     configurations_and_seeds,
     effect_lines,
     heuristic_accuracies,
+    importance_bars,
     score_against_utility,
     score_along_thresholds,
     selection_risks,
+    training_curves,
 )
 from analysis.report.card import card, contenders_table, secret_means, secrets_table
 from analysis.report.markup import Cell, bullets, code, contents, number, page, paragraph, percent, plot, section, table
@@ -69,6 +73,7 @@ def write_report(
     card_rows: Mapping[str, str] | None = None,
     warnings: Sequence[str] = (),
     notes: Sequence[str] = (),
+    curves: Sequence[Curve] = (),
 ) -> Figures:
     """Write the report.
 
@@ -88,6 +93,7 @@ def write_report(
         card_rows: label -> text of further rows for the card of the selected model.
         warnings: plain sentences to print at the top, before the warnings of the first selection.
         notes: plain sentences to print at the end, such as what the guarantee covers.
+        curves: the training of single runs, if it is known.
 
     Returns:
         The figures of the page by name, as from `report_figures`.
@@ -128,6 +134,7 @@ def write_report(
         ),
         "How sure is the choice": [paragraph(_FIXED, css="soft"), contenders_table(headline), _steps_table(headline)],
         **_analyses(points),
+        **({"Runs": [_curves(len(curves))]} if curves else {}),
         "Configurations": [configurations_table(at_thresholds, headline.rule)],
     }
     if by_secret is not None:
@@ -144,6 +151,8 @@ def write_report(
         *(section(heading, *parts) for heading, parts in sections.items()),
     ]
     figures = report_figures(points, at_thresholds)
+    if curves:
+        figures["curves"] = training_curves(curves)
     live = live_data(at_thresholds, headline.rule, base_utility_loss, relative=relative)
     Path(path).write_text(page(title, body, figures, live, parallel_data(means)), encoding="utf-8")
     return figures
@@ -160,6 +169,7 @@ def report_figures(points: pd.DataFrame, selections: SelectionsByThreshold | Non
     return Figures(
         layout=score_against_utility(selections),
         by_threshold=score_along_thresholds(selections),
+        importance=importance_bars(points),
         effects=effect_lines(points),
         heuristics=heuristic_accuracies({"all": points}),
         risk=selection_risks({"all": points}),
@@ -169,6 +179,13 @@ def report_figures(points: pd.DataFrame, selections: SelectionsByThreshold | Non
 
 def _analyses(points: pd.DataFrame) -> dict[str, list[str]]:
     """Return the sections that analyse all configurations: heading -> parts, with their figures."""
+    importance = plot(
+        "importance",
+        "Bars of the importance of b, T and η for the score and for the utility loss.",
+        "Share of the variance that one hyperparameter explains alone, in a random forest of the configurations' means "
+        "(functional analysis of variance).",
+        css="low",
+    )
     effects = plot(
         "effects",
         "Lines of the mean score and the mean utility loss along configurations that differ in one hyperparameter. The "
@@ -197,12 +214,22 @@ def _analyses(points: pd.DataFrame) -> dict[str, list[str]]:
         css="low",
     )
     return {
-        "What each hyperparameter does": [parallel_section(), effects, effects_table(points)],
+        "What each hyperparameter does": [parallel_section(), importance, effects, effects_table(points)],
         "Heuristics": [accuracies, heuristics_table(points)],
         "Privacy risk": [risk, risk_table(points)],
         "Variance": [spread, variance_table(points), confound_table(points)],
         "Regression": regression_tables(points),
     }
+
+
+def _curves(num_runs: int) -> str:
+    """Return the place of the figure of training curves."""
+    of = f", {MOST_CURVES} of {num_runs} runs" if num_runs > MOST_CURVES else ""
+    return plot(
+        "curves",
+        "Lines of the training loss of every run against its steps.",
+        f"Training loss of single runs, smoothed{of}. Dark lines have the lowest scores, yellow lines the highest.",
+    )
 
 
 _CONFIDENTIAL = "The page is made from private data and is not covered by ε: it is for those who may see the scores."

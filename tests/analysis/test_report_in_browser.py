@@ -10,6 +10,7 @@ import pytest
 from report_pages import MAX_LOSS, made_up_sweep
 
 from analysis import RULES, select, write_comparison, write_report
+from analysis.figures import Curve
 from analysis.report.markup import number
 from analysis.tables.utility_filter import threshold_text
 from tests.chromium import OpenPage
@@ -17,7 +18,7 @@ from tests.chromium import OpenPage
 pytestmark = pytest.mark.browser
 
 ROW = "Array.from(document.querySelector('tr[data-rule=\"{rule}\"]').children, cell => cell.textContent)"
-FIGURES = {"layout", "by_threshold", "effects", "heuristics", "risk", "spread"}
+FIGURES = {"layout", "by_threshold", "importance", "effects", "heuristics", "risk", "spread", "curves"}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,8 @@ def points():
 def file(points, tmp_path_factory):
     path = tmp_path_factory.mktemp("browser") / "report.html"
     selections = [select(points, rule=rule, max_loss=MAX_LOSS) for rule in ("procedure", "best-utility")]
-    write_report(points, selections, path, title="Report", base_utility_loss=3.4)
+    curves = [Curve(f"seed {seed}", 0.1 * seed, [0, 1, 2], [2.0, 1.5, 1.2 + 0.1 * seed]) for seed in range(3)]
+    write_report(points, selections, path, title="Report", base_utility_loss=3.4, curves=curves)
     return path
 
 

@@ -145,6 +145,7 @@ def test_the_commands_know_one_choice_only(ended: Ended, raydp: Any) -> None:
     page = Path("r.html").read_text()
     assert page.index("are as private as the data") < page.index("What every rule selects"), "at the top"
     assert "The released model: ε at most 8" in page
+    assert "Training loss of single runs" not in page, "the curves of the other runs are as private as the data"
     status = raydp("status", folder).out.splitlines()
     assert "how many runs there were" in status[0]
     assert "warning: the table shows a private selection" in raydp("points", folder).err

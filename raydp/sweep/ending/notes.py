@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Required, TypedDict
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Required, TypedDict
 
 from raydp.plugins.registries import names, summary
 from raydp.privacy import PrivacyRecord
 from raydp.privacy.records.record import ADJACENCY
+from raydp.sweep.names import run_name
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import is_logarithmic, measured_later, scores_of
 from raydp.sweep.store.points import PRIVATE
 from raydp.sweep.store.state import Plan
 from raydp.sweep.store.summary import ReleasedModels
+
+if TYPE_CHECKING:
+    from analysis.figures.curves import Curve
+
+_MOST_CURVES = 200
+"""The largest number of runs whose training is read for a report."""
 
 
 class ReportTexts(TypedDict, total=False):
@@ -27,6 +35,7 @@ class ReportTexts(TypedDict, total=False):
     card_rows: Mapping[str, str]
     warnings: Sequence[str]
     notes: Sequence[str]
+    curves: Sequence[Curve]
 
 
 def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = False) -> ReportTexts:
@@ -61,7 +70,31 @@ def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = F
             *_searched(folder, written["search"]),
         ],
         "notes": [*_seeds(folder), *notes_of(plan), *together_notes(folder.released())],
+        "curves": [] if folder.is_private_selection() else _curves(folder, plan, named),
     }
+
+
+def _curves(folder: SweepFolder, plan: Plan, score: str) -> list[Curve]:
+    """Return the training of the finished runs, of more than 200 only of the first 200."""
+    from analysis.figures.curves import Curve
+
+    curves = []
+    for trial in plan.trials:
+        result = folder.result(trial.run_id)
+        if result is None or not result.finished or not result.history or score not in result.scores:
+            continue
+        rows = [row for row in result.history if row.get("loss") is not None and math.isfinite(row["loss"])]
+        curves.append(
+            Curve(
+                name=run_name(asdict(trial)),
+                score=result.scores[score].value,
+                steps=[int(row["step"]) for row in rows],
+                losses=[row["loss"] for row in rows],
+            )
+        )
+        if len(curves) == _MOST_CURVES:
+            break
+    return curves
 
 
 def _meaning(score: str) -> str:

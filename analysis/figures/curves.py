@@ -1,0 +1,72 @@
+"""The training loss of single runs, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.colors import sample_colorscale
+
+from analysis.figures.style import blank, quiet_axes
+from analysis.tables.thinning import evenly
+
+MOST_CURVES = 60
+"""The largest number of runs that the figure draws."""
+_MOST_STEPS = 60
+_HALF_LIFE = 0.05
+"""Share of the steps after which a loss has half its weight in the drawn mean."""
+
+
+class Curve(NamedTuple):
+    """One run.
+
+    Attributes:
+        name: configuration and seed.
+        score: the run's score, which gives the line its colour.
+        steps: [k] steps, ascending from 0.
+        losses: [k] mean loss of the examples that were drawn for each step.
+    """
+
+    name: str
+    score: float
+    steps: Sequence[int]
+    losses: Sequence[float]
+
+
+def training_curves(curves: Sequence[Curve]) -> go.Figure:
+    """Plot the training loss of runs against their steps. Dark lines leak least, yellow lines most.
+
+    The losses are of small random batches. The lines are exponentially weighted means of them.
+
+    Args:
+        curves: at most `MOST_CURVES` runs are drawn, evenly by score. Steps are thinned evenly to 60.
+    """
+    figure = blank(xaxis_title_text="Step", yaxis_title_text="Training loss", showlegend=False)
+    drawn = sorted((curve for curve in curves if len(curve.losses)), key=lambda curve: curve.score)
+    drawn = [drawn[at] for at in evenly(len(drawn), MOST_CURVES)] if drawn else []
+    for place, curve in enumerate(drawn):
+        kept = evenly(len(curve.losses), _MOST_STEPS)
+        figure.add_trace(
+            go.Scatter(
+                x=[int(curve.steps[at]) for at in kept],
+                y=[float(f"{value:.4g}") for value in _smoothed(curve.losses)[kept]],
+                mode="lines",
+                line={"width": 1.2, "color": sample_colorscale("Viridis", place / max(1, len(drawn) - 1))[0]},
+                hovertemplate=f"{curve.name}, score {curve.score:.4g}<br>step %{{x}}, loss %{{y:.4g}}<extra></extra>",
+            )
+        )
+    return quiet_axes(figure)
+
+
+def _smoothed(losses: Sequence[float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Return the exponentially weighted mean up to each step, shape [k]."""
+    values = np.asarray(losses, dtype=np.float64)
+    decay = 0.5 ** (1 / max(1.0, _HALF_LIFE * len(values)))
+    smoothed = np.empty_like(values)
+    total = weight = 0.0
+    for at, value in enumerate(values):
+        total, weight = decay * total + value, decay * weight + 1
+        smoothed[at] = total / weight
+    return smoothed

@@ -1,0 +1,90 @@
+"""Importance of each hyperparameter for the score and for the utility: functional analysis of variance."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pandas as pd
+
+from analysis.statistics.results import Reason
+from analysis.tables.points import configuration_means
+from analysis.tables.thinning import evenly
+from search_spaces.configuration import HYPERPARAMETERS
+
+_MOST_CONFIGURATIONS = 1000
+_FEWEST_CONFIGURATIONS = 4
+
+
+Shares = dict[str, float]
+"""Hyperparameter -> its share in the variance that single hyperparameters explain. The shares sum to 1."""
+
+
+class Importance(Reason):
+    """The importance of the hyperparameters for the two figures."""
+
+    score: Shares | None
+    utility_loss: Shares | None
+
+
+def hyperparameter_importance(points: pd.DataFrame) -> Importance:
+    """Return the importance of b, T and η for the mean score and for the mean utility loss.
+
+    A random forest of optuna is fitted to the configurations' means, over the logarithms of the hyperparameters. The
+    importance is the share of the forest's variance that one hyperparameter explains alone. Interactions are left out.
+
+    Args:
+        points: a points table. Of more than 1000 configurations, 1000 are taken evenly.
+
+    Returns:
+        The shares; None, with a reason, if there are fewer than 4 configurations. A figure that is the same for all
+        configurations has None.
+
+    Raises:
+        ValueError: as `configuration_means`.
+
+    Source: Hutter, Hoos and Leyton-Brown 2014.
+    """
+    means = configuration_means(points)
+    if len(means) < _FEWEST_CONFIGURATIONS:
+        reason = f"there are {len(means)} configurations, and it takes at least {_FEWEST_CONFIGURATIONS}"
+        return {"score": None, "utility_loss": None, "reason": reason}
+    means = means.iloc[evenly(len(means), _MOST_CONFIGURATIONS)]
+    return {"score": _shares(means, "score"), "utility_loss": _shares(means, "utility_loss")}
+
+
+def _shares(means: pd.DataFrame, figure: str) -> Shares | None:
+    """Return the shares for one figure; None if it does not vary."""
+    from optuna import create_study, logging
+    from optuna.distributions import BaseDistribution, FloatDistribution
+    from optuna.importance import FanovaImportanceEvaluator, get_param_importances
+    from optuna.trial import create_trial
+
+    values = means[figure].to_numpy(dtype=np.float64)
+    varied = [name for name in HYPERPARAMETERS if means[name].nunique() > 1]
+    if np.ptp(values) == 0 or not varied:
+        return None
+    inputs = {name: means[name].to_numpy(dtype=np.float64) for name in varied}
+    ranges: dict[str, BaseDistribution] = {
+        name: FloatDistribution(float(column.min()), float(column.max()), log=True) for name, column in inputs.items()
+    }
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        study = create_study()
+        study.add_trials(
+            [
+                create_trial(
+                    params={name: float(column[at]) for name, column in inputs.items()},
+                    distributions=ranges,
+                    value=float(value),
+                )
+                for at, value in enumerate(values)
+            ]
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # optuna calls single functions of its importance module experimental
+            found = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0))
+    finally:
+        logging.set_verbosity(level)
+    return {name: float(found.get(name, 0.0)) for name in HYPERPARAMETERS}
