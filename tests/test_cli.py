@@ -239,6 +239,12 @@ def test_plan_lists_every_configuration_with_its_noise(raydp: Command, write_spe
         assert row["delta"] == 2000**-1.1
 
 
+def test_without_a_spec_the_embedded_sweep_is_planned(raydp: Command) -> None:
+    rows = raydp("plan", "--json").json()
+    assert len(rows) == 18
+    assert {row["seeds"] for row in rows} == {2}, "the first pass"
+
+
 def test_a_named_space_leaves_out_what_does_not_fit_and_says_why(
     raydp: Command, write_spec: Callable[..., Path]
 ) -> None:

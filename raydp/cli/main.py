@@ -58,7 +58,7 @@ def _options(
 
 @app.command(rich_help_panel=RUN)
 def sweep(
-    spec: Annotated[Path | None, typer.Argument(metavar="[SPEC]", help="Without it: the embedded default.")] = None,
+    spec: Annotated[Path | None, typer.Argument(metavar="SPEC", help="Without it: the embedded default.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue where the sweep stopped.")] = False,
     start_or_resume: Annotated[
         bool, typer.Option("--start-or-resume", help="Continue the sweep, or start it if it has not begun.")
@@ -169,7 +169,7 @@ def calibrate(
 @app.command(rich_help_panel=PRIVACY)
 def profile(
     sweep: Annotated[
-        str | None, typer.Argument(metavar="[SWEEP]", help="Its folder, name or spec: all its configurations.")
+        str | None, typer.Argument(metavar="SWEEP", help="Its folder, name or spec: all its configurations.")
     ] = None,
     from_: Annotated[
         Path | None,
@@ -248,7 +248,7 @@ def select(
 
 @app.command(rich_help_panel=RUN)
 def selftest(
-    spec: Annotated[Path | None, typer.Argument(metavar="[SPEC]", help="Also checks its task, model, method.")] = None,
+    spec: Annotated[Path | None, typer.Argument(metavar="SPEC", help="Also checks its task, model, method.")] = None,
     json: Json = False,
 ) -> None:
     """Check that training does what its ε assumes: sensitivity, noise, sampling, records, keys and an audit."""

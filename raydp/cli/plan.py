@@ -12,7 +12,7 @@ from raydp.cli.interrupts import stoppable
 
 
 def plan(
-    spec: Annotated[Path, typer.Argument(metavar="SPEC")],
+    spec: Annotated[Path | None, typer.Argument(metavar="SPEC", help="Without it: the embedded default.")] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Time a few real steps here: hours, GPU-hours, memory.")
     ] = False,
@@ -28,9 +28,10 @@ def plan(
     json: Json = False,
 ) -> None:
     """Every configuration with n, q, σ, ε, δ, C, U and estimated cost; trains nothing."""
-    from raydp.spec.document import draft_spec
+    from raydp.spec.document import DEMO, draft_spec
     from raydp.sweep.planning.start import check_plan
 
+    spec = spec or DEMO
     check_plan(draft_spec(spec), elsewhere=simulate is not None)  # mistakes are reported before heavy imports
     from raydp.cli.show.costs import show_measured, show_simulation
     from raydp.cli.show.sweeps import show_plan
