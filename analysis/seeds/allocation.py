@@ -19,7 +19,8 @@ from analysis.selection.decision import highest_within
 from analysis.selection.evidence import keep_utility
 from analysis.selection.rules import CONFIDENCE, LEAKAGE_CHECK
 from analysis.statistics.noise import SeedNoise
-from analysis.surface.hierarchy import Posterior, loss_posterior
+from analysis.surface.hierarchy import loss_posterior
+from analysis.surface.posterior import Posterior
 from analysis.tables.per_secret import is_logarithmic
 from analysis.tables.points import configurations, require_hyperparameters
 from search_spaces import Configuration

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from analysis.selection.decision import highest_within
 from analysis.statistics.noise import means_by_secret
-from analysis.surface.hierarchy import Posterior, interactions, score_posterior
+from analysis.surface.hierarchical_model import interactions
+from analysis.surface.hierarchy import score_posterior
+from analysis.surface.posterior import Posterior
 from analysis.tables.per_secret import as_array, by_secret
 from analysis.tables.points import KEY, configuration_means
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from analysis.selection.rules import CONFIDENCE
 from analysis.statistics.results import because
-from analysis.surface.hierarchy import Posterior
+from analysis.surface.posterior import Posterior
 from analysis.tables.points import configurations
 from search_spaces.configuration import Hyperparameters
 

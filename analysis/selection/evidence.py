@@ -12,7 +12,7 @@ from analysis.selection.constraints import Constraints
 from analysis.selection.leakage import Leakage, measured_leakage
 from analysis.selection.rules import Layout
 from analysis.statistics.noise import means_by_secret
-from analysis.surface.hierarchy import Posterior
+from analysis.surface.posterior import Posterior
 from analysis.tables.per_secret import is_logarithmic
 from analysis.tables.utility_filter import base_loss, within
 

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from analysis.selection.knee import nearest_to_both_ends
 from analysis.statistics.heuristics import Coded, Codes, pair_blocks
 from analysis.statistics.noise import SeedNoise
-from analysis.surface.hierarchy import Posterior, loss_posterior, score_posterior
+from analysis.surface.hierarchy import loss_posterior, score_posterior
+from analysis.surface.posterior import Posterior
 from analysis.surface.surrogate import Surface
 from search_spaces.names import unknown_name
 

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.statistics.noise import common_effect, secret_covariance
-from analysis.surface import hierarchy
+from analysis.statistics.noise import SeedNoise, common_effect, secret_covariance
+from analysis.surface import hierarchical_model
 from analysis.surface.hierarchy import MOST_MODELLED, loss_posterior, score_posterior
 
 GRID = list(product([32, 64, 128], [10, 20, 40], [0.005, 0.01, 0.02]))
@@ -34,8 +34,8 @@ def test_it_is_gaussian_conditioning(monkeypatch):
     """With known hyperparameters and variances: the mean and the covariance of θ given y, by the joint Gaussian."""
     rng = np.random.default_rng(0)
     h = np.log([0.6, 1.0, 2.0, 1.5, 0.5, 0.2, 0.3])  # size, lengths, slopes, effect, unknown error
-    monkeypatch.setattr(hierarchy, "slice_samples", lambda *_: np.array([h]))
-    monkeypatch.setattr(hierarchy.SeedNoise, "draw_ratios", lambda self, rng: np.ones(len(self.std)))
+    monkeypatch.setattr(hierarchical_model, "slice_samples", lambda *_: np.array([h]))
+    monkeypatch.setattr(SeedNoise, "draw_ratios", lambda self, rng: np.ones(len(self.std)))
     score = 0.1 * standardised().sum(axis=1) - 1 + rng.normal(0, 0.1, len(GRID))  # negative: not a rate, no logarithm
     got = score_posterior(means_of(score, std=0.05), logarithmic=False)
     z, unit = standardised(), score.std()

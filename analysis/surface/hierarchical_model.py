@@ -1,0 +1,274 @@
+"""The hierarchical model on one scale: a smooth surface, an effect of each configuration, and errors of its mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.statistics.noise import FARTHEST, SeedNoise, secret_covariance
+from analysis.surface.posterior import LIMITS, Posterior, Smoother, bounded_exp
+from analysis.surface.surrogate import matern, slice_samples
+from search_spaces.configuration import HYPERPARAMETERS
+
+Array = NDArray[np.float64]
+
+_VARIANCE_DRAWS, _MANY = 5, 150  # draws of the variances for each draw of the hyperparameters; one for many rows
+_MOST_INFORMATIVE = 100  # rows that the hyperparameters are learnt from
+_FARTHEST_SECRET = 1e6  # in standard deviations of the figure; farther values are not of this figure
+_VAGUE = 100.0  # prior variance of the level, in variances of the figure
+_JITTER = 1e-10
+_SAME = 2.0**-20  # of the unit
+_FARTHEST_BELOW = 4.0  # units
+_LARGEST_RATIO = 1e6  # of a drawn variance to its estimate, which has no upper limit with few degrees of freedom
+
+# Means and standard deviations of the Gaussian priors of the logarithms of the hyperparameters, in standard deviations
+# of the inputs and of the figure: size of the nonlinear part, three length scales, size of the slopes, effect of a
+# configuration, and error of a mean, which is only used where no seeds tell it.
+_PRIOR_MEAN = np.log([0.3, 1.5, 1.5, 1.5, 0.4, 0.15, 0.2])
+_PRIOR_STD = np.array([1.0, 0.7, 0.7, 0.7, 1.0, 1.0, 1.0])
+_SLOPE, _CONFIGURATION, _UNKNOWN_ERROR = 4, 5, 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class HierarchicalModel:
+    """The model on one scale, of n configurations, standardised.
+
+    Attributes:
+        rows: [n] positions of the modelled configurations.
+        inputs: [n, 3] standardised logarithms of (b, T, η).
+        values: [n] standardised means.
+        level, unit: mean and standard deviation of the means before; the unit is at least their typical error.
+        logarithm: whether the values are logarithms.
+        log_volume: the logarithm of the measured values' volume per standardised volume, to compare scales.
+        noise: the errors over seeds, None if they are unknown.
+        of_secrets: [n, n] covariance of the errors over secrets.
+        num_secrets: number of secrets, 0 if their choice is not counted.
+        hyperparameters: [draws, 7] draws of the hyperparameters' logarithms.
+    """
+
+    rows: NDArray[np.intp]
+    inputs: Array
+    values: Array
+    level: float
+    unit: float
+    logarithm: bool
+    log_volume: float
+    noise: SeedNoise | None
+    of_secrets: Array
+    num_secrets: int
+    hyperparameters: Array
+
+    @classmethod
+    def of(
+        cls,
+        means: pd.DataFrame,
+        rows: NDArray[np.intp],
+        measured: Array,
+        std: Array,
+        by_secret: Array | None,
+        *,
+        ratio: bool,
+        logarithm: bool,
+    ) -> HierarchicalModel:
+        """Standardise the inputs, the figure and its errors.
+
+        Args:
+            means: [m] configuration means, for (b, T, η) and the numbers of seeds.
+            rows: [n] positions of the configurations that are modelled.
+            measured, std: [m] means of the figure and standard deviations over seeds.
+            by_secret: [m, k] means by secret, k >= 2, None if the choice of secrets is not counted.
+            ratio: whether secrets differ by factors.
+            logarithm: whether to model the logarithm.
+        """
+        measured, std, some = measured[rows], std[rows], means.iloc[rows]
+        values = measured
+        own = None if by_secret is None else interactions(measured, by_secret[rows], ratio=ratio)
+        if logarithm:
+            values, std = np.log(measured), std / measured  # to first order
+            own = None if own is None else own / measured[:, None]
+        own = None if own is None else own.clip(-FARTHEST, FARTHEST)
+        level = float(values.mean())
+        noise = SeedNoise.of(std, some["num_seeds"].to_numpy())
+        # Values that are closer than their errors are expressed in units of their errors. Otherwise the prior would
+        # take it for known that they hardly differ.
+        errors = [] if noise is None else [float(np.sqrt((noise.std_error() ** 2).mean()))]
+        errors += [] if own is None else [float(np.sqrt((own.var(axis=1) / own.shape[1]).mean()))]
+        unit = max(float((values - level).std()), *errors, 0.0)
+        scale = unit or 1.0
+        own = None if own is None else (own / scale).clip(-_FARTHEST_SECRET, _FARTHEST_SECRET)
+        z = np.log(some[HYPERPARAMETERS].to_numpy(dtype=np.float64))
+        spread = z.std(axis=0)
+        return cls(
+            rows=rows,
+            inputs=(z - z.mean(axis=0)) / np.where(spread > 0, spread, 1.0),
+            values=(values - level) / scale,
+            level=level,
+            unit=unit,
+            logarithm=logarithm,
+            log_volume=len(rows) * float(np.log(scale)) + (float(values.sum()) if logarithm else 0.0),
+            noise=None if noise is None else noise.over(scale),
+            of_secrets=np.zeros((len(rows), len(rows))) if own is None else secret_covariance(own),
+            num_secrets=0 if own is None else own.shape[1],
+            hyperparameters=np.empty((0, len(_PRIOR_MEAN))),
+        )
+
+    def fitted(self, rng: np.random.Generator) -> HierarchicalModel:
+        """Draw the hyperparameters from their posterior, given a random part of the rows."""
+        few = self._some(np.sort(rng.permutation(len(self.values))[:_MOST_INFORMATIVE]))
+        return replace(self, hyperparameters=slice_samples(few._log_likelihood, rng, _PRIOR_MEAN, _PRIOR_STD))
+
+    def log_density(self) -> float:
+        """Return the sum over configurations of the log density of each mean given the others (leave one out).
+
+        Source: Rasmussen and Williams 2006, equations 5.10 to 5.12.
+        """
+        densities = []
+        for h in self.hyperparameters:
+            inverse = np.linalg.inv(self._prior(h) + self._errors(h, self._seed_variances, 1.0))
+            variance = 1 / np.diag(inverse)
+            residual = (inverse @ self.values) * variance
+            densities.append(-0.5 * (np.log(2 * np.pi * variance) + residual**2 / variance))
+        mixed = np.logaddexp.reduce(densities, axis=0) - np.log(len(densities))
+        return float(mixed.sum()) - self.log_volume
+
+    def posterior(
+        self, measured: Array, drawn: Array, rng: np.random.Generator, common: Array, *, ratio: bool
+    ) -> Posterior:
+        """Return the posterior of all m configurations.
+
+        Args:
+            measured: [m] measured means.
+            drawn: [num_draws, m] draws of the configurations that are not modelled; the others are overwritten.
+            rng: generator of the draws.
+            common: the error that all configurations share.
+            ratio: whether the figure is a rate, which is never negative.
+
+        Joint draws follow Matheron's rule: a draw of the prior, corrected by the difference between what was measured
+        and what the draw would have given (Wilson et al. 2020, equation 9).
+        """
+        from scipy.linalg import cho_factor, cho_solve
+
+        size, times = len(self.values), len(self.hyperparameters) * self._variance_draws
+        matrix, posterior_means = np.zeros((size, size)), []
+        shares = iter(np.array_split(np.arange(len(common)), times))
+        for h in self.hyperparameters:
+            prior = self._prior(h)
+            root = np.linalg.cholesky(prior + _JITTER * float(np.diag(prior).max()) * np.eye(size))
+            for errors in self._drawn_errors(h, rng):
+                # The mean, given these errors.
+                factor = cho_factor(prior + errors, lower=True, check_finite=False)
+                gain = cho_solve(factor, prior, check_finite=False)
+                posterior_means.append(gain.T @ self.values)
+                matrix += gain.T / times
+                # Joint draws.
+                share = next(shares)
+                prior_draws = root @ rng.standard_normal((size, len(share)))
+                error_draws = np.linalg.cholesky(errors) @ rng.standard_normal((size, len(share)))
+                truth = prior_draws + gain.T @ (self.values[:, None] - prior_draws - error_draws)
+                drawn[np.ix_(share, self.rows)] = self._on_own_scale(truth.T)
+        drawn = np.maximum(drawn, 0.0) if ratio else drawn
+        own_mean = measured.copy()
+        if self.logarithm:
+            low, high = np.quantile(drawn[:, self.rows], LIMITS, axis=0)
+            own_mean[self.rows] = drawn[:, self.rows].clip(low, high).mean(axis=0)
+        else:
+            expected = self.level + self.unit * np.mean(posterior_means, axis=0)
+            digits = (self.unit or _SAME) * _SAME  # differences that come from rounding decide nothing
+            own_mean[self.rows] = np.round(np.maximum(expected, 0.0) / digits if ratio else expected / digits) * digits
+        scale = np.log if self.logarithm else np.positive
+        operator = Smoother(
+            rows=self.rows,
+            matrix=matrix,
+            measured=scale(measured[self.rows]),
+            expected=scale(own_mean[self.rows]),
+            lowest=self.level - _FARTHEST_BELOW * self.unit,
+            logarithm=self.logarithm,
+        )
+        return Posterior(draws=drawn, common=common, ratio=ratio, own_mean=own_mean, operator=operator)
+
+    def _on_own_scale(self, standard: Array) -> Array:
+        values = self.level + self.unit * standard
+        return bounded_exp(values) if self.logarithm else values
+
+    def _some(self, rows: NDArray[np.intp]) -> HierarchicalModel:
+        """Return the model of some configurations."""
+        return replace(
+            self,
+            inputs=self.inputs[rows],
+            values=self.values[rows],
+            noise=None if self.noise is None else self.noise.take(rows),
+            of_secrets=self.of_secrets[np.ix_(rows, rows)],
+        )
+
+    @cached_property
+    def _seed_variances(self) -> Array:
+        return np.zeros(len(self.values)) if self.noise is None else self.noise.std_error() ** 2
+
+    @property
+    def _variance_draws(self) -> int:
+        return _VARIANCE_DRAWS if len(self.values) <= _MANY else 1
+
+    @cached_property
+    def _level_variance(self) -> float:
+        return _VAGUE * (1 + float(np.diag(self.of_secrets).mean()) + float(self._seed_variances.mean()))
+
+    @cached_property
+    def _products(self) -> Array:
+        products: Array = self.inputs @ self.inputs.T
+        return products
+
+    @cached_property
+    def _squares(self) -> Array:
+        squares: Array = (self.inputs[:, None, :] - self.inputs[None, :, :]) ** 2
+        return squares
+
+    def _prior(self, h: Array) -> Array:
+        """Return the prior covariance: level, slopes, remainder, and the effects of the configurations."""
+        covariance: Array = np.exp(2 * h[0]) * matern(self._squares @ np.exp(-2 * h[1:4]))
+        covariance += self._level_variance + np.exp(2 * h[_SLOPE]) * self._products
+        covariance.flat[:: len(covariance) + 1] += np.exp(2 * h[_CONFIGURATION])
+        return covariance
+
+    def _errors(self, h: Array, of_seeds: Array, factor: float) -> Array:
+        """Return the covariance of the means' errors."""
+        covariance: Array = factor * self.of_secrets
+        diagonal = covariance.flat[:: len(covariance) + 1]
+        unknown = np.exp(2 * h[_UNKNOWN_ERROR]) if self.noise is None else 0.0
+        covariance.flat[:: len(covariance) + 1] = diagonal + of_seeds + unknown + _JITTER * (1 + diagonal.max())
+        return covariance
+
+    def _drawn_errors(self, h: Array, rng: np.random.Generator) -> Iterator[Array]:
+        """Draw the covariance of the errors, because the variances are estimates themselves."""
+        for _ in range(self._variance_draws):
+            of_seeds = self._seed_variances
+            if self.noise is not None:
+                of_seeds = of_seeds * self.noise.draw_ratios(rng).clip(max=_LARGEST_RATIO)
+            factor = 1.0
+            if self.num_secrets:
+                factor = min((self.num_secrets - 1) / rng.chisquare(self.num_secrets - 1), _LARGEST_RATIO)
+            yield self._errors(h, of_seeds, factor)
+
+    def _log_likelihood(self, h: Array) -> float:
+        from scipy.linalg import solve_triangular
+
+        factor = np.linalg.cholesky(self._prior(h) + self._errors(h, self._seed_variances, 1.0))
+        solved = solve_triangular(factor, self.values, lower=True, check_finite=False)
+        return float(-0.5 * solved @ solved - np.log(np.diag(factor)).sum())
+
+
+def interactions(measured: Array, by_secret: Array, *, ratio: bool) -> Array:
+    """Return what is left of the values by secret after the secrets' common effect, [n, k]."""
+    if not ratio:
+        rest: Array = by_secret - by_secret.mean(axis=0)
+        return rest
+    # The projection takes the unit vector, because the factors of tiny means can be larger than a double.
+    largest = float(np.abs(measured).max())
+    direction = measured / largest if largest else measured
+    direction = direction / (float(np.linalg.norm(direction)) or 1.0)
+    rest = by_secret - direction[:, None] * (direction @ by_secret)
+    return rest

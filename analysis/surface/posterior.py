@@ -1,0 +1,104 @@
+"""The posterior of a figure: joint draws of the true values, and what is read from them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+LIMITS = (0.025, 0.975)
+"""Quantiles that draws are limited to for expectations."""
+_MOST_LOG = 200.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Posterior:
+    """The true figures of m configurations, given what was measured.
+
+    Attributes:
+        draws: [num_draws, m] joint draws, without the error that all configurations share. Compare configurations by
+            them.
+        common: [num_draws, 1] the shared error, from the choice of the secrets: a factor if `ratio`, else an addend.
+        ratio: whether secrets differ by factors, not by differences.
+        own_mean: [m] posterior means. If logarithms were modelled, they are the means of the draws limited to their
+            95 % interval, because the whole mean is infinite if the variances are hardly known.
+        operator: smooths other values of the figure.
+    """
+
+    draws: Array
+    common: Array
+    ratio: bool
+    own_mean: Array
+    operator: Smoother
+
+    def times(self, unit: float) -> Posterior:
+        """Return the posterior of the figure in another unit."""
+        return replace(
+            self,
+            draws=self.draws * unit,
+            common=self.common if self.ratio else self.common * unit,
+            own_mean=self.own_mean * unit,
+            operator=replace(self.operator, unit=unit),
+        )
+
+    @property
+    def absolute(self) -> Array:
+        """Return the draws with the shared error, for intervals of one configuration's figure. [num_draws, m]."""
+        return self.draws * self.common if self.ratio else self.draws + self.common  # a rate stays above 0
+
+    def expected(self, values: Array) -> Array:
+        """Return the posterior means, [..., m].
+
+        Args:
+            values: [..., m] measured means. Others than those that were fitted, such as redrawn ones, are smoothed with
+                the same hyperparameters, without fitting again.
+        """
+        return self.operator(values)
+
+    @property
+    def limited(self) -> Array:
+        """Return the draws, each limited to the 95 % interval of its configuration, for expectations."""
+        low, high = np.quantile(self.draws, LIMITS, axis=0)
+        return self.draws.clip(low, high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Smoother:
+    """A linear smoother of the modelled configurations' figures, or of their logarithms.
+
+    Attributes:
+        rows: [n] positions of the modelled configurations.
+        matrix: [n, n] smoother, the mean over the draws of the hyperparameters.
+        measured, expected: [n] the measured values and their posterior means on the modelled scale.
+        lowest: on a logarithmic scale, lower values are taken for this one.
+        logarithm: whether the modelled scale is the logarithm.
+        unit: the unit of the figure in which it was modelled.
+    """
+
+    rows: NDArray[np.intp]
+    matrix: Array
+    measured: Array
+    expected: Array
+    lowest: float
+    logarithm: bool
+    unit: float = 1.0
+
+    def __call__(self, values: Array) -> Array:
+        """Smooth values, [..., m]. The values of configurations that are not modelled stay."""
+        smooth: Array = np.array(values, dtype=np.float64)
+        some = smooth[..., self.rows] / self.unit
+        if self.logarithm:
+            some = np.log(np.maximum(some, math.exp(self.lowest)))
+        moved = self.expected + (some - self.measured) @ self.matrix.T
+        smooth[..., self.rows] = self.unit * (bounded_exp(moved) if self.logarithm else moved)
+        return smooth
+
+
+def bounded_exp(logarithms: Array) -> Array:
+    """Return the exponential, clipped to the range of doubles that can be squared."""
+    exponential: Array = np.exp(np.clip(logarithms, -_MOST_LOG, _MOST_LOG))
+    return exponential
