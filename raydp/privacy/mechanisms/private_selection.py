@@ -15,7 +15,8 @@ from raydp.privacy.accounting.events import PoissonGaussian, PrivacyTarget
 from raydp.privacy.accounting.profile import DELTAS
 from raydp.privacy.accounting.rdp import RDPAccountant
 from raydp.privacy.accounting.root_search import CalibrationError
-from raydp.privacy.mechanisms.tuning import NumRuns, tuned_epsilon, tuned_epsilons
+from raydp.privacy.mechanisms.num_runs import NumRuns
+from raydp.privacy.mechanisms.tuning import BOUNDS, tuned_epsilon, tuned_epsilons
 
 TOLERANCE = 1e-3
 """Largest relative gap between the tuned ε and the target."""
