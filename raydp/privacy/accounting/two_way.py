@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _POINTS = 6000
 _SMALLEST_DELTA = 1e-13
+_MAX_EPSILON = 700.0
+"""Where e^ε overflows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +48,8 @@ class TwoWayProfile:
         """
         import numpy as np
 
-        # Above 700 e^ε overflows. The bound at 700 holds there, and at -700 it is 1 in double precision.
-        size = np.minimum(np.abs(epsilons), 700.0)
+        # δ falls, so the bound at the largest ε holds above it. At its negative, δ is 1 in double precision.
+        size = np.minimum(np.abs(epsilons), _MAX_EPSILON)
         grid, at, shrink = np.exp(self.epsilons), np.exp(size), np.exp(-size)
         ahead = np.interp(at, grid, self.forward)
         behind = 1 - shrink + shrink * np.interp(at, grid, self.backward)
@@ -85,26 +87,28 @@ def two_way_profile(events: Sequence[PoissonGaussian]) -> TwoWayProfile:
     """
     import numpy as np
 
+    profiles = {event: _of_event(event) for event in dict.fromkeys(events)}
+    epsilons = max((profile.epsilons for profile in profiles.values()), key=lambda grid: float(grid[-1]))
+    # A sum of m profiles is rounded by less than m 2^-52.
+    shares = {event: events.count(event) / len(events) * (1 + len(events) * 2.0**-52) for event in profiles}
+    forward, backward = (
+        np.sum([shares[event] * profile.deltas(epsilons) for event, profile in of.items()], axis=0)
+        for of in (profiles, {event: profile.reversed() for event, profile in profiles.items()})
+    )
+    return TwoWayProfile(epsilons=epsilons, forward=forward, backward=backward)
+
+
+def _of_event(event: PoissonGaussian) -> TwoWayProfile:
+    """Return the profile of one event, up to the ε where δ is hardly above the accountant's rounding error."""
+    import numpy as np
+
     accountant = PLDAccountant()
-    last = max(_last_epsilon(accountant, event) for event in dict.fromkeys(events))
-    epsilons = last * np.linspace(0.0, 1.0, _POINTS) ** 1.5  # denser near 0, where profiles bend
-    forward, backward = np.zeros(len(epsilons)), np.zeros(len(epsilons))
-    for event in dict.fromkeys(events):
-        share = events.count(event) / len(events)
-        removed, added = accountant.both_deltas(event, epsilons)
-        forward += share * removed
-        backward += share * added
-    # A weighted sum of m profiles is rounded by less than m 2^-52.
-    slack = 1 + len(events) * 2.0**-52
-    return TwoWayProfile(epsilons=epsilons, forward=forward * slack, backward=backward * slack)
-
-
-def _last_epsilon(accountant: PLDAccountant, event: PoissonGaussian) -> float:
-    """Return the largest ε that the table needs: where δ is hardly above the accountant's rounding error."""
-    epsilon = accountant.epsilon(event, max(_SMALLEST_DELTA, accountant.smallest_delta(event)))
-    if not epsilon < 700:
+    last = accountant.epsilon(event, max(_SMALLEST_DELTA, accountant.smallest_delta(event)))
+    if not last < _MAX_EPSILON:
         raise AccountantError(
             f"noise_multiplier must be larger for a private selection by 'pld', got {event.noise_multiplier:.4g}: a "
-            f"single run has ε = {epsilon:.3g} at the smallest δ."
+            f"single run has ε = {last:.3g} at the smallest δ."
         )
-    return max(epsilon, 1e-6)
+    epsilons = max(last, 1e-6) * np.linspace(0.0, 1.0, _POINTS) ** 1.5  # denser near 0, where profiles bend
+    removed, added = accountant.both_deltas(event, epsilons)
+    return TwoWayProfile(epsilons=epsilons, forward=removed, backward=added)

@@ -1,24 +1,28 @@
 """The privacy profile of the best of a random number of runs, from the profile of one run.
 
-Setting. On data sets D and D', a run (its configuration, its model and a uniform number that breaks ties) has the
-distributions Q and Q'. Runs are ordered from worst to best; the order does not depend on the data. For an outcome y, let
-x = Q(outcomes up to y) and x' = Q'(outcomes up to y). Let f(x) = E[x^K]. The best of K runs is y with density
-Σ_k P[K = k] k x^(k-1) dQ(y) = f'(x) dQ(y). With K = 0 nothing is released, with the same probability on both data sets.
+Setting. On data sets D and D', one run has the distributions Q and Q'. A run is its configuration, its model and a
+uniform number that decides between equals, which is as good as taking the first of equals. Runs are ordered from worst
+to best, and the order does not depend on the data. For an outcome y, let x = Q(outcomes up to y) and
+x' = Q'(outcomes up to y). Let f(x) = E[x^K]. The best of K runs has the density Σ_k P[K = k] k x^(k-1) = f'(x) with
+respect to Q. With K = 0 nothing is released, and this has the same probability on both data sets.
 
-Theorem. Let δ be the profile of one run, δ(ε) = sup_S Q(S) - e^ε Q'(S), and let t(x) <= x' for every order, as
-`TwoWayProfile.largest` gives for the outcomes above y. Take the least concave curve through (0, 0) and above all points
-(b, a) = (f'(t(x)), f'(x)), 0 <= x <= 1. Let its pieces rise by r_1, r_2, ... (in sum E[K]) with falling slopes
-λ_1 > λ_2 > ... Then the profile of the best of K runs is at every ε at most Σ_j r_j δ(ε - ln λ_j).
+Theorem. Let δ(ε) = sup_S Q(S) - e^ε Q'(S) be the profile of one run, for ε of any sign. Let t(x) be a lower bound on x'
+that holds for every order; `TwoWayProfile.largest` gives one. Take the least concave curve from (0, 0) that lies above
+all points (b, a) = (f'(t(x)), f'(x)) with 0 <= x <= 1. Let the pieces of the curve rise by r_1, r_2, ..., E[K] in sum,
+with falling slopes λ_1 > λ_2 > ... Then the profile of the best of K runs is at most Σ_j r_j δ(ε - ln λ_j).
 
-Proof. f' does not fall, so f'(x') >= f'(t(x)). With z = dQ'/dQ at y, the best of K runs has the profile
-∫ (f'(x) - e^ε z f'(x'))+ dQ <= ∫ φ(e^ε z) dQ, with φ(s) = sup over x of (f'(x) - s f'(t(x)))+. The supremum of a - s b
-over points (b, a) and the origin is attained on the concave curve, from whose pieces with λ_j > s it sums
-r_j - s r_j / λ_j. So φ(s) <= Σ_j r_j (1 - s / λ_j)+, and ∫ (1 - e^ε z / λ_j)+ dQ = δ(ε - ln λ_j). Where Q' has mass
-that Q has not, the integrand is not positive. ∎
+Proof. Let z = dQ'/dQ at y. The profile of the best of K runs is the integral of (f'(x) - e^ε z f'(x'))+ over Q. Where
+Q' has mass and Q has none, nothing is added. As f' does not fall, f'(x') >= f'(t(x)). So the integrand is at most
+φ(e^ε z), where φ(s) is the largest a - s b over the points (b, a) and (0, 0). This maximum is attained at the corner of
+the concave curve where its slope falls below s. The pieces up to this corner are those with λ_j > s, and each adds
+r_j - s r_j / λ_j. So φ(s) = Σ_j r_j (1 - s / λ_j)+ for the curve. The integral of (1 - e^ε z / λ_j)+ over Q is
+δ(ε - ln λ_j). ∎
 
-The theorem with one piece, slope λ_1 = max f'(x) / f'(t(x)) and rise E[K], is the bound of Koskela, Redberg and Wang
-2024, whose ln λ_1 is bounded by one (ε, δ) pair of the run. So the bound here is never larger. An upper bound in place of
-δ keeps the bound valid, and so does a grid: a cell (x_i, x_(i+1)) has a <= f'(x_(i+1)) and b >= f'(t(x_i)).
+Numerics. An upper bound in place of δ keeps the theorem valid. So does a grid of x if the point of a cell from x_i to
+x_(i+1) is (f'(t(x_i)), f'(x_(i+1))), because f' and t do not fall.
+
+With one piece, of slope λ_1 = max f'(x) / f'(t(x)) and rise E[K], the sum is E[K] δ(ε - ln λ_1). This is the bound of
+Koskela, Redberg and Wang 2024 with the best ln λ_1 that the whole profile gives. The theorem is never above this bound.
 """
 
 from __future__ import annotations

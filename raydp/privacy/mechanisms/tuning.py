@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 from raydp.privacy.accounting.base import AccountantError
@@ -13,10 +13,14 @@ from raydp.privacy.mechanisms.num_runs import NumRuns
 from raydp.privacy.mechanisms.renyi_orders import Curve, smallest
 from raydp.privacy.mechanisms.selection_profile import profile_epsilons
 
+BOUNDS: dict[str, str] = {
+    "pld": "privacy profiles (raydp.privacy.mechanisms.selection_profile; Koskela, Redberg and Wang 2024)",
+    "rdp": "Rényi divergences (Papernot and Steinke 2022)",
+}
+"""Accountants that can bound a private selection, with the bound in words."""
 
-def tuned_epsilon(
-    events: Sequence[PoissonGaussian], num_runs: NumRuns, delta: float, accountant: str = "rdp"
-) -> float:
+
+def tuned_epsilon(events: Sequence[PoissonGaussian], num_runs: NumRuns, delta: float, accountant: str = "rdp") -> float:
     """Return an upper bound on ε of releasing only the best of K runs, each of a configuration drawn from `events`.
 
     Args:
@@ -47,12 +51,19 @@ def tuned_epsilons(
         raise ValueError("events must hold at least one configuration, got none. Pass what a run may release.")
     for delta in deltas:
         check_delta(delta)
-    if accountant not in _BOUNDS:
+    check_bound(accountant)
+    if accountant == "pld":
+        return profile_epsilons(events, num_runs, deltas)
+    return renyi_epsilons(events, num_runs, deltas)
+
+
+def check_bound(accountant: str, *, field: str = "accountant") -> None:
+    """Raise ValueError if no bound for a private selection is known by this accountant."""
+    if accountant not in BOUNDS:
         raise ValueError(
-            f"accountant must be {' or '.join(_BOUNDS)} for a private selection, got {accountant!r}. The cost of the "
-            "choice is known for them alone: pld is the tighter one."
+            f"{field} must be {' or '.join(BOUNDS)} with tuning private_selection, got {accountant!r}. The cost of the "
+            "choice is known by these accountants alone: set it to pld, the tighter one."
         )
-    return _BOUNDS[accountant](events, num_runs, deltas)
 
 
 def renyi_epsilons(events: Sequence[PoissonGaussian], num_runs: NumRuns, deltas: Sequence[float]) -> list[float]:
@@ -84,14 +95,3 @@ def worst_curve(events: Sequence[PoissonGaussian]) -> Curve:
     """Return the largest composed Rényi divergence of the events, order by order."""
     curves = [RDPAccountant().divergence([event]) for event in dict.fromkeys(events)]
     return cache(lambda order: max(c(order) for c in curves))
-
-
-_BOUNDS: dict[str, Callable[[Sequence[PoissonGaussian], NumRuns, Sequence[float]], list[float]]] = {
-    "pld": lambda events, num_runs, deltas: profile_epsilons(events, num_runs, deltas),
-    "rdp": lambda events, num_runs, deltas: renyi_epsilons(events, num_runs, deltas),
-}
-BOUNDS: dict[str, str] = {
-    "pld": "privacy profiles (raydp.privacy.mechanisms.selection_profile; Koskela, Redberg and Wang 2024)",
-    "rdp": "Rényi divergences (Papernot and Steinke 2022)",
-}
-"""Accountants that can bound a private selection, with the bound in words."""
