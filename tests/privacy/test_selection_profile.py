@@ -20,7 +20,7 @@ from raydp.privacy import (
     TruncatedNegativeBinomial,
     tuned_epsilon,
 )
-from raydp.privacy.accounting.two_way import TwoWayProfile, two_way_profile
+from raydp.privacy.accounting.two_way import TwoWayProfile, _interval, two_way_profile
 from raydp.privacy.mechanisms.selection_profile import SelectionProfile, profile_epsilons
 from raydp.privacy.mechanisms.tuning import tuned_epsilons
 from raydp.selftest.checks.choice import generating
@@ -187,7 +187,7 @@ def test_profiles_of_configurations_are_averaged() -> None:
     at = np.linspace(0, 3, 50)
     mean = (2 * one.deltas(at) + two.deltas(at)) / 3
     assert both.deltas(at) == pytest.approx(mean, rel=2e-3)  # interpolation between 6,000 values of ε
-    removed, added = PLDAccountant().both_deltas(strong, at)
+    removed, added = PLDAccountant(_interval(strong)).both_deltas(strong, at)
     assert (two.deltas(at) >= removed - 1e-15).all()  # far within the allowance for rounding, 4e-14
     assert (two.reversed().deltas(at) >= added - 1e-15).all()
 
@@ -224,3 +224,13 @@ def test_what_cannot_be_bounded_is_an_error() -> None:
         profile_epsilons([event], geometric, [1e-5, 1e-14])
     with pytest.raises(ValueError, match="accountant must be pld or rdp with tuning private_selection, got 'prv'"):
         tuned_epsilon([event], geometric, 1e-5, "prv")
+
+
+@pytest.mark.parametrize(("rate", "sigma", "steps"), [(0.016, 0.489, 60), (0.01, 5.0, 1000), (0.3, 2.0, 10), (1, 4, 1)])
+def test_a_coarser_grid_costs_next_to_nothing(rate: float, sigma: float, steps: int) -> None:
+    """1e-4: what `_interval` allows."""
+    event = PoissonGaussian(sample_rate=rate, noise_multiplier=sigma, num_steps=steps)
+    fine, coarse = (
+        accountant.epsilon(event, 1e-5) for accountant in (PLDAccountant(), PLDAccountant(_interval(event)))
+    )
+    assert fine * (1 - 1e-9) <= coarse <= fine * (1 + 1e-4)

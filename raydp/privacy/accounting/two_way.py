@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -102,7 +103,7 @@ def _of_event(event: PoissonGaussian) -> TwoWayProfile:
     """Return the profile of one event, up to the ε where δ is hardly above the accountant's rounding error."""
     import numpy as np
 
-    accountant = PLDAccountant()
+    accountant = PLDAccountant(_interval(event))
     last = accountant.epsilon(event, max(_SMALLEST_DELTA, accountant.smallest_delta(event)))
     if not last < _MAX_EPSILON:
         raise AccountantError(
@@ -112,3 +113,13 @@ def _of_event(event: PoissonGaussian) -> TwoWayProfile:
     epsilons = max(last, 1e-6) * np.linspace(0.0, 1.0, _POINTS) ** 1.5  # denser near 0, where profiles bend
     removed, added = accountant.both_deltas(event, epsilons)
     return TwoWayProfile(epsilons=epsilons, forward=removed, backward=added)
+
+
+def _interval(event: PoissonGaussian) -> float:
+    """Return a spacing of the grid of losses that costs less than 1e-4 of ε, and is 1 to 50 times the default.
+
+    The default is slow where a step has large losses. A grid h apart adds about h²/6 to the variance of a step's loss,
+    which is about q² (e^(1/σ²) - 1) (Bu et al. 2020, Corollary 5.4). The result is an upper bound on any grid.
+    """
+    deviation = event.sample_rate * math.sqrt(math.expm1(min(event.noise_multiplier**-2, 20.0)))
+    return min(max(0.02 * deviation, PLDAccountant().interval), 5e-3)
