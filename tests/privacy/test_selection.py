@@ -150,6 +150,16 @@ def test_the_guarantee_is_that_of_the_choice_and_not_of_one_run(accountant: str,
         assert row["bound"] <= math.exp(epsilon) * row["false_positive_rate"] + 1e-5
 
 
+def test_a_delta_that_rounding_hides_has_a_reason_instead_of_an_epsilon() -> None:
+    """The rounding error of pld at T = 10^7 is 4.4e-9. The table of one run ends at four times this δ, and the choice
+    among ten at ten times the end of the table: 1.8e-7."""
+    many = PoissonGaussian(sample_rate=1e-3, noise_multiplier=20.0, num_steps=10_000_000)
+    said = selection_guarantee([many], DISTRIBUTIONS["geometric"], "pld")
+    assert [row["epsilon"] is None for row in said["profile"]] == [False] * 4 + [True] * 2
+    assert "below it double precision decides" in said["profile"][-1]["reason"]
+    assert "advantage" in said["attack"]
+
+
 def test_the_record_and_the_card_say_what_was_chosen_and_what_that_assumes() -> None:
     num_runs = DISTRIBUTIONS["geometric"]
     solved = calibrate_selection(requests(), num_runs)

@@ -21,7 +21,7 @@ from raydp.privacy import (
     tuned_epsilon,
 )
 from raydp.privacy.accounting.two_way import TwoWayProfile, _interval, two_way_profile
-from raydp.privacy.mechanisms.selection_profile import SelectionProfile, profile_epsilons
+from raydp.privacy.mechanisms.selection_profile import SelectionProfile, profile_epsilons, smallest_bounded_delta
 from raydp.privacy.mechanisms.tuning import tuned_epsilons
 from raydp.selftest.checks.choice import generating
 
@@ -220,8 +220,13 @@ def test_more_noise_never_costs_more() -> None:
 def test_what_cannot_be_bounded_is_an_error() -> None:
     event = PoissonGaussian(sample_rate=0.02, noise_multiplier=1.0, num_steps=60)
     geometric = DISTRIBUTIONS["geometric"]
-    with pytest.raises(AccountantError, match="delta must be larger for a private selection by 'pld', got 1e-14"):
+    with pytest.raises(AccountantError, match=r"delta must be >= .* for a private selection by 'pld', got 1e-14"):
         profile_epsilons([event], geometric, [1e-5, 1e-14])
+    smallest = smallest_bounded_delta([event], geometric)
+    assert math.isfinite(profile_epsilons([event], geometric, [smallest])[0])
+    loud = PoissonGaussian(sample_rate=1.0, noise_multiplier=0.2, num_steps=1)
+    with pytest.raises(AccountantError, match=r"no finite bound for these runs\. Use a larger noise_multiplier"):
+        tuned_epsilon([loud], PoissonRuns(mean=1000), 1e-5, "pld")
     with pytest.raises(ValueError, match="accountant must be pld or rdp with tuning private_selection, got 'prv'"):
         tuned_epsilon([event], geometric, 1e-5, "prv")
 

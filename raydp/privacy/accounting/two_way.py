@@ -99,12 +99,17 @@ def two_way_profile(events: Sequence[PoissonGaussian]) -> TwoWayProfile:
     return TwoWayProfile(epsilons=epsilons, forward=forward, backward=backward)
 
 
+def smallest_known_delta(event: PoissonGaussian) -> float:
+    """Return the δ where the table of an event ends: hardly above the rounding error of 'pld'."""
+    return max(_SMALLEST_DELTA, PLDAccountant().smallest_delta(event))
+
+
 def _of_event(event: PoissonGaussian) -> TwoWayProfile:
-    """Return the profile of one event, up to the ε where δ is hardly above the accountant's rounding error."""
+    """Return the profile of one event, up to the ε of `smallest_known_delta`."""
     import numpy as np
 
     accountant = PLDAccountant(_interval(event))
-    last = accountant.epsilon(event, max(_SMALLEST_DELTA, accountant.smallest_delta(event)))
+    last = accountant.epsilon(event, smallest_known_delta(event))
     if not last < _MAX_EPSILON:
         raise AccountantError(
             f"noise_multiplier must be larger for a private selection by 'pld', got {event.noise_multiplier:.4g}: a "

@@ -17,7 +17,8 @@ from raydp.privacy.accounting.events import PoissonGaussian, PrivacyTarget
 from raydp.privacy.accounting.profile import DELTAS
 from raydp.privacy.accounting.root_search import CalibrationError
 from raydp.privacy.mechanisms.num_runs import NumRuns
-from raydp.privacy.mechanisms.tuning import check_bound, tuned_epsilon, tuned_epsilons
+from raydp.privacy.mechanisms.selection_profile import smallest_bounded_delta
+from raydp.privacy.mechanisms.tuning import bounds_at, check_bound, tuned_epsilons
 
 TOLERANCE = 1e-3
 """Largest relative gap between the tuned ε and the target."""
@@ -105,20 +106,30 @@ def selection_guarantee(
 ) -> Guarantee:
     """Return the guarantee of the released model, in the form of `guarantee`: ε at several δ, and attack bounds.
 
+    A δ that is too small for the accountant has no ε but a reason, and no part in the attack bounds.
+
     The attack bounds follow from the (ε, δ) pairs of `tuned_epsilons` alone. So they are looser than the bounds of a
     single run, whose whole profile is known. At false positive rate α the true positive rate is at most
     min(e^ε α + δ, 1 - e^-ε (1 - δ - α)), and the advantage is at most (e^ε - 1 + 2δ) / (e^ε + 1).
 
     Source: Kairouz, Oh and Viswanath 2015 (Theorem 2.1 and Remark 2.1).
     """
-    deltas = [*_ATTACK_DELTAS, *DELTAS]
-    pairs = list(zip(tuned_epsilons(events, num_runs, deltas, accountant_name), deltas, strict=True))
+    smallest = smallest_bounded_delta(events, num_runs) if accountant_name == "pld" else 0.0
+    deltas = [delta for delta in dict.fromkeys((*_ATTACK_DELTAS, *DELTAS)) if delta >= smallest]
+    known = dict(zip(deltas, tuned_epsilons(events, num_runs, deltas, accountant_name), strict=True))
+    pairs = [(epsilon, delta) for delta, epsilon in known.items()]
+    reason = f"delta must be >= {smallest:.1e} for a private selection by 'pld': below it double precision decides"
     rates: list[AttackRow] = [
         {"false_positive_rate": a, "bound": min(_power(a, *pair) for pair in pairs)} for a in FALSE_POSITIVE_RATES
     ]
     return {
         "accountant": accountant_name,
-        "profile": [{"delta": delta, "epsilon": epsilon} for epsilon, delta in pairs[len(_ATTACK_DELTAS) :]],
+        "profile": [
+            {"delta": delta, "epsilon": known[delta]}
+            if delta in known
+            else {"delta": delta, "epsilon": None, "reason": reason}
+            for delta in DELTAS
+        ],
         "gdp_mu": None,
         "gdp_mu_reason": "the best of a random number of runs has bounds at single δ only",
         "attack": {
@@ -150,7 +161,7 @@ def _factor(
     """
 
     def tuned(factor: float) -> float:
-        return tuned_epsilon(_events(alone, factor), num_runs, target.delta, accountant_name)
+        return bounds_at(_events(alone, factor), num_runs, [target.delta], accountant_name)[0]
 
     low, high = 1.0, 1.0
     above, moved = math.inf, list[str]()

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 
 from raydp.privacy.accounting.base import AccountantError
 from raydp.privacy.accounting.events import PoissonGaussian
-from raydp.privacy.accounting.two_way import TwoWayProfile, two_way_profile
+from raydp.privacy.accounting.two_way import TwoWayProfile, smallest_known_delta, two_way_profile
 from raydp.privacy.mechanisms.num_runs import NumRuns
 
 if TYPE_CHECKING:
@@ -120,22 +120,27 @@ def _concave(b: NDArray[np.float64], a: NDArray[np.float64]) -> tuple[NDArray[np
     return xs, ys
 
 
+def smallest_bounded_delta(events: Sequence[PoissonGaussian], num_runs: NumRuns) -> float:
+    """Return the smallest δ at which the theorem gives an ε: E[K] times that of one run, and a little for rounding."""
+    return 1.01 * num_runs.mean * max(smallest_known_delta(event) for event in events)
+
+
 def profile_epsilons(events: Sequence[PoissonGaussian], num_runs: NumRuns, deltas: Sequence[float]) -> list[float]:
     """Return an upper bound on ε at each δ of the best of K runs, by the theorem and accountant 'pld'.
 
-    Both directions of adjacency are computed, and the larger ε is returned.
+    Both directions of adjacency are computed, and the larger ε is returned. It is inf where f' leaves double precision.
 
     Raises:
         AccountantError: a δ is too small for double precision, or 'pld' cannot handle an event.
 
     Source: the theorem of this module, which tightens Koskela, Redberg and Wang 2024.
     """
+    smallest = smallest_bounded_delta(events, num_runs)
+    if min(deltas, default=1.0) < smallest:
+        raise AccountantError(
+            f"delta must be >= {smallest:.1e} for a private selection by 'pld', got {min(deltas)}. Below it double "
+            "precision decides; use a larger delta or accountant 'rdp'."
+        )
     run = two_way_profile(events)
     both = [SelectionProfile.of(direction, num_runs) for direction in (run, run.reversed())]
-    bounds = [max(profile.epsilon(delta) for profile in both) for delta in deltas]
-    if math.inf in bounds:
-        raise AccountantError(
-            f"delta must be larger for a private selection by 'pld', got {min(deltas)}. Below it double precision "
-            "decides; use a larger delta or accountant 'rdp'."
-        )
-    return bounds
+    return [max(profile.epsilon(delta) for profile in both) for delta in deltas]

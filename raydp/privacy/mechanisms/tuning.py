@@ -51,6 +51,16 @@ def tuned_epsilons(
         raise ValueError("events must hold at least one configuration, got none. Pass what a run may release.")
     for delta in deltas:
         check_delta(delta)
+    bounds = bounds_at(events, num_runs, deltas, accountant)
+    if math.inf in bounds:
+        raise AccountantError("private_selection has no finite bound for these runs. Use a larger noise_multiplier.")
+    return bounds
+
+
+def bounds_at(
+    events: Sequence[PoissonGaussian], num_runs: NumRuns, deltas: Sequence[float], accountant: str
+) -> list[float]:
+    """Return `tuned_epsilons`, with inf where there is no finite bound."""
     check_bound(accountant)
     if accountant == "pld":
         return profile_epsilons(events, num_runs, deltas)
@@ -69,10 +79,8 @@ def check_bound(accountant: str, *, field: str = "accountant") -> None:
 def renyi_epsilons(events: Sequence[PoissonGaussian], num_runs: NumRuns, deltas: Sequence[float]) -> list[float]:
     """Return an upper bound on ε at each δ of the best of K runs, by Rényi divergences.
 
-    A draw among configurations has at most the largest of their divergences at each order (quasi-convexity).
-
-    Raises:
-        AccountantError: no order gives a finite bound.
+    A draw among configurations has at most the largest of their divergences at each order (quasi-convexity). ε is inf
+    where no order gives a finite bound.
 
     Source: Papernot and Steinke 2022 (Theorems 2 and 6); Balle et al. 2020 (Theorem 21) for the conversion.
     """
@@ -85,10 +93,7 @@ def renyi_epsilons(events: Sequence[PoissonGaussian], num_runs: NumRuns, deltas:
     def bound(delta: float) -> float:
         return smallest(lambda o: divergence(o) - math.log(delta * o) / (o - 1) + math.log1p(-1 / o))
 
-    bounds = [bound(delta) for delta in deltas]
-    if math.inf in bounds:
-        raise AccountantError("private_selection has no finite bound for these runs. Use a larger noise_multiplier.")
-    return [max(0.0, value) for value in bounds]
+    return [max(0.0, bound(delta)) for delta in deltas]
 
 
 def worst_curve(events: Sequence[PoissonGaussian]) -> Curve:

@@ -69,7 +69,8 @@ def _exact(num_runs: NumRuns) -> float:
 def _masses(edges: Masses, mean: float) -> Masses:
     """Return the probabilities of cells under N(mean, 1), each half of the line by its own tail."""
     lower, upper = np.diff(stats.norm.cdf(edges, mean)), -np.diff(stats.norm.sf(edges, mean))
-    return np.where(edges[1:] <= mean, lower, upper)
+    masses: Masses = np.where(edges[1:] <= mean, lower, upper)
+    return masses
 
 
 def _epsilon(p: Masses, q: Masses) -> float:
