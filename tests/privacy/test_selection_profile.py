@@ -231,7 +231,9 @@ def test_what_cannot_be_bounded_is_an_error() -> None:
         tuned_epsilon([event], geometric, 1e-5, "prv")
 
 
-@pytest.mark.parametrize(("rate", "sigma", "steps"), [(0.016, 0.489, 60), (0.01, 5.0, 1000), (0.3, 2.0, 10), (1, 4, 1)])
+@pytest.mark.parametrize(
+    ("rate", "sigma", "steps"), [(0.016, 0.489, 60), (0.01, 5.0, 1000), (0.3, 2.0, 10), (1, 4, 1), (0.001, 0.3, 1000)]
+)
 def test_a_coarser_grid_costs_next_to_nothing(rate: float, sigma: float, steps: int) -> None:
     """1e-4: what `_interval` allows."""
     event = PoissonGaussian(sample_rate=rate, noise_multiplier=sigma, num_steps=steps)

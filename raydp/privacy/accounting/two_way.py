@@ -121,10 +121,10 @@ def _of_event(event: PoissonGaussian) -> TwoWayProfile:
 
 
 def _interval(event: PoissonGaussian) -> float:
-    """Return a spacing of the grid of losses that costs less than 1e-4 of ε, and is 1 to 50 times the default.
+    """Return a spacing of the grid of losses that costs less than 1e-4 of ε, and is 1 to 20 times the default.
 
     The default is slow where a step has large losses. A grid h apart adds about h²/6 to the variance of a step's loss,
     which is about q² (e^(1/σ²) - 1) (Bu et al. 2020, Corollary 5.4). The result is an upper bound on any grid.
     """
     deviation = event.sample_rate * math.sqrt(math.expm1(min(event.noise_multiplier**-2, 20.0)))
-    return min(max(0.02 * deviation, PLDAccountant().interval), 5e-3)
+    return min(max(0.02 * deviation, PLDAccountant().interval), 2e-3)

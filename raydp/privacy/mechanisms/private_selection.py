@@ -174,7 +174,7 @@ def _factor(
             )
     while epsilon < (1 - TOLERANCE) * target.epsilon and high / low > 1 + 1e-9:
         share = 0.5
-        if epsilon > 0 and above < math.inf and len(set(moved[-2:])) != 1:
+        if epsilon > 0 and above < math.inf and moved[-2:] not in (["low"] * 2, ["high"] * 2):
             share = math.log(above / target.epsilon * (1 + TOLERANCE / 2)) / math.log(above / epsilon)
         middle = low * (high / low) ** min(max(share, 0.02), 0.98)
         if (at_middle := tuned(middle)) <= target.epsilon:
