@@ -24,8 +24,9 @@ TOLERANCE = 1e-3
 """Largest relative gap between the tuned ε and the target."""
 
 MAX_FACTOR = 2.0**20
-# Part of the cache's key: raise the number whenever a change here or in `tuning` can change a result.
-_ALGORITHM_VERSION = 2
+# Part of the cache's key: raise the number whenever a change here, in `tuning` or in the modules of the bounds can
+# change a result.
+_ALGORITHM_VERSION = 3
 _ATTACK_DELTAS = (*(k / 20 for k in range(19, 2, -1)), *(10 ** (-k / 4) for k in range(4, 41)))
 """0.95 to 1e-10: the δ from which the attacker's bounds are computed."""
 
