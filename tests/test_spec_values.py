@@ -145,7 +145,7 @@ BAD = {
     ),
     "private selection by prv": (
         {"privacy": {**SELECTION, "accountant": "prv"}},
-        r"privacy.accountant must be rdp with tuning private_selection, got 'prv'",
+        r"privacy.accountant must be pld or rdp with tuning private_selection, got 'prv'",
     ),
     "private selection by a score": (
         {"privacy": SELECTION, "select": {"score": "vmr_exact", "rule": "procedure"}},
@@ -182,6 +182,18 @@ BAD = {
     "η of Poisson": (
         {"privacy": {**SELECTION, "num_runs": {"distribution": "poisson", "eta": 1.0}}},
         r"privacy.num_runs.eta must be left out with distribution poisson, got 1",
+    ),
+    "trials of a geometric number": (
+        {"privacy": {**SELECTION, "num_runs": {"trials": 20}}},
+        r"privacy.num_runs.trials must be left out with distribution truncated_negative_binomial, got 20",
+    ),
+    "binomial without trials": (
+        {"privacy": {**SELECTION, "accountant": "pld", "num_runs": {"distribution": "binomial"}}},
+        r"privacy.num_runs.trials must be an integer > mean 10 with distribution binomial, got None",
+    ),
+    "binomial by rdp": (
+        {"privacy": {**SELECTION, "num_runs": {"distribution": "binomial", "trials": 20}}},
+        r"privacy.accountant must be pld with num_runs.distribution binomial, got 'rdp'",
     ),
     "repeated seeds": ({"seeds": [0, 0]}, r"seeds must be distinct"),
     "missing file": (

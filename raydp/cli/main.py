@@ -184,7 +184,7 @@ def profile(
         str | None, typer.Option(help="prv, pld or rdp: the table's. By default the sweep's own, or prv.")
     ] = None,
     expected_runs: Annotated[
-        float | None, typer.Option(help="Also ε of releasing only the best of about this many runs, by rdp.")
+        float | None, typer.Option(help="Also ε of releasing only the best of about this many runs.")
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="FILE.html: the profile as a figure.")] = None,
     storage: Storage = "raydp_runs",

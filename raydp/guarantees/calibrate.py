@@ -202,7 +202,8 @@ def profile_of(
         deltas: comma-separated values of δ.
         accountant: the accountant of the main answer.
         expected_runs: also compute ε of releasing only the best of a random number of such runs. The number is
-            geometric with this mean, and the best is chosen on public data (see `raydp.privacy.tuned_epsilon`).
+            geometric with this mean, and the best is chosen on public data (see `raydp.privacy.tuned_epsilon`). It is
+            computed by rdp if `accountant` is rdp, and by pld otherwise: no other accountant has a bound.
 
     Raises:
         ValueError: a value is out of range.
@@ -232,11 +233,12 @@ def profile_of(
         }
         if expected_runs is not None:
             runs = TruncatedNegativeBinomial.with_mean(expected_runs, eta=1.0)
+            bound_by = "rdp" if accountant == "rdp" else "pld"
             answer["best_of"] = {
                 "expected_runs": expected_runs,
                 "distribution": "geometric",
-                "accountant": "rdp",
-                "epsilons": [tuned_epsilon([event], runs, delta) for delta in values],
+                "accountant": bound_by,
+                "epsilons": [tuned_epsilon([event], runs, delta, bound_by) for delta in values],
             }
         return answer
 
@@ -249,8 +251,9 @@ def show_profile(answer: WholeProfile, expected_runs: float | None) -> None:
         for r in by_delta
     ]
     if expected_runs is not None and "best_of" in answer:
-        for row, epsilon in zip(rows, answer["best_of"]["epsilons"], strict=True):
-            row[f"best of about {expected_runs:g} (rdp)"] = epsilon
+        best_of = answer["best_of"]
+        for row, epsilon in zip(rows, best_of["epsilons"], strict=True):
+            row[f"best of about {expected_runs:g} ({best_of['accountant']})"] = epsilon
     print_table("ε at each δ, by accountant", rows)
     stdout.print(f"gdp_mu: {answer['gdp_mu'] if answer['gdp_mu'] is not None else answer['gdp_mu_reason']}")
     attack = answer["attack"]

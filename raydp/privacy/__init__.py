@@ -10,10 +10,11 @@ from raydp.privacy.accounting.prv import PRVAccountant
 from raydp.privacy.accounting.rdp import RDPAccountant
 from raydp.privacy.accounting.root_search import CalibrationError
 from raydp.privacy.mechanisms.data_sets import DataSetsRecord, SetEpsilon, data_sets_record, epsilons_of_sets
+from raydp.privacy.mechanisms.num_runs import BinomialRuns, NumRuns, PoissonRuns, TruncatedNegativeBinomial
 from raydp.privacy.mechanisms.one_run import Guesses, OneRunBound, one_run_bound, one_run_p_value
 from raydp.privacy.mechanisms.private_selection import SelectionCalibration, calibrate_selection, selection_guarantee
 from raydp.privacy.mechanisms.reference import WeightedSets, excess_risk_bounds
-from raydp.privacy.mechanisms.tuning import NumRuns, PoissonRuns, TruncatedNegativeBinomial, tuned_epsilon
+from raydp.privacy.mechanisms.tuning import tuned_epsilon
 from raydp.privacy.records.card import card_markdown, remarks
 from raydp.privacy.records.card_content import LedgerSummary, PrivacyCard, ReleasedTogether, Searched
 from raydp.privacy.records.guarantee import attack_summary, composed, guarantee, profile_rows
@@ -32,6 +33,7 @@ __all__ = [
     "AccountantError",
     "AccountedEpsilon",
     "AttackBounds",
+    "BinomialRuns",
     "Calibration",
     "CalibrationError",
     "CalibrationRequest",

@@ -12,6 +12,7 @@ from raydp.selftest.checks.accounting import accounting_checks
 from raydp.selftest.checks.adaptive import adaptive_checks
 from raydp.selftest.checks.audit import audit_check
 from raydp.selftest.checks.choice import choice_checks
+from raydp.selftest.checks.choice_profiles import choice_profile_checks
 from raydp.selftest.checks.cuts import cut_checks
 from raydp.selftest.checks.descent import descent_checks
 from raydp.selftest.checks.divisions import division_checks
@@ -80,6 +81,7 @@ def run_selftest(spec: SweepSpec | None, progress: Callable[[str], None] | None 
     checks += accounting_checks()
     say("price of a choice")
     checks += choice_checks()
+    checks += choice_profile_checks()
     say("held-out rows and users")
     checks += division_checks()
     say("audit with a canary")

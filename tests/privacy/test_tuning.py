@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from scipy.special import logsumexp
 
 from raydp.privacy import PoissonGaussian, RDPAccountant
-from raydp.privacy.mechanisms.tuning import NumRuns, PoissonRuns, TruncatedNegativeBinomial, tuned_epsilon
+from raydp.privacy.mechanisms.num_runs import NumRuns, PoissonRuns, TruncatedNegativeBinomial
+from raydp.privacy.mechanisms.tuning import tuned_epsilon
 
 ETAS = st.sampled_from([-0.5, 0.0, 0.5, 1.0, 3.0])
 MEANS = st.floats(1.2, 30.0)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from raydp.methods.output_perturbation import OutputPerturbation
-from raydp.privacy.accounting import base, pld, prv
-from raydp.privacy.mechanisms import tuning
+from raydp.privacy.accounting import base, pld, prv, two_way
+from raydp.privacy.mechanisms import num_runs, selection_profile, tuning
 from raydp.privacy.records import record
 from raydp.selftest.checks import accounting, choice
 from raydp.selftest.checks.accounting import (
@@ -24,6 +24,7 @@ from raydp.selftest.checks.accounting import (
     together_check,
 )
 from raydp.selftest.checks.choice import choice_checks
+from raydp.selftest.checks.choice_profiles import choice_profile_checks
 from raydp.selftest.checks.descent import descent_checks
 from raydp.selftest.checks.divisions import division_checks
 from raydp.sweep.engine import recorder
@@ -43,11 +44,12 @@ GUARANTEE = sys.modules["raydp.privacy.records.guarantee"]
 DISTINCT = "list(dict.fromkeys({}))"
 OF_USERS = {"users in a unit", "units of a user", "rows of a user in their unit"}
 REMAINDER = "bits of labels and the remainder of K"
+BY_PROFILES = {"Poisson", "binomial", "η = -0.5", "η = 0", "η = 1"}
 LOG_MEAN = (" + math.log(self.mean) / (order - 1)", "")
 
 
 def test_without_a_fault_nothing_fails() -> None:
-    checks = [*accounting_checks(), *choice_checks(), *division_checks()]
+    checks = [*accounting_checks(), *choice_checks(), *choice_profile_checks(), *division_checks()]
     for method in (OutputPerturbation(max_input_norm=1e3, weight_decay=1e3), OutputPerturbation(weight_decay=0)):
         checks += descent_checks(method)
     assert [c for c in checks if not c.passed] == []
@@ -126,15 +128,15 @@ def test_an_estimate_of_prv_that_is_no_bound(monkeypatch: pytest.MonkeyPatch, pl
 @pytest.mark.parametrize(
     ("owner", "name", "change", "caught"),
     [
-        (tuning.TruncatedNegativeBinomial, "cost", LOG_MEAN,
+        (num_runs.TruncatedNegativeBinomial, "cost", LOG_MEAN,
          {f"price of a choice (η = {eta})" for eta in ("-0.5", "0", "1")}),
-        (tuning.PoissonRuns, "cost", LOG_MEAN, {"price of a choice (Poisson)"}),
-        (tuning.TruncatedNegativeBinomial, "cost", ("(1 + self.eta) * second", "second"),
+        (num_runs.PoissonRuns, "cost", LOG_MEAN, {"price of a choice (Poisson)"}),
+        (num_runs.TruncatedNegativeBinomial, "cost", ("(1 + self.eta) * second", "second"),
          {"price of a better outcome that is rarer (η = 1)"}),
-        (tuning.PoissonRuns, "cost", ("log1p(1 / (order - 1))", "log1p(2 / (order - 1))"),
+        (num_runs.PoissonRuns, "cost", ("log1p(1 / (order - 1))", "log1p(2 / (order - 1))"),
          {"price of a better outcome that is rarer (Poisson)"}),
-        (tuning.PoissonRuns, "cost", ("self.mean * _delta", "_delta"), {"ε of a choice (Poisson)"}),
-        (tuning, "tuned_epsilons", (" + num_runs.cost(order, curve)", ""), {"ε of a choice (Poisson)"}),
+        (num_runs.PoissonRuns, "cost", ("self.mean * smallest_delta", "smallest_delta"), {"ε of a choice (Poisson)"}),
+        (tuning, "renyi_epsilons", (" + num_runs.cost(order, curve)", ""), {"ε of a choice (Poisson)"}),
     ],
     ids=["log E[K]", "log E[K], Poisson", "1 + η", "ε̂", "E[K], Poisson", "no price"],
 )  # fmt: skip
@@ -143,6 +145,27 @@ def test_a_choice_that_is_too_cheap(
 ) -> None:
     rewrite(monkeypatch, owner, name, change)
     assert caught <= failed_of(choice_checks)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "change", "caught"),
+    [
+        (selection_profile.SelectionProfile, "delta", ("epsilon - self.log_slopes", "epsilon - 0 * self.log_slopes"),
+         BY_PROFILES),
+        (selection_profile.SelectionProfile, "delta", ("self.rises @", "self.rises / self.rises.sum() @"), BY_PROFILES),
+        (two_way.TwoWayProfile, "largest", (" + backward[best]", ""), BY_PROFILES - {"η = 0", "η = -0.5"}),
+        (selection_profile, "profile_epsilons", ("(run, run.reversed())", "(run.reversed(),)"), BY_PROFILES),
+        (num_runs.TruncatedNegativeBinomial, "log_slope", ("(self.eta + 1)", "0.8 * (self.eta + 1)"), {"η = 1"}),
+        (num_runs.BinomialRuns, "log_slope", ("(self.trials - 1)", "(self.trials - 3)"), {"binomial"}),
+    ],
+    ids=["no shift", "E[K]", "no δ'", "one direction alone", "η", "trials"],
+)  # fmt: skip
+def test_a_choice_that_is_too_cheap_by_profiles(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, change: tuple[str, str], caught: set[str]
+) -> None:
+    rewrite(monkeypatch, owner, name, change)
+    monkeypatch.setattr(tuning, "profile_epsilons", selection_profile.profile_epsilons)
+    assert {f"ε of a choice by profiles ({kind})" for kind in caught} <= failed_of(choice_profile_checks)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raydp.privacy import PoissonGaussian, PoissonRuns, TruncatedNegativeBinomial, tuned_epsilon
+from raydp.privacy import (
+    BinomialRuns,
+    PoissonGaussian,
+    PoissonRuns,
+    PrivateSelectionRecord,
+    TruncatedNegativeBinomial,
+    tuned_epsilon,
+)
+from raydp.privacy.mechanisms.tuning import BOUNDS
 from raydp.spec.document import SweepSpec, load_spec
 from raydp.sweep.api import select
 from raydp.sweep.engine.context import SweepContext
@@ -103,25 +111,44 @@ def test_what_names_a_run_does_not_tell_its_place_in_the_order() -> None:
     assert last == pytest.approx(1 / 3, abs=5 * np.sqrt(2 / 9 / len(three)))
 
 
-def test_every_run_has_the_noise_at_which_the_choice_meets_the_target(tmp_path: Path) -> None:
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_every_run_has_the_noise_at_which_the_choice_meets_the_target(tmp_path: Path, accountant: str) -> None:
     spec = spec_of(tmp_path)
+    spec = spec.model_copy(update={"privacy": spec.privacy.model_copy(update={"accountant": accountant})})
     plan, after = plan_of(spec)
     events = [
         PoissonGaussian(sample_rate=32 / 2000, noise_multiplier=t.noise_multiplier, num_steps=t.num_steps)
         for t in plan.trials
     ]
-    epsilon = tuned_epsilon(events, num_runs_of(spec), plan.delta)
+    epsilon = tuned_epsilon(events, num_runs_of(spec), plan.delta, accountant)
     assert 0.998 * 8 < epsilon <= 8
     noise = {t.num_steps: t.noise_multiplier for t in plan.trials}
     for trial in after.trials:
         record = after.privacy[trial.run_id]
         assert trial.noise_multiplier == noise[trial.num_steps]
+        assert record.accounted.accountant == accountant
         assert record.private_selection is not None
+        assert record.private_selection.bound == BOUNDS[accountant]
         assert record.accounted.epsilon == epsilon > record.private_selection.single_run_epsilon
     rows = plan.rows()
     assert [row["epsilon"] for row in rows] == [epsilon] * 3
     assert "a truncated negative binomial distribution with mean 4 and η = 1, each" in str(plan.selection)
     assert "uniformly from these 3;" in str(plan.selection)
+
+
+def test_a_binomial_number_of_runs_is_drawn_and_told(tmp_path: Path) -> None:
+    num_runs = {"distribution": "binomial", "mean": 4, "trials": 8}
+    privacy = {**PRIVACY, "accountant": "pld", "num_runs": num_runs}
+    spec = load_spec(small_spec(tmp_path, privacy=privacy, space=SPACE, select={"score": "vmr_exact"}))
+    assert num_runs_of(spec) == BinomialRuns(mean=4, trials=8)
+    assert spec.privacy.model_dump()["num_runs"] == num_runs
+    plan, after = plan_of(spec)
+    assert "a binomial distribution with mean 4 of at most 8 runs, each" in str(plan.selection)
+    record = next(iter(plan.privacy.values())).private_selection
+    assert record is not None
+    assert (record.eta, record.trials) == (None, 8)
+    assert PrivateSelectionRecord.from_json(record.to_json()) == record
+    assert len(after.trials) <= 8
 
 
 def test_private_held_out_data_is_refused_with_what_to_change(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tests.sweep.undisturbed import runs_in
 
 PRIVACY = {
     "target_epsilon": 8,
-    "accountant": "rdp",
+    "accountant": "pld",
     "noise_key": "test",  # under which this distribution gives 3 runs
     "tuning": "private_selection",
     "num_runs": {"mean": 3},

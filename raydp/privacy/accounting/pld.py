@@ -54,11 +54,27 @@ class PLDAccountant(Accountant):
         """
         import numpy as np
 
-        events = merged([event])
-        values = np.maximum(*(_deltas(pmf, epsilons) for pmf in _directions(self._composed(events))))
-        # Up to 10^7 terms are summed one by one, with a relative error of at most 1e-9.
-        bounds: NDArray[np.float64] = np.minimum(np.maximum(values, 0.0) * (1 + 1e-9) + rounding_error(events), 1.0)
+        bounds: NDArray[np.float64] = np.maximum(*self.both_deltas(event, epsilons))
         return bounds
+
+    def both_deltas(
+        self, event: PoissonGaussian, epsilons: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return `deltas` if an example is removed, and if one is added.
+
+        Raises:
+            AccountantError: as for epsilon.
+        """
+        import numpy as np
+
+        events = merged([event])
+        error = rounding_error(events)
+        # Up to 10^7 terms are summed one by one, with a relative error of at most 1e-9.
+        removed, added = (
+            np.minimum(np.maximum(_deltas(pmf, epsilons), 0.0) * (1 + 1e-9) + error, 1.0)
+            for pmf in _directions(self._composed(events))
+        )
+        return removed, added
 
     def smallest_delta(self, event: PoissonGaussian) -> float:
         """Return a δ far enough above the rounding error of the event's composition for ε to be known."""

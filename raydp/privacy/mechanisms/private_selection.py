@@ -7,24 +7,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from raydp.plugins.registries import resolve
 from raydp.privacy.accounting.attack import FALSE_POSITIVE_RATES
+from raydp.privacy.accounting.base import Accountant
 from raydp.privacy.accounting.cache import SolutionCache
 from raydp.privacy.accounting.calibration import Calibration, CalibrationRequest, calibrate_many
 from raydp.privacy.accounting.documents import AttackRow, Guarantee
 from raydp.privacy.accounting.events import PoissonGaussian, PrivacyTarget
 from raydp.privacy.accounting.profile import DELTAS
-from raydp.privacy.accounting.rdp import RDPAccountant
 from raydp.privacy.accounting.root_search import CalibrationError
-from raydp.privacy.mechanisms.tuning import NumRuns, tuned_epsilon, tuned_epsilons
+from raydp.privacy.mechanisms.num_runs import NumRuns
+from raydp.privacy.mechanisms.selection_profile import smallest_bounded_delta
+from raydp.privacy.mechanisms.tuning import bounds_at, check_bound, tuned_epsilons
 
 TOLERANCE = 1e-3
 """Largest relative gap between the tuned ε and the target."""
 
 MAX_FACTOR = 2.0**20
-# Part of the cache's key: raise the number whenever a change here or in `tuning` can change a result.
-_ALGORITHM_VERSION = 1
-_ATTACK_DELTAS = tuple(10 ** (-k / 4) for k in range(4, 41))
-"""1e-1 to 1e-10: the δ from which the attacker's bounds are computed."""
+# Part of the cache's key: raise the number whenever a change here, in `tuning` or in the modules of the bounds can
+# change a result.
+_ALGORITHM_VERSION = 3
+_ATTACK_DELTAS = (*(k / 20 for k in range(19, 2, -1)), *(10 ** (-k / 4) for k in range(4, 41)))
+"""0.95 to 1e-10: the δ from which the attacker's bounds are computed."""
 
 ASSUMED: tuple[str, ...] = (
     "the utility that the choice was made by is a function of the model and of public data alone",
@@ -53,47 +57,57 @@ class SelectionCalibration:
 def calibrate_selection(
     requests: Sequence[CalibrationRequest],
     num_runs: NumRuns,
+    accountant_name: str = "rdp",
     *,
     cache_dir: Path | str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SelectionCalibration:
     """Return noise multipliers at which the release of the best of K runs of random configurations meets the target.
 
-    Configurations are drawn uniformly. Each request is calibrated alone by 'rdp'; then one common factor raises every
-    σ.
+    Configurations are drawn uniformly. Each request is calibrated alone; then one common factor raises every σ.
 
     Args:
         requests: the configurations; all with one target.
         num_runs: the distribution of K.
+        accountant_name: "pld" or "rdp": of the single runs and of the choice.
         cache_dir: folder of solved problems; None computes always.
         progress: progress of the calibration of single runs.
 
     Guarantee:
-        `tuned_epsilon(events, num_runs, delta) <= target.epsilon`, evaluated at exactly the returned σ.
+        `tuned_epsilon(events, num_runs, delta, accountant_name) <= target.epsilon`, evaluated at exactly the returned
+        σ.
 
     Raises:
+        ValueError: no bound for a private selection is known by this accountant.
+        AccountantError: the accountant cannot handle a run or the distribution.
         CalibrationError: no factor up to 2^20 reaches the target: the mean is too large for such a small ε.
 
-    Source: Papernot and Steinke 2022 (Theorems 2 and 6).
+    Source: see `tuned_epsilon`.
     """
+    check_bound(accountant_name)
     (target,) = {request.target for request in requests}
-    alone = calibrate_many(requests, "rdp", cache_dir=cache_dir, progress=progress)
+    alone = calibrate_many(requests, accountant_name, cache_dir=cache_dir, progress=progress)
     store = None if cache_dir is None else SolutionCache(cache_dir)
     problem = _problem(alone, num_runs, target)
     solution = None if store is None else store.load(problem)
     if solution is None:
-        factor, epsilon = _factor(alone, num_runs, target)
+        factor, epsilon = _factor(alone, num_runs, target, accountant_name)
         solution = {"factor": factor, "epsilon": epsilon}
         if store is not None:
             store.save(problem, solution)
     events = _events(alone, solution["factor"])
-    own = {event: RDPAccountant().epsilon(event, target.delta) for event in set(events)}
+    accountant: Accountant = resolve("accountants", accountant_name, field="accountant")()
+    own = {event: accountant.epsilon(event, target.delta) for event in set(events)}
     runs = [replace(a, event=event, epsilon=own[event]) for a, event in zip(alone, events, strict=True)]
     return SelectionCalibration(runs=tuple(runs), epsilon=solution["epsilon"], factor=solution["factor"])
 
 
-def selection_guarantee(events: Sequence[PoissonGaussian], num_runs: NumRuns) -> Guarantee:
+def selection_guarantee(
+    events: Sequence[PoissonGaussian], num_runs: NumRuns, accountant_name: str = "rdp"
+) -> Guarantee:
     """Return the guarantee of the released model, in the form of `guarantee`: ε at several δ, and attack bounds.
+
+    A δ that is too small for the accountant has no ε but a reason, and no part in the attack bounds.
 
     The attack bounds follow from the (ε, δ) pairs of `tuned_epsilons` alone. So they are looser than the bounds of a
     single run, whose whole profile is known. At false positive rate α the true positive rate is at most
@@ -101,18 +115,26 @@ def selection_guarantee(events: Sequence[PoissonGaussian], num_runs: NumRuns) ->
 
     Source: Kairouz, Oh and Viswanath 2015 (Theorem 2.1 and Remark 2.1).
     """
-    pairs = list(zip(tuned_epsilons(events, num_runs, _ATTACK_DELTAS), _ATTACK_DELTAS, strict=True))
+    smallest = smallest_bounded_delta(events, num_runs) if accountant_name == "pld" else 0.0
+    deltas = [delta for delta in dict.fromkeys((*_ATTACK_DELTAS, *DELTAS)) if delta >= smallest]
+    known = dict(zip(deltas, tuned_epsilons(events, num_runs, deltas, accountant_name), strict=True))
+    pairs = [(epsilon, delta) for delta, epsilon in known.items()]
+    reason = f"delta must be >= {smallest:.1e} for a private selection by 'pld': below it double precision decides"
     rates: list[AttackRow] = [
         {"false_positive_rate": a, "bound": min(_power(a, *pair) for pair in pairs)} for a in FALSE_POSITIVE_RATES
     ]
-    profile = zip(DELTAS, tuned_epsilons(events, num_runs, DELTAS), strict=True)
     return {
-        "accountant": "rdp",
-        "profile": [{"delta": delta, "epsilon": epsilon} for delta, epsilon in profile],
+        "accountant": accountant_name,
+        "profile": [
+            {"delta": delta, "epsilon": known[delta]}
+            if delta in known
+            else {"delta": delta, "epsilon": None, "reason": reason}
+            for delta in DELTAS
+        ],
         "gdp_mu": None,
         "gdp_mu_reason": "the best of a random number of runs has bounds at single δ only",
         "attack": {
-            "accountant": "rdp",
+            "accountant": accountant_name,
             "advantage": min(1 - 2 * (1 - d) / (math.exp(min(e, 700.0)) + 1) for e, d in pairs),
             "true_positive_rates": rates,
         },
@@ -130,34 +152,46 @@ def _events(alone: Sequence[Calibration], factor: float) -> list[PoissonGaussian
     return [solved.event.with_noise(solved.noise_multiplier * factor) for solved in alone]
 
 
-def _factor(alone: Sequence[Calibration], num_runs: NumRuns, target: PrivacyTarget) -> tuple[float, float]:
-    """Return the factor and the tuned ε there. Bisection of ln factor; the upper end always meets the target."""
+def _factor(
+    alone: Sequence[Calibration], num_runs: NumRuns, target: PrivacyTarget, accountant_name: str
+) -> tuple[float, float]:
+    """Return the factor and the tuned ε there. The search shrinks a bracket whose upper end meets the target.
+
+    The next factor is where a line through the ends of the bracket, in logarithms, meets the target less half of the
+    tolerance. It is the bracket's middle if the line has moved the same end twice, or an end has no finite logarithm.
+    """
 
     def tuned(factor: float) -> float:
-        return tuned_epsilon(_events(alone, factor), num_runs, target.delta)
+        return bounds_at(_events(alone, factor), num_runs, [target.delta], accountant_name)[0]
 
     low, high = 1.0, 1.0
+    above, moved = math.inf, list[str]()
     while (epsilon := tuned(high)) > target.epsilon:
-        low, high = high, 2 * high
+        above, low, high = epsilon, high, 1.3 * high if high == 1 else 2 * high
         if high > MAX_FACTOR:
             raise CalibrationError(
                 f"privacy.num_runs.mean must be smaller for target_epsilon {target.epsilon:g}, got {num_runs.mean:g}: "
                 f"no amount of noise reaches it. Lower the mean, or raise the target."
             )
     while epsilon < (1 - TOLERANCE) * target.epsilon and high / low > 1 + 1e-9:
-        middle = math.sqrt(low * high)
+        share = 0.5
+        if epsilon > 0 and above < math.inf and moved[-2:] not in (["low"] * 2, ["high"] * 2):
+            share = math.log(above / target.epsilon * (1 + TOLERANCE / 2)) / math.log(above / epsilon)
+        middle = low * (high / low) ** min(max(share, 0.02), 0.98)
         if (at_middle := tuned(middle)) <= target.epsilon:
             high, epsilon = middle, at_middle
         else:
-            low = middle
+            low, above = middle, at_middle
+        moved.append("high" if high == middle else "low")
     return high, epsilon
 
 
 def _problem(alone: Sequence[Calibration], num_runs: NumRuns, target: PrivacyTarget) -> dict[str, object]:
     """Return the cache's key."""
-    events = {(e.sample_rate, e.noise_multiplier, e.num_steps) for e in _events(alone, 1.0)}
+    events = [(e.sample_rate, e.noise_multiplier, e.num_steps) for e in _events(alone, 1.0)]
     return {
         "private_selection": _ALGORITHM_VERSION,
+        "accountant": alone[0].accountant,
         "accountant_version": alone[0].accountant_version,
         "events": [list(event) for event in sorted(events)],
         "num_runs": {"distribution": type(num_runs).__name__, **asdict(num_runs)},  # type: ignore[call-overload]

@@ -160,11 +160,13 @@ def _models(count: int) -> str:
 def _selection(selection: PrivateSelectionRecord) -> str:
     """Return how the model was chosen, for one cell."""
     kind = selection.distribution.replace("_", " ")
-    eta = "" if selection.eta is None else f", η {selection.eta:g}"
+    more = "" if selection.eta is None else f", η {selection.eta:g}"
+    more += "" if selection.trials is None else f", at most {selection.trials}"
+    bound = "" if selection.bound is None else f"; ε of the choice is bounded by {selection.bound}"
     return (
-        f"the best, by utility on public data, of a random number of runs ({kind}, mean {selection.mean:g}{eta}), "
+        f"the best, by utility on public data, of a random number of runs ({kind}, mean {selection.mean:g}{more}), "
         f"each of one of {selection.configurations} configurations drawn at random; alone it would have "
-        f"ε = {selection.single_run_epsilon:.4g}"
+        f"ε = {selection.single_run_epsilon:.4g}{bound}"
     )
 
 

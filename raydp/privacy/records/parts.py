@@ -147,12 +147,15 @@ class PrivateSelectionRecord:
     """How the best of a random number of runs was chosen, where epsilon is the ε of the whole choice.
 
     Attributes:
-        distribution: of the number of runs: "truncated_negative_binomial" or "poisson".
+        distribution: of the number of runs: "truncated_negative_binomial", "poisson" or "binomial".
         mean: mean number of runs.
-        eta: parameter η of the distribution; None for "poisson".
+        eta: parameter η of the truncated negative binomial distribution; None for the others.
         configurations: number of configurations that were drawn from.
         single_run_epsilon: ε of the released run alone.
         assumed: further assumptions of the guarantee.
+        trials: largest number of runs of the binomial distribution; None for the others.
+        bound: the theorem that bounds ε of the choice, in words. Records of earlier versions name none: Rényi
+            divergences (Papernot and Steinke 2022).
     """
 
     distribution: str
@@ -161,9 +164,12 @@ class PrivateSelectionRecord:
     configurations: int
     single_run_epsilon: float
     assumed: tuple[str, ...]
+    trials: int | None = None
+    bound: str | None = None
 
     def to_json(self) -> dict[str, object]:
         """Return the values as JSON."""
+        optional = {"trials": self.trials, "bound": self.bound}
         return {
             "distribution": self.distribution,
             "mean": self.mean,
@@ -171,6 +177,7 @@ class PrivateSelectionRecord:
             "configurations": self.configurations,
             "single_run_epsilon": self.single_run_epsilon,
             "assumed": list(self.assumed),
+            **{name: value for name, value in optional.items() if value is not None},
         }
 
     @classmethod

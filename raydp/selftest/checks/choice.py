@@ -9,7 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
-from raydp.privacy import NumRuns, PoissonGaussian, PoissonRuns, TruncatedNegativeBinomial, tuned_epsilon
+from raydp.privacy import (
+    BinomialRuns,
+    NumRuns,
+    PoissonGaussian,
+    PoissonRuns,
+    TruncatedNegativeBinomial,
+    tuned_epsilon,
+)
 from raydp.selftest.base import Check, check
 from raydp.sweep.private_selection.draws import draw
 
@@ -46,6 +53,12 @@ def generating(num_runs: NumRuns) -> tuple[Callable[[Masses], Masses], Callable[
     if isinstance(num_runs, PoissonRuns):
         mean = num_runs.mean
         return lambda x: -np.expm1(-mean * x), lambda x: mean * np.exp(-mean * x)
+    if isinstance(num_runs, BinomialRuns):
+        trials, share = num_runs.trials, num_runs.mean / num_runs.trials
+        return (
+            lambda x: -np.expm1(trials * np.log1p(-share * x)),
+            lambda x: trials * share * np.exp((trials - 1) * np.log1p(-share * x)),
+        )
     assert isinstance(num_runs, TruncatedNegativeBinomial)
     eta, gamma = num_runs.eta, num_runs.gamma
     # Both formulas use 1 - (1 - γ)(1 - x) relative to its value γ at x = 0.

@@ -14,32 +14,46 @@ from pydantic import (
 )
 
 from raydp.plugins import registries
+from raydp.privacy.mechanisms.tuning import check_bound
 from raydp.spec.sections.base import Positive, Section
 
 
 class NumRunsSpec(Section):
     """The distribution of the number K of runs of a private selection."""
 
-    distribution: Literal["truncated_negative_binomial", "poisson"] = "truncated_negative_binomial"
-    """`truncated_negative_binomial` (K >= 1) or `poisson` (with K = 0 nothing is trained or released)."""
+    distribution: Literal["truncated_negative_binomial", "poisson", "binomial"] = "truncated_negative_binomial"
+    """`truncated_negative_binomial` (K >= 1), `poisson` or `binomial` (with K = 0 nothing is trained or released)."""
     mean: Annotated[float, Field(gt=1, le=1000)] = 10.0
     """E[K], the expected number of runs."""
     eta: Annotated[float, Field(ge=-0.5, le=10)] = 1.0
     """η of the truncated negative binomial: 1 is geometric, 0 is logarithmic. A smaller value costs less privacy and
     spreads K more."""
+    trials: Annotated[int, Field(ge=2, le=10_000)] | None = None
+    """The largest K of the binomial distribution, above the mean. Fewer trials spread K less and cost more privacy."""
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> NumRunsSpec:
-        if self.distribution == "poisson" and "eta" in self.model_fields_set:
+        for name in self._unused() & self.model_fields_set:
             raise ValueError(
-                f"privacy.num_runs.eta must be left out with distribution poisson, got {self.eta:g}. Remove it."
+                f"privacy.num_runs.{name} must be left out with distribution {self.distribution}, got "
+                f"{getattr(self, name):g}. Remove it."
+            )
+        if self.distribution == "binomial" and not (self.trials or 0) > self.mean:
+            raise ValueError(
+                f"privacy.num_runs.trials must be an integer > mean {self.mean:g} with distribution binomial, got "
+                f"{self.trials}. It is the largest number of runs: twice the mean is usual."
             )
         return self
+
+    def _unused(self) -> set[str]:
+        """Return the fields that the distribution does not have."""
+        used = {"truncated_negative_binomial": "eta", "binomial": "trials"}.get(self.distribution)
+        return {"eta", "trials"} - {used}
 
     @model_serializer(mode="wrap")
     def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         values: dict[str, object] = handler(self)
-        return {k: v for k, v in values.items() if (self.distribution, k) != ("poisson", "eta")}
+        return {k: v for k, v in values.items() if k not in self._unused()}
 
 
 class PrivacySpec(Section):
@@ -85,10 +99,12 @@ class PrivacySpec(Section):
                 "privacy.num_runs must be left out with tuning ignored, got a distribution. Remove it, or set "
                 "privacy.tuning: private_selection."
             )
-        if self.selects and self.accountant != "rdp":
+        if self.selects:
+            check_bound(self.accountant, field="privacy.accountant")
+        if self.num_runs is not None and (self.num_runs.distribution, self.accountant) == ("binomial", "rdp"):
             raise ValueError(
-                f"privacy.accountant must be rdp with tuning private_selection, got {self.accountant!r}. The cost of "
-                "the choice is known in Rényi divergences: set it to rdp."
+                "privacy.accountant must be pld with num_runs.distribution binomial, got 'rdp'. Rényi divergences have "
+                "no theorem for it: set it to pld."
             )
         return self
 

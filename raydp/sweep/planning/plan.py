@@ -248,7 +248,9 @@ def _calibrations(
     requests = [CalibrationRequest(event=event, target=target) for event in events]
     cache = cache_dir() / "calibration"
     if spec.privacy.selects:
-        selection = calibrate_selection(requests, num_runs_of(spec), cache_dir=cache, progress=progress)
+        selection = calibrate_selection(
+            requests, num_runs_of(spec), spec.privacy.accountant, cache_dir=cache, progress=progress
+        )
         return selection.runs, selection.epsilon
     return calibrate_many(requests, spec.privacy.accountant, cache_dir=cache, progress=progress), None
 

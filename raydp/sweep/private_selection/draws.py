@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from raydp.privacy import NumRuns, PoissonRuns, PrivateSelectionRecord, TruncatedNegativeBinomial
+from raydp.privacy import BinomialRuns, NumRuns, PoissonRuns, PrivateSelectionRecord, TruncatedNegativeBinomial
 from raydp.privacy.mechanisms.private_selection import ASSUMED
+from raydp.privacy.mechanisms.tuning import BOUNDS
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections import NumRunsSpec
 from raydp.tasks.base import TaskFacts
@@ -20,6 +21,9 @@ def num_runs_of(spec: SweepSpec) -> NumRuns:
     chosen = _number(spec)
     if chosen.distribution == "poisson":
         return PoissonRuns(mean=chosen.mean)
+    if chosen.distribution == "binomial":
+        assert chosen.trials is not None, "the spec checks it"
+        return BinomialRuns(mean=chosen.mean, trials=chosen.trials)
     return TruncatedNegativeBinomial.with_mean(chosen.mean, eta=chosen.eta)
 
 
@@ -48,20 +52,24 @@ def selection_record(spec: SweepSpec, num_configurations: int, single_run_epsilo
     return PrivateSelectionRecord(
         distribution=chosen.distribution,
         mean=chosen.mean,
-        eta=None if chosen.distribution == "poisson" else chosen.eta,
+        eta=chosen.eta if chosen.distribution == "truncated_negative_binomial" else None,
+        trials=chosen.trials,
         configurations=num_configurations,
         single_run_epsilon=single_run_epsilon,
         assumed=tuple(ASSUMED),
+        bound=BOUNDS[spec.privacy.accountant],
     )
 
 
 def selection_sentence(spec: SweepSpec, num_configurations: int) -> str:
     """Describe the draw in words. Nothing that was drawn is revealed."""
     chosen = _number(spec)
-    kind = (
-        f"Poisson distribution with mean {chosen.mean:g}"
-        if chosen.distribution == "poisson"
-        else f"truncated negative binomial distribution with mean {chosen.mean:g} and η = {chosen.eta:g}"
+    kind = {
+        "poisson": f"Poisson distribution with mean {chosen.mean:g}",
+        "binomial": f"binomial distribution with mean {chosen.mean:g} of at most {chosen.trials} runs",
+    }.get(
+        chosen.distribution,
+        f"truncated negative binomial distribution with mean {chosen.mean:g} and η = {chosen.eta:g}",
     )
     return (
         f"private selection: the number of runs is drawn from a {kind}, each run's configuration uniformly from these "

@@ -192,7 +192,7 @@ class Releaser(Recorder):
         events = [self.context.spec.method.params.event(t, t.noise_multiplier) for t in self._configurations()]
         return PrivacyCard(
             record=self.context.plan.privacy[trial.run_id],
-            guarantee=selection_guarantee(events, num_runs_of(self.context.spec)),
+            guarantee=selection_guarantee(events, num_runs_of(self.context.spec), self.context.spec.privacy.accountant),
             ledger=result.ledger,
             released_together=self._together(trial.run_id).to_json(),
         )

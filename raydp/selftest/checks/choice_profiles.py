@@ -1,0 +1,82 @@
+"""Check that the bound on a private selection by privacy profiles covers the order of models that tells most."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, stats
+
+from raydp.privacy import BinomialRuns, NumRuns, PoissonGaussian, PoissonRuns, TruncatedNegativeBinomial, tuned_epsilon
+from raydp.selftest.base import Check, check
+from raydp.selftest.checks.choice import DELTA, generating
+
+RATE, SIGMA = 0.3, 2.0
+"""One step with a Poisson sample of this rate. Its two directions of adjacency differ."""
+MEAN, TRIALS = 10.0, 20
+LARGEST = 1.1
+"""Largest factor between the bound and the exact ε of the orders below; 1.02 to 1.05 is usual."""
+TOPS = (0.003, 0.01, 0.03, 0.1, 0.2, 0.4, 0.6)
+LOSSES = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
+"""The orders differ in these shares of outcomes at the top without the record, and least losses that come next."""
+Masses = NDArray[np.float64]
+
+
+def choice_profile_checks() -> list[Check]:
+    """Check, for each distribution of K, the ε of a choice that `pld` states.
+
+    The exact ε is that of the best of K outcomes of one step, in the direction and under the order that tell most. It
+    puts outcomes first that are much rarer with the record, and next the outcomes that are much more frequent with it.
+    """
+    kinds: dict[str, NumRuns] = {
+        "Poisson": PoissonRuns(mean=MEAN),
+        "binomial": BinomialRuns(mean=MEAN, trials=TRIALS),
+        **{f"η = {eta:g}": TruncatedNegativeBinomial.with_mean(MEAN, eta=eta) for eta in (-0.5, 0.0, 1.0)},
+    }
+    event = PoissonGaussian(sample_rate=RATE, noise_multiplier=SIGMA, num_steps=1)
+    checks = []
+    for name, num_runs in kinds.items():
+        stated = tuned_epsilon([event], num_runs, DELTA, "pld")
+        exact = _exact(num_runs)
+        text = f"what is stated over the exact ε {exact:.4g} of the order that tells most, at δ = {DELTA:g}"
+        checks.append(check(f"ε of a choice by profiles ({name})", stated / exact, 1, LARGEST, text))
+    return checks
+
+
+@cache
+def _exact(num_runs: NumRuns) -> float:
+    """Return the largest exact ε of the best of K outcomes over both directions and several orders."""
+    edges = np.concatenate([[-np.inf], np.linspace(-12, 14, 2601), [np.inf]])
+    absent, sampled = (_masses(edges, mean) for mean in (0.0, 1 / SIGMA))
+    present = (1 - RATE) * absent + RATE * sampled
+    best, _ = generating(num_runs)
+    largest = 0.0
+    for one, other in ((present, absent), (absent, present)):
+        rising = np.argsort(one / other, kind="stable")
+        losses = np.log(one / other)[rising]
+        below = np.cumsum(other[rising])
+        for top in TOPS:
+            first = int(np.searchsorted(below, top))
+            for loss in LOSSES:
+                second = max(first, int(np.searchsorted(losses, loss)))
+                order = np.concatenate([rising[:first], rising[second:], rising[first:second]])
+                p, q = (np.diff(best(np.minimum(np.cumsum(m[order]), 1.0)), prepend=0.0) for m in (one, other))
+                largest = max(largest, _epsilon(p, q))
+    return largest
+
+
+def _masses(edges: Masses, mean: float) -> Masses:
+    """Return the probabilities of cells under N(mean, 1), each half of the line by its own tail."""
+    lower, upper = np.diff(stats.norm.cdf(edges, mean)), -np.diff(stats.norm.sf(edges, mean))
+    masses: Masses = np.where(edges[1:] <= mean, lower, upper)
+    return masses
+
+
+def _epsilon(p: Masses, q: Masses) -> float:
+    """Return the exact ε of two finite distributions at DELTA, in one direction."""
+
+    def excess(epsilon: float) -> float:
+        return float(np.maximum(p - np.exp(epsilon) * q, 0).sum()) - DELTA
+
+    return float(optimize.brentq(excess, 0.0, 60.0, xtol=1e-10)) if excess(0.0) > 0 else 0.0
