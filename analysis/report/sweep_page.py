@@ -238,7 +238,7 @@ _FIXED = "At the threshold as selected: this section and the decision above do n
 
 def headline_sentence(selected: Selection, best: Selection, *, relative: bool) -> str:
     """Return a text that names the selected configuration and compares it with the best-utility configuration."""
-    start = f"Selected by the rule {selected.rule}: {_name(selected.configuration)}. "
+    start = f"Use {_name(selected.configuration)}, which the rule {selected.rule} selects. "
     if selected.configuration == best.configuration:
         return start + f"It is also the best-utility configuration (score {number(selected.score)})."
     difference = selected.score - best.score
