@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -38,6 +40,8 @@ class LoadedModel:
         before_exchange: called before trained and base weights are exchanged.
         is_base: whether this is the untrained base model. Its base is the model itself.
         base_results: results that `of_base` keeps.
+        observed: [M] the log-likelihood ratio of each gradient canary that an auditor saw in training. None without
+            gradient canaries.
     """
 
     model: nn.Module
@@ -46,6 +50,7 @@ class LoadedModel:
     before_exchange: Callable[[], object] | None = None
     is_base: bool = False
     base_results: dict[Hashable, object] = field(default_factory=dict)
+    observed: NDArray[np.float64] | None = None
 
     @contextmanager
     def base(self) -> Iterator[LoadedModel]:
@@ -53,7 +58,7 @@ class LoadedModel:
         if self.is_base:  # peft would switch the adapter on at the end of an inner block
             yield self
             return
-        base = replace(self, base_weights={}, before_exchange=None, is_base=True)
+        base = replace(self, base_weights={}, before_exchange=None, is_base=True, observed=None)
         if hasattr(self.model, "disable_adapter"):
             with without_adapter(self.model):
                 yield base

@@ -70,13 +70,16 @@ def _classification(spec: SweepSpec) -> Task:
 
 
 def _check_canaries(spec: SweepSpec, facts: TaskFacts) -> None:
-    """Refuse canaries of new tokens with an adapter or a private selection.
+    """Refuse canaries with a private selection, and canaries that the model or the method cannot have.
 
-    The embeddings learn the new tokens, and a model of canaries is never released.
+    The embeddings learn new tokens. Gradient canaries are clipped by the method and seen in the whole noisy sum. A
+    model of canaries is never released.
     """
-    if not facts.num_new_tokens:
+    if not facts.num_canaries:
         return
-    if spec.model.adapter.type != "none":
+    if facts.notes["canary_kind"] == "gradient":
+        _check_gradient_canaries(spec)
+    if facts.num_new_tokens and spec.model.adapter.type != "none":
         raise ValueError(
             f"model.adapter.type must be none with the task {spec.task.name!r}, got {spec.model.adapter.type!r}: new "
             "tokens are learnt in the embeddings. Write `adapter: {type: none}`."
@@ -85,4 +88,23 @@ def _check_canaries(spec: SweepSpec, facts: TaskFacts) -> None:
         raise ValueError(
             f"privacy.tuning must be ignored with the task {spec.task.name!r}, got private_selection. Audit one run at "
             "its own ε (single_run_epsilon of `raydp plan`)."
+        )
+
+
+def _check_gradient_canaries(spec: SweepSpec) -> None:
+    """Refuse gradient canaries where the sum of clipped gradients and its noise are not those of one example each."""
+    traits = spec.method.params.traits
+    if not spec.method.params.private or traits.clipping not in ("flat", "automatic"):
+        raise ValueError(
+            f"method.name must be dp_sgd, dp_adam or dp_mf without adaptive clipping for gradient canaries, got "
+            f"{spec.method.name!r}. Audit it with access to losses: --canary new_token."
+        )
+    if traits.reference_weight is not None:
+        raise ValueError(
+            f"method.reference_weight must be left out for gradient canaries, got {traits.reference_weight:g}. "
+            "Leave it out."
+        )
+    if spec.cluster.sharding != "none":
+        raise ValueError(
+            f"cluster.sharding must be none for gradient canaries, got {spec.cluster.sharding}. Leave it out."
         )
