@@ -88,7 +88,7 @@ def conclude(source: Source, folder: SweepFolder, *, interrupted: bool = False) 
     """
     report = report_of(source.spec.name, folder, interrupted=interrupted)
     if report.runs and not interrupted:
-        note_audit(source.folder, report.audit, report.alarms())
+        note_audit(source.folder, report.audit, report.alarms(), report.canaries_used())
         if (source.folder / "spec.yaml").is_file():
             publish_alarms(source.spec, source.folder)
     return report

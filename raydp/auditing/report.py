@@ -115,6 +115,10 @@ class AuditReport:
         """Return the document that `raydp audit --json` prints."""
         return {**vars(self), "counts": self.counts.to_json(), "alarm": self.alarm}
 
+    def canaries_used(self) -> dict[str, object]:
+        """Return the kind, number and seed of the canaries, and the access that the guesses need."""
+        return {"kind": self.canary, "access": self.access, "number": self.canaries, "seed": self.coins}
+
     def alarms(self) -> dict[Configuration, str | None]:
         """Return (b, T, η) of each audited configuration -> its alarm as a sentence, or None."""
         return {

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from raydp.io.cache import cache_dir, stored_once
 from raydp.io.locations import local_copy
-from raydp.models.adapters import attach_adapter, shardable_layers, without_adapter
+from raydp.models.adapters import attach_adapter, shardable_layers, trainable_parameters, without_adapter
 from raydp.models.finding import SMOLLM2, TINY, hub_folder, local_folder, smollm2_package
 from raydp.models.networks import Network, NetworkName, add_classes
 from raydp.models.pretrained import PretrainedModel
@@ -176,6 +176,19 @@ def check(spec: ModelSpec, *, sharded: bool = False) -> tuple[PreTrainedTokenize
         with torch.device("meta"):
             attach_adapter(hollow, spec.adapter)
     return tokenizer, weight_hash(folder)
+
+
+def num_trained(spec: ModelSpec) -> int:
+    """Return the number of trained weights of a model with its adapter, without reading its weights into memory."""
+    folder, _ = model_folder(spec.name)
+    if NetworkName.parse(spec.name) is not None:
+        return sum(parameter.numel() for parameter in load_base(spec).model.parameters())
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        hollow = PretrainedModel(name=spec.name, model=model, tokenizer=tokenizer, weight_hash="")
+        trained = trainable_parameters(attach_adapter(hollow, spec.adapter), spec.adapter)
+    return sum(parameter.numel() for parameter in trained.values())
 
 
 def _check_network(spec: ModelSpec, sharded: bool) -> None:

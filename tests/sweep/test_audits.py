@@ -194,6 +194,8 @@ def test_gradient_canaries_find_half_of_the_noise_and_twice_the_rate(
     (run,) = report.runs
     assert (report.canary, report.access, report.coins) == ("gradient", "gradient", 3)
     assert report.alarm == (name != "DPAdam")
+    (noted,) = json.loads((source.folder / "audits.json").read_text())["audits"]
+    assert noted["canaries"] == {"kind": "gradient", "access": "gradient", "number": 900, "seed": 3}
     if report.alarm:
         assert run["epsilon_mechanism"] > 4.0
         assert run["p_value"] < 0.01

@@ -117,6 +117,10 @@ def test_the_auditor_sees_the_accounted_mechanism(tmp_path: Path) -> None:
             r"method\.name must be .* without adaptive clipping .*, got 'dp_sgd'",
         ),
         (
+            {"model": {"name": "tiny", "adapter": {"type": "soft_prompt", "num_virtual_tokens": 2}}},
+            r"canaries must be at most 28 with gradient canaries on 128 trained weights, got 600\. Take fewer",
+        ),
+        (
             {"cluster": {"max_concurrent_trials": 1, "workers_per_trial": 2, "sharding": "full"}},
             r"cluster\.sharding must be none for gradient canaries, got full",
         ),

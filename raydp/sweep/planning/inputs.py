@@ -7,6 +7,7 @@ from raydp.models.networks import ARCHITECTURES, NetworkName
 from raydp.spec.document import SweepSpec
 from raydp.tasks.base import Task, TaskFacts, task_of
 from raydp.tasks.classification.labelled import ClassificationTask
+from raydp.training.gradients.canaries import check_room
 
 
 def build_task(spec: SweepSpec) -> tuple[Task, str]:
@@ -78,7 +79,7 @@ def _check_canaries(spec: SweepSpec, facts: TaskFacts) -> None:
     if not facts.num_canaries:
         return
     if facts.notes["canary_kind"] == "gradient":
-        _check_gradient_canaries(spec)
+        _check_gradient_canaries(spec, facts)
     if facts.num_new_tokens and spec.model.adapter.type != "none":
         raise ValueError(
             f"model.adapter.type must be none with the task {spec.task.name!r}, got {spec.model.adapter.type!r}: new "
@@ -91,8 +92,8 @@ def _check_canaries(spec: SweepSpec, facts: TaskFacts) -> None:
         )
 
 
-def _check_gradient_canaries(spec: SweepSpec) -> None:
-    """Refuse gradient canaries where the sum of clipped gradients and its noise are not those of one example each."""
+def _check_gradient_canaries(spec: SweepSpec, facts: TaskFacts) -> None:
+    """Refuse gradient canaries if a step does not add noise to a whole sum of clipped gradients, or has no room."""
     traits = spec.method.params.traits
     if not spec.method.params.private or traits.clipping not in ("flat", "automatic"):
         raise ValueError(
@@ -108,3 +109,4 @@ def _check_gradient_canaries(spec: SweepSpec) -> None:
         raise ValueError(
             f"cluster.sharding must be none for gradient canaries, got {spec.cluster.sharding}. Leave it out."
         )
+    check_room(facts.num_canaries, models.num_trained(spec.model))

@@ -20,6 +20,16 @@ GRADIENT_NORM = 1e3
 """Norm of a canary's gradient before clipping, over the threshold: far above it, so that clipping decides."""
 
 
+def check_room(num_canaries: int, num_coordinates: int) -> None:
+    """Raise ValueError if the trained weights have no room for the canaries and 100 controls."""
+    most = max(0, num_coordinates - FEWEST_CONTROLS)
+    if num_canaries > most:
+        raise ValueError(
+            f"canaries must be at most {most} with gradient canaries on {num_coordinates} trained weights, got "
+            f"{num_canaries}. Take fewer, or train more weights."
+        )
+
+
 class GradientCanaries:
     """The gradient canaries of one run.
 
@@ -48,12 +58,7 @@ class GradientCanaries:
     def __init__(
         self, included: NDArray[np.bool_], *, first: int, seed: int, num_coordinates: int, plan: TrialPlan
     ) -> None:
-        most = max(0, num_coordinates - FEWEST_CONTROLS)
-        if len(included) > most:
-            raise ValueError(
-                f"canaries must be at most {most} with gradient canaries on {num_coordinates} trained weights, got "
-                f"{len(included)}. Take fewer, or train more weights."
-            )
+        check_room(len(included), num_coordinates)
         self._count = len(included)
         seen = self._count + min(MOST_CONTROLS, num_coordinates - self._count)
         rng = np.random.default_rng([seed, 2])
