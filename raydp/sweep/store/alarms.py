@@ -27,8 +27,8 @@ class Audit:
         name: name of the audit.
         at: time of the audit (ISO 8601).
         alarms: (b, T, η) of each audited configuration -> the alarm as a sentence, or None.
-        canaries: kind, number and seed of the canaries, and the access to training that the guesses need. It is empty for
-            audits of early versions.
+        canaries: kind, number and seed of the canaries, and the access to training that the guesses need. It is empty
+            for audits of early versions.
     """
 
     name: str
