@@ -63,10 +63,12 @@ def separate_bound(outcomes: Outcomes, event: PoissonGaussian, delta: float, con
         confidence: in (0, 1).
 
     Guarantee:
-        With probability >= confidence, the bound is at most the ε at δ of the mechanism that ran. There are three
-        assumptions. Its trade-off curve for one record is at least the curve of the event with some noise multiplier.
-        The outcomes of the canaries are independent of each other, given which canaries are in. The rule that guesses
-        was fixed before training.
+        Say that the mechanism reveals at most as much about one record as the event with noise multiplier σ* does. With
+        probability >= confidence, the bound is then at most the ε at δ of the event with σ*. So it is a lower bound on
+        the mechanism's ε if the mechanism is the event with some noise, as DP-SGD and DP-Adam are. If the event only
+        dominates the mechanism, as for dp_mf, it is a lower bound on what an accountant of such events can state. There
+        are two assumptions. The outcomes of the canaries are independent of each other, given which canaries are in. A
+        guess on a canary does not depend on the other canaries.
 
     Source: Nasr et al. 2023, section 4 (a lower bound through the curve of the mechanism); Clopper and Pearson 1934.
     """
