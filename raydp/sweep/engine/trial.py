@@ -159,6 +159,11 @@ class TrialRunner:
         if trained.ended_early:
             return replace(result, reason=reasons[-1]) if self.comm.rank == 0 else None
         observed = None if canaries is None else canaries.log_ratios
+        if canaries is not None and canaries.steps_seen != plan.num_steps:
+            raise ValueError(
+                f"method.name must train by raydp.training.loop for gradient canaries, got {self._spec.method.name!r}, "
+                f"which showed {canaries.steps_seen} of {plan.num_steps} steps. Audit it with access to losses."
+            )
         return self._finished(result, plan.seed, trained, files, attempt, observed)
 
     def _canaries(self, plan: TrialPlan) -> GradientCanaries | None:

@@ -7,6 +7,7 @@ from raydp.models.networks import ARCHITECTURES, NetworkName
 from raydp.spec.document import SweepSpec
 from raydp.tasks.base import Task, TaskFacts, task_of
 from raydp.tasks.classification.labelled import ClassificationTask
+from raydp.tasks.wrappers.canaries import CanaryClassificationTask, CanaryTask
 from raydp.training.gradients.canaries import check_room
 
 
@@ -32,7 +33,7 @@ def build_task(spec: SweepSpec) -> tuple[Task, str]:
         tokenizer, weight_hash = models.check(spec.model, sharded=spec.cluster.sharding == "full")
         task = task_of(spec, tokenizer)
         models.check_length(spec.model, int(max(task.lengths().max(), task.heldout_lengths().max())))
-    _check_canaries(spec, task.facts())
+    _check_canaries(spec, task)
     spec.method.params.check(spec, task)
     for score in spec.scores:
         score.params.check(task)
@@ -70,15 +71,16 @@ def _classification(spec: SweepSpec) -> Task:
     return task
 
 
-def _check_canaries(spec: SweepSpec, facts: TaskFacts) -> None:
+def _check_canaries(spec: SweepSpec, task: Task) -> None:
     """Refuse canaries with a private selection, and canaries that the model or the method cannot have.
 
     The embeddings learn new tokens. Gradient canaries are clipped by the method and seen in the whole noisy sum. A
     model of canaries is never released.
     """
+    facts = task.facts()
     if not facts.num_canaries:
         return
-    if facts.notes["canary_kind"] == "gradient":
+    if isinstance(task, CanaryTask | CanaryClassificationTask) and task.kind == "gradient":
         _check_gradient_canaries(spec, facts)
     if facts.num_new_tokens and spec.model.adapter.type != "none":
         raise ValueError(

@@ -69,6 +69,8 @@ class GradientCanaries:
         self._rate = plan.batch_size / plan.num_examples
         self._drawn = self._known = torch.empty(0)
         self._ratios = np.zeros(seen)
+        self.steps_seen = 0
+        """Number of steps that the auditor has seen. A method with a training loop of its own shows none."""
 
     @property
     def log_ratios(self) -> NDArray[np.float64]:
@@ -110,6 +112,7 @@ class GradientCanaries:
         variance = max(float((x[self._count :] ** 2).mean()), LEAST_VARIANCE)
         drawn = math.log(self._rate) + (x - 0.5) / variance
         not_drawn = math.log1p(-self._rate) if self._rate < 1 else -math.inf
+        self.steps_seen += 1
         self._ratios += np.logaddexp(not_drawn, drawn)
 
     def _seen(self, total: torch.Tensor) -> torch.Tensor:
