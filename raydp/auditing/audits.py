@@ -16,6 +16,7 @@ from raydp.sweep.api import Sweep
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.store.alarms import note_audit, publish_alarms
 from raydp.sweep.store.folder import SweepFolder
+from raydp.tasks.wrappers.canaries import ACCESS, CanaryKind
 
 DEFAULT_CANARIES = 500
 
@@ -23,6 +24,7 @@ DEFAULT_CANARIES = 500
 def run_audit(
     source: Source,
     *,
+    canary: str = "new_token",
     num_canaries: int = DEFAULT_CANARIES,
     confidence: float = 0.95,
     seeds: Sequence[int] | None = None,
@@ -32,6 +34,7 @@ def run_audit(
 
     Args:
         source: what to audit.
+        canary: kind of the canaries, which also says what access to training the guesses need.
         num_canaries: M, number of canaries.
         confidence: confidence of the bounds, and of the whole test.
         seeds: seeds of the audit's runs; by default the sweep's first one. All runs share the coins.
@@ -40,13 +43,21 @@ def run_audit(
     Raises:
         ValueError: the spec cannot be audited, or the unfinished audit has other settings.
     """
-    spec, resume = next_audit(source, num_canaries=num_canaries, confidence=confidence, seeds=seeds, new=new)
+    spec, resume = next_audit(
+        source, canary=canary, num_canaries=num_canaries, confidence=confidence, seeds=seeds, new=new
+    )
     result = Sweep(spec).run(resume=resume)
     return conclude(source, SweepFolder(path=result.folder), interrupted=result.interrupted)
 
 
 def next_audit(
-    source: Source, *, num_canaries: int, confidence: float, seeds: Sequence[int] | None, new: bool
+    source: Source,
+    *,
+    canary: str = "new_token",
+    num_canaries: int,
+    confidence: float,
+    seeds: Sequence[int] | None,
+    new: bool,
 ) -> tuple[SweepSpec, bool]:
     """Return the sweep to run for an audit, and whether it was begun before.
 
@@ -58,7 +69,8 @@ def next_audit(
     if (source.folder / "spec.yaml").is_file():
         SweepFolder.resume(source.spec)  # checks that the models belong to this spec
     chosen = tuple(seeds or source.spec.seed_labels[:1])
-    spec_fn = partial(audit_spec, source, num_canaries=num_canaries, confidence=confidence, seeds=chosen)
+    kind = _kind(canary)
+    spec_fn = partial(audit_spec, source, canary=kind, num_canaries=num_canaries, confidence=confidence, seeds=chosen)
     before = _latest(source)
     if before is None or new:
         number = "" if before is None else f"-{_number(source, before.path.name) + 1}"
@@ -76,25 +88,32 @@ def conclude(source: Source, folder: SweepFolder, *, interrupted: bool = False) 
     """
     report = report_of(source.spec.name, folder, interrupted=interrupted)
     if report.runs and not interrupted:
-        note_audit(source.folder, report.audit, report.alarms())
+        note_audit(source.folder, report.audit, report.alarms(), report.canaries_used())
         if (source.folder / "spec.yaml").is_file():
             publish_alarms(source.spec, source.folder)
     return report
 
 
 def audit_spec(
-    source: Source, *, name: str, coins: int, num_canaries: int, confidence: float, seeds: Sequence[int]
+    source: Source,
+    *,
+    name: str,
+    coins: int,
+    canary: CanaryKind = "new_token",
+    num_canaries: int,
+    confidence: float,
+    seeds: Sequence[int],
 ) -> SweepSpec:
     """Return the audit's own sweep.
 
-    It has the same configurations, method and (ε, δ), on the task with canaries. Every weight is trained, and the only
-    score is the audit.
+    It has the same configurations, method and (ε, δ), on the task with canaries. With canaries of new tokens every
+    weight is trained, with others the weights of the spec's own adapter. The only score is the audit.
 
     Args:
         source: what to audit.
         name: name of the audit's sweep.
         coins: seed of the canaries and coins.
-        num_canaries, confidence, seeds: as for `run_audit`.
+        canary, num_canaries, confidence, seeds: as for `run_audit`.
 
     Raises:
         ValueError: the spec cannot be audited.
@@ -119,13 +138,20 @@ def audit_spec(
         measured["epsilon"] = target.target_epsilon
     data.update(
         name=name,
-        task={"name": "audited", "of": spec.task.as_dict(), "num_canaries": num_canaries, "seed": coins},
-        model={**data["model"], "adapter": {"type": "none"}},
+        task={
+            "name": "audited",
+            "of": spec.task.as_dict(),
+            "canary": canary,
+            "num_canaries": num_canaries,
+            "seed": coins,
+        },
         privacy={**data["privacy"], "target_delta": delta, "delta_exponent": None},
         scores=[measured],
         select={"score": SCORE, "min_utility_gain": None},
         seeds=list(seeds),
     )
+    if canary == "new_token":
+        data["model"]["adapter"] = {"type": "none"}
     if source.only is not None:
         data["space"] = {"points": [list(source.only)]}
     return load_spec(data)
@@ -144,9 +170,18 @@ def _number(source: Source, name: str) -> int:
     return 0 if match is None else int(match[1] or 1)
 
 
+def _kind(name: str) -> CanaryKind:
+    """Return a kind of canaries by its name."""
+    for kind in ACCESS:
+        if kind == name:
+            return kind
+    raise ValueError(f"canary must be one of {', '.join(ACCESS)}, got {name!r}. new_token is usual.")
+
+
 def _check_same(started: SweepSpec, now: SweepSpec) -> None:
     """Refuse to resume an audit with other settings. The message names the options."""
     options = {
+        "canary": (started.task.params.canary, now.task.params.canary),
         "canaries": (started.task.params.num_canaries, now.task.params.num_canaries),
         "confidence": (started.scores[0].params.confidence, now.scores[0].params.confidence),
         "seeds": (list(started.seed_labels), list(now.seed_labels)),

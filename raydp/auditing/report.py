@@ -8,26 +8,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from analysis.statistics.results import holm
-from raydp.privacy import Guesses, one_run_bound
+from raydp.privacy import Event, Guesses, Outcomes, PoissonGaussian, one_run_bound, separate_bound, separate_p_value
 from raydp.scores.base import Measurement
 from raydp.sweep.store.alarms import Configuration
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import counts
 from raydp.sweep.store.summary import RunCounts
+from raydp.tasks.wrappers.canaries import ACCESS, CanaryKind
 from raydp.training.trial_plan import TrialPlan
 
 if TYPE_CHECKING:
     from raydp.scores.membership.one_run_audit import OneRunAudit
 
 SCORE = "one_run_audit"
+_SEEN = {"loss": "losses", "gradient": "every noisy gradient"}
+"""What an auditor with each access sees, in words."""
 
 
 class AuditedRun(TypedDict):
     """The result of one audited run.
 
     Keys:
-        epsilon_hat: the run's own ε̂ at the confidence.
-        p_value: p of the hypothesis "the mechanism is (ε, δ)-DP"; None for a method without a guarantee.
+        epsilon_hat: the run's own ε̂ at the confidence, without an assumption on the mechanism.
+        epsilon_mechanism: with gradient canaries, the run's ε̂ if the mechanism is the accounted one with unknown noise
+            (`raydp.privacy.separate_bound`); None otherwise.
+        p_value: p of the hypothesis "the mechanism is (ε, δ)-DP"; with gradient canaries, of "the mechanism reveals at
+            most as much as the accounted one". None for a method without a guarantee.
         p_holm: p after Holm's correction for all runs.
         alarm: whether the run raises an alarm.
     """
@@ -39,6 +45,7 @@ class AuditedRun(TypedDict):
     seed: int
     epsilon_hat: float
     epsilon_gdp: float
+    epsilon_mechanism: float | None
     correct: int
     guesses: int
     canaries: int
@@ -67,13 +74,15 @@ class AuditReport:
         audited: name of the audited sweep.
         folder: folder of the audit's sweep.
         canaries: M, number of canaries of each run.
+        canary: kind of the canaries.
+        access: access to training that the guesses need: "loss" of the trained model, or every "gradient".
+        coins: seed of the canaries and coins.
         confidence: confidence of each ε̂, and of the whole test. A true ε raises an alarm with probability at most
             1 - confidence.
         epsilon: the stated ε; None for a method without a guarantee.
         claimed: whether ε is only claimed by the method and not proven.
         delta: the stated δ.
-        runs: one row per finished run: its own ε̂ at the confidence, p of the hypothesis "the mechanism is (ε, δ)-DP",
-            p after Holm's correction for all runs, and whether the run raises an alarm.
+        runs: one row per finished run.
         configurations: one row per configuration: the largest ε̂ of its seeds, corrected for their number.
         epsilon_hat: the largest ε̂ of the sweep, corrected for the number of runs.
         counts: numbers of runs by status, and failures.
@@ -84,6 +93,9 @@ class AuditReport:
     audited: str
     folder: Path
     canaries: int
+    canary: CanaryKind
+    access: str
+    coins: int
     confidence: float
     epsilon: float | None
     claimed: bool
@@ -103,6 +115,10 @@ class AuditReport:
         """Return the document that `raydp audit --json` prints."""
         return {**vars(self), "counts": self.counts.to_json(), "alarm": self.alarm}
 
+    def canaries_used(self) -> dict[str, object]:
+        """Return the kind, number and seed of the canaries, and the access that the guesses need."""
+        return {"kind": self.canary, "access": self.access, "number": self.canaries, "seed": self.coins}
+
     def alarms(self) -> dict[Configuration, str | None]:
         """Return (b, T, η) of each audited configuration -> its alarm as a sentence, or None."""
         return {
@@ -114,9 +130,10 @@ class AuditReport:
 def report_of(audited: str, folder: SweepFolder, *, interrupted: bool = False) -> AuditReport:
     """Return the report on an audit's finished runs."""
     spec = folder.spec()
-    score = spec.scores[0].params
-    results = [(trial, folder.result(trial.run_id)) for trial in folder.plan().trials]
-    rows = [_row(t, r.scores[SCORE]) for t, r in results if r is not None and r.finished]
+    score, task, plan = spec.scores[0].params, spec.task.params, folder.plan()
+    results = [(trial, folder.result(trial.run_id)) for trial in plan.trials]
+    finished = [(trial, result) for trial, result in results if result is not None and result.finished]
+    rows = [_row(t, r.scores[SCORE], plan.privacy[t.run_id].mechanism.event, score) for t, r in finished]
     # Test all runs together, by Holm's correction.
     tested = [(row, row["p_value"]) for row in rows if row["p_value"] is not None]
     for (row, _), p in zip(tested, holm([p_value for _, p_value in tested]), strict=True):
@@ -129,7 +146,10 @@ def report_of(audited: str, folder: SweepFolder, *, interrupted: bool = False) -
         audit=spec.name,
         audited=audited,
         folder=folder.path,
-        canaries=spec.task.params.num_canaries,
+        canaries=task.num_canaries,
+        canary=task.canary,
+        access=ACCESS[task.canary],
+        coins=task.seed,
         confidence=score.confidence,
         epsilon=score.epsilon,
         claimed=spec.method.params.claims,
@@ -142,8 +162,15 @@ def report_of(audited: str, folder: SweepFolder, *, interrupted: bool = False) -
     )
 
 
-def _row(trial: TrialPlan, measured: Measurement) -> AuditedRun:
+def _row(trial: TrialPlan, measured: Measurement, event: Event, score: OneRunAudit) -> AuditedRun:
     details = {name: float(value or 0.0) for name, value in measured.details.items() if name != "p_value"}
+    p_value, by_mechanism = measured.details.get("p_value"), None
+    if "guessed_in" in details:
+        assert isinstance(event, PoissonGaussian), "gradient canaries are for private methods"
+        counts = {name: int(details[name]) for name in ("num_in", "guessed_in", "wrongly_in")}
+        outcomes = Outcomes(num_out=int(details["canaries"]) - counts["num_in"], **counts)
+        p_value = separate_p_value(outcomes, event)
+        by_mechanism = separate_bound(outcomes, event, score.delta, score.confidence)
     return {
         "run_id": trial.run_id,
         "batch_size": trial.batch_size,
@@ -152,10 +179,11 @@ def _row(trial: TrialPlan, measured: Measurement) -> AuditedRun:
         "seed": trial.seed,
         "epsilon_hat": measured.value,
         "epsilon_gdp": details["epsilon_gdp"],
+        "epsilon_mechanism": by_mechanism,
         "correct": int(details["correct"]),
         "guesses": int(details["guesses"]),
         "canaries": int(details["canaries"]),
-        "p_value": measured.details.get("p_value"),
+        "p_value": p_value,
         "p_holm": None,
         "alarm": False,
     }
@@ -190,10 +218,12 @@ def _bound(row: AuditedRun, score: OneRunAudit, confidence: float) -> float:
 
 def _sentence(report: AuditReport, rows: Sequence[AuditedRun]) -> str:
     worst = min(rows, key=lambda row: 1.0 if row["p_holm"] is None else row["p_holm"])
+    least = max(worst["epsilon_hat"], worst["epsilon_mechanism"] or 0.0)
     return (
         f"the audit {report.audit} refutes its ε = {report.epsilon:g} at δ = {report.delta:.3g} ({worst['correct']} of "
-        f"{worst['guesses']} guesses right, ε is at least {worst['epsilon_hat']:.3g}, p = {worst['p_holm']:.2g} after "
-        f"Holm). Mend the training and lift it by a new audit: raydp audit {report.audited} --new."
+        f"{worst['guesses']} guesses right with access to {_SEEN[report.access]}, ε is at least {least:.3g}, "
+        f"p = {worst['p_holm']:.2g} after Holm). Mend the training and lift it by a new audit: "
+        f"raydp audit {report.audited} --new."
     )
 
 

@@ -37,7 +37,14 @@ def audit_run(
     what: Annotated[
         str, typer.Argument(metavar="SPEC|MODEL", help="A spec, a sweep, its trials/RUN_ID, or a registered model.")
     ],
-    canaries: Annotated[int, typer.Option(help="M: new-token canaries of each run.")] = 500,
+    canary: Annotated[
+        str,
+        typer.Option(
+            help="new_token: losses after training every weight. known_token: losses with the spec's own adapter. "
+            "gradient: every noisy gradient, with the spec's own adapter."
+        ),
+    ] = "new_token",
+    canaries: Annotated[int, typer.Option(help="M: canaries of each run.")] = 500,
     confidence: Annotated[float, typer.Option(help="Confidence of each bound and of the whole test.")] = 0.95,
     seeds: Annotated[str | None, typer.Option(help="Comma-separated; the sweep's first by default.")] = None,
     new: Annotated[bool, typer.Option("--new", help="Another audit, with new coins.")] = False,
@@ -60,7 +67,14 @@ def audit_run(
     source = source_of(what, storage=storage, tracking_uri=uri, spec=spec)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM acts as Ctrl-C: stop, to be resumed
     with redirect_stdout(sys.stderr):  # Ray prints its own messages to stdout
-        report = run_audit(source, num_canaries=canaries, confidence=confidence, seeds=numbers(seeds), new=new)
+        report = run_audit(
+            source,
+            canary=canary,
+            num_canaries=canaries,
+            confidence=confidence,
+            seeds=numbers(seeds),
+            new=new,
+        )
     print_json(report.document()) if json else show_audit(report)
     if report.alarm or report.interrupted or not report.runs:
         raise typer.Exit(1)

@@ -112,7 +112,7 @@ class PATE(MethodSection):
                 f"task.name must be a task with public inputs for method pate, got {spec.task.name!r}. Write {{name: "
                 "with_public, of: {name: digits}}."
             )
-        if task.facts().num_new_tokens:
+        if task.facts().num_canaries:
             raise ValueError(
                 f"method.name must be another one for the task {spec.task.name!r}, got pate: its canaries have classes "
                 "of their own, on which no teacher votes, so an audit would find nothing whatever leaks. Use raydp mia."

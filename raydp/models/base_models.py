@@ -10,14 +10,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from raydp.io.cache import cache_dir, stored_once
 from raydp.io.locations import local_copy
-from raydp.models.adapters import attach_adapter, shardable_layers, without_adapter
+from raydp.models.adapters import attach_adapter, shardable_layers, trainable_parameters, without_adapter
 from raydp.models.finding import SMOLLM2, TINY, hub_folder, local_folder, smollm2_package
 from raydp.models.networks import Network, NetworkName, add_classes
 from raydp.models.pretrained import PretrainedModel
@@ -38,6 +40,8 @@ class LoadedModel:
         before_exchange: called before trained and base weights are exchanged.
         is_base: whether this is the untrained base model. Its base is the model itself.
         base_results: results that `of_base` keeps.
+        observed: [M] the log-likelihood ratio of each gradient canary that an auditor saw in training. None without
+            gradient canaries.
     """
 
     model: nn.Module
@@ -46,6 +50,7 @@ class LoadedModel:
     before_exchange: Callable[[], object] | None = None
     is_base: bool = False
     base_results: dict[Hashable, object] = field(default_factory=dict)
+    observed: NDArray[np.float64] | None = None
 
     @contextmanager
     def base(self) -> Iterator[LoadedModel]:
@@ -53,7 +58,7 @@ class LoadedModel:
         if self.is_base:  # peft would switch the adapter on at the end of an inner block
             yield self
             return
-        base = replace(self, base_weights={}, before_exchange=None, is_base=True)
+        base = replace(self, base_weights={}, before_exchange=None, is_base=True, observed=None)
         if hasattr(self.model, "disable_adapter"):
             with without_adapter(self.model):
                 yield base
@@ -171,6 +176,19 @@ def check(spec: ModelSpec, *, sharded: bool = False) -> tuple[PreTrainedTokenize
         with torch.device("meta"):
             attach_adapter(hollow, spec.adapter)
     return tokenizer, weight_hash(folder)
+
+
+def num_trained(spec: ModelSpec) -> int:
+    """Return the number of trained weights of a model with its adapter, without reading its weights into memory."""
+    folder, _ = model_folder(spec.name)
+    if NetworkName.parse(spec.name) is not None:
+        return sum(parameter.numel() for parameter in load_base(spec).model.parameters())
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        hollow = PretrainedModel(name=spec.name, model=model, tokenizer=tokenizer, weight_hash="")
+        trained = trainable_parameters(attach_adapter(hollow, spec.adapter), spec.adapter)
+    return sum(parameter.numel() for parameter in trained.values())
 
 
 def _check_network(spec: ModelSpec, sharded: bool) -> None:

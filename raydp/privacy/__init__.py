@@ -14,6 +14,7 @@ from raydp.privacy.mechanisms.num_runs import BinomialRuns, NumRuns, PoissonRuns
 from raydp.privacy.mechanisms.one_run import Guesses, OneRunBound, one_run_bound, one_run_p_value
 from raydp.privacy.mechanisms.private_selection import SelectionCalibration, calibrate_selection, selection_guarantee
 from raydp.privacy.mechanisms.reference import WeightedSets, excess_risk_bounds
+from raydp.privacy.mechanisms.separate_canaries import Outcomes, separate_bound, separate_p_value
 from raydp.privacy.mechanisms.tuning import tuned_epsilon
 from raydp.privacy.records.card import card_markdown, remarks
 from raydp.privacy.records.card_content import LedgerSummary, PrivacyCard, ReleasedTogether, Searched
@@ -46,6 +47,7 @@ __all__ = [
     "NonPrivate",
     "NumRuns",
     "OneRunBound",
+    "Outcomes",
     "PLDAccountant",
     "PRVAccountant",
     "PoissonGaussian",
@@ -82,5 +84,7 @@ __all__ = [
     "profile_rows",
     "remarks",
     "selection_guarantee",
+    "separate_bound",
+    "separate_p_value",
     "tuned_epsilon",
 ]

@@ -159,7 +159,7 @@ def ending_of(context: SweepContext) -> Ending:
     """Return the ending of a sweep. No other function decides which ending a sweep has."""
     if context.spec.privacy.selects:
         return PrivateSelectionEnding(context)
-    return CanaryEnding(context) if context.facts.num_new_tokens else SelectionEnding(context)
+    return CanaryEnding(context) if context.facts.num_canaries else SelectionEnding(context)
 
 
 def _run(context: SweepContext, task: Task, console: Console, callbacks: Sequence[Callback]) -> SweepResult:

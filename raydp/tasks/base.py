@@ -44,6 +44,7 @@ class TaskFacts:
             example and no secret shapes the data it is measured on. privacy.tuning private_selection requires it.
         num_new_tokens: number of token ids that the examples use beyond the tokenizer's, or of classes beyond the
             task's own. `models.load_base` adds them.
+        num_canaries: number of canaries of an audit. Their models are measured and never released.
         num_reference: number of units that are reference data. They come last. They are ordinary examples, but can be
             weighted and scored separately.
     """
@@ -56,6 +57,7 @@ class TaskFacts:
     notes: dict[str, Any] = field(default_factory=dict)
     utility_is_public: bool = False
     num_new_tokens: int = 0
+    num_canaries: int = 0
     num_reference: int = 0
 
     def sentences(self) -> list[str]:

@@ -99,6 +99,10 @@ def run(
     parts = {name: sharding.part_of(p) for name, p in context.parameters.items()}
     in_parts = sharding.in_parts(context.parameters)
     holders = LocalComm(comm.device) if in_parts else comm  # the ranks that hold the same gradient as this rank
+    canaries = context.canaries
+    if canaries is not None:
+        assert not in_parts, "canaries need the whole sum"
+        store = None  # a checkpoint does not hold what the auditor has seen
     first, history = resume(store, context, rule.optimizer, rule.clipping, comm)
     followup = _Followup(plan.num_steps, context, rule, comm, store)
     ended_early = first > 0 and first in context.check_steps and context.check_fn(first)  # killed before its check
@@ -107,6 +111,8 @@ def run(
         pause = comm.rank == 0 and context.pause_fn is not None and context.pause_fn()
         threshold = rule.clipping.max_grad_norm
         drawn = rule.indices_fn(step)
+        if canaries is not None:
+            drawn = canaries.without_canaries(drawn)
         share = units.share(drawn if rule.weights is None else rule.weights.counting(drawn), comm)
         while (sums := _accumulate(units, share, rule, context, task, total, comm)) is None:
             context.budget.halve()
@@ -114,11 +120,15 @@ def run(
         sums[PAUSE] += pause
         holders.all_reduce_sum(flat)
         comm.all_reduce_sum(sums)
-        # Record the step in the ledger, then add the noise.
+        if canaries is not None:
+            canaries.add(flat, rule.clipping)
+        # Record the step in the ledger, then add the noise. An auditor sees the noisy sum.
         if rule.noise_multiplier > 0 and holders.rank == 0:
             if context.ledger is not None and comm.rank == 0:
                 context.ledger.record(step)
             _add_noise(total, parts, stream, step, rule.noise_multiplier, threshold, rule.noise)
+        if canaries is not None:
+            canaries.observe(flat, threshold)
         # Divide by the expected batch size, and update the weights and the threshold.
         flat /= plan.batch_size
         if rule.weights is not None:

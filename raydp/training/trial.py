@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from raydp.training.gradients.canaries import GradientCanaries
 from raydp.training.gradients.memory import TokenBudget
 from raydp.training.ledger import Ledger
 
@@ -36,6 +37,7 @@ class TrainingContext:
         check_steps: numbers of steps after which check_fn is called.
         check_fn: called on every rank with the steps done. It returns the same on every rank: whether to end training.
         ledger: records every noisy step before the step is used.
+        canaries: gradient canaries of an audit. Such a run saves no checkpoint and starts again if it is interrupted.
     """
 
     model: nn.Module
@@ -49,6 +51,7 @@ class TrainingContext:
     check_steps: frozenset[int] = frozenset()
     check_fn: Callable[[int], bool] = lambda done: False
     ledger: Ledger | None = None
+    canaries: GradientCanaries | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -112,6 +112,35 @@ def test_the_model_is_left_as_it_was(model: LoadedModel, task: CanaryTask) -> No
     assert all(torch.equal(p, before[name]) for name, p in model.model.named_parameters())
 
 
+def known(kind: str) -> tuple[LoadedModel, CanaryTask]:
+    """A model with an adapter, and a task whose canaries need no new tokens."""
+    spec = AuditedTask.model_validate({"of": SMALL_TASK, "canary": kind, "num_canaries": CANARIES, "seed": 3})
+    model_spec = ModelSpec(name="tiny", adapter=AdapterSpec(type="lora", target_modules=["q_proj"]))
+    base = models.load_base(model_spec)
+    loaded = LoadedModel(model=adapters.attach_adapter(base, model_spec.adapter), tokenizer=base.tokenizer)
+    return loaded, spec.build(models.load_tokenizer("tiny"))
+
+
+def test_known_tokens_are_measured_against_the_base_model() -> None:
+    """An untrained adapter changes nothing, so every canary is guessed by its place in the list."""
+    model, task = known("known_token")
+    assert np.ptp(task.canary_losses(model.model)) > 1
+    by_place = task.included[:20].sum() + (~task.included[-20:]).sum()
+    assert SCORE.measure(model, task, seed=0).details["correct"] == by_place
+
+
+def test_gradient_canaries_are_guessed_by_what_the_auditor_saw() -> None:
+    model, task = known("gradient")
+    seen = np.where(task.included, 1.0, -1.0)
+    seen[np.flatnonzero(task.included)[:3]] = -2.0
+    found = SCORE.measure(replace(model, observed=seen), task, seed=0)
+    inside = int(task.included.sum())
+    counts = {name: found.details[name] for name in ("num_in", "guessed_in", "wrongly_in", "guesses")}
+    assert counts == {"num_in": inside, "guessed_in": inside - 3, "wrongly_in": 0, "guesses": 40}
+    assert found.details["correct"] == 37
+    assert SCORE.measure(model, task, seed=0).details["guessed_in"] == 0  # the base model was not trained
+
+
 def test_a_task_without_canaries_is_refused() -> None:
     plain = BuiltinTask(num_examples=2000, num_heldout=50).build(models.load_tokenizer("tiny"))
     with pytest.raises(

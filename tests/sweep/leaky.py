@@ -1,6 +1,9 @@
-"""A method with a fault: it adds a tenth of the noise that it accounts."""
+"""Methods with faults: less noise than is accounted, and units that are drawn more often."""
 
 from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
 
 from raydp.methods.dp import DPAdam
 from raydp.training.trial_plan import TrialPlan
@@ -11,3 +14,17 @@ class Leaky(DPAdam):
 
     def _gradient_noise_multiplier(self, plan: TrialPlan, noise_multiplier: float) -> float:
         return noise_multiplier / 10
+
+
+class HalfNoise(DPAdam):
+    """DP-Adam that says σ and adds σ / 2."""
+
+    def _gradient_noise_multiplier(self, plan: TrialPlan, noise_multiplier: float) -> float:
+        return noise_multiplier / 2
+
+
+class TwiceDrawn(DPAdam):
+    """DP-Adam that draws every unit with about twice the accounted probability."""
+
+    def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
+        return np.union1d(super().batch_indices(plan, key, step), super().batch_indices(plan, key, step + 10**6))

@@ -168,6 +168,59 @@ def test_a_method_with_a_fault_raises_the_alarm_and_a_sound_one_does_not(
         assert "the audit small-audit refutes its ε = 1" in str(found)
 
 
+GRADIENT: dict[str, Any] = {"canary": "gradient", "num_canaries": 900, "confidence": 0.95, "seeds": (0,)}
+"""Options of an audit with gradient canaries."""
+
+
+@pytest.mark.parametrize("name", ["HalfNoise", "TwiceDrawn", "DPAdam"])
+def test_gradient_canaries_find_half_of_the_noise_and_twice_the_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Real training of a small network at ε = 4, with the same coins. The sound method raises no alarm."""
+    module = "raydp.methods.dp" if name == "DPAdam" else "tests.sweep.leaky"
+    monkeypatch.setitem(registries.BUILTIN["methods"], "own", f"{module}:{name}")
+    stated = {**STATED, "target_epsilon": 4.0, "accountant": "pld"}
+    changes: dict[str, Any] = {
+        "task": {"name": "digits"},
+        "model": {"name": "mlp:1x8x8:10", "adapter": {"type": "none"}},
+        "method": {"name": "own", "max_grad_norm": 0.1},
+        "privacy": stated,
+        "space": {"points": [[256, 40, 0.01]]},
+        "scores": [{"name": "mia_outputs"}],
+        "select": {"score": "mia_outputs", "min_utility_gain": None},
+    }
+    source = Source(spec=spec_of(tmp_path, **changes))
+    report = conclude(source, trained(audit_spec(source, name=source.name, coins=3, **GRADIENT)))
+    (run,) = report.runs
+    assert (report.canary, report.access, report.coins) == ("gradient", "gradient", 3)
+    assert report.alarm == (name != "DPAdam")
+    (noted,) = json.loads((source.folder / "audits.json").read_text())["audits"]
+    assert noted["canaries"] == {"kind": "gradient", "access": "gradient", "number": 900, "seed": 3}
+    if report.alarm:
+        assert run["epsilon_mechanism"] > 4.0
+        assert run["p_value"] < 0.01
+        (found,) = alarms_of(source.folder).values()
+        assert "with access to every noisy gradient, ε is at least" in str(found)
+    else:
+        assert 0.5 < run["epsilon_mechanism"] < 4.0
+
+
+def test_known_tokens_are_audited_under_the_specs_own_adapter(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, space={"points": [[32, 2, 0.01]]})
+    source, options = Source(spec=spec), {**OPTIONS, "num_canaries": 60}
+    audit = audit_spec(source, name=source.name, coins=3, canary="known_token", **options)
+    assert audit.model.adapter == spec.model.adapter
+    report = conclude(source, trained(audit))
+    assert (report.canary, report.access, report.runs[0]["epsilon_mechanism"]) == ("known_token", "loss", None)
+    assert not report.alarm
+
+
+def test_an_unknown_kind_of_canaries_is_refused(tmp_path: Path) -> None:
+    message = r"canary must be one of new_token, known_token, gradient, got 'dirac'\. new_token is usual"
+    with pytest.raises(ValueError, match=message):
+        next_audit(Source(spec=spec_of(tmp_path)), canary="dirac", **OPTIONS, new=False)
+
+
 def test_what_can_be_audited_is_found(tmp_path: Path, write_spec: Callable[..., Path]) -> None:
     path = write_spec(privacy=STATED)
     look: dict[str, Any] = {"storage": str(tmp_path / "runs"), "tracking_uri": "sqlite:///none.db", "spec": None}
@@ -267,3 +320,5 @@ def test_another_audit_has_a_number_and_new_coins(tmp_path: Path) -> None:
     for changed, named in ({"num_canaries": 200}, "canaries"), ({"confidence": 0.9}, "confidence"):
         with pytest.raises(ValueError, match=rf"{named} must be .* as the audit 'small-audit' was started with"):
             next_audit(source, **{**OPTIONS, **changed}, new=False)
+    with pytest.raises(ValueError, match="canary must be new_token as the audit 'small-audit' was started with"):
+        next_audit(source, canary="gradient", **OPTIONS, new=False)

@@ -23,7 +23,7 @@ from tests.builders.specs import SMALL_TASK
 FULL = ModelSpec(name="tiny", adapter=AdapterSpec(type="none"))
 
 
-def build(**options: int) -> CanaryTask:
+def build(**options: int | str) -> CanaryTask:
     options = {"num_canaries": 60, "prefix_tokens": 5, "seed": 7, **options}
     return AuditedTask.model_validate({"of": SMALL_TASK, **options}).build(models.load_tokenizer("tiny"))
 
@@ -54,6 +54,35 @@ def test_each_canary_has_a_token_and_a_prefix_of_its_own(task: CanaryTask) -> No
     assert int(rows[:, :-1].max()) < vocabulary
     others = task.batch(np.arange(2000)).input_ids
     assert int(others.max()) < vocabulary
+
+
+@pytest.mark.parametrize("kind", ["known_token", "gradient"])
+def test_canaries_of_known_tokens_need_no_new_ones(task: CanaryTask, kind: str) -> None:
+    known = build(canary=kind)
+    rows, facts = known.canaries.batch(np.arange(60)).input_ids, known.facts()
+    assert rows[:, :-1].tolist() == task.canaries.batch(np.arange(60)).input_ids[:, :-1].tolist()
+    assert 0 < int(rows.min()) <= int(rows.max()) < len(models.load_tokenizer("tiny"))
+    assert (known.included == task.included).all()
+    assert (facts.num_new_tokens, facts.num_canaries, facts.notes["canary_kind"]) == (0, 60, kind)
+    assert facts.content_hash != task.facts().content_hash
+
+
+def test_each_kind_of_canaries_is_a_task_of_its_own() -> None:
+    """Canaries of known tokens and of gradients have the same examples, but are not trained on in the same way."""
+    hashes = {build(canary=kind).facts().content_hash for kind in ("new_token", "known_token", "gradient")}
+    assert len(hashes) == 3
+
+
+@pytest.mark.parametrize("kind", ["known_token", "gradient"])
+def test_canaries_of_a_classifier_may_have_its_own_classes(kind: str) -> None:
+    options = {"of": {"name": "digits"}, "canary": kind, "num_canaries": 40, "seed": 5}
+    task = AuditedTask.model_validate(options).build(None)
+    assert (task.facts().num_new_tokens, task.facts().num_canaries) == (0, 40)
+    assert set(task.canaries.labels.tolist()) <= set(range(10))
+    base = models.load_base(ModelSpec(name="linear:1x8x8:10", adapter=AdapterSpec(type="none")))
+    logits = base.model(torch.from_numpy(task.canaries.inputs)).double()
+    losses = torch.nn.functional.cross_entropy(logits, torch.from_numpy(task.canaries.labels), reduction="none")
+    assert task.canary_losses(base.model) == pytest.approx(losses.detach().numpy(), rel=1e-5)  # fp32
 
 
 def test_the_seed_decides_coins_and_prefixes_and_names_the_task(task: CanaryTask) -> None:

@@ -13,9 +13,15 @@ if TYPE_CHECKING:
 
 SHOWN = (
     *("batch_size", "num_steps", "learning_rate", "seed", "correct", "guesses", "epsilon_hat", "epsilon_gdp"),
-    *("p_value", "p_holm"),
+    *("epsilon_mechanism", "p_value", "p_holm"),
 )
-NAMES = {"epsilon_hat": "ε̂", "epsilon_gdp": "ε̂ if Gaussian", "p_value": "p", "p_holm": "p (Holm)"}
+NAMES = {
+    "epsilon_hat": "ε̂",
+    "epsilon_gdp": "ε̂ if Gaussian",
+    "epsilon_mechanism": "ε̂ if as accounted",
+    "p_value": "p",
+    "p_holm": "p (Holm)",
+}
 
 
 def show_audit(report: AuditReport) -> None:
@@ -25,10 +31,14 @@ def show_audit(report: AuditReport) -> None:
         "without a guarantee" if report.epsilon is None else f"{word} ε = {report.epsilon:g} at δ = {report.delta:.3g}"
     )
     rows: Sequence[Mapping[str, object]] = report.runs
-    runs = [{NAMES.get(k, k): row[k] for k in SHOWN} for row in rows]
+    shown = [name for name in SHOWN if name != "epsilon_mechanism" or report.access == "gradient"]
+    runs = [{NAMES.get(k, k): row[k] for k in shown} for row in rows]
     marks = {i: "ALARM" for i, row in enumerate(report.runs) if row["alarm"]}
     print_table(
-        f"{report.audit}: {report.canaries} canaries, {stated}, {report.confidence:.0%} each", runs, marks=marks
+        f"{report.audit}: {report.canaries} {report.canary} canaries, access to {report.access}, {stated}, "
+        f"{report.confidence:.0%} each",
+        runs,
+        marks=marks,
     )
     configurations = [{NAMES.get(k, k): v for k, v in row.items()} for row in report.configurations]
     print_table("configurations, corrected for their runs", configurations)

@@ -20,15 +20,21 @@ if TYPE_CHECKING:
 class OneRunAudit(OneByOne):
     """A lower bound on ε from the canaries of the task `audited` (Steinke et al. 2023; Panda et al. 2025).
 
-    Every canary has one number: the loss of its new token among the M new tokens, or of its class among the M new
-    classes. In the base model this loss is ln M for all canaries, since their embeddings are zero. So the loss shows
-    only what training changed, and what training did to ordinary tokens, which is noise here, drops out. The canaries
-    with the k lowest losses are guessed to be in the training data, those with the k highest to be out. There is no
-    guess for the others. The guesses use the losses only; they are compared with the coins afterwards.
+    Every canary has one number, and a low number means "in". With canaries of new tokens the number is the loss of the
+    new token among the M new tokens, or of the new class among the M new classes. In the base model this loss is ln M
+    for all canaries, since their embeddings are zero. So the loss shows only what training changed, and what training
+    did to ordinary tokens, which is noise here, drops out. With canaries of known tokens the number is the loss minus
+    the loss in the base model. With gradient canaries it is the negative log-likelihood ratio of "in" and "out", which
+    an auditor computes from every noisy sum of gradients.
+
+    The canaries with the k lowest numbers are guessed to be in the training data, those with the k highest to be out.
+    There is no guess for the others. The guesses use the numbers only; they are compared with the coins afterwards.
 
     The measurement's value is ε̂. Its details are canaries, guesses and correct (for the share of guesses with the
     largest bound), gdp_mu, epsilon_gdp, delta and confidence. With a stated ε they also have epsilon and p_value, the
-    p-value of the hypothesis that the mechanism is (ε, δ)-DP.
+    p-value of the hypothesis that the mechanism is (ε, δ)-DP. With gradient canaries they also have num_in, guessed_in
+    and wrongly_in, the counts for `raydp.privacy.separate_bound`. There, every canary with a positive log-likelihood
+    ratio is guessed to be in.
 
     Guarantee:
         The guarantee of `raydp.privacy.one_run_bound`.
@@ -56,7 +62,7 @@ class OneRunAudit(OneByOne):
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
         """Guess every canary's coin and count the correct guesses. Nothing is drawn, so the seed has no effect."""
         assert isinstance(task, CanaryTask | CanaryClassificationTask)
-        losses = task.canary_losses(model.model)
+        losses = _numbers(model, task)
         if not np.isfinite(losses).all():
             raise ValueError("losses must be finite, got NaN or infinity. The model diverged in training.")
         order = np.argsort(losses, kind="stable")  # ties go by position, which reveals nothing about the coins
@@ -65,6 +71,13 @@ class OneRunAudit(OneByOne):
         if self.epsilon is not None:
             best["p_value"] = min(1.0, len(bounds) * min(details["p_value"] or 0.0 for details in bounds))
         details = {k: v for k, v in best.items() if k != "epsilon_hat"}
+        if task.kind == "gradient":
+            positive = losses < 0
+            details |= {
+                "num_in": int(task.included.sum()),
+                "guessed_in": int((positive & task.included).sum()),
+                "wrongly_in": int((positive & ~task.included).sum()),
+            }
         return Measurement(value=best["epsilon_hat"] or 0.0, std_error=None, num_samples=1, details=details)
 
     def expected_bounds(self) -> tuple[float, float]:
@@ -91,3 +104,13 @@ class OneRunAudit(OneByOne):
             "confidence": self.confidence,
             **tested,
         }
+
+
+def _numbers(model: LoadedModel, task: CanaryTask | CanaryClassificationTask) -> NDArray[np.float64]:
+    """Return [M] the number of each canary. A lower number means more likely in the training data."""
+    if task.kind == "gradient":  # the base model was not trained, so nothing was seen
+        return np.zeros(len(task.included)) if model.observed is None else -model.observed
+    losses = task.canary_losses(model.model)
+    if task.kind == "known_token":
+        losses = losses - model.of_base("canary losses", lambda base: task.canary_losses(base.model))
+    return losses

@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from raydp.io.cache import cache_dir
 from raydp.models import adapters
@@ -24,8 +26,10 @@ from raydp.sweep.store.results import ClaimedFigures, RunResult
 from raydp.sweep.store.transfer import TrialFiles
 from raydp.tasks.base import Task
 from raydp.tasks.text.language import LanguageModelingTask
+from raydp.tasks.wrappers.canaries import CanaryClassificationTask, CanaryTask
 from raydp.training import sharding
 from raydp.training.comm import Comm
+from raydp.training.gradients.canaries import GradientCanaries
 from raydp.training.gradients.memory import TokenBudget, recompute_layers, state_bytes, take_share
 from raydp.training.gradients.prefix import with_frozen_prefix
 from raydp.training.ledger import Ledger
@@ -135,10 +139,11 @@ class TrialRunner:
         Raises:
             Paused: the control asked for a pause. The state is saved.
         """
+        canaries = self._canaries(plan)
         start = self._untrained(plan.seed) or self._loaded.base_weights
         adapters.initialise(self._parameters, self._spec.model.adapter, start, plan.seed)
         ledger, notes, reasons = files.ledger(), list[str](), list[str]()
-        context = self._context(plan, ledger, control, reasons)
+        context = replace(self._context(plan, ledger, control, reasons), canaries=canaries)
         store = files.checkpoints(notes.append)
         trained = self._spec.method.params.train(plan, context, self._task, self.comm, self._key, store)
         result = RunResult(
@@ -153,7 +158,26 @@ class TrialRunner:
         )
         if trained.ended_early:
             return replace(result, reason=reasons[-1]) if self.comm.rank == 0 else None
-        return self._finished(result, plan.seed, trained, files, attempt)
+        observed = None if canaries is None else canaries.log_ratios
+        if canaries is not None and canaries.steps_seen != plan.num_steps:
+            raise ValueError(
+                f"method.name must train by raydp.training.loop for gradient canaries, got {self._spec.method.name!r}, "
+                f"which showed {canaries.steps_seen} of {plan.num_steps} steps. Audit it with access to losses."
+            )
+        return self._finished(result, plan.seed, trained, files, attempt, observed)
+
+    def _canaries(self, plan: TrialPlan) -> GradientCanaries | None:
+        """Return the task's gradient canaries, None if it has none."""
+        task = self._task
+        if not isinstance(task, CanaryTask | CanaryClassificationTask) or task.kind != "gradient":
+            return None
+        return GradientCanaries(
+            task.included,
+            first=task.facts().num_training - int(task.included.sum()),
+            seed=task.seed,
+            num_coordinates=sum(parameter.numel() for parameter in self._parameters.values()),
+            plan=plan,
+        )
 
     def _context(
         self, plan: TrialPlan, ledger: Ledger, control: TrialControl | None, reasons: list[str]
@@ -187,11 +211,17 @@ class TrialRunner:
         )
 
     def _finished(
-        self, result: RunResult, seed: int, trained: Trained, files: TrialFiles, attempt: str
+        self,
+        result: RunResult,
+        seed: int,
+        trained: Trained,
+        files: TrialFiles,
+        attempt: str,
+        observed: NDArray[np.float64] | None,
     ) -> RunResult | None:
         """Measure and save the trained model. Return the finished result on rank 0, None on the other ranks."""
         started = time.perf_counter()
-        measured = self._on_rank_0(lambda loaded: self._measure(loaded, seed))
+        measured = self._on_rank_0(lambda loaded: self._measure(replace(loaded, observed=observed), seed))
         variants = self._measure_variants(trained.variants, seed)
         weights = None
         if sharding.in_parts(self._parameters):

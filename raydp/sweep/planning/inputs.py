@@ -7,6 +7,8 @@ from raydp.models.networks import ARCHITECTURES, NetworkName
 from raydp.spec.document import SweepSpec
 from raydp.tasks.base import Task, TaskFacts, task_of
 from raydp.tasks.classification.labelled import ClassificationTask
+from raydp.tasks.wrappers.canaries import CanaryClassificationTask, CanaryTask
+from raydp.training.gradients.canaries import check_room
 
 
 def build_task(spec: SweepSpec) -> tuple[Task, str]:
@@ -31,7 +33,7 @@ def build_task(spec: SweepSpec) -> tuple[Task, str]:
         tokenizer, weight_hash = models.check(spec.model, sharded=spec.cluster.sharding == "full")
         task = task_of(spec, tokenizer)
         models.check_length(spec.model, int(max(task.lengths().max(), task.heldout_lengths().max())))
-    _check_canaries(spec, task.facts())
+    _check_canaries(spec, task)
     spec.method.params.check(spec, task)
     for score in spec.scores:
         score.params.check(task)
@@ -69,14 +71,18 @@ def _classification(spec: SweepSpec) -> Task:
     return task
 
 
-def _check_canaries(spec: SweepSpec, facts: TaskFacts) -> None:
-    """Refuse canaries of new tokens with an adapter or a private selection.
+def _check_canaries(spec: SweepSpec, task: Task) -> None:
+    """Refuse canaries with a private selection, and canaries that the model or the method cannot have.
 
-    The embeddings learn the new tokens, and a model of canaries is never released.
+    The embeddings learn new tokens. Gradient canaries are clipped by the method and seen in the whole noisy sum. A
+    model of canaries is never released.
     """
-    if not facts.num_new_tokens:
+    facts = task.facts()
+    if not facts.num_canaries:
         return
-    if spec.model.adapter.type != "none":
+    if isinstance(task, CanaryTask | CanaryClassificationTask) and task.kind == "gradient":
+        _check_gradient_canaries(spec, facts)
+    if facts.num_new_tokens and spec.model.adapter.type != "none":
         raise ValueError(
             f"model.adapter.type must be none with the task {spec.task.name!r}, got {spec.model.adapter.type!r}: new "
             "tokens are learnt in the embeddings. Write `adapter: {type: none}`."
@@ -86,3 +92,23 @@ def _check_canaries(spec: SweepSpec, facts: TaskFacts) -> None:
             f"privacy.tuning must be ignored with the task {spec.task.name!r}, got private_selection. Audit one run at "
             "its own ε (single_run_epsilon of `raydp plan`)."
         )
+
+
+def _check_gradient_canaries(spec: SweepSpec, facts: TaskFacts) -> None:
+    """Refuse gradient canaries if a step does not add noise to a whole sum of clipped gradients, or has no room."""
+    traits = spec.method.params.traits
+    if not spec.method.params.private or traits.clipping not in ("flat", "automatic"):
+        raise ValueError(
+            f"method.name must be dp_sgd, dp_adam or dp_mf without adaptive clipping for gradient canaries, got "
+            f"{spec.method.name!r}. Audit it with access to losses: --canary new_token."
+        )
+    if traits.reference_weight is not None:
+        raise ValueError(
+            f"method.reference_weight must be left out for gradient canaries, got {traits.reference_weight:g}. "
+            "Leave it out."
+        )
+    if spec.cluster.sharding != "none":
+        raise ValueError(
+            f"cluster.sharding must be none for gradient canaries, got {spec.cluster.sharding}. Leave it out."
+        )
+    check_room(facts.num_canaries, models.num_trained(spec.model))

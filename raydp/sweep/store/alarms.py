@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,30 +27,36 @@ class Audit:
         name: name of the audit.
         at: time of the audit (ISO 8601).
         alarms: (b, T, η) of each audited configuration -> the alarm as a sentence, or None.
+        canaries: kind, number and seed of the canaries, and the access to training that the guesses need. It is empty
+            for audits of early versions.
     """
 
     name: str
     at: str
     alarms: Mapping[Configuration, str | None]
+    canaries: Mapping[str, object] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
         """Return the entry of audits.json."""
         alarms = [{"configuration": list(key), "alarm": alarm} for key, alarm in self.alarms.items()]
-        return {"name": self.name, "at": self.at, "found": alarms}
+        return {"name": self.name, "at": self.at, "canaries": dict(self.canaries), "found": alarms}
 
 
-def note_audit(folder: Path, name: str, alarms: Mapping[Configuration, str | None]) -> None:
+def note_audit(
+    folder: Path, name: str, alarms: Mapping[Configuration, str | None], canaries: Mapping[str, object] | None = None
+) -> None:
     """Write the alarms of an audit. A second call with the same alarms changes nothing.
 
     Args:
         folder: the folder of the audited sweep, which need not have run yet.
         name: the name of the audit.
         alarms: (b, T, η) of each audited configuration -> the alarm as a sentence, or None.
+        canaries: what the audit's canaries were, see `Audit`.
     """
     earlier = _audits(folder)
     if any(audit.name == name and audit.alarms == alarms for audit in earlier):
         return
-    audit = Audit(name=name, at=datetime.now(UTC).isoformat(), alarms=alarms)
+    audit = Audit(name=name, at=datetime.now(UTC).isoformat(), alarms=alarms, canaries=canaries or {})
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / AUDITS_FILE, {"audits": [each.to_json() for each in [*earlier, audit]]})
 
@@ -84,6 +90,7 @@ def _audits(folder: Path) -> list[Audit]:
             name=audit["name"],
             at=audit["at"],
             alarms={tuple(entry["configuration"]): entry["alarm"] for entry in audit["found"]},
+            canaries=audit.get("canaries", {}),
         )
         for audit in (() if document is None else document["audits"])
     ]

@@ -1,7 +1,4 @@
-"""A task with canaries for a one-run audit.
-
-Each canary has its own token or class, and a fair coin decides whether it is in the training data.
-"""
+"""A task with canaries for a one-run audit. A fair coin decides whether each canary is in the training data."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from raydp.models.base_models import first_new_token
 from raydp.tasks.classification.labelled import ClassificationTask, LabelledExamples
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
-from raydp.tasks.wrappers.canaries import CanaryClassificationTask, CanaryTask
+from raydp.tasks.wrappers.canaries import CanaryClassificationTask, CanaryKind, CanaryTask
 from raydp.tasks.wrappers.derived import DerivedTask
 
 if TYPE_CHECKING:
@@ -23,16 +20,20 @@ if TYPE_CHECKING:
 
 
 class AuditedTask(DerivedTask):
-    """Another task with input canaries of new tokens (Panda et al. 2025), or of new classes.
+    """Another task with canaries: of new tokens (Panda et al. 2025), of ordinary tokens, or of gradients.
 
-    A canary is a random prefix of ordinary tokens, unique to it, followed by a token that is new to the model and
-    occurs nowhere else. Its loss is the loss of the new token alone. In a classification task a canary is an input of
-    random zeros and ones, with its own new class. An independent fair coin puts each canary into the training data.
-    Canaries in the training data are ordinary examples: they count in n, are drawn, clipped and accounted, and each is
-    a unit of privacy.
-
-    The audit needs full fine-tuning (model.adapter.type none), because a new token is learnt in its embedding.
+    A canary is a random prefix of ordinary tokens, unique to it, followed by one more token. Its loss is the loss of
+    this last token alone. In a classification task a canary is an input of random zeros and ones with a class. An
+    independent fair coin puts each canary into the training data. Canaries in the training data are ordinary units of
+    privacy: they count in n, are drawn, clipped and accounted.
     """
+
+    canary: CanaryKind = "new_token"
+    """Kind of the canaries. `new_token`: the last token, or the class, is new to the model and is the canary's own. It
+    is learnt in its embedding, so every weight must be trained (model.adapter.type none). `known_token`: the last token
+    is a random ordinary one, and the class one of the task's own. It can be used with every adapter. `gradient`: the
+    canary's gradient is one coordinate of the trained weights, and an auditor sees every noisy sum of gradients. It can
+    be used with every adapter."""
 
     num_canaries: int = Field(default=500, ge=2, le=1_000_000)
     """M, the number of canaries; a fair coin puts each into the training data."""
@@ -59,16 +60,22 @@ class AuditedTask(DerivedTask):
     def _labelled(self, inner: ClassificationTask) -> CanaryClassificationTask:
         inputs = np.random.default_rng([self.seed, 0]).integers(0, 2, (self.num_canaries, *inner.input_shape))
         labels = inner.num_classes + np.arange(self.num_canaries)
+        if self.canary != "new_token":
+            labels = np.random.default_rng([self.seed, 3]).integers(0, inner.num_classes, self.num_canaries)
         canaries = LabelledExamples(inputs=inputs.astype(np.float32), labels=labels)
-        return CanaryClassificationTask.of(inner, canaries, self._coins())
+        return CanaryClassificationTask.of(inner, canaries, self._coins(), kind=self.canary, seed=self.seed)
 
     def _language(self, inner: LanguageModelingTask, tokenizer: PreTrainedTokenizerBase) -> CanaryTask:
         prefixes = self._prefixes(tokenizer)
         first = first_new_token(tokenizer)
+        last = first + np.arange(self.num_canaries)
+        if self.canary != "new_token":
+            last = np.random.default_rng([self.seed, 3]).choice(_ordinary(tokenizer), self.num_canaries)
         canaries = TokenizedExamples.from_lists(
-            [[*prefix, first + i] for i, prefix in enumerate(prefixes)], [self.prefix_tokens] * len(prefixes)
+            [[*prefix, int(token)] for prefix, token in zip(prefixes, last, strict=True)],
+            [self.prefix_tokens] * len(prefixes),
         )
-        return CanaryTask.of(inner, canaries, self._coins(), first_new_token=first)
+        return CanaryTask.of(inner, canaries, self._coins(), kind=self.canary, seed=self.seed, first_new_token=first)
 
     def _coins(self) -> NDArray[np.bool_]:
         """Return [M] whether each canary is in the training data."""
@@ -76,7 +83,7 @@ class AuditedTask(DerivedTask):
 
     def _prefixes(self, tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, ...]]:
         """Return [M] distinct random sequences of ordinary tokens."""
-        ordinary = np.array(sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)))
+        ordinary = _ordinary(tokenizer)
         if len(ordinary) ** self.prefix_tokens < 2 * self.num_canaries:  # at least half of the draws are new
             raise ValueError(
                 f"task.prefix_tokens must be larger for {self.num_canaries} canaries and {len(ordinary)} tokens, got "
@@ -87,3 +94,8 @@ class AuditedTask(DerivedTask):
         while len(prefixes) < self.num_canaries:
             prefixes[tuple(rng.choice(ordinary, self.prefix_tokens).tolist())] = None
         return list(prefixes)
+
+
+def _ordinary(tokenizer: PreTrainedTokenizerBase) -> NDArray[np.int64]:
+    """Return the ids of the tokenizer's tokens that are not special."""
+    return np.array(sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)))
