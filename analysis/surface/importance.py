@@ -60,10 +60,15 @@ def _shares(means: pd.DataFrame, figure: str) -> Shares | None:
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
     from optuna.trial import create_trial
 
+    # The forest splits nothing if the values differ by less than its own tolerance, so they are put on one scale.
     values = means[figure].to_numpy(dtype=np.float64)
+    values = values / (np.abs(values).max() or 1.0)
+    values = values - values.mean()
+    largest = np.abs(values).max()
     varied = [name for name in HYPERPARAMETERS if means[name].nunique() > 1]
-    if np.ptp(values) == 0 or not varied:
+    if largest == 0 or not varied:
         return None
+    values = values / largest
     inputs = {name: means[name].to_numpy(dtype=np.float64) for name in varied}
     ranges: dict[str, BaseDistribution] = {
         name: FloatDistribution(float(column.min()), float(column.max()), log=True) for name, column in inputs.items()

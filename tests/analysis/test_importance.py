@@ -40,6 +40,17 @@ def test_a_hyperparameter_that_changes_nothing_has_no_importance() -> None:
     assert hyperparameter_importance(table(lambda b, t, rate: 0.1 * b)) == importance, "the forest has a fixed seed"
 
 
+@pytest.mark.parametrize("scale", [2.0**-300, 2.0**-40, 2.0**300])
+def test_the_unit_of_the_score_changes_nothing(scale: float) -> None:
+    """A power of two leaves every digit as it is. The last values are those of models that leak nothing."""
+    points = table(lambda b, t, rate: 0.2 * np.log(b) + 0.1 * np.log(t))
+    scaled = points.assign(score=scale * points["score"])
+    expected = hyperparameter_importance(points)["score"]
+    assert hyperparameter_importance(scaled)["score"] == pytest.approx(expected, abs=1e-12)
+    near = points.assign(score=6.66e-5 + 1e-9 * points["score"])
+    assert hyperparameter_importance(near)["score"] == pytest.approx(expected, abs=0.02)
+
+
 def test_edges() -> None:
     few = hyperparameter_importance(table(lambda b, t, rate: b, grid=GRID[:3]))
     assert (few["score"], few["utility_loss"]) == (None, None)
