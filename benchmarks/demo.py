@@ -24,7 +24,7 @@ import yaml
 from machine import describe
 
 from analysis import configuration_means, load_points
-from analysis.selection.constraints import Constraints
+from analysis.tables.utility_filter import useful_points
 from raydp.spec.document import DEMO
 from search_spaces.configuration import HYPERPARAMETERS
 
@@ -36,9 +36,9 @@ def truth() -> tuple[dict[tuple[float, ...], float], float]:
     """Return (b, T, η) -> true score, and the lowest true score of the useful configurations."""
     points = load_points(SEEDS)
     means = configuration_means(points)
-    ((_, _, useful),) = Constraints(min_utility_gain=0.9).narrowings(points, means, None)
+    useful = configuration_means(useful_points(points, min_utility_gain=0.9))
     scores = {tuple(map(float, row[:3])): float(row[3]) for row in means[[*HYPERPARAMETERS, "score"]].to_numpy()}
-    return scores, float(means.loc[useful, "score"].min())
+    return scores, float(useful["score"].min())
 
 
 def run(folder: Path) -> dict[str, Any]:

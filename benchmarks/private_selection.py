@@ -38,6 +38,7 @@ from raydp.privacy import (
 from raydp.privacy.accounting.pld import _directions
 from raydp.privacy.accounting.two_way import _interval
 from raydp.selftest.checks.choice import generating
+from raydp.selftest.checks.choice_profiles import best_in_orders
 
 NUM_EXAMPLES = 4000
 POINTS = ((64, 60), (256, 60), (256, 120))
@@ -84,17 +85,12 @@ def pairs(event: PoissonGaussian) -> list[tuple[Masses, Masses]]:
 def reaches(event: PoissonGaussian, num_runs: NumRuns, epsilon: float, delta: float) -> bool:
     """Whether the best of K worst cases, under one of several orders, needs more than ε at δ."""
     best, _ = generating(num_runs)
-    for p, q in pairs(event):
-        losses, below = np.log(p) - np.log(q), np.cumsum(q)
-        for top in TOPS:
-            first = int(np.searchsorted(below, top))
-            for share in SHARES:
-                second = max(first, int(np.searchsorted(losses, share * epsilon)))
-                order = np.concatenate([np.arange(first), np.arange(second, len(p)), np.arange(first, second)])
-                a, b = (np.diff(best(np.minimum(np.cumsum(m[order]), 1.0)), prepend=0.0) for m in (p, q))
-                if np.maximum(a - math.exp(epsilon) * b, 0).sum() > delta:
-                    return True
-    return False
+    losses = [share * epsilon for share in SHARES]
+    return any(
+        np.maximum(a - math.exp(epsilon) * b, 0).sum() > delta
+        for p, q in pairs(event)
+        for a, b in best_in_orders(best, p, q, TOPS, losses)
+    )
 
 
 def least_noise(event: PoissonGaussian, num_runs: NumRuns, target: PrivacyTarget, low: float, high: float) -> float:

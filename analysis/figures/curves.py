@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 from plotly.colors import sample_colorscale
 
 from analysis.figures.style import blank, quiet_axes
@@ -60,13 +62,7 @@ def training_curves(curves: Sequence[Curve]) -> go.Figure:
     return quiet_axes(figure)
 
 
-def _smoothed(losses: Sequence[float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _smoothed(losses: Sequence[float]) -> NDArray[np.float64]:
     """Return the exponentially weighted mean up to each step, shape [k]."""
-    values = np.asarray(losses, dtype=np.float64)
-    decay = 0.5 ** (1 / max(1.0, _HALF_LIFE * len(values)))
-    smoothed = np.empty_like(values)
-    total = weight = 0.0
-    for at, value in enumerate(values):
-        total, weight = decay * total + value, decay * weight + 1
-        smoothed[at] = total / weight
-    return smoothed
+    half_life = max(1.0, _HALF_LIFE * len(losses))
+    return pd.Series(losses, dtype=np.float64).ewm(halflife=half_life).mean().to_numpy()

@@ -224,11 +224,11 @@ def _analyses(points: pd.DataFrame) -> dict[str, list[str]]:
 
 def _curves(num_runs: int) -> str:
     """Return the place of the figure of training curves."""
-    of = f", {MOST_CURVES} of {num_runs} runs" if num_runs > MOST_CURVES else ""
     return plot(
         "curves",
-        "Lines of the training loss of every run against its steps.",
-        f"Training loss of single runs, smoothed{of}. Dark lines have the lowest scores, yellow lines the highest.",
+        "Lines of the training loss of single runs against their steps.",
+        f"Training loss of {min(num_runs, MOST_CURVES)} runs, smoothed. Dark lines have the lowest scores, yellow "
+        "lines the highest.",
     )
 
 

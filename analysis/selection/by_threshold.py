@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,6 +22,8 @@ from search_spaces.configuration import Configuration
 Array = NDArray[np.float64]
 Pool = NDArray[np.bool_]
 Positions = NDArray[np.intp]
+Narrowing = tuple[str, str, Pool]
+"""A constraint: its name, the rule in words, and [m] whether a configuration keeps to it."""
 
 MOST_THRESHOLDS = 400
 """The default limit on the number of thresholds. More are thinned evenly, keeping the lowest and the highest."""
@@ -106,7 +108,7 @@ def selections_by_threshold(
     constraints = constraints or Constraints()
     narrowings = constraints.narrowings(points, means, by_secret)
     passed = _all(means, [kept for _, _, kept in narrowings])
-    allowed = _all(means, [kept for name, _, kept in narrowings if name != "utility threshold"])
+    allowed = _without_threshold(means, narrowings)
     loss = means["utility_loss"].to_numpy()
     thresholds = np.unique(loss[allowed])
     thresholds = thresholds[evenly(len(thresholds), max_thresholds)]
@@ -140,8 +142,8 @@ def threshold_changes(
     rule: str,
     layout: Layout,
     means: pd.DataFrame,
-    allowed: NDArray[np.bool_],
-    passed: NDArray[np.bool_],
+    narrowings: Sequence[Narrowing],
+    passed: Pool,
     selected: int,
 ) -> tuple[ThresholdChange, ...] | None:
     """Return the nearest stricter and the nearest looser threshold at which a rule selects another configuration.
@@ -150,7 +152,7 @@ def threshold_changes(
         rule: a name in `RULES`.
         layout: the m configurations in the order (T, b, η), as for `choose`.
         means: [m] configuration means in that order.
-        allowed: [m] whether a configuration keeps to the constraints other than the utility threshold.
+        narrowings: the constraints, from `Constraints.narrowings`.
         passed: [m] whether a configuration keeps to all constraints.
         selected: position of what the rule selects from `passed`.
 
@@ -159,7 +161,7 @@ def threshold_changes(
     """
     if len(means) > _MOST_CONFIGURATIONS:
         return None
-    loss = means["utility_loss"].to_numpy()
+    loss, allowed = means["utility_loss"].to_numpy(), _without_threshold(means, narrowings)
     thresholds = np.unique(loss[allowed])
     positions = _along(rule, layout, allowed, thresholds)
     other = np.flatnonzero(positions != selected)
@@ -176,6 +178,15 @@ def threshold_changes(
         )
         for at in nearest
     )
+
+
+def _without_threshold(means: pd.DataFrame, narrowings: Sequence[Narrowing]) -> Pool:
+    """Return the configurations that keep to the constraints other than the utility threshold, shape [m].
+
+    Raises:
+        ValueError: no configuration is left.
+    """
+    return _all(means, [kept for name, _, kept in narrowings if name != "utility threshold"])
 
 
 def _all(means: pd.DataFrame, kept: list[Pool]) -> Pool:

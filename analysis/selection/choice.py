@@ -259,18 +259,8 @@ def select(
         decision=decision,
         changes=None
         if rule in REFERENCE_RULES
-        else threshold_changes(rule, evidence.layout, means, _without_threshold(passed, narrowings), passed, selected),
+        else threshold_changes(rule, evidence.layout, means, narrowings, passed, selected),
     )
-
-
-def _without_threshold(
-    passed: NDArray[np.bool_], narrowings: list[tuple[str, str, NDArray[np.bool_]]]
-) -> NDArray[np.bool_]:
-    """Return [m] whether a configuration keeps to the constraints other than the utility threshold."""
-    allowed = np.ones_like(passed)
-    for name, _, kept in narrowings:
-        allowed &= kept if name != "utility threshold" else True
-    return allowed
 
 
 def _narrowed(

@@ -98,7 +98,7 @@ class Smoother:
         return smooth
 
 
-def bounded_exp(logarithms: Array) -> Array:
-    """Return the exponential, clipped to the range of doubles that can be squared."""
-    exponential: Array = np.exp(np.clip(logarithms, -_MOST_LOG, _MOST_LOG))
+def bounded_exp(logarithms: Array, most: float = _MOST_LOG) -> Array:
+    """Return the exponential of logarithms that are limited to [-most, most], by default so that it can be squared."""
+    exponential: Array = np.exp(np.clip(logarithms, -most, most))
     return exponential

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from analysis.statistics.noise import SeedNoise
 from analysis.statistics.results import Reason
+from analysis.surface.posterior import bounded_exp
 from analysis.surface.surrogate import Figure, Surface
 from analysis.tables.points import configuration_means, configurations
 from search_spaces.configuration import HYPERPARAMETERS, Configuration, Hyperparameters
@@ -72,7 +73,7 @@ class Fitted:
     def draw(self, candidates: pd.DataFrame, num_draws: int, *, seed: int) -> Array:
         """Draw whole surfaces at the candidates, on the figure's own scale. Shape [num_draws, k]."""
         drawn = self.surface.draw(candidates, num_draws, seed=seed)
-        return _exponential(drawn) if self.logarithm else drawn
+        return bounded_exp(drawn, _MOST_LOG) if self.logarithm else drawn
 
     def marginals(self, candidates: pd.DataFrame, *, seed: int) -> tuple[Array, Array | None]:
         """Draw each candidate's expectation over seeds, and one run's figure, independently. Shapes [draws, k]."""
@@ -83,7 +84,7 @@ class Fitted:
         runs = None if self.run_std is None else expected + self.run_std * rng.standard_normal(expected.shape)
         if not self.logarithm:
             return expected, runs
-        return _exponential(expected), None if runs is None else _exponential(runs)
+        return bounded_exp(expected, _MOST_LOG), None if runs is None else bounded_exp(runs, _MOST_LOG)
 
 
 class Prediction(Hyperparameters, Reason):
@@ -177,12 +178,6 @@ def _interval(draws: Array) -> list[float]:
 
 def _between(measured: pd.Series, value: float) -> bool:
     return bool(measured.min() <= value <= measured.max())
-
-
-def _exponential(logarithms: Array) -> Array:
-    """Return the exponential, clipped to the range of doubles, which extrapolated logarithms may exceed."""
-    exponential: Array = np.exp(np.clip(logarithms, -_MOST_LOG, _MOST_LOG))
-    return exponential
 
 
 def _missing(means: pd.DataFrame) -> list[Configuration]:

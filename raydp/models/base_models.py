@@ -159,23 +159,20 @@ def check(spec: ModelSpec, *, sharded: bool = False) -> tuple[PreTrainedTokenize
         _check_network(spec, sharded)
         return None, weight_hash(folder)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+        hollow = _hollow(spec.name, folder)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"model.name must be a causal language model, got {spec.name!r}: {error}") from error
     if sharded:
-        shardable_layers(model)
+        shardable_layers(hollow.model)
     if sharded and spec.adapter.virtual_tokens:
         raise ValueError(
             f"cluster.sharding must be none with adapter.type {spec.adapter.type!r}, got full. Virtual tokens are "
             "read outside of the model's own pass; use a LoRA adapter."
         )
     if spec.adapter.type != "none":
-        hollow = PretrainedModel(name=spec.name, model=model, tokenizer=tokenizer, weight_hash="")
         with torch.device("meta"):
             attach_adapter(hollow, spec.adapter)
-    return tokenizer, weight_hash(folder)
+    return hollow.tokenizer, weight_hash(folder)
 
 
 def num_trained(spec: ModelSpec) -> int:
@@ -183,12 +180,18 @@ def num_trained(spec: ModelSpec) -> int:
     folder, _ = model_folder(spec.name)
     if NetworkName.parse(spec.name) is not None:
         return sum(parameter.numel() for parameter in load_base(spec).model.parameters())
+    hollow = _hollow(spec.name, folder)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        hollow = PretrainedModel(name=spec.name, model=model, tokenizer=tokenizer, weight_hash="")
         trained = trainable_parameters(attach_adapter(hollow, spec.adapter), spec.adapter)
     return sum(parameter.numel() for parameter in trained.values())
+
+
+def _hollow(name: str, folder: Path) -> PretrainedModel:
+    """Return the causal language model in a folder without its weights, and its tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    return PretrainedModel(name=name, model=model, tokenizer=tokenizer, weight_hash="")
 
 
 def _check_network(spec: ModelSpec, sharded: bool) -> None:

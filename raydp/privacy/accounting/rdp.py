@@ -68,14 +68,7 @@ class RDPAccountant(Accountant):
             order = ORDERS[index]
             return divergence(order) - math.log(delta * order) / (order - 1) + math.log1p(-1 / order)
 
-        low, high = 0, len(ORDERS) - 1
-        while high - low > 4:
-            third = (high - low) // 3
-            if epsilon(low + third) <= epsilon(high - third):
-                high -= third
-            else:
-                low += third
-        return max(0.0, min(epsilon(index) for index in range(low, high + 1)))
+        return max(0.0, bottom(epsilon, 0, len(ORDERS) - 1))
 
 
 @cache
@@ -92,3 +85,14 @@ def _compute_rdp() -> Callable[..., Any]:
     spec.loader.exec_module(module)
     function: Callable[..., Any] = module.compute_rdp
     return function
+
+
+def bottom(value: Callable[[int], float], low: int, high: int) -> float:
+    """Return the smallest value at the integers from low to high, by ternary search. The values have one valley."""
+    while high - low > 4:
+        third = (high - low) // 3
+        if value(low + third) <= value(high - third):
+            high -= third
+        else:
+            low += third
+    return min(value(index) for index in range(low, high + 1))

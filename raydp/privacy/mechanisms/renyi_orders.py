@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from functools import cache
 
-from raydp.privacy.accounting.rdp import ORDERS
+from raydp.privacy.accounting.rdp import ORDERS, bottom
 
 Curve = Callable[[float], float]
 """Bound on the Rényi divergence of one run, as a function of the order λ > 1."""
@@ -21,13 +21,7 @@ def smallest(bound: Callable[[float], float]) -> float:
     values = cache(lambda index: bound(ORDERS[index]))
     best = min(range(len(_COARSE)), key=lambda k: values(_COARSE[k]))
     low, high = _COARSE[max(best - 1, 0)], _COARSE[min(best + 1, len(_COARSE) - 1)]
-    while high - low > 4:
-        third = (high - low) // 3
-        if values(low + third) <= values(high - third):
-            high -= third
-        else:
-            low += third
-    return min(values(_COARSE[best]), *(values(index) for index in range(low, high + 1)))
+    return min(values(_COARSE[best]), bottom(values, low, high))
 
 
 def _coarse() -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
 import numpy as np
@@ -54,16 +55,30 @@ def _exact(num_runs: NumRuns) -> float:
     largest = 0.0
     for one, other in ((present, absent), (absent, present)):
         rising = np.argsort(one / other, kind="stable")
-        losses = np.log(one / other)[rising]
-        below = np.cumsum(other[rising])
-        for top in TOPS:
-            first = int(np.searchsorted(below, top))
-            for loss in LOSSES:
-                second = max(first, int(np.searchsorted(losses, loss)))
-                order = np.concatenate([rising[:first], rising[second:], rising[first:second]])
-                p, q = (np.diff(best(np.minimum(np.cumsum(m[order]), 1.0)), prepend=0.0) for m in (one, other))
-                largest = max(largest, _epsilon(p, q))
+        for p, q in best_in_orders(best, one[rising], other[rising], TOPS, LOSSES):
+            largest = max(largest, _epsilon(p, q))
     return largest
+
+
+def best_in_orders(
+    best: Callable[[Masses], Masses], one: Masses, other: Masses, tops: Sequence[float], losses: Sequence[float]
+) -> Iterator[tuple[Masses, Masses]]:
+    """Yield the probabilities of the best of K outcomes on two data sets, for several orders of the outcomes.
+
+    Args:
+        best: P[the best of K is among the worst outcomes], from the probability of these outcomes in one run.
+        one, other: [m] probabilities of the outcomes in one run, by rising one / other.
+        tops: shares of the outcomes on the other data set that come first: those of the smallest one / other.
+        losses: least ln(one / other) of the outcomes that come next. The rest follows.
+    """
+    known, below = np.log(one) - np.log(other), np.cumsum(other)
+    for top in tops:
+        first = int(np.searchsorted(below, top))
+        for loss in losses:
+            second = max(first, int(np.searchsorted(known, loss)))
+            order = np.concatenate([np.arange(first), np.arange(second, len(one)), np.arange(first, second)])
+            p, q = (np.diff(best(np.minimum(np.cumsum(m[order]), 1.0)), prepend=0.0) for m in (one, other))
+            yield p, q
 
 
 def _masses(edges: Masses, mean: float) -> Masses:

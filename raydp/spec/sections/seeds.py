@@ -60,3 +60,8 @@ class AdaptiveSeeds(Section):
     def labels(self) -> tuple[int, ...]:
         """Return the labels of all seeds that may be run."""
         return tuple(range(self.at_most))
+
+    @property
+    def first_labels(self) -> tuple[int, ...]:
+        """Return the labels of the seeds of the first pass."""
+        return self.labels[: self.first]

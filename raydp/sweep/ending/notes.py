@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from typing import TYPE_CHECKING, Required, TypedDict
 
 from raydp.plugins.registries import names, summary
@@ -75,13 +76,14 @@ def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = F
 
 
 def _curves(folder: SweepFolder, plan: Plan, score: str) -> list[Curve]:
-    """Return the training of the finished runs, of more than 200 only of the first 200."""
+    """Return the training of the first 200 finished runs. A run without a history of steps has none."""
     from analysis.figures.curves import Curve
 
+    results = ((trial, folder.result(trial.run_id)) for trial in plan.trials)
+    finished = ((trial, result) for trial, result in results if result is not None and result.finished)
     curves = []
-    for trial in plan.trials:
-        result = folder.result(trial.run_id)
-        if result is None or not result.finished or not result.history or score not in result.scores:
+    for trial, result in islice(finished, _MOST_CURVES):
+        if not result.history or score not in result.scores:
             continue
         rows = [row for row in result.history if row.get("loss") is not None and math.isfinite(row["loss"])]
         curves.append(
@@ -92,8 +94,6 @@ def _curves(folder: SweepFolder, plan: Plan, score: str) -> list[Curve]:
                 losses=[row["loss"] for row in rows],
             )
         )
-        if len(curves) == _MOST_CURVES:
-            break
     return curves
 
 

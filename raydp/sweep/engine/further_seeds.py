@@ -36,9 +36,8 @@ class SeedSource(StepwiseSource):
         self._runs: dict[Configuration, list[str]] = {}
         for trial in sorted(self.trials, key=lambda t: t.seed):
             self._runs.setdefault(trial.configuration, []).append(trial.run_id)
-        first = {run_id for runs in self._runs.values() for run_id in runs[: self.seeds.first]}
-        self._first = [trial.run_id for trial in self.trials if trial.run_id in first]
-        begun = [t.run_id for t in self.trials if t.run_id not in first and self.folder.trial(t.run_id).exists()]
+        self._first = [trial.run_id for trial in self.trials if trial.seed in self.seeds.first_labels]
+        begun = [t.run_id for t in self.trials if t.run_id not in self._first and self.folder.trial(t.run_id).exists()]
         self._give([*self._first, *begun])
 
     def given(self) -> list[str]:

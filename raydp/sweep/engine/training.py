@@ -149,7 +149,7 @@ def _first_pass(context: SweepContext) -> FirstPass | None:
     seeds = context.spec.seeds
     if not isinstance(seeds, AdaptiveSeeds):
         return None
-    first = [trial for trial in context.trials.values() if trial.seed in seeds.labels[: seeds.first]]
+    first = [trial for trial in context.trials.values() if trial.seed in seeds.first_labels]
     cost = sum(trial.batch_size * trial.num_steps for trial in first)
     return FirstPass(run_ids=frozenset(t.run_id for t in first), further_cost=seeds.max_cost_share * cost)
 

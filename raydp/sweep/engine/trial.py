@@ -26,7 +26,7 @@ from raydp.sweep.store.results import ClaimedFigures, RunResult
 from raydp.sweep.store.transfer import TrialFiles
 from raydp.tasks.base import Task
 from raydp.tasks.text.language import LanguageModelingTask
-from raydp.tasks.wrappers.canaries import CanaryClassificationTask, CanaryTask
+from raydp.tasks.wrappers.canaries import with_gradient_canaries
 from raydp.training import sharding
 from raydp.training.comm import Comm
 from raydp.training.gradients.canaries import GradientCanaries
@@ -139,11 +139,10 @@ class TrialRunner:
         Raises:
             Paused: the control asked for a pause. The state is saved.
         """
-        canaries = self._canaries(plan)
         start = self._untrained(plan.seed) or self._loaded.base_weights
         adapters.initialise(self._parameters, self._spec.model.adapter, start, plan.seed)
         ledger, notes, reasons = files.ledger(), list[str](), list[str]()
-        context = replace(self._context(plan, ledger, control, reasons), canaries=canaries)
+        context = self._context(plan, ledger, control, reasons)
         store = files.checkpoints(notes.append)
         trained = self._spec.method.params.train(plan, context, self._task, self.comm, self._key, store)
         result = RunResult(
@@ -158,18 +157,19 @@ class TrialRunner:
         )
         if trained.ended_early:
             return replace(result, reason=reasons[-1]) if self.comm.rank == 0 else None
-        observed = None if canaries is None else canaries.log_ratios
+        canaries = context.canaries
         if canaries is not None and canaries.steps_seen != plan.num_steps:
             raise ValueError(
                 f"method.name must train by raydp.training.loop for gradient canaries, got {self._spec.method.name!r}, "
                 f"which showed {canaries.steps_seen} of {plan.num_steps} steps. Audit it with access to losses."
             )
+        observed = None if canaries is None else canaries.log_ratios
         return self._finished(result, plan.seed, trained, files, attempt, observed)
 
     def _canaries(self, plan: TrialPlan) -> GradientCanaries | None:
         """Return the task's gradient canaries, None if it has none."""
-        task = self._task
-        if not isinstance(task, CanaryTask | CanaryClassificationTask) or task.kind != "gradient":
+        task = with_gradient_canaries(self._task)
+        if task is None:
             return None
         return GradientCanaries(
             task.included,
@@ -208,6 +208,7 @@ class TrialRunner:
             check_steps=frozenset(checks),
             check_fn=check,
             ledger=ledger,
+            canaries=self._canaries(plan),
         )
 
     def _finished(

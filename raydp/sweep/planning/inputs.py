@@ -7,7 +7,7 @@ from raydp.models.networks import ARCHITECTURES, NetworkName
 from raydp.spec.document import SweepSpec
 from raydp.tasks.base import Task, TaskFacts, task_of
 from raydp.tasks.classification.labelled import ClassificationTask
-from raydp.tasks.wrappers.canaries import CanaryClassificationTask, CanaryTask
+from raydp.tasks.wrappers.canaries import with_gradient_canaries
 from raydp.training.gradients.canaries import check_room
 
 
@@ -80,7 +80,7 @@ def _check_canaries(spec: SweepSpec, task: Task) -> None:
     facts = task.facts()
     if not facts.num_canaries:
         return
-    if isinstance(task, CanaryTask | CanaryClassificationTask) and task.kind == "gradient":
+    if with_gradient_canaries(task) is not None:
         _check_gradient_canaries(spec, facts)
     if facts.num_new_tokens and spec.model.adapter.type != "none":
         raise ValueError(

@@ -78,7 +78,7 @@ class SweepPlan:
         """Return the runs that are certain to be made: all of them, or those of the first seeds."""
         if self.adaptive is None:
             return self.trials
-        return tuple(trial for trial in self.trials if trial.seed in self.adaptive.labels[: self.adaptive.first])
+        return tuple(trial for trial in self.trials if trial.seed in self.adaptive.first_labels)
 
     @property
     def note(self) -> str | None:

@@ -67,10 +67,9 @@ def selection_sentence(spec: SweepSpec, num_configurations: int) -> str:
     kind = {
         "poisson": f"Poisson distribution with mean {chosen.mean:g}",
         "binomial": f"binomial distribution with mean {chosen.mean:g} of at most {chosen.trials} runs",
-    }.get(
-        chosen.distribution,
-        f"truncated negative binomial distribution with mean {chosen.mean:g} and η = {chosen.eta:g}",
-    )
+        "truncated_negative_binomial": f"truncated negative binomial distribution with mean {chosen.mean:g} and "
+        f"η = {chosen.eta:g}",
+    }[chosen.distribution]
     return (
         f"private selection: the number of runs is drawn from a {kind}, each run's configuration uniformly from these "
         f"{num_configurations}; only the run with the best utility is released, and its ε covers the choice"

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from raydp.tasks.base import TaskFacts
+from raydp.tasks.base import Task, TaskFacts
 from raydp.tasks.classification.labelled import ClassificationTask, LabelledExamples
 from raydp.tasks.text.examples import TokenizedExamples, batches_by_length
 from raydp.tasks.text.language import LanguageModelingTask
@@ -116,6 +116,11 @@ class CanaryClassificationTask(ClassificationTask):
         logits, labels = self.outputs(model, self.canaries)
         first = self.num_classes if self.kind == "new_token" else 0
         return F.cross_entropy(logits[:, first:].double(), labels - first, reduction="none").numpy()
+
+
+def with_gradient_canaries(task: Task) -> CanaryTask | CanaryClassificationTask | None:
+    """Return a task if it has gradient canaries, None otherwise."""
+    return task if isinstance(task, CanaryTask | CanaryClassificationTask) and task.kind == "gradient" else None
 
 
 def _with_canaries(
