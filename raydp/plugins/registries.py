@@ -64,6 +64,7 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "mia_outputs_of_reference": "raydp.scores.membership.mia_outputs:ReferenceOutputMembershipInference",
         "model_distance": "raydp.scores.model_distance:ModelDistance",
         "one_run_audit": "raydp.scores.membership.one_run_audit:OneRunAudit",
+        "twin_audit": "raydp.scores.membership.twin_audit:TwinAudit",
         "vmr": "raydp.scores.memorisation.vmr:VerbatimMemorization",
         "vmr_exact": "raydp.scores.memorisation.vmr:ExactVerbatimMemorization",
         "vmr_greedy": "raydp.scores.memorisation.vmr:GreedyVerbatimMemorization",

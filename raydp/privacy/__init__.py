@@ -11,7 +11,7 @@ from raydp.privacy.accounting.rdp import RDPAccountant
 from raydp.privacy.accounting.root_search import CalibrationError
 from raydp.privacy.mechanisms.data_sets import DataSetsRecord, SetEpsilon, data_sets_record, epsilons_of_sets
 from raydp.privacy.mechanisms.num_runs import BinomialRuns, NumRuns, PoissonRuns, TruncatedNegativeBinomial
-from raydp.privacy.mechanisms.one_run import Guesses, OneRunBound, one_run_bound, one_run_p_value
+from raydp.privacy.mechanisms.one_run import Guesses, OneRunBound, one_run_bound, one_run_p_value, twin_bound
 from raydp.privacy.mechanisms.private_selection import SelectionCalibration, calibrate_selection, selection_guarantee
 from raydp.privacy.mechanisms.reference import WeightedSets, excess_risk_bounds
 from raydp.privacy.mechanisms.separate_canaries import Outcomes, separate_bound, separate_p_value
@@ -87,4 +87,5 @@ __all__ = [
     "separate_bound",
     "separate_p_value",
     "tuned_epsilon",
+    "twin_bound",
 ]

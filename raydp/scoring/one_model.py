@@ -19,6 +19,7 @@ from raydp.scores.requests import ScoreRequest
 from raydp.spec.document import SweepSpec, load_spec
 from raydp.spec.sections import ModelSpec
 from raydp.tasks.base import Task, task_of
+from raydp.tasks.wrappers.twins import for_seed
 from raydp.tracking import fetch_model, log_scores, show_model
 
 
@@ -32,7 +33,8 @@ def score_model(
         requests: the scores to measure.
         task: a sweep's spec, of which only the task and the base model are used.
         tracking_uri: the store of models:/... addresses.
-        seed: seed of the draws.
+        seed: seed of the draws; also the seed of the run that trained a model in a folder, which decides the twins of
+            planted canaries that it saw. A registered model's record has its own.
         console: console for the current status.
 
     A registered model gets the values as metrics only if it was trained on this task and does not have the metric yet.
@@ -60,7 +62,7 @@ def score_model(
     measured: dict[str, Measurement] = {}
     with _folder_of(source, tracking_uri) as folder:
         with console.status("reading data and loading the model"):
-            built = _task(spec, requests)
+            built = for_seed(_task(spec, requests), record.get("seed", seed))
             one = TrainedModels(_base(spec, folder, record), {source: folder})
         for request in requests:
             with console.status(f"measuring {request.label}"):

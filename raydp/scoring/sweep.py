@@ -25,6 +25,7 @@ from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import Measurements, write_counts
 from raydp.sweep.store.points import write_tables
 from raydp.tasks.base import Task
+from raydp.tasks.wrappers.twins import TwinTask
 from raydp.tracking import log_scores
 
 
@@ -151,11 +152,13 @@ class _Begun:
         request: the score.
         measurements: where the results go.
         seeds: model -> seed of its draws.
+        runs: model -> seed of its run; the base model has the first seed.
     """
 
     request: ScoreRequest
     measurements: Measurements
     seeds: dict[str, int]
+    runs: dict[str, int]
 
     @classmethod
     def of(
@@ -164,10 +167,11 @@ class _Begun:
         score = request.plugin.params
         names = list(runs) if score.of_a_set else [BASE_RUN, *runs]
         same_for_all = seed if seed is not None else None if measures_one_by_one(score) else spec.seed_labels[0]
-        seeds = {name: runs.get(name, spec.seed_labels[0]) if same_for_all is None else same_for_all for name in names}
+        of_runs = {name: runs.get(name, spec.seed_labels[0]) for name in names}
+        seeds = of_runs if same_for_all is None else dict.fromkeys(names, same_for_all)
         models = names if score.of_a_set else None
         measurements = Measurements.begin(folder, request, seed=same_for_all, models=models)
-        return cls(request=request, measurements=measurements, seeds=seeds)
+        return cls(request=request, measurements=measurements, seeds=seeds, runs=of_runs)
 
     @property
     def label(self) -> str:
@@ -176,16 +180,33 @@ class _Begun:
     def finished(self) -> list[str]:
         return [name for name in self.seeds if self.measurements.finished(name) is not None]
 
-    def jobs(self) -> list[Job]:
-        """Return one job per model if models are measured one by one, else one job for all."""
+    def jobs(self, task: Task) -> list[Job]:
+        """Return one job per model if models are measured one by one, else one job for all models of one task.
+
+        If the task depends on the seed of a run, the runs of each seed have a task of their own. Models that are
+        compared with each other are measured together nevertheless; such scores read neither secrets nor canaries.
+        """
         done = frozenset(self.finished())
         left = [name for name in self.seeds if name not in done]
-        work = (self.measurements.path / "work").resolve()
-        job = partial(Job, label=self.label, plugin=self.request.plugin, work=work)
-        if measures_one_by_one(self.request.plugin.params):
-            return [job(names=(name,), seed=self.seeds[name]) for name in left]
-        names = tuple(self.seeds)
-        return [job(names=names, seed=self.seeds[names[0]], done=done)] if left else []
+        work, score = (self.measurements.path / "work").resolve(), self.request.plugin.params
+        job = partial(Job, label=self.label, plugin=self.request.plugin)
+        if measures_one_by_one(score):
+            return [job(names=(n,), seed=self.seeds[n], of_seed=self.runs[n], work=work) for n in left]
+        if not isinstance(task, TwinTask) or score.of_a_set:
+            groups = {self.runs[next(iter(self.seeds))]: tuple(self.seeds)}
+        else:
+            groups = {seed: tuple(n for n in self.seeds if self.runs[n] == seed) for seed in self.runs.values()}
+        return [
+            job(
+                names=names,
+                seed=self.seeds[names[0]],
+                of_seed=seed,
+                done=done.intersection(names),
+                work=work / f"seed-{seed}" if len(groups) > 1 else work,
+            )
+            for seed, names in groups.items()
+            if not done.issuperset(names)
+        ]
 
     def summary(self, before: set[str]) -> MeasuredScore:
         finished = {name: self.measurements.finished(name) for name in self.seeds}
@@ -239,7 +260,7 @@ def _measure(
     console: Console,
 ) -> bool:
     """Measure what is left. Return False if it was interrupted."""
-    jobs = [job for b in begun for job in b.jobs()]
+    jobs = [job for b in begun for job in b.jobs(task)]
     results = {b.label: b.measurements for b in begun}
     if not jobs:
         return True

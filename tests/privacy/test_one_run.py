@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from raydp.privacy import Guesses, OneRunBound, one_run_bound, one_run_p_value
+from raydp.privacy import Guesses, OneRunBound, one_run_bound, one_run_p_value, twin_bound
 from raydp.privacy.accounting.gdp import gaussian_epsilon
 
 PUBLIC = [
@@ -160,3 +160,37 @@ def test_probabilities_that_cannot_be_are_refused() -> None:
         bound(10, 5, 3, 1.0)
     with pytest.raises(ValueError, match="confidence must"):
         bound(10, 5, 3, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(("epsilon", "copies"), [(0.5, 1), (2.0, 1), (0.3, 2)])
+def test_guesses_of_twins_bound_the_epsilon_of_adding_or_removing_a_unit(epsilon: float, copies: int) -> None:
+    """A mechanism that is ε-DP for a unit and tells each coin with the largest probability, e^(k ε) / (1 + e^(k ε))."""
+    pairs, trials = 400, 300
+    rate = 1 / (1 + math.exp(-2 * copies * epsilon))
+    right = np.random.default_rng(1).binomial(pairs, rate, trials).tolist()
+    bounds = [twin_bound(Guesses(num_canaries=pairs, num_guesses=pairs, num_correct=v), 0.0, copies) for v in right]
+    exceeded = sum(bound > epsilon for bound in bounds)
+    assert exceeded <= stats.binom.ppf(0.999, trials, 0.05)
+    assert np.mean(bounds) > 0.6 * epsilon, "the bound is not empty"
+
+
+@given(st.integers(1, 60), st.integers(1, 4), st.sampled_from([0.0, 1e-6, 1e-3]), st.data())
+@settings(max_examples=60, deadline=None)
+def test_the_bound_of_twins_is_where_the_group_guarantee_is_refuted(
+    pairs: int, copies: int, delta: float, data: st.DataObject
+) -> None:
+    guesses = Guesses(num_canaries=pairs, num_guesses=pairs, num_correct=data.draw(st.integers(0, pairs)))
+    found = twin_bound(guesses, delta, copies)
+
+    def p_value(epsilon: float) -> float:
+        changes = 2 * copies
+        of_all = delta * sum(math.exp(i * epsilon) for i in range(changes))
+        return 1.0 if of_all >= 1 else one_run_p_value(guesses, changes * epsilon, of_all)
+
+    assert p_value(found + 1e-6) >= 0.05 * (1 - 1e-4)
+    assert found == 0 or p_value(found) <= 0.05 * (1 + 1e-6)
+
+
+def test_a_bound_of_twins_needs_a_copy() -> None:
+    with pytest.raises(ValueError, match="copies must be at least 1"):
+        twin_bound(Guesses(num_canaries=2, num_guesses=2, num_correct=2), 0.0, 0)

@@ -122,8 +122,8 @@ class TestReferenceMembershipInference(TestMembershipInference):
             self.score.check(examples_task(*others, byte_tokenizer()))
 
 
-OF_CANARIES = {"one_run_audit"}
-"""Measured on canaries, not on secrets: tested in test_one_run_audit.py."""
+OF_CANARIES = {"one_run_audit", "twin_audit"}
+"""Measured on canaries, not on secrets: tested in test_one_run_audit.py and test_twin_audit.py."""
 OF_CLASSIFIERS = {"mia_outputs", "mia_outputs_of_reference"}
 """Measured on a classifier's outputs: tested in test_mia_outputs.py."""
 

@@ -20,9 +20,11 @@ from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import drawn, make_plan, plan_to_keep
 from raydp.sweep.store.folder import SweepFolder
 from raydp.training.comm import LocalComm
-from tests.builders.specs import small_spec
+from tests.builders.specs import SMALL_TASK, small_spec
 
 SCORES = [{"name": "vmr_exact"}, {"name": "vmr"}]
+TWINS = {"name": "planted", "of": SMALL_TASK, "copies": {20: 3}, "twins": True}
+"""A task whose secrets and controls are other ones for each seed."""
 
 
 class Trained:
@@ -31,7 +33,7 @@ class Trained:
     def __init__(self, root: Path, **changes: Any) -> None:
         space = {"points": [[32, 3, 0.01], [32, 6, 0.01]]}
         seeds = {} if "privacy" in changes else {"seeds": [0, 1]}
-        self.content = small_spec(root, scores=SCORES, space=space, **seeds, **changes)
+        self.content = small_spec(root, **{"task": TWINS, "scores": SCORES, "space": space, **seeds, **changes})
         self.spec = spec = load_spec(self.content)
         self.uri = spec.tracking.uri
         task, weight_hash = build_task(spec)

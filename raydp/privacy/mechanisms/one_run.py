@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -82,6 +83,38 @@ def one_run_bound(guesses: Guesses, delta: float, confidence: float = 0.95) -> O
     mu = _largest(lambda m: _refutes_gdp(guesses, m, level), 64.0)
     converted = None if delta == 0 else max(0.0, gaussian_epsilon(mu, delta) - _ROUNDING)
     return OneRunBound(epsilon=epsilon, gdp_mu=mu, epsilon_gdp=converted)
+
+
+def twin_bound(guesses: Guesses, delta: float, copies: int = 1, confidence: float = 0.95) -> float:
+    """Return a lower bound on ε from guesses of which twin of each pair is in the training data.
+
+    A coin that falls differently removes `copies` units and adds as many others. A mechanism that is (ε, δ)-DP under
+    adding or removing one unit is (k ε, δ (1 + e^ε + ... + e^((k-1) ε)))-DP under k = 2 copies such changes, by the
+    definition applied k times. The bound is the largest ε at which Steinke et al.'s theorem refutes this guarantee. So
+    it is a lower bound on the mechanism's ε in the same sense, and under the same assumptions, as `one_run_bound`.
+
+    Args:
+        guesses: num_canaries is the number of pairs, each with a fair coin of its own.
+        delta: δ in [0, 1) of the guarantee to test.
+        copies: number of units that each twin is in.
+        confidence: in (0, 1).
+
+    Raises:
+        ValueError: δ, the confidence or the number of copies is out of its range.
+
+    Source: Steinke, Nasr and Jagielski 2023, Theorem 5.2, which holds for any mechanism that gets the coins.
+    """
+    _check(delta, confidence)
+    if copies < 1:
+        raise ValueError(f"copies must be at least 1, got {copies}. Count the units of a twin.")
+    changes = 2 * copies
+
+    def refuted(epsilon: float) -> bool:
+        factor = changes if epsilon == 0 else math.expm1(changes * epsilon) / math.expm1(epsilon)
+        of_all = delta * factor * (1 + _ROUNDING)
+        return of_all < 1 and one_run_p_value(guesses, changes * epsilon, of_all) < 1 - confidence
+
+    return _largest(refuted, _MAX_EPSILON / 2 / changes)
 
 
 def one_run_p_value(guesses: Guesses, epsilon: float, delta: float) -> float:

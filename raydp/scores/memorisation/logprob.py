@@ -27,9 +27,10 @@ class LogProbability(OneByOne):
     If the task has verbatim secrets, the score measures them; otherwise it measures the attribute secrets. The two are
     not mixed, because their lengths differ. An attribute is assumed to follow its prompt directly, after a space.
 
-    With `contrast`, a secret's value is its gain minus the mean gain of the controls. The standard error is then that
-    of a difference of two independent means, sqrt(var_secrets / n_secrets + var_controls / n_controls) with ddof = 1;
-    it is None with fewer than two secrets or controls. Without `contrast` the standard error is over secrets.
+    With `contrast`, a secret's value is its gain minus the mean gain of the controls of its format. The standard error
+    is then that of a difference of two independent means, sqrt(var_secrets / n_secrets + var_controls / n_controls)
+    with ddof = 1; with several formats, that of their mean, weighted by their numbers of secrets. It is None with fewer
+    than two secrets or controls of a format. Without `contrast` the standard error is over secrets.
 
     Higher is worse privacy. A logarithmic score has no relative privacy risk.
     """
@@ -56,12 +57,18 @@ class LogProbability(OneByOne):
         gains = log_probabilities(model, everything)
         with model.base() as base:
             gains = gains - log_probabilities(base, everything)
-        secret_gains, control_gains = gains[: len(secrets)], gains[len(secrets) :]
-        contrasted = Measurement.over_secrets(secret_gains - control_gains.mean(), ids=ids)
-        if len(secret_gains) < 2 or len(control_gains) < 2:
-            return replace(contrasted, std_error=None)
-        variance = secret_gains.var(ddof=1) / len(secret_gains) + control_gains.var(ddof=1) / len(control_gains)
-        return replace(contrasted, std_error=math.sqrt(variance))
+        contrasts, variance = np.empty(len(secrets)), 0.0
+        for family in dict.fromkeys(secret.family for secret in secrets):
+            of_family = np.array([secret.family == family for secret in everything])
+            own, others = (
+                gains[: len(secrets)][of_family[: len(secrets)]],
+                gains[len(secrets) :][of_family[len(secrets) :]],
+            )
+            contrasts[of_family[: len(secrets)]] = own - others.mean()
+            weight = len(own) / len(secrets)
+            variance += weight**2 * (_variance_of_mean(own) + _variance_of_mean(others))
+        contrasted = Measurement.over_secrets(contrasts, ids=ids)
+        return replace(contrasted, std_error=None if math.isnan(variance) else math.sqrt(variance))
 
     def expected_bounds(self) -> tuple[float, float]:
         """Return the bounds of a log-probability, or of a difference of log-probabilities."""
@@ -73,12 +80,18 @@ class LogProbability(OneByOne):
         kind: SecretKind = "attribute" if attributes_only else "verbatim"
         secrets = secrets_of_kind(task, kind, score="logprob")
         controls = [control for control in task.controls() if control.kind == kind]
-        if self.contrast and not controls:
+        if self.contrast and not {secret.family for secret in secrets} <= {control.family for control in controls}:
             raise ValueError(
-                f"task.controls must contain kind {kind!r} for the score 'logprob', got none. "
+                f"task.controls must contain kind {kind!r} in the format of every secret for the score 'logprob', got "
+                "secrets without. "
                 "Give task.controls, or set contrast: false."
             )
         return secrets, controls
+
+
+def _variance_of_mean(values: NDArray[np.float64]) -> float:
+    """Return the variance of a mean of independent values ([n]); NaN of fewer than two."""
+    return float(values.var(ddof=1) / len(values)) if len(values) > 1 else math.nan
 
 
 def log_probabilities(model: LoadedModel, secrets: Sequence[Secret]) -> NDArray[np.float64]:

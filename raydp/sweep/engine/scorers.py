@@ -19,6 +19,7 @@ from raydp.scores.base import Context
 from raydp.spec.sections import ClusterSpec
 from raydp.sweep.engine.slots import beside_driver, fitting_workers
 from raydp.tasks.base import Task
+from raydp.tasks.wrappers.twins import for_seed
 
 if TYPE_CHECKING:
     from ray import ObjectRef, ObjectRefGenerator
@@ -39,6 +40,8 @@ class Job:
 
     Attributes:
         names: all models of the job.
+        seed: seed of the draws.
+        of_seed: the task is as the runs of this seed see it.
         done: the models that have a result.
         work: the score's own folder (Context.folder).
         attempts: how often the actor of this job has died.
@@ -48,6 +51,7 @@ class Job:
     plugin: Plugin
     names: tuple[str, ...]
     seed: int
+    of_seed: int
     work: Path
     done: frozenset[str] = field(default=frozenset())
     attempts: int = 0
@@ -103,12 +107,13 @@ class Scorer:
         A score that fails is started again for the models that are left. If it fails without another result, these
         models have failed with its reason.
         """
+        task = for_seed(self._task, job.of_seed)
         while job.left:
             known = job.done
             try:
                 models, score = self._of(job.names), job.plugin.params
                 context = Context(folder=job.work, done=job.done, progress=partial(self._tell, job.label))
-                for name, measurement in score.measure_many(models, self._task, seed=job.seed, context=context):
+                for name, measurement in score.measure_many(models, task, seed=job.seed, context=context):
                     job = replace(job, done=job.done | {name})
                     yield name, {"status": "finished", "measurement": measurement.document()}
                 reason = "the score gave no value"

@@ -27,6 +27,7 @@ from raydp.sweep.store.transfer import TrialFiles
 from raydp.tasks.base import Task
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.wrappers.canaries import with_gradient_canaries
+from raydp.tasks.wrappers.twins import for_seed
 from raydp.training import sharding
 from raydp.training.comm import Comm
 from raydp.training.gradients.canaries import GradientCanaries
@@ -144,7 +145,8 @@ class TrialRunner:
         ledger, notes, reasons = files.ledger(), list[str](), list[str]()
         context = self._context(plan, ledger, control, reasons)
         store = files.checkpoints(notes.append)
-        trained = self._spec.method.params.train(plan, context, self._task, self.comm, self._key, store)
+        task = for_seed(self._task, plan.seed)
+        trained = self._spec.method.params.train(plan, context, task, self.comm, self._key, store)
         result = RunResult(
             run_id=plan.run_id,
             status="stopped",
@@ -276,8 +278,9 @@ class TrialRunner:
         return work_fn(self._loaded) if self.comm.rank == 0 else None
 
     def _measure(self, loaded: models.LoadedModel, seed: int) -> _Measured:
-        utility = self._task.utility(loaded.model)
+        task = for_seed(self._task, seed)
+        utility = task.utility(loaded.model)
         if not torch.isfinite(torch.tensor(utility)):
             raise FloatingPointError(f"utility_loss is {utility} after training; the learning rate is too large")
-        scores = {s.name: measured(s.params, loaded, self._task, seed=seed) for s in self._spec.scores}
+        scores = {s.name: measured(s.params, loaded, task, seed=seed) for s in self._spec.scores}
         return _Measured(utility_loss=utility, scores=scores)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -97,21 +97,26 @@ class HiddenStates:
     """Cached hidden states of every token that enter one decoder layer.
 
     Attributes:
-        values: [total, H] in the order of TokenizedExamples.token_ids; bfloat16 as its int16 bits.
+        values: [total, H] one row a token; bfloat16 as its int16 bits.
+        starts: [n] the row of each example's first token; the rows of its other tokens follow.
         dtype: dtype of the hidden states.
         first_layer: position of the layer that they enter.
     """
 
     values: NDArray[np.generic]
+    starts: NDArray[np.int64]
     dtype: torch.dtype
     first_layer: int
+
+    def select(self, indices: NDArray[np.int64]) -> HiddenStates:
+        """Return the states of the chosen examples, in the order given. No state is copied."""
+        return replace(self, starts=self.starts[indices])
 
     def rows(self, examples: TokenizedExamples, indices: NDArray[np.int64], width: int) -> torch.Tensor:
         """Return [B, width, H] the states of the chosen examples, padded with zeros on the right."""
         out = np.zeros((len(indices), width, self.values.shape[1]), self.values.dtype)
-        for row, i in enumerate(indices):
-            start, end = examples.offsets[i], examples.offsets[i + 1]
-            out[row, : end - start] = self.values[start:end]
+        for row, (start, length) in enumerate(zip(self.starts[indices], examples.lengths()[indices], strict=True)):
+            out[row, :length] = self.values[start : start + length]
         tensor = torch.from_numpy(out)
         return tensor.view(self.dtype) if self.dtype == torch.bfloat16 else tensor
 

@@ -41,6 +41,10 @@ class LanguageModelingTask:
         """Return this task with batches that carry cached hidden states."""
         return replace(self, train_hidden=train, heldout_hidden=heldout)
 
+    def all_examples(self) -> TokenizedExamples:
+        """Return the training examples of all runs. Here they are those of every run."""
+        return self.train
+
     def extended(self, extra: TokenizedExamples, *, unit: str) -> LanguageModelingTask:
         """Return this task with more training examples after its own. Each added example is a unit of privacy.
 

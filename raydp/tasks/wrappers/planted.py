@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from raydp.tasks.base import Secret
+from raydp.tasks.base import Secret, TaskFacts
 from raydp.tasks.secret import Digits
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.text.wordlists import CONTROL_NAMES
 from raydp.tasks.wrappers.derived import DerivedTask
+from raydp.tasks.wrappers.twins import TwinTask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+MOST_CANARIES = 10_000
+"""Largest number of canaries with one number of copies."""
+UNIT = "planted canary"
 _PLACEHOLDERS = re.compile(r"{(.*?)}")
 
 
@@ -40,10 +44,14 @@ class PlantedTask(DerivedTask):
     privacy, and all its tokens are targets. The canaries are verbatim secrets and come after the task's own secrets.
     Their continuation is the digits with the blanks before them. They know the space of the digits.
 
+    With `twins` every run is its own control: each canary is a pair of texts with different names and digits, and a
+    coin for each seed decides which of the two is planted (see `raydp.tasks.wrappers.twins`).
+
     Guarantee:
         (ε, δ) holds for one copy. A canary with c copies is a group of c.
 
-    Source: Carlini et al. 2019 ("The Secret Sharer"), §4.
+    Source: Carlini et al. 2019 ("The Secret Sharer"), §4; Steinke et al. 2023 ("Privacy auditing with one (1) training
+    run") for many random canaries in one run.
     """
 
     format: str = "The access code of {name} is {digits}."
@@ -52,11 +60,28 @@ class PlantedTask(DerivedTask):
     num_digits: Annotated[int, Field(ge=1, le=15)] = 4
     """Number of random digits of each canary; its space has 10^num_digits members."""
     copies: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (1, 4, 16)
-    """Number of training examples of each canary; 0 is a control that is scored and not planted."""
+    """Number of training examples of each canary; 0 is a control that is scored and not planted. A mapping gives the
+    number of canaries with each number of copies: {4: 30, 16: 10}."""
+    twins: bool = False
+    """Make each canary a pair of twins, of which every run trains on one and contrasts it with the other."""
+    own_secrets: bool = True
+    """Score the secrets of the task `of` beside the canaries."""
     canary_seed: Annotated[int, Field(ge=0)] = 0
-    """Seed of names and digits. It is public, and so are the canaries, which are nobody's data."""
+    """Seed of names, digits and coins. It is public, and so are the canaries, which are nobody's data."""
     append_eos: bool = True
     """End each example with the tokenizer's end-of-text token, if it has one."""
+
+    @field_validator("copies", mode="before")
+    @classmethod
+    def _by_number_of_copies(cls, copies: object) -> object:
+        if not isinstance(copies, Mapping):
+            return copies
+        if not all(isinstance(number, int) and 0 < number <= MOST_CANARIES for number in copies.values()):
+            raise ValueError(
+                f"must give each number of copies its number of canaries, from 1 to {MOST_CANARIES}, got "
+                f"{dict(copies)}. Correct it."
+            )
+        return tuple(copy for copy, number in copies.items() for _ in range(number))
 
     @field_validator("format")
     @classmethod
@@ -70,9 +95,16 @@ class PlantedTask(DerivedTask):
     @model_validator(mode="after")
     def _all_differ(self) -> PlantedTask:
         most = min(10**self.num_digits, len(CONTROL_NAMES) ** 2 if "{name}" in self.format else 10**self.num_digits)
-        if len(self.copies) > most:
-            raise ValueError(f"task.copies must hold at most {most} canaries, got {len(self.copies)}. Leave some out.")
+        if self._num_texts > most:
+            each = "canaries" if not self.twins else "texts (two a pair)"
+            raise ValueError(f"task.copies must hold at most {most} {each}, got {self._num_texts}. Leave some out.")
+        if self.twins and 0 in self.copies:
+            raise ValueError("task.copies must be at least 1 with twins, got 0. The absent twins are the controls.")
         return self
+
+    @property
+    def _num_texts(self) -> int:
+        return len(self.copies) * (2 if self.twins else 1)
 
     def build(self, tokenizer: PreTrainedTokenizerBase) -> LanguageModelingTask:
         """Plant the canaries.
@@ -82,41 +114,67 @@ class PlantedTask(DerivedTask):
         """
         task, canaries = self.inner(tokenizer), self._draw()
         first = 1 + max((secret.number for secret in (*task.task_secrets, *task.task_controls)), default=0)
-        secrets = tuple(
+        if not self.own_secrets:
+            task = replace(task, task_secrets=(), task_controls=())
+        planted = self._with_twins if self.twins else self._with_canaries
+        made = planted(task, tokenizer, canaries, first)
+        return replace(made, task_facts=self._facts(made.task_facts))
+
+    def _with_canaries(
+        self, task: LanguageModelingTask, tokenizer: PreTrainedTokenizerBase, canaries: Sequence[Canary], first: int
+    ) -> LanguageModelingTask:
+        secrets = task.task_secrets + self._secrets(canaries, first, family="")
+        return replace(task, task_secrets=secrets).extended(self._examples(tokenizer, canaries), unit=UNIT)
+
+    def _with_twins(
+        self, task: LanguageModelingTask, tokenizer: PreTrainedTokenizerBase, canaries: Sequence[Canary], first: int
+    ) -> LanguageModelingTask:
+        firsts, seconds = canaries[: len(self.copies)], canaries[len(self.copies) :]
+        twins = zip(*(self._secrets(half, first, family=self.format) for half in (firsts, seconds)), strict=True)
+        examples = self._examples(tokenizer, firsts), self._examples(tokenizer, seconds)
+        return TwinTask.of(task, examples, tuple(twins), unit=UNIT, coin_seed=self.canary_seed)
+
+    def _facts(self, facts: TaskFacts) -> TaskFacts:
+        """Return the facts of the task with canaries, with what the canaries are."""
+        caveat = (
+            f"Of the {facts.num_units} units {sum(self.copies)} are copies of planted canaries: they count in n. A "
+            "canary of c copies is protected as a group of c."
+        )
+        notes = facts.notes | {
+            "planted_canaries": len(self.copies),
+            "planted_copies": list(self.copies),
+            "caveats": [*facts.notes.get("caveats", ()), caveat],
+        }
+        if self.twins:
+            notes["planted_twins"] = "each canary has a twin; a coin for each seed decides which of the two is planted"
+        return replace(facts, notes=notes)
+
+    def _secrets(self, canaries: Sequence[Canary], first: int, *, family: str) -> tuple[Secret, ...]:
+        """Return the canaries as secrets, numbered from `first`."""
+        return tuple(
             Secret(
                 prompt=canary.prompt,
                 continuation=canary.continuation,
                 count=canary.copies,
                 number=first + position,
                 space=Digits(num_digits=self.num_digits, before=_blanks_before(canary.continuation)),
+                family=family,
             )
             for position, canary in enumerate(canaries)
         )
-        examples = self._examples(tokenizer, canaries)
-        planted = replace(task, task_secrets=task.task_secrets + secrets).extended(examples, unit="planted canary")
-        facts = planted.task_facts
-        caveat = (
-            f"Of the {facts.num_units} units {len(examples)} are copies of planted canaries: they count in n. A canary "
-            "of c copies is protected as a group of c."
-        )
-        notes = facts.notes | {
-            "planted_canaries": len(canaries),
-            "planted_copies": list(self.copies),
-            "caveats": [*facts.notes.get("caveats", ()), caveat],
-        }
-        return replace(planted, task_facts=replace(facts, notes=notes))
 
     def _draw(self) -> list[Canary]:
         """Draw distinct names and distinct digits for the canaries."""
         rng = np.random.default_rng([self.canary_seed, self.num_digits])
-        people = rng.choice(len(CONTROL_NAMES) ** 2, len(self.copies), replace=False) if "{name}" in self.format else ()
-        digits = rng.choice(10**self.num_digits, len(self.copies), replace=False)
-        texts = [self.format] * len(self.copies)
+        number_of = self._num_texts
+        people = rng.choice(len(CONTROL_NAMES) ** 2, number_of, replace=False) if "{name}" in self.format else ()
+        digits = rng.choice(10**self.num_digits, number_of, replace=False)
+        texts = [self.format] * number_of
         for position, person in enumerate(people):
             name = " ".join(CONTROL_NAMES[i] for i in divmod(int(person), len(CONTROL_NAMES)))
             texts[position] = self.format.replace("{name}", name)
         canaries = []
-        for text, number, copies in zip(texts, digits, self.copies, strict=True):
+        for text, number, copies in zip(texts, digits, self.copies * (2 if self.twins else 1), strict=True):
             before, rest = text.split("{digits}")
             prompt = before.rstrip(" ")
             continuation = f"{before[len(prompt) :]}{number:0{self.num_digits}d}"

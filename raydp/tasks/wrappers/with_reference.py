@@ -15,6 +15,7 @@ from raydp.tasks.classification.labelled import ClassificationTask
 from raydp.tasks.text.corpus import is_held_out
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.wrappers.derived import DerivedTask
+from raydp.tasks.wrappers.twins import TwinTask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -80,10 +81,10 @@ class WithReferenceTask(DerivedTask):
 
     def _built(self, plugin: Plugin, tokenizer: PreTrainedTokenizerBase | None, field: str) -> DividedTask:
         task = plugin.params.build(tokenizer)
-        if not isinstance(task, DividedTask) or task.task_facts.num_reference:
+        if not isinstance(task, DividedTask) or isinstance(task, TwinTask) or task.task_facts.num_reference:
             raise ValueError(
-                f"task.{field} must be a task of classification or language modelling without reference data, got "
-                f"{plugin.name!r}. Choose digits or text."
+                f"task.{field} must be a task of classification or language modelling without reference data and "
+                f"without twins, got {plugin.name!r}. Choose digits or text."
             )
         return task
 

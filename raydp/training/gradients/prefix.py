@@ -68,7 +68,7 @@ def with_frozen_prefix(
         return task
     width = causal_model(model).config.hidden_size
     dtype = next(causal_model(model).parameters()).dtype
-    size = (len(task.train.token_ids) + len(task.heldout.token_ids)) * width * dtype.itemsize
+    size = (len(task.all_examples().token_ids) + len(task.heldout.token_ids)) * width * dtype.itemsize
     if size > max_bytes:
         say(f"the frozen prefix is not cached: {size / 2**30:.1f} GiB exceed cluster.prefix_cache_gib")
         return task
@@ -76,7 +76,8 @@ def with_frozen_prefix(
     content = [task.facts().content_hash, weight_hash, layer, str(dtype), transformers.__version__, 1]
     path = folder / hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
     stored_once(path, lambda part: _build(task, model, layer, dtype, part))
-    cached = task.with_hidden(*(_mapped(path / name, width, dtype, layer) for name in ("train.bin", "heldout.bin")))
+    parts = (("train.bin", task.all_examples()), ("heldout.bin", task.heldout))
+    cached = task.with_hidden(*(_mapped(path / name, examples, width, dtype, layer) for name, examples in parts))
     # Use it only if the losses agree.
     difference = _largest_difference(task, cached, model)
     if not difference <= TOLERANCE[dtype]:
@@ -95,7 +96,7 @@ def _build(task: LanguageModelingTask, model: nn.Module, layer: int, dtype: torc
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     path.mkdir()
     try:
-        for name, examples in (("train.bin", task.train), ("heldout.bin", task.heldout)):
+        for name, examples in (("train.bin", task.all_examples()), ("heldout.bin", task.heldout)):
             with (path / name).open("wb") as stream:
                 stream.truncate(len(examples.token_ids) * causal_model(model).config.hidden_size * dtype.itemsize)
             _fill(examples, model, layer, _array(path / name, causal_model(model).config.hidden_size, dtype, "r+"))
@@ -137,8 +138,9 @@ def _array(path: Path, width: int, dtype: torch.dtype, mode: str) -> NDArray[np.
     return flat.reshape(-1, width)
 
 
-def _mapped(path: Path, width: int, dtype: torch.dtype, layer: int) -> HiddenStates:
-    return HiddenStates(values=_array(path, width, dtype, "r"), dtype=dtype, first_layer=layer)
+def _mapped(path: Path, examples: TokenizedExamples, width: int, dtype: torch.dtype, layer: int) -> HiddenStates:
+    values = _array(path, width, dtype, "r")
+    return HiddenStates(values=values, starts=examples.offsets[:-1], dtype=dtype, first_layer=layer)
 
 
 def _largest_difference(plain: LanguageModelingTask, cached: LanguageModelingTask, model: nn.Module) -> float:

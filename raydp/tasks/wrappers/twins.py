@@ -1,0 +1,126 @@
+"""Tasks with pairs of planted canaries. A run trains on one twin of each pair; the other twin is its control."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydp.tasks.base import Secret, Task
+from raydp.tasks.text.examples import HiddenStates, TokenizedExamples
+from raydp.tasks.text.language import LanguageModelingTask, content_hash
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwinTask(LanguageModelingTask):
+    """A language modelling task with pairs of canaries, as the runs of one seed see it.
+
+    Each pair is two texts of one format, drawn alike, with one number of copies. For every seed of a run a fair coin,
+    independent of all other coins, decides which twin of the pair is in the training data. The other twin is not, and
+    is a control. So the number of units n is the same for every seed, whatever the coins show, and a score of a twin
+    that is in differs in distribution from a score of one that is not by what training on it does, and by nothing else.
+
+    The coins are public: the canaries are nobody's data.
+
+    Attributes:
+        pool: the examples of the task `of`, then all copies of the first twins, then all copies of the second twins.
+        twins: the two twins of each pair. Both have the number of the pair.
+        of_secrets: the secrets of the task `of` that are scored.
+        of_controls: the controls of the task `of`.
+        coin_seed: seed of the coins.
+        second: [pair] the coins: whether the second twin is in the training data, and not the first.
+        pool_hidden: the hidden states of the pool, if they are cached.
+    """
+
+    pool: TokenizedExamples
+    twins: tuple[tuple[Secret, Secret], ...]
+    of_secrets: tuple[Secret, ...]
+    of_controls: tuple[Secret, ...]
+    coin_seed: int
+    second: NDArray[np.bool_]
+    pool_hidden: HiddenStates | None = None
+
+    @classmethod
+    def of(
+        cls,
+        task: LanguageModelingTask,
+        examples: tuple[TokenizedExamples, TokenizedExamples],
+        twins: tuple[tuple[Secret, Secret], ...],
+        *,
+        unit: str,
+        coin_seed: int,
+    ) -> TwinTask:
+        """Return a task with the first twins in its training data.
+
+        Args:
+            examples: all copies of the first twins, and of the second twins, by pair.
+            unit: a copy in words, for the name of the unit of privacy.
+
+        Raises:
+            ValueError: the task's units are users, or it has reference data.
+        """
+        extended = task.extended(examples[0], unit=unit)
+        pool = TokenizedExamples.concatenated(extended.train, examples[1])
+        everything = [*task.task_secrets, *task.task_controls, *(twin for pair in twins for twin in pair)]
+        facts = replace(extended.task_facts, content_hash=content_hash(pool, task.heldout, everything))
+        known = {f.name: getattr(extended, f.name) for f in fields(extended)} | {"task_facts": facts}
+        whole = cls(
+            **known,
+            pool=pool,
+            twins=twins,
+            of_secrets=task.task_secrets,
+            of_controls=task.task_controls,
+            coin_seed=coin_seed,
+            second=np.zeros(len(twins), np.bool_),
+        )
+        return whole._showing(whole.second)
+
+    def for_seed(self, seed: int) -> TwinTask:
+        """Return the task as the runs of a seed see it."""
+        return self._showing(np.random.default_rng([self.coin_seed, seed]).random(len(self.twins)) < 0.5)
+
+    def pairs(self) -> list[tuple[Secret, Secret]]:
+        """Return the twin that is in the training data and the twin that is not, for every pair."""
+        own = len(self.of_secrets), len(self.of_controls)
+        return list(zip(self.task_secrets[own[0] :], self.task_controls[own[1] :], strict=True))
+
+    def all_examples(self) -> TokenizedExamples:
+        return self.pool
+
+    def with_hidden(self, train: HiddenStates, heldout: HiddenStates) -> Self:
+        return replace(self, pool_hidden=train, heldout_hidden=heldout, train_hidden=train.select(self._rows()))
+
+    def _require_example_units(self) -> None:
+        raise ValueError(
+            "task.of must be a task without twins where examples are added, left out or divided, got one with them. "
+            "Apply planted to the changed task instead."
+        )
+
+    def by_user(self) -> LanguageModelingTask:
+        raise ValueError("privacy.unit must be example with planted canaries, got user. Leave it out of the spec.")
+
+    def _showing(self, second: NDArray[np.bool_]) -> TwinTask:
+        """Return the task with other coins."""
+        ordered = [pair[::-1] if swapped else pair for pair, swapped in zip(self.twins, second, strict=True)]
+        shown = replace(
+            self,
+            second=second,
+            task_secrets=self.of_secrets + tuple(present for present, _ in ordered),
+            task_controls=self.of_controls + tuple(replace(absent, count=0) for _, absent in ordered),
+        )
+        rows = shown._rows()
+        hidden = None if self.pool_hidden is None else self.pool_hidden.select(rows)
+        return replace(shown, train=self.pool.select(rows), train_hidden=hidden)
+
+    def _rows(self) -> NDArray[np.int64]:
+        """Return [n] the positions in the pool of the examples that are in the training data."""
+        of_copy = self.second.repeat([first.count for first, _ in self.twins])
+        num_own = len(self.pool) - 2 * len(of_copy)
+        return np.concatenate([np.arange(num_own), num_own + np.arange(len(of_copy)) + len(of_copy) * of_copy])
+
+
+def for_seed(task: Task, seed: int) -> Task:
+    """Return a task as the runs of a seed see it: the task itself, unless its canaries depend on the seed."""
+    return task.for_seed(seed) if isinstance(task, TwinTask) else task
