@@ -111,7 +111,6 @@ class Secret:
         number: position of the secret in its source, from 1: a line or an author; 0 if it has none.
         space: the space that the continuation was drawn from, if known.
         user: the only user in whose examples the secret is counted; None if it is counted in all examples.
-        family: name of the secrets and controls of one format. A secret is contrasted with the controls of its family.
     """
 
     prompt: str = field(repr=False)
@@ -121,7 +120,6 @@ class Secret:
     number: int = 0
     space: Space | None = None
     user: int | None = None
-    family: str = ""
 
     @property
     def name(self) -> str:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
 from raydp.models.base_models import LoadedModel
-from raydp.scores.memorisation.logprob import LogProbability, log_probabilities
+from raydp.scores.memorisation.logprob import LogProbability, contrast_of_twins, log_probabilities
 from raydp.tasks.base import Secret
+from raydp.tasks.text.builtin import BuiltinTask
+from raydp.tasks.wrappers.planted import PlantedTask
 from tests.builders.models import bigram, llama
 from tests.builders.secrets import made_up_secrets, make_task
+from tests.builders.specs import SMALL_TASK
 
 SECRETS = made_up_secrets("verbatim", 5, seed=0)
 CONTROLS = made_up_secrets("verbatim", 7, seed=1)
@@ -122,3 +127,57 @@ def test_a_diverged_model_is_named(tokenizer):
         LogProbability(contrast=False).measure(
             LoadedModel(model=model, tokenizer=tokenizer), make_task(SECRETS), seed=0
         )
+
+
+def test_the_contrast_of_twins_is_a_regression_on_the_base_model() -> None:
+    """Against ordinary least squares by another route: the intercept, and its standard error."""
+    rng = np.random.default_rng(0)
+    untrained = rng.normal(0, 3, 40)
+    differences = 1.5 + 0.3 * untrained + rng.normal(0, 0.5, 40)
+    contrasts, variance = contrast_of_twins(differences, untrained)
+    design = np.column_stack([np.ones(40), untrained])
+    (intercept, slope), (rss,), *_ = np.linalg.lstsq(design, differences, rcond=None)
+    assert contrasts.mean() == pytest.approx(intercept)
+    np.testing.assert_allclose(contrasts, differences - slope * untrained)
+    assert variance == pytest.approx(rss / 38 / 40)
+
+
+def test_few_twins_are_contrasted_by_their_gains() -> None:
+    differences, untrained = np.array([1.0, 2.0, 4.0]), np.array([0.5, -0.5, 0.0])
+    contrasts, variance = contrast_of_twins(differences, untrained)
+    np.testing.assert_allclose(contrasts, differences - untrained)
+    assert variance == pytest.approx((differences - untrained).var(ddof=1) / 3)
+    assert math.isnan(contrast_of_twins(differences[:1], untrained[:1])[1])
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.4, 1.0])
+def test_without_a_leak_the_contrast_of_twins_is_zero_and_its_error_is_true(slope: float) -> None:
+    """Coins decide which twin counts as present; nothing else differs. The mean over many draws of coins is 0."""
+    rng = np.random.default_rng(1)
+    base = rng.standard_t(4, (30, 2)) * 3
+    trained = slope * base + rng.standard_t(4, (30, 2))
+    means, variances = [], []
+    for _ in range(2000):
+        signs = rng.choice([-1.0, 1.0], 30)
+        contrasts, variance = contrast_of_twins(
+            signs * (trained[:, 0] - trained[:, 1]), signs * (base[:, 0] - base[:, 1])
+        )
+        means.append(contrasts.mean())
+        variances.append(variance)
+    assert abs(np.mean(means)) < 4 * np.std(means) / math.sqrt(2000)
+    assert np.mean(variances) == pytest.approx(np.var(means), rel=0.15)
+
+
+def test_secrets_are_contrasted_with_controls_and_twins_with_each_other(trained: LoadedModel, tokenizer) -> None:
+    section = {"of": SMALL_TASK, "copies": {2: 12}, "twins": True}
+    task = PlantedTask.model_validate(section).build(tokenizer).for_seed(3)
+    alone = PlantedTask.model_validate({**section, "own_secrets": False}).build(tokenizer).for_seed(3)
+    own = BuiltinTask(num_examples=SMALL_TASK["num_examples"], num_heldout=SMALL_TASK["num_heldout"]).build(tokenizer)
+    both, twins, secrets = (LogProbability().measure(trained, t, seed=0) for t in (task, alone, own))
+    values = list(both.per_secret.values())
+    rounding = {"rtol": 1e-4, "atol": 1e-4}  # fp32 logits, in batches of other secrets
+    np.testing.assert_allclose(values[:24], list(secrets.per_secret.values()), **rounding)
+    np.testing.assert_allclose(values[24:], [twins.per_secret[f"secret-{k:03d}"] for k in range(41, 53)], **rounding)
+    weights = np.array([24, 12]) / 36
+    assert both.value == pytest.approx(weights @ [secrets.value, twins.value], abs=1e-4)
+    assert both.std_error == pytest.approx(math.hypot(*(weights * [secrets.std_error, twins.std_error])), abs=1e-4)

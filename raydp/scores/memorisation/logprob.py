@@ -13,12 +13,16 @@ from raydp.scores.base import Measurement, OneByOne, SecretKind
 from raydp.scores.language.encoding import encode, secrets_of_kind
 from raydp.scores.language.teacher_forcing import log_probability, over_continuations
 from raydp.tasks.base import Secret
+from raydp.tasks.wrappers.twins import TwinTask
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from raydp.models.base_models import LoadedModel
     from raydp.tasks.base import Task
+
+FEWEST_TO_ADJUST = 10
+"""Fewest pairs of twins from which a slope is estimated."""
 
 
 class LogProbability(OneByOne):
@@ -27,10 +31,16 @@ class LogProbability(OneByOne):
     If the task has verbatim secrets, the score measures them; otherwise it measures the attribute secrets. The two are
     not mixed, because their lengths differ. An attribute is assumed to follow its prompt directly, after a space.
 
-    With `contrast`, a secret's value is its gain minus the mean gain of the controls of its format. The standard error
-    is then that of a difference of two independent means, sqrt(var_secrets / n_secrets + var_controls / n_controls)
-    with ddof = 1; with several formats, that of their mean, weighted by their numbers of secrets. It is None with fewer
-    than two secrets or controls of a format. Without `contrast` the standard error is over secrets.
+    With `contrast`, a secret's value is its gain minus the mean gain of the controls. The standard error is then that
+    of a difference of two independent means, sqrt(var_secrets / n_secrets + var_controls / n_controls) with ddof = 1;
+    it is None with fewer than two secrets or controls. Without `contrast` the standard error is over secrets.
+
+    Twins of the task `planted` are contrasted with each other: a twin that is in the training data with the twin that
+    is not. A coin decided which one is in, so the mean contrast is 0 if nothing leaks, whatever training does to the
+    format. A pair's value is the difference of their log-probabilities, less the part that a linear regression of the
+    differences on the base model's differences explains, the analysis of covariance of a randomised experiment. (With
+    fewer than 10 pairs the slope is 1: a difference of gains.) The standard error is that of the regression. With
+    secrets of both sorts, the errors of the two means are independent.
 
     Higher is worse privacy. A logarithmic score has no relative privacy risk.
     """
@@ -50,24 +60,29 @@ class LogProbability(OneByOne):
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
         """Score a model. The seed has no effect."""
         secrets, controls = self._secrets_and_controls(task)
+        pairs = _pairs(task)
         ids = [secret.name for secret in secrets]
         if not self.contrast:
             return Measurement.over_secrets(log_probabilities(model, secrets), ids=ids)
         everything = [*secrets, *controls]
-        gains = log_probabilities(model, everything)
+        trained = log_probabilities(model, everything)
         with model.base() as base:
-            gains = gains - log_probabilities(base, everything)
-        contrasts, variance = np.empty(len(secrets)), 0.0
-        for family in dict.fromkeys(secret.family for secret in secrets):
-            of_family = np.array([secret.family == family for secret in everything])
-            own, others = (
-                gains[: len(secrets)][of_family[: len(secrets)]],
-                gains[len(secrets) :][of_family[len(secrets) :]],
+            untrained = log_probabilities(base, everything)
+        # Contrast the secrets with the controls, and the twins with each other.
+        num_own, gains = len(secrets) - pairs, trained - untrained
+        of_secrets, of_controls = gains[:num_own], gains[len(secrets) : len(everything) - pairs]
+        values, variance = [], 0.0
+        if num_own:
+            values.append(of_secrets - of_controls.mean())
+            variance += (num_own / len(secrets)) ** 2 * (_variance_of_mean(of_secrets) + _variance_of_mean(of_controls))
+        if pairs:
+            present, absent = slice(num_own, len(secrets)), slice(len(everything) - pairs, None)
+            contrasts, of_mean = contrast_of_twins(
+                trained[present] - trained[absent], untrained[present] - untrained[absent]
             )
-            contrasts[of_family[: len(secrets)]] = own - others.mean()
-            weight = len(own) / len(secrets)
-            variance += weight**2 * (_variance_of_mean(own) + _variance_of_mean(others))
-        contrasted = Measurement.over_secrets(contrasts, ids=ids)
+            values.append(contrasts)
+            variance += (pairs / len(secrets)) ** 2 * of_mean
+        contrasted = Measurement.over_secrets(np.concatenate(values), ids=ids)
         return replace(contrasted, std_error=None if math.isnan(variance) else math.sqrt(variance))
 
     def expected_bounds(self) -> tuple[float, float]:
@@ -80,13 +95,39 @@ class LogProbability(OneByOne):
         kind: SecretKind = "attribute" if attributes_only else "verbatim"
         secrets = secrets_of_kind(task, kind, score="logprob")
         controls = [control for control in task.controls() if control.kind == kind]
-        if self.contrast and not {secret.family for secret in secrets} <= {control.family for control in controls}:
+        if self.contrast and len(secrets) > _pairs(task) and len(controls) == _pairs(task):
             raise ValueError(
-                f"task.controls must contain kind {kind!r} in the format of every secret for the score 'logprob', got "
-                "secrets without. "
+                f"task.controls must contain kind {kind!r} for the score 'logprob', got none. "
                 "Give task.controls, or set contrast: false."
             )
         return secrets, controls
+
+
+def contrast_of_twins(
+    differences: NDArray[np.float64], untrained: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], float]:
+    """Return each pair's contrast, [pair], and the variance of their mean.
+
+    Args:
+        differences: [pair] log-probability of the twin that is in the training data, minus that of the other twin.
+        untrained: [pair] the same differences in the base model.
+
+    Source: the regression adjustment of randomised experiments; Freedman 2008 and Lin 2013 for its bias, which is of
+    order 1 / pairs, and its variance.
+    """
+    count = len(differences)
+    if count < FEWEST_TO_ADJUST or not untrained.std():
+        contrasts = differences - untrained
+        return contrasts, _variance_of_mean(contrasts)
+    centred = untrained - untrained.mean()
+    slope = float(centred @ differences / (centred @ centred))
+    contrasts = differences - slope * untrained
+    return contrasts, _variance_of_mean(contrasts) * (count - 1) / (count - 2)
+
+
+def _pairs(task: Task) -> int:
+    """Return the number of pairs of twins in a task. They are its last secrets and its last controls."""
+    return len(task.twins) if isinstance(task, TwinTask) else 0
 
 
 def _variance_of_mean(values: NDArray[np.float64]) -> float:

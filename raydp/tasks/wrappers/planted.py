@@ -123,14 +123,14 @@ class PlantedTask(DerivedTask):
     def _with_canaries(
         self, task: LanguageModelingTask, tokenizer: PreTrainedTokenizerBase, canaries: Sequence[Canary], first: int
     ) -> LanguageModelingTask:
-        secrets = task.task_secrets + self._secrets(canaries, first, family="")
+        secrets = task.task_secrets + self._secrets(canaries, first)
         return replace(task, task_secrets=secrets).extended(self._examples(tokenizer, canaries), unit=UNIT)
 
     def _with_twins(
         self, task: LanguageModelingTask, tokenizer: PreTrainedTokenizerBase, canaries: Sequence[Canary], first: int
     ) -> LanguageModelingTask:
         firsts, seconds = canaries[: len(self.copies)], canaries[len(self.copies) :]
-        twins = zip(*(self._secrets(half, first, family=self.format) for half in (firsts, seconds)), strict=True)
+        twins = zip(*(self._secrets(half, first) for half in (firsts, seconds)), strict=True)
         examples = self._examples(tokenizer, firsts), self._examples(tokenizer, seconds)
         return TwinTask.of(task, examples, tuple(twins), unit=UNIT, coin_seed=self.canary_seed)
 
@@ -149,7 +149,7 @@ class PlantedTask(DerivedTask):
             notes["planted_twins"] = "each canary has a twin; a coin for each seed decides which of the two is planted"
         return replace(facts, notes=notes)
 
-    def _secrets(self, canaries: Sequence[Canary], first: int, *, family: str) -> tuple[Secret, ...]:
+    def _secrets(self, canaries: Sequence[Canary], first: int) -> tuple[Secret, ...]:
         """Return the canaries as secrets, numbered from `first`."""
         return tuple(
             Secret(
@@ -158,7 +158,6 @@ class PlantedTask(DerivedTask):
                 count=canary.copies,
                 number=first + position,
                 space=Digits(num_digits=self.num_digits, before=_blanks_before(canary.continuation)),
-                family=family,
             )
             for position, canary in enumerate(canaries)
         )
