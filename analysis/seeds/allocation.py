@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -15,9 +15,9 @@ from analysis.seeds.outlook import outlook
 from analysis.seeds.what_if import Measured
 from analysis.selection.choice import Selection, select
 from analysis.selection.constraints import Constraints
-from analysis.selection.decision import highest_within
+from analysis.selection.equivalents import CONFIDENCE
 from analysis.selection.evidence import keep_utility
-from analysis.selection.rules import CONFIDENCE, LEAKAGE_CHECK
+from analysis.selection.rules import LEAKAGE_CHECK
 from analysis.statistics.noise import SeedNoise
 from analysis.surface.hierarchy import loss_posterior
 from analysis.surface.posterior import Posterior
@@ -103,11 +103,7 @@ def next_seed(
     try:
         selection = select(
             points,
-            max_loss=constraints.max_loss,
-            min_utility_gain=constraints.min_utility_gain,
-            base_utility_loss=constraints.base_utility_loss,
-            max_score=constraints.max_score,
-            at_most=constraints.at_most,
+            **asdict(constraints),
             by_secret=by_secret,
             logarithmic=logarithmic,
             confidence=confidence,
@@ -210,7 +206,7 @@ class _Race:
         """Return whether the decision also holds against configurations whose utility is in doubt."""
         own, useful = self.scores.draws[:, self.selected], self.useful[:, self.selected]
         lowest = self._lowest
-        allowed = highest_within(self.scores, lowest, tolerance, logarithmic=self.measured.logarithmic)
+        allowed = self.scores.highest_within(lowest, tolerance, logarithmic=self.measured.logarithmic)
         if useful.mean() < CONFIDENCE:
             return False
         return bool((own <= allowed)[useful].mean() >= confidence)
