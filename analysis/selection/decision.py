@@ -165,13 +165,13 @@ def decide(
     as_good = others[within[others] >= precision.confidence] if state != "undecided" else others[:0]
     equivalents: list[Equivalent] = [
         {
-            **listed[k].to_json(),
+            **listed[int(k)].to_json(),
             "probability_within": float(within[k]),
             "score": float(expected[k]),
             "loss_difference": float(loss[k] - loss[selected]),
             "compute": listed[k].compute,
         }
-        for k in as_good[np.argsort(loss[as_good], kind="stable")].tolist()
+        for k in as_good[np.argsort(loss[as_good], kind="stable")]
     ]
     return Decision(
         state=state,

@@ -13,6 +13,7 @@ from analysis.surface.posterior import Posterior
 
 Array = NDArray[np.float64]
 Pool = NDArray[np.bool_]
+Pools = NDArray[np.bool_]
 
 CONFIDENCE = 0.95
 """The probability that a decision needs by default."""
@@ -55,26 +56,50 @@ def unknown_errors(means: pd.DataFrame, scores: Posterior, pool: Pool) -> str | 
     return None
 
 
-def equivalents(means: pd.DataFrame, scores: Posterior, pool: Pool, precision: Precision, *, logarithmic: bool) -> Pool:
-    """Return the members of a pool whose scores are known to be within the tolerance of the lowest, [m].
+def equivalents(
+    means: pd.DataFrame, scores: Posterior, pools: Pools, precision: Precision, *, logarithmic: bool
+) -> Pools:
+    """Return the members of each pool whose scores are known to be within the tolerance of the pool's lowest.
 
     Each of them has a probability of at least the confidence. So whichever of them is chosen by a figure other than
     the score is within the tolerance with at least that probability, given the measured scores.
 
-    The result is empty if one member is known to have the lowest score: nothing remains to choose. It is also empty if
+    A pool keeps none if one member is known to have the lowest score: nothing remains to choose. It also keeps none if
     no member reaches the confidence, or if the errors of the scores are not known.
+
+    Args:
+        pools: [pools, m], none is empty. Pools that contain each other share their work.
+
+    Returns:
+        [pools, m].
     """
-    none = np.zeros_like(pool)
-    if pool.sum() < 2 or unknown_errors(means, scores, pool) is not None:
-        return none
-    lowest, within = scores.chances(pool, precision.tolerance, logarithmic=logarithmic)
-    if (lowest[pool] >= precision.confidence).any():
-        return none
-    return pool & (within >= precision.confidence)
+    kept, nothing = np.zeros_like(pools), np.zeros(pools.shape[-1], dtype=np.bool_)
+    before, lowest, close = nothing, np.full(len(scores.draws), np.inf), nothing
+    for at in np.argsort(pools.sum(axis=1), kind="stable"):
+        pool = pools[at]
+        if (before & ~pool).any():
+            before, lowest, close = nothing, np.full(len(scores.draws), np.inf), nothing
+        # More members only make the lowest score lower, so that no member becomes close that was not.
+        new = pool & ~before
+        lowest = np.minimum(lowest, scores.draws[:, new].min(axis=1, initial=np.inf))
+        highest = scores.highest_within(lowest, precision.tolerance, logarithmic=logarithmic)
+        close = _often_below(scores.draws, close | new, highest, precision.confidence)
+        before = pool
+        decided = _often_below(scores.draws, close, lowest, precision.confidence).any()
+        if not decided and pool.sum() > 1 and unknown_errors(means, scores, pool) is None:
+            kept[at] = close
+    return kept
 
 
-def cheapest_of_the_most_useful(members: Pool, loss: Array, error: Array, compute: Array) -> int:
-    """Return the position of the member that costs the least of those whose loss is hardly above the lowest.
+def _often_below(draws: Array, members: Pool, bound: Array, confidence: float) -> Pool:
+    """Return the members whose draws, [num_draws, m], are at most the bound, [num_draws], with the confidence."""
+    often, some = np.zeros_like(members), np.flatnonzero(members)
+    often[some] = (draws[:, some] <= bound[:, None]).mean(axis=0) >= confidence
+    return often
+
+
+def cheapest_of_the_most_useful(members: Pool, loss: Array, error: Array, compute: Array) -> Pool:
+    """Keep the member that costs the least of those whose loss is hardly above the lowest, [m].
 
     Args:
         members: [m] whether a configuration is a member; at least one is.
@@ -83,12 +108,12 @@ def cheapest_of_the_most_useful(members: Pool, loss: Array, error: Array, comput
         compute: [m] what a run costs to train.
 
     Losses up to one standard error of the lowest loss above it count as equal. Of members with the same compute, the
-    lower loss decides.
+    lower loss decides, and then the position.
 
     Source: the one-standard-error rule of Breiman, Friedman, Olshen and Stone 1984, section 3.4.3, with compute in the
     place of a model's size.
     """
     most_useful = int(np.where(members, loss, np.inf).argmin())
     as_useful = members & (loss <= loss[most_useful] + error[most_useful])
-    order = np.lexsort([loss, compute, ~as_useful])
-    return int(order[0])
+    kept: Pool = np.arange(len(members)) == np.lexsort([loss, compute, ~as_useful])[0]
+    return kept

@@ -223,13 +223,10 @@ def most_useful_equivalent(layout: Layout, pools: Pools) -> Pools:
     if layout.precision is None:
         return pools
     models, flat = layout.models, pools.reshape(-1, pools.shape[-1])
+    close = equivalents(models.means, models.scores, flat, layout.precision, logarithmic=models.logarithmic)
     kept = flat.copy()
-    distinct, position = np.unique(flat, axis=0, return_inverse=True)
-    for at, pool in enumerate(distinct):
-        members = equivalents(models.means, models.scores, pool, layout.precision, logarithmic=models.logarithmic)
-        if members.any():
-            chosen = cheapest_of_the_most_useful(members, layout.utility_loss, models.loss_error, models.compute)
-            kept[position.ravel() == at] = np.arange(len(pool)) == chosen
+    for at in np.flatnonzero(close.any(axis=1)):
+        kept[at] = cheapest_of_the_most_useful(close[at], layout.utility_loss, models.loss_error, models.compute)
     return kept.reshape(pools.shape)
 
 
