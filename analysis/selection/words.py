@@ -73,7 +73,8 @@ def _equivalents(decision: Decision, rule: str) -> list[str]:
     close = f"within {100 * decision.tolerance:g} % of the lowest with a probability of at least"
     if decision.state == "decided" or rule != DEFAULT_RULE:
         first = f"{Configuration.from_json(others[0])}, {_than(others[0]['loss_difference'])}"
-        return [f"Also {close} {chance(decision.confidence)}: {first}{', ...' if len(others) > 1 else ''}."]
+        more = f", and {len(others) - 1} more" if len(others) > 1 else ""
+        return [f"Also {close} {chance(decision.confidence)}: {first}{more}."]
     useful = others[0]["loss_difference"]
     reason = "has the lowest utility loss"
     if useful < 0:
