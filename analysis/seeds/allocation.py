@@ -271,11 +271,14 @@ class _Race:
         moves = _root(np.atleast_2d(np.cov(now.T)) - np.atleast_2d(np.cov(then.T)))
         reached = 0
         for useful in self.useful[rng.integers(len(self.useful), size=_FUTURES)][:, rivals]:
+            if not useful.any():  # what is selected then is another one, which seeds have to tell
+                reached += 1
+                continue
             means = now.mean(axis=0) + moves @ rng.standard_normal(len(rivals))
             future = then - then.mean(axis=0) + means
             scores = replace(self.scores, draws=np.exp(future) if logs else future)
             _, within = scores.chances(useful, tolerance, logarithmic=self.measured.logarithmic)
-            reached += bool(within[useful].max(initial=1.0 - useful.any()) >= confidence)
+            reached += bool(within[useful].max() >= confidence)
         return reached / _FUTURES
 
 

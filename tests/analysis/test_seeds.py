@@ -120,6 +120,13 @@ def test_it_ends_where_secrets_and_not_seeds_are_short():
     assert without.state in ("decided", "equivalent"), "over seeds alone, the difference is clear"
 
 
+def test_the_secrets_are_not_short_if_it_may_be_that_no_contender_is_useful():
+    points, secrets = runs([0.2, 0.2, 0.9], 3, noise=0.005, losses=[1.2, 1.2, 1.3], by_configuration=0.5)
+    threshold = float(configuration_means(points)["utility_loss"].min()) + 1e-6
+    step = next_seed(points, Constraints(max_loss=threshold), LIMITS, begun=begun(points), by_secret=secrets)
+    assert step.configuration in GRID[:2]
+
+
 @pytest.mark.parametrize(("by_configuration", "state"), [(0.5, "secrets are short"), (0.1, None)])
 def test_seeds_that_shrink_the_error_are_not_run_if_the_secrets_keep_it_open(by_configuration, state):
     """Twelve seeds would shrink the error by 15 % or more, but the error over 30 secrets of 0.5 / √30 alone is 0.09."""
