@@ -3,16 +3,20 @@
     python benchmarks/decision.py --tables 200 --output decision.json
     python benchmarks/decision.py --tables 100 --configurations 3 --output few.json
     python benchmarks/decision.py --tables 100 --errors collapse --output collapse.json
+    python benchmarks/decision.py --tables 100 --seeds 10 --reaction 0.1 --correlation -0.8 --output correlated.json
     python benchmarks/decision.py --points docs/results/demo-seeds.csv --min-utility-gain 0.9 --seeds 2
 
 Without --points, sweeps are generated from surfaces whose truth is known: 27 configurations, 2 seeds, 24 secrets whose
-difficulty and whose reaction to a configuration vary, and errors over seeds whose size varies. With --points, two seeds
+difficulty and whose reaction to a configuration vary, and errors over seeds whose size varies. With --points, the seeds
 of each configuration are drawn from a table with many, and the mean of the other seeds is taken for the truth.
 
 A rule's regret is the true score of its choice minus the lowest true score among the configurations that the utility
-threshold admits by the measured losses. `right`: how often "informed" chooses that lowest one, beside the mean of the
-probability that it states. `covered`: how often the 95 % interval of the selected configuration holds its true score,
-selected by "informed" and by the lowest mean.
+threshold admits by the measured losses. "expected-score" is "informed" without its choice between equivalent scores.
+`right`: how often "informed" chooses the lowest one, beside the mean of the probability that it states. `equivalent`:
+how many choices are equivalent to the lowest, and how often their true score is within the tolerance of the lowest,
+beside the mean of the probability that is stated and the share by "expected-score"; `loss_saved` is by how much the
+choice's true loss is lower there than that of "expected-score". `covered`: how often the 95 % interval of the selected
+configuration holds its true score, selected by "informed" and by the lowest mean.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -32,12 +36,14 @@ from machine import describe
 from numpy.typing import NDArray
 
 from analysis import configuration_means, load_points
+from analysis.selection.equivalents import Precision
 from analysis.selection.rules import Layout, choose
 from analysis.tables.points import KEY
 from analysis.tables.utility_filter import loss_threshold, within
 
 Array = NDArray[np.float64]
 RULES = ("informed", "procedure", "best-utility", "worst-utility", "pareto-knee", "predicted-score", "oracle")
+EXPECTED, PRECISION = "expected-score", Precision()
 GRID = np.array(list(product([60, 120, 240], [64, 128, 256], [0.005, 0.01, 0.02])))  # in the order of KEY
 NUM_SECRETS = 24
 
@@ -49,13 +55,14 @@ class Sweep:
     Attributes:
         means: configuration means.
         by_secret: [m, k] means by secret, None without.
-        truth: [m] true scores.
+        truth, true_loss: [m] true scores and losses.
         pool: [m] which configurations keep to the utility threshold by their measured losses.
     """
 
     means: pd.DataFrame
     by_secret: Array | None
     truth: Array
+    true_loss: Array
     pool: NDArray[np.bool_]
 
 
@@ -99,15 +106,33 @@ FAMILIES: dict[str, Callable[[Array, np.random.Generator], Array]] = {
 }
 
 
-def generated(family: str, number: int, *, difficulty: float, size: int, errors: str) -> Sweep:
+@dataclass(frozen=True, kw_only=True)
+class Errors:
+    """How generated sweeps are measured.
+
+    Attributes:
+        kind: "lognormal"; "collapse": 8 % of the runs also fall to a twentieth of their score; "counts": the score is
+            a share of 240 generations, without values by secret.
+        seeds: number of seeds of each configuration.
+        difficulty: standard deviation of the logarithms of the secrets' difficulties.
+        reaction: standard deviation of the logarithms of how a secret reacts to a configuration.
+        correlation: of a run's errors in score and utility loss.
+    """
+
+    kind: str
+    seeds: int
+    difficulty: float
+    reaction: float
+    correlation: float
+
+
+def generated(family: str, number: int, *, size: int, errors: Errors) -> Sweep:
     """Generate a sweep.
 
     Args:
         number: which sweep of the family.
-        difficulty: standard deviation of the logarithms of the secrets' difficulties.
         size: number of configurations, drawn from the grid.
-        errors: "lognormal"; "collapse": 8 % of the runs also fall to a twentieth of their score; "counts": the score is
-            a share of 240 generations, without values by secret.
+        errors: how it is measured.
     """
     rng = np.random.default_rng([number, list(FAMILIES).index(family)])
     grid = GRID if size == len(GRID) else GRID[np.sort(rng.permutation(len(GRID))[:size])]
@@ -115,27 +140,35 @@ def generated(family: str, number: int, *, difficulty: float, size: int, errors:
     z = (np.log(grid) - logs.mean(axis=0)) / logs.std(axis=0)
     truth = 0.1 * np.exp(FAMILIES[family](z, rng))
     loss = 1.3 + 0.12 * np.exp(-0.5 * z @ rng.normal(1, 0.3, 3)) + 0.02 * np.maximum(z[:, 2] + z[:, 0] - 1.5, 0) ** 2
-    easy = rng.normal(0, difficulty, NUM_SECRETS)
-    own = rng.normal(0, 0.4, (len(grid), NUM_SECRETS))
+    easy = rng.normal(0, errors.difficulty, NUM_SECRETS)
+    own = rng.normal(0, errors.reaction, (len(grid), NUM_SECRETS))
+    centre = (errors.difficulty**2 + errors.reaction**2) / 2  # of the logarithms, so that the mean factor is 1
     by_secret, rows = [], []
     for at, (num_steps, batch_size, rate) in enumerate(grid):
         spread = 0.2 * rng.uniform(0.5, 1.5)
         runs = []
-        for seed in range(2):
+        for seed in range(errors.seeds):
             shift = rng.normal(0, spread)
-            if errors == "collapse" and rng.random() < 0.08:
+            luck = errors.correlation * shift / spread
+            if errors.kind == "collapse" and rng.random() < 0.08:
                 shift += np.log(0.05)
-            runs.append(truth[at] * np.exp(easy - difficulty**2 / 2 + own[at] - 0.08 + shift - spread**2 / 2))
-            if errors == "counts":
+            runs.append(truth[at] * np.exp(easy + own[at] - centre + shift - spread**2 / 2))
+            if errors.kind == "counts":
                 runs[-1] = rng.binomial(240, min(1.0, 0.2 * truth[at]), 1) / 240 / 0.2
-            measured = loss[at] + rng.normal(0, 0.004)
+            measured = loss[at] + 0.004 * (luck + np.sqrt(1 - errors.correlation**2) * rng.standard_normal())
             rows.append([int(batch_size), int(num_steps), rate, seed, measured, runs[-1].mean()])
         by_secret.append(np.mean(runs, axis=0))
     columns = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
     means = configuration_means(pd.DataFrame(rows, columns=columns))
     low, middle = means["utility_loss"].min(), means["utility_loss"].median()
     pool = (means["utility_loss"] <= (low + 0.6 * (middle - low) if size > 8 else np.inf)).to_numpy()
-    return Sweep(means=means, by_secret=None if errors == "counts" else np.array(by_secret), truth=truth, pool=pool)
+    return Sweep(
+        means=means,
+        by_secret=None if errors.kind == "counts" else np.array(by_secret),
+        truth=truth,
+        true_loss=loss,
+        pool=pool,
+    )
 
 
 def drawn(points: pd.DataFrame, number: int, *, seeds: int, min_utility_gain: float) -> Sweep:
@@ -147,26 +180,33 @@ def drawn(points: pd.DataFrame, number: int, *, seeds: int, min_utility_gain: fl
     threshold = loss_threshold(means, min_utility_gain=min_utility_gain)
     assert threshold is not None
     pool = within(means["utility_loss"].to_numpy(), threshold)
-    truth = configuration_means(rest)["score"].to_numpy()
-    return Sweep(means=means, by_secret=None, truth=truth, pool=pool)
+    truth, true_loss = (configuration_means(rest)[figure].to_numpy() for figure in ("score", "utility_loss"))
+    return Sweep(means=means, by_secret=None, truth=truth, true_loss=true_loss, pool=pool)
 
 
 def judged(sweeps: Iterator[Sweep]) -> dict[str, Any]:
     """Apply all rules to all sweeps."""
-    regret: dict[str, list[float]] = {rule: [] for rule in RULES}
+    regret: dict[str, list[float]] = {rule: [] for rule in (*RULES, EXPECTED)}
     stated, right, sure, covered, covered_lowest, bias, raw_bias = ([] for _ in range(7))
+    stated_within, within_tolerance, expected_within, loss_saved = [], [], [], []
     for sweep in sweeps:
-        layout = Layout.of(sweep.means, by_secret=sweep.by_secret)
+        layout = Layout.of(sweep.means, by_secret=sweep.by_secret, precision=PRECISION)
         best = sweep.truth[sweep.pool].min()
         chosen = {rule: int(choose(rule, layout, sweep.pool)) for rule in RULES}
+        chosen[EXPECTED] = int(choose("informed", replace(layout, precision=None), sweep.pool))
         for rule, at in chosen.items():
             regret[rule].append(float(sweep.truth[at] - best))
         scores, own = layout.models.scores, chosen["informed"]
-        draws = scores.draws[:, sweep.pool]
-        stated.append(float((scores.draws[:, own] <= draws.min(axis=1)).mean()))
+        lowest, close = scores.chances(sweep.pool, PRECISION.tolerance, logarithmic=False)
+        stated.append(float(lowest[own]))
         right.append(bool(sweep.truth[own] <= best))
-        if stated[-1] >= 0.95:
+        if stated[-1] >= PRECISION.confidence:
             sure.append(right[-1])
+        elif close[own] >= PRECISION.confidence:
+            stated_within.append(float(close[own]))
+            for at, into in ((own, within_tolerance), (chosen[EXPECTED], expected_within)):
+                into.append(bool(sweep.truth[at] <= (1 + PRECISION.tolerance) * best))
+            loss_saved.append(float(sweep.true_loss[chosen[EXPECTED]] - sweep.true_loss[own]))
         for at, into in ((own, covered), (chosen["oracle"], covered_lowest)):
             low, high = np.quantile(scores.absolute[:, at], [0.025, 0.975])
             into.append(bool(low <= sweep.truth[at] <= high))
@@ -181,6 +221,11 @@ def judged(sweeps: Iterator[Sweep]) -> dict[str, Any]:
         "right": float(np.mean(right)),
         "decided": len(sure),
         "right_where_decided": float(np.mean(sure)) if sure else None,
+        "equivalent": len(within_tolerance),
+        "stated_within": float(np.mean(stated_within)) if stated_within else None,
+        "within_where_equivalent": float(np.mean(within_tolerance)) if within_tolerance else None,
+        "within_by_expected_score": float(np.mean(expected_within)) if expected_within else None,
+        "loss_saved": float(np.mean(loss_saved)) if loss_saved else None,
         "covered": float(np.mean(covered)),
         "covered_lowest_mean": float(np.mean(covered_lowest)),
         "log_bias_of_estimate": float(np.mean(bias)),
@@ -190,11 +235,13 @@ def judged(sweeps: Iterator[Sweep]) -> dict[str, Any]:
 
 def as_markdown(results: dict[str, Any]) -> str:
     """Format the results as two tables."""
-    lines = ["| family | " + " | ".join(RULES) + " |", "| --- |" + " --- |" * len(RULES)]
+    rules = (*RULES, EXPECTED)
+    lines = ["| family | " + " | ".join(rules) + " |", "| --- |" + " --- |" * len(rules)]
     for name, result in results.items():
         cells = [f"{mean:.4f} ± {error:.4f}" for mean, error in result["regret"].values()]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    columns = ["stated", "right", "decided", "right_where_decided", "covered", "covered_lowest_mean",
+    columns = ["stated", "right", "decided", "right_where_decided", "equivalent", "stated_within",
+               "within_where_equivalent", "within_by_expected_score", "loss_saved", "covered", "covered_lowest_mean",
                "log_bias_of_estimate", "log_bias_of_lowest_mean"]  # fmt: skip
     lines += ["", "| family | " + " | ".join(columns) + " |", "| --- |" + " --- |" * len(columns)]
     for name, result in results.items():
@@ -210,6 +257,9 @@ def main() -> None:
     parser.add_argument("--difficulty", type=float, default=0.5)
     parser.add_argument("--configurations", type=int, default=len(GRID))
     parser.add_argument("--errors", choices=["lognormal", "collapse", "counts"], default="lognormal")
+    parser.add_argument("--reaction", type=float, default=0.4)
+    parser.add_argument("--correlation", type=float, default=0.0)
+    parser.add_argument("--families", nargs="*", default=list(FAMILIES), choices=list(FAMILIES))
     parser.add_argument("--points", type=Path)
     parser.add_argument("--min-utility-gain", type=float, default=0.9)
     parser.add_argument("--seeds", type=int, default=2)
@@ -218,18 +268,16 @@ def main() -> None:
     started = time.perf_counter()
     numbers = range(options.tables)
     if options.points is None:
+        errors = Errors(
+            kind=options.errors,
+            seeds=options.seeds,
+            difficulty=options.difficulty,
+            reaction=options.reaction,
+            correlation=options.correlation,
+        )
         results = {
-            family: judged(
-                generated(
-                    family,
-                    number,
-                    difficulty=options.difficulty,
-                    size=options.configurations,
-                    errors=options.errors,
-                )
-                for number in numbers
-            )
-            for family in FAMILIES
+            family: judged(generated(family, number, size=options.configurations, errors=errors) for number in numbers)
+            for family in options.families
         }
     else:
         points = load_points(options.points)

@@ -43,6 +43,7 @@ from analysis.report.threshold_slider import (
 from analysis.selection.by_threshold import SelectionsByThreshold, selections_by_threshold
 from analysis.selection.choice import Selection, select
 from analysis.selection.constraints import Constraints
+from analysis.selection.equivalents import Precision
 from analysis.selection.words import in_words
 from analysis.tables.per_secret import is_logarithmic, own_score
 from analysis.tables.points import configuration_means, require_hyperparameters
@@ -112,7 +113,9 @@ def write_report(
     headline = given[0]
     constraints = headline.constraints or Constraints(max_loss=headline.max_loss)
     compared = _with_baselines(points, given, constraints, by_secret, logarithmic)
-    at_thresholds = selections_by_threshold(points, constraints, by_secret=by_secret, logarithmic=logarithmic)
+    at_thresholds = selections_by_threshold(
+        points, constraints, by_secret=by_secret, logarithmic=logarithmic, precision=_precision(headline)
+    )
     score_name = score_name or own_score(points)
     relative = not is_logarithmic(score_name, logarithmic) and bool((means["score"] >= 0).all())
     # Compose and write the page.
@@ -259,6 +262,12 @@ def _direction(difference: float) -> str:
 def _name(configuration: Configuration) -> str:
     name = f"b = {configuration.batch_size}, T = {configuration.num_steps}, η = {configuration.learning_rate:g}"
     return name.replace(" = ", "\u00a0=\u00a0")
+
+
+def _precision(selected: Selection) -> Precision | None:
+    """Return the confidence and the tolerance of a selection's decision, None if there is no decision."""
+    made = selected.decision
+    return None if made is None else Precision(confidence=made.confidence, tolerance=made.tolerance)
 
 
 def _with_baselines(

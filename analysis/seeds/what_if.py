@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.selection.decision import highest_within
 from analysis.statistics.noise import means_by_secret
 from analysis.surface.hierarchical_model import interactions
 from analysis.surface.hierarchy import score_posterior
@@ -71,10 +70,8 @@ class Measured:
         self, scores: Posterior, pool: NDArray[np.bool_], selected: int, tolerance: float
     ) -> tuple[float, float]:
         """Return the probabilities that a member of a pool has the lowest score, and is within the tolerance of it."""
-        draws = scores.draws[:, pool]
-        lowest, own = draws.min(axis=1), scores.draws[:, selected]
-        allowed = highest_within(scores, lowest, tolerance, logarithmic=self.logarithmic)
-        return float((own <= lowest).mean()), float((own <= allowed).mean())
+        lowest, within = scores.chances(pool, tolerance, logarithmic=self.logarithmic)
+        return float(lowest[selected]), float(within[selected])
 
     def _settled(self, of_secrets: Array, more: NDArray[np.int64]) -> Array:
         """Return the means by secret with as much less noise as more seeds would leave."""

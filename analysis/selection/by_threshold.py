@@ -10,6 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.selection.constraints import Constraints
+from analysis.selection.equivalents import Precision
 from analysis.selection.evidence import Evidence, certainty_at
 from analysis.selection.rules import INFORMED, Layout, choose, rule_names, rule_steps
 from analysis.selection.thresholds import select_at_thresholds
@@ -86,6 +87,7 @@ def selections_by_threshold(
     *,
     by_secret: tuple[pd.DataFrame, str] | None = None,
     logarithmic: bool | None = None,
+    precision: Precision | None = None,
     max_thresholds: int = MOST_THRESHOLDS,
 ) -> SelectionsByThreshold:
     """Apply every rule at the utility loss of every configuration as threshold.
@@ -95,6 +97,7 @@ def selections_by_threshold(
         constraints: all but the utility threshold hold at every threshold. The utility threshold, if there is one,
             is the starting threshold.
         by_secret, logarithmic: as for `select`.
+        precision: the confidence and the tolerance as for `select`, by default `Precision()`.
         max_thresholds: at least 2. More thresholds are thinned evenly.
 
     Raises:
@@ -114,7 +117,9 @@ def selections_by_threshold(
     thresholds = thresholds[evenly(len(thresholds), max_thresholds)]
     given = constraints.threshold(means)
     # Apply every rule, at the given constraints and along the thresholds.
-    layout = Evidence.of(points, means, constraints, passed, by_secret=by_secret, logarithmic=logarithmic).layout
+    layout = Evidence.of(
+        points, means, constraints, passed, by_secret=by_secret, logarithmic=logarithmic, precision=precision
+    ).layout
     selected, start, reasons = {}, {}, {}
     for rule in rule_names():
         try:

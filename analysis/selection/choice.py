@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,13 +21,13 @@ from analysis.selection.cautions import (
 )
 from analysis.selection.constraints import Constraints
 from analysis.selection.contenders import Contenders, contenders
-from analysis.selection.decision import TOLERANCE, Decision, decide
+from analysis.selection.decision import Decision, decide
 from analysis.selection.default import DEFAULT_RULE
+from analysis.selection.equivalents import CONFIDENCE, TOLERANCE, Precision
 from analysis.selection.evidence import Evidence
 from analysis.selection.reference import REFERENCE_RULES
 from analysis.selection.rules import (
     BEST_UTILITY,
-    CONFIDENCE,
     LEAKAGE_CHECK,
     UTILITY_CHECK,
     Rule,
@@ -37,12 +36,12 @@ from analysis.selection.rules import (
     rule_names,
     rule_steps,
 )
-from analysis.selection.shown import html_table
 from analysis.tables.points import (
     configuration_means,
     configurations,
     require_hyperparameters,
 )
+from analysis.tables.shown import html_table
 from search_spaces.configuration import Configuration
 from search_spaces.names import unknown_name
 
@@ -168,9 +167,9 @@ def select(
 
     Args:
         points: a points table (see `load_points`); the order of its rows never matters for what is selected.
-        rule: a name in `RULES`: "informed" (the lowest expected score), "procedure" (Algorithm 1: needs no score of its
-            own), "best-utility", ...; or in `REFERENCE_RULES`, of training and
-            reference data: "public-reference", ...
+        rule: a name in `RULES`: "informed" (the most useful of equivalent scores, else the lowest expected score),
+            "procedure" (Algorithm 1: needs no score of its own), "best-utility", ...; or in `REFERENCE_RULES`, of
+            training and reference data: "public-reference", ...
         max_loss, min_utility_gain, base_utility_loss, max_score, at_most: see `Constraints`.
         by_secret: the content of the sweep's secrets.parquet and the score's name. With it, the uncertainty includes
             the choice of secrets, and "informed" can test whether anything leaks. Without it, the uncertainty
@@ -191,10 +190,7 @@ def select(
     """
     # Gather the means, the models of the figures and the configurations that keep to the constraints.
     steps = _steps(rule)
-    if not 0.5 <= confidence < 1:
-        raise ValueError(f"confidence must be in [0.5, 1), got {confidence:g}. Leave it out for {CONFIDENCE:g}.")
-    if not (math.isfinite(tolerance) and tolerance >= 0):
-        raise ValueError(f"tolerance must be 0 or above, got {tolerance:g}. Leave it out for {TOLERANCE:g}.")
+    precision = Precision(confidence=confidence, tolerance=tolerance)
     points = require_hyperparameters(points)
     means = configuration_means(points)
     constraints = Constraints(
@@ -208,7 +204,9 @@ def select(
     narrowings = constraints.narrowings(points, means, by_secret)
     narrowings += [REFERENCE_RULES[rule].narrowing(points)] if rule in REFERENCE_RULES else []
     passed, record = _narrowed(listed, narrowings)
-    evidence = Evidence.of(points, means, constraints, passed, by_secret=by_secret, logarithmic=logarithmic)
+    evidence = Evidence.of(
+        points, means, constraints, passed, by_secret=by_secret, logarithmic=logarithmic, precision=precision
+    )
     # Apply the rule's steps to the configurations that keep to the constraints.
     pool, quiet, compared = passed, False, passed
     for step in steps:
@@ -229,8 +227,7 @@ def select(
         scores,
         logarithmic=evidence.logarithmic,
         certainty=certainty,
-        confidence=confidence,
-        tolerance=tolerance,
+        precision=precision,
     )
     rivals = contenders(means, compared, selected, by_secret=evidence.of_secrets, draws=scores.draws)
     settled = rule == DEFAULT_RULE and decision.state != "undecided"

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.selection.rules import CONFIDENCE
+from analysis.selection.equivalents import Precision, unknown_errors
 from analysis.statistics.results import because
 from analysis.surface.posterior import Posterior
 from analysis.tables.points import configurations
@@ -19,12 +19,8 @@ from search_spaces.configuration import Hyperparameters
 Array = NDArray[np.float64]
 State = Literal["decided", "equivalent", "undecided"]
 
-TOLERANCE = 0.1
-"""The tolerance of a decision by default. Two scores that differ by less are equivalent."""
 MOST_ALTERNATIVES = 3
 _NEGLIGIBLE = 0.01  # an alternative that is the lowest with a smaller probability does not matter
-_NO_SEEDS = "no configuration has two seeds, so the errors over seeds are guessed from how smooth the scores are"
-_NO_SPREAD = "no score differs between two seeds, so the errors of the scores are not known"
 
 
 class Alternative(Hyperparameters):
@@ -38,6 +34,19 @@ class Alternative(Hyperparameters):
     score: float
     score_interval: list[float]
     loss_difference: float
+
+
+class Equivalent(Hyperparameters):
+    """Another configuration whose score is within the tolerance of the lowest with the confidence.
+
+    `probability_within` is the probability of that, `score` is as the decision's own `estimate`, `loss_difference` is
+    its mean utility loss minus that of the selected one, and `compute` is b·T.
+    """
+
+    probability_within: float
+    score: float
+    loss_difference: float
+    compute: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +69,8 @@ class Decision:
         utility_probability: that the utility loss keeps to the threshold. None without a threshold, or if no
             configuration has two seeds.
         alternatives: the others that matter, the most probable first.
+        equivalents: the others whose scores are within the tolerance of the lowest with the confidence, the most useful
+            first. Empty if the selected configuration's own score is not.
         pool_size: number of configurations that were compared.
         reason: why the errors of the scores are not known, so that several configurations are never decided. None if
             they are known.
@@ -76,6 +87,7 @@ class Decision:
     interval: tuple[float, float]
     utility_probability: float | None
     alternatives: tuple[Alternative, ...]
+    equivalents: tuple[Equivalent, ...]
     pool_size: int
     reason: str | None
 
@@ -93,6 +105,7 @@ class Decision:
             "interval": list(self.interval),
             **({} if self.utility_probability is None else {"utility_probability": self.utility_probability}),
             "alternatives": list(self.alternatives),
+            "equivalents": list(self.equivalents),
             "pool_size": self.pool_size,
             **because(self.reason),
         }
@@ -106,8 +119,7 @@ def decide(
     *,
     logarithmic: bool,
     certainty: Array | None,
-    confidence: float = CONFIDENCE,
-    tolerance: float = TOLERANCE,
+    precision: Precision,
 ) -> Decision:
     """Say how sure the choice of one member of a pool is.
 
@@ -118,58 +130,62 @@ def decide(
         scores: the posterior of the scores.
         logarithmic: whether the score is a logarithm.
         certainty: [m] probability that each configuration keeps to the utility threshold, None without one.
-        confidence, tolerance: the probability and the tolerance of the decision's state.
+        precision: the probability and the tolerance of the decision's state.
 
     The probabilities hold under the model of `score_posterior`. They are not corrected for the number of members,
     because a posterior needs no correction: the same members are compared in every draw.
     """
     members = np.flatnonzero(pool)
-    own = int(np.flatnonzero(members == selected)[0])
-    drawn = scores.draws[:, members]
-    expected = scores.own_mean[members]
-    limited = scores.limited[:, members]
-    lowest = drawn.min(axis=1)
-    # Several members may share the lowest draw, such as zeros; each of them counts.
-    probability = (drawn <= lowest[:, None]).mean(axis=0)
-    within = float((drawn[:, own] <= highest_within(scores, lowest, tolerance, logarithmic=logarithmic)).mean())
-    reason = None
-    if means["num_seeds"].max() < 2:
-        reason = _NO_SEEDS
-    elif not (means["score_std"] > 0).any() and np.ptp(drawn, axis=0).max() == 0:
-        reason = _NO_SPREAD
+    expected, listed = scores.own_mean, configurations(means)
+    loss = means["utility_loss"].to_numpy()
+    probability, within = scores.chances(pool, precision.tolerance, logarithmic=logarithmic)
+    reason = unknown_errors(means, scores, pool)
     if reason is not None and len(members) > 1:
         state: State = "undecided"
-    elif probability[own] >= confidence:
+    elif probability[selected] >= precision.confidence:
         state = "decided"
     else:
-        state = "equivalent" if within >= confidence else "undecided"
-    regret = max(0.0, float((limited[:, own] - limited.min(axis=1)).mean()))
-    loss = means["utility_loss"].to_numpy()
-    listed = configurations(means)
-    others = [k for k in np.lexsort([expected, -probability]) if k != own and probability[k] >= _NEGLIGIBLE]
-    absolute = scores.absolute
+        state = "equivalent" if within[selected] >= precision.confidence else "undecided"
+    limited = scores.limited[:, members]
+    lowest = limited.min(axis=1)
+    regret = max(0.0, float((limited[:, members == selected][:, 0] - lowest).mean()))
+    others = members[members != selected]
+    probable = [int(k) for k in others[np.lexsort([expected[others], -probability[others]])]]
     alternatives: list[Alternative] = [
         {
-            **listed[int(members[k])].to_json(),
+            **listed[k].to_json(),
             "probability": float(probability[k]),
             "score": float(expected[k]),
-            "score_interval": list(_interval(absolute[:, members[k]], confidence)),
-            "loss_difference": float(loss[members[k]] - loss[selected]),
+            "score_interval": list(_interval(scores.absolute[:, k], precision.confidence)),
+            "loss_difference": float(loss[k] - loss[selected]),
         }
-        for k in others[:MOST_ALTERNATIVES]
+        for k in probable[:MOST_ALTERNATIVES]
+        if probability[k] >= _NEGLIGIBLE
+    ]
+    as_good = others[within[others] >= precision.confidence] if state != "undecided" else others[:0]
+    equivalents: list[Equivalent] = [
+        {
+            **listed[int(k)].to_json(),
+            "probability_within": float(within[k]),
+            "score": float(expected[k]),
+            "loss_difference": float(loss[k] - loss[selected]),
+            "compute": listed[k].compute,
+        }
+        for k in as_good[np.argsort(loss[as_good], kind="stable")]
     ]
     return Decision(
         state=state,
-        confidence=confidence,
-        tolerance=tolerance,
-        probability=float(probability[own]),
-        probability_within=within,
+        confidence=precision.confidence,
+        tolerance=precision.tolerance,
+        probability=float(probability[selected]),
+        probability_within=float(within[selected]),
         expected_regret=regret,
-        relative_regret=_relative(regret, float(limited.min(axis=1).mean()), scores, logarithmic=logarithmic),
-        estimate=float(expected[own]),
-        interval=_interval(absolute[:, selected], confidence),
+        relative_regret=_relative(regret, float(lowest.mean()), scores, logarithmic=logarithmic),
+        estimate=float(expected[selected]),
+        interval=_interval(scores.absolute[:, selected], precision.confidence),
         utility_probability=None if certainty is None else float(certainty[selected]),
         alternatives=tuple(alternatives),
+        equivalents=tuple(equivalents),
         pool_size=len(members),
         reason=reason,
     )
@@ -182,16 +198,6 @@ def chance(probability: float) -> str:
     if probability < 0.001:
         return "less than 0.1 %"
     return f"{100 * probability:.3g} %"
-
-
-def highest_within(scores: Posterior, lowest: Array, tolerance: float, *, logarithmic: bool) -> Array:
-    """Return the highest score within a tolerance of each lowest one, in the shape of `lowest`.
-
-    A share of a score means nothing if the score can be negative and is no logarithm. It then has no tolerance.
-    """
-    if logarithmic:
-        return lowest + math.log1p(tolerance)
-    return lowest + tolerance * np.abs(lowest) if scores.ratio else lowest
 
 
 def _relative(regret: float, lowest: float, scores: Posterior, *, logarithmic: bool) -> float | None:

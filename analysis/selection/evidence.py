@@ -9,6 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.selection.constraints import Constraints
+from analysis.selection.equivalents import Precision
 from analysis.selection.leakage import Leakage, measured_leakage
 from analysis.selection.rules import Layout
 from analysis.statistics.noise import means_by_secret
@@ -47,11 +48,13 @@ class Evidence:
         *,
         by_secret: tuple[pd.DataFrame, str] | None = None,
         logarithmic: bool | None = None,
+        precision: Precision | None = None,
     ) -> Evidence:
         """Gather the evidence of a checked points table; for the arguments see `select`.
 
         Args:
             pool: [m] the configurations that keep to the constraints.
+            precision: what makes scores equivalent, by default `Precision()`.
         """
         of_secrets = None if by_secret is None else means_by_secret(points, *by_secret)
         is_log = is_logarithmic(None if by_secret is None else by_secret[1], logarithmic)
@@ -62,6 +65,7 @@ class Evidence:
             logarithmic=is_log,
             pool=pool,
             leaks=None if leakage is None else leakage.leaks,
+            precision=precision or Precision(),
         )
         certainty = None
         if constraints.bounds_utility and means["num_seeds"].max() > 1:  # else the errors of the losses are not known

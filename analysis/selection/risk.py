@@ -58,8 +58,9 @@ def privacy_risk(points: pd.DataFrame, *, layout: LayoutKind = "mean", num_layou
     Raises:
         ValueError: as `configuration_means`; an unknown layout; "resample" with a configuration that has one seed.
 
-    The rule "informed" is evaluated without its leakage check, which needs the values by secret, and without its
-    utility check, because P_u is defined by measured losses.
+    The rule "informed" is evaluated without its leakage check, which needs the values by secret, without its
+    utility check, because P_u is defined by measured losses, and without its choice between equivalent scores, because
+    a drawn layout has no errors.
 
     Source: Hu et al. 2025, §4.3; App. D.3 for the absolute risk and the resampled layouts. Two conventions are ours:
     P_u includes its threshold, and utility is resampled as well as the score.

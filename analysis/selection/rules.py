@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.selection.equivalents import CONFIDENCE, Precision, cheapest_of_the_most_useful, equivalents
 from analysis.selection.knee import nearest_to_both_ends
 from analysis.statistics.heuristics import Coded, Codes, pair_blocks
 from analysis.statistics.noise import SeedNoise
@@ -26,9 +27,6 @@ from search_spaces.names import unknown_name
 
 Array = NDArray[np.float64]
 Pools = NDArray[np.bool_]
-
-CONFIDENCE = 0.95
-"""The probability with which a configuration must keep to the utility threshold, and with which a choice is decided."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +40,7 @@ class Layout:
         models: models of the figures, fitted when a rule first needs them.
         leaks: [m] which configurations leak measurably (see `leakage`), None if that is unknown.
         certainty: [..., m] probability that a configuration keeps to the utility threshold, None if it is not asked.
+        precision: what makes scores equivalent. None: no scores are, and the score alone decides.
     """
 
     coded: Coded
@@ -50,6 +49,7 @@ class Layout:
     models: Models
     leaks: Pools | None = None
     certainty: Array | None = None
+    precision: Precision | None = None
 
     @classmethod
     def of(
@@ -60,6 +60,7 @@ class Layout:
         logarithmic: bool = False,
         pool: Pools | None = None,
         leaks: Pools | None = None,
+        precision: Precision | None = None,
     ) -> Layout:
         """Return the layout of a table of configuration means; for the arguments see `Models`."""
         return cls(
@@ -68,6 +69,7 @@ class Layout:
             score=means["score"].to_numpy(),
             models=Models(means=means, by_secret=by_secret, logarithmic=logarithmic, pool=pool),
             leaks=leaks,
+            precision=precision,
         )
 
     def with_certainty(self, certainty: Array | None) -> Layout:
@@ -120,6 +122,18 @@ class Models:
     def losses(self) -> Posterior:
         """Return the posterior of the utility losses."""
         return loss_posterior(self.means)
+
+    @cached_property
+    def loss_error(self) -> Array:
+        """Return the standard errors over seeds of the mean utility losses, [m]; 0 if they are not known."""
+        noise = SeedNoise.of(self.means["utility_loss_std"].to_numpy(), self.means["num_seeds"].to_numpy())
+        return np.zeros(len(self.means)) if noise is None else noise.std_error()
+
+    @cached_property
+    def compute(self) -> Array:
+        """Return the training compute of one run of each configuration, b·T, [m]."""
+        compute: Array = self.means["batch_size"].to_numpy(dtype=np.float64) * self.means["num_steps"].to_numpy()
+        return compute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,6 +215,21 @@ def likely_useful(layout: Layout, pools: Pools) -> Pools:
     return np.where(certain.any(axis=-1, keepdims=True), certain, most)
 
 
+def most_useful_equivalent(layout: Layout, pools: Pools) -> Pools:
+    """Keep one of the members whose scores are equivalent, by utility and compute. Keep a pool that has none as it is.
+
+    The members' scores and losses must be the measured ones.
+    """
+    if layout.precision is None:
+        return pools
+    models, flat = layout.models, pools.reshape(-1, pools.shape[-1])
+    close = equivalents(models.means, models.scores, flat, layout.precision, logarithmic=models.logarithmic)
+    kept = flat.copy()
+    for at in np.flatnonzero(close.any(axis=1)):
+        kept[at] = cheapest_of_the_most_useful(close[at], layout.utility_loss, models.loss_error, models.compute)
+    return kept.reshape(pools.shape)
+
+
 def _first(pools: Pools) -> Pools:
     """Keep only the first member of each pool."""
     alone: Pools = np.arange(pools.shape[-1]) == pools.argmax(axis=-1)[..., None]
@@ -280,14 +309,21 @@ INFORMED: Rule = (
         keep=likely_useful,
     ),
     RuleStep(
+        name="equivalent scores",
+        text="if no score is known to be the lowest, but some are known to be within the tolerance of the lowest, keep "
+        "of these the lowest utility loss, and of losses within one standard error of that loss the cheapest to train",
+        keep=most_useful_equivalent,
+    ),
+    RuleStep(
         name="expected score",
         text="keep the lowest expected score, given all scores, their errors and a smooth surface through them",
         keep=Extreme("expected_score", "lowest"),
     ),
     RuleStep(name="best utility", text="of equal expected scores, keep the lowest utility loss", keep=_LOWEST_LOSS),
 )
-"""The least expected regret. A configuration's regret is its score minus the lowest of the pool; because the lowest is
-the same for all members, the member with the lowest expected score has the least expected regret."""
+"""The most useful of the configurations whose scores are equivalent to the lowest; without such, the least expected
+regret. A configuration's regret is its score minus the lowest of the pool; because the lowest is the same for all
+members, the member with the lowest expected score has the least expected regret."""
 PARETO_KNEE: Rule = (
     RuleStep(
         name="knee",

@@ -33,12 +33,12 @@ def select_at_thresholds(rule: str, layout: Layout) -> Positions:
     Returns:
         [layouts, m] position of the configuration selected at the utility of each, as `choose` selects on every pool.
         Every pool holds the measured losses up to its threshold; `Layout.certainty`, which belongs to one threshold, is
-        not used.
+        not used. Nor is `Layout.precision`, because the errors belong to the measured scores, not to redrawn ones.
         The built-in rules need memory in proportion to layouts · m, because they process configurations as they enter
         the pool. Other rules evaluate every pool, which takes m² cells, processed in parts.
     """
     of_rule = rule_steps(rule)
-    layout = replace(layout, certainty=None)
+    layout = replace(layout, certainty=None, precision=None)
     steps = tuple(step.keep for step in of_rule)
     parts = []
     for part in _chunks(len(layout.score), layout.score.shape[1]):

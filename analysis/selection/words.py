@@ -5,6 +5,7 @@ from __future__ import annotations
 from analysis.selection.by_threshold import ThresholdChange
 from analysis.selection.choice import Selection
 from analysis.selection.decision import Alternative, Decision, chance
+from analysis.selection.default import DEFAULT_RULE
 from search_spaces.configuration import Configuration
 
 _BY_UTILITY = ("procedure", "best-utility", "worst-utility")
@@ -25,7 +26,7 @@ def in_words(selection: Selection) -> list[str]:
         first = "It is the only configuration that keeps to the constraints."
     else:
         first = f"{_state(decision)} {_regret(decision)}"
-    sentences = [first]
+    sentences = [first, *_equivalents(decision, selection.rule)]
     if decision.reason is not None:
         sentences.append(f"{_capitalised(decision.reason)}.")
     else:
@@ -64,6 +65,26 @@ def _regret(decision: Decision) -> str:
     return f"It is expected to leak {decision.expected_regret:.3g}{share} more than the lowest does."
 
 
+def _equivalents(decision: Decision, rule: str) -> list[str]:
+    """Return why this one of equivalent configurations was selected, or which others are equivalent to the lowest."""
+    others = decision.equivalents
+    if not others:
+        return []
+    close = f"within {100 * decision.tolerance:g} % of the lowest with a probability of at least"
+    if decision.state == "decided" or rule != DEFAULT_RULE:
+        first = f"{Configuration.from_json(others[0])}, {_than(others[0]['loss_difference'])}"
+        more = f", and {len(others) - 1} more" if len(others) > 1 else ""
+        return [f"Also {close} {chance(decision.confidence)}: {first}{more}."]
+    useful = others[0]["loss_difference"]
+    reason = "has the lowest utility loss"
+    if useful < 0:
+        reason = (
+            f"costs the least to train of those whose utility loss is within one standard error of the lowest, which "
+            f"is {-useful:.3g} less, of {Configuration.from_json(others[0])}"
+        )
+    return [f"Of {len(others) + 1} that are {close} {chance(decision.confidence)}, it {reason}."]
+
+
 def _estimate(decision: Decision, rule: str) -> str:
     low, high = decision.interval
     chosen = decision.pool_size > 1 and rule not in _BY_UTILITY
@@ -75,12 +96,17 @@ def _estimate(decision: Decision, rule: str) -> str:
 
 
 def _alternative(other: Alternative) -> str:
-    loss = other["loss_difference"]
-    than = "equal loss" if loss == 0 else f"{abs(loss):.3g} {'more' if loss > 0 else 'less'} loss"
     return (
         f"{Configuration.from_json(other)} with {chance(other['probability'])}, expected score {other['score']:.4g}, "
-        f"{than}"
+        f"{_than(other['loss_difference'])}"
     )
+
+
+def _than(loss_difference: float) -> str:
+    """Return a difference in utility loss as text."""
+    if loss_difference == 0:
+        return "equal loss"
+    return f"{abs(loss_difference):.3g} {'more' if loss_difference > 0 else 'less'} loss"
 
 
 def _change(other: ThresholdChange) -> str:

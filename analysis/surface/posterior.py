@@ -50,6 +50,34 @@ class Posterior:
         """Return the draws with the shared error, for intervals of one configuration's figure. [num_draws, m]."""
         return self.draws * self.common if self.ratio else self.draws + self.common  # a rate stays above 0
 
+    def chances(self, pool: NDArray[np.bool_], tolerance: float, *, logarithmic: bool) -> tuple[Array, Array]:
+        """Return the probability that each configuration is the lowest of a pool, and that it is within a tolerance.
+
+        Args:
+            pool: [m] the configurations that are compared.
+            tolerance, logarithmic: as for `highest_within`.
+
+        Returns:
+            [m] and [m]. Several configurations may share the lowest draw, such as zeros; each of them counts.
+        """
+        lowest = self.draws[:, pool].min(axis=1)
+        highest = self.highest_within(lowest, tolerance, logarithmic=logarithmic)
+        return (self.draws <= lowest[:, None]).mean(axis=0), (self.draws <= highest[:, None]).mean(axis=0)
+
+    def highest_within(self, lowest: Array, tolerance: float, *, logarithmic: bool) -> Array:
+        """Return the highest figure within a tolerance of each lowest one, in the shape of `lowest`.
+
+        Args:
+            lowest: figures.
+            tolerance: 0.1 allows a figure that is 10 % higher; of a logarithm, a difference of ln 1.1.
+            logarithmic: whether the figure is a logarithm.
+
+        A share of a figure means nothing if the figure can be negative and is no logarithm. It then has no tolerance.
+        """
+        if logarithmic:
+            return lowest + math.log1p(tolerance)
+        return lowest + tolerance * np.abs(lowest) if self.ratio else lowest
+
     def expected(self, values: Array) -> Array:
         """Return the posterior means, [..., m].
 

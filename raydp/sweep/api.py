@@ -12,7 +12,7 @@ from analysis import Selection, load_points, split_by, with_score, with_worst_ca
 from analysis import select as select_from
 from analysis.selection.default import DEFAULT_RULE
 from analysis.selection.reference import REFERENCE_RULES
-from analysis.selection.shown import html_table
+from analysis.tables.shown import html_table
 from raydp.io.output import stderr
 from raydp.spec.document import DEMO, SweepSpec, load_spec
 from raydp.spec.sections import BOUNDS, Bounds, Precision, SelectSpec

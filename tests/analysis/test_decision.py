@@ -12,6 +12,7 @@ import pytest
 from analysis import select, selections_by_threshold
 from analysis.selection.choice import Selection
 from analysis.selection.decision import chance, decide
+from analysis.selection.equivalents import Precision
 from analysis.selection.words import in_words
 from analysis.surface.hierarchy import score_posterior
 from analysis.tables.points import configuration_means, configurations
@@ -59,7 +60,7 @@ def test_probabilities_and_regret_are_those_of_the_draws():
     means = configuration_means(points)
     scores = score_posterior(means)
     pool = np.arange(len(means)) % 2 == 0
-    decision = decide(means, pool, 4, scores, logarithmic=False, certainty=None)
+    decision = decide(means, pool, 4, scores, logarithmic=False, certainty=None, precision=Precision())
     drawn = scores.draws[:, pool]
     assert decision.probability == pytest.approx((drawn.argmin(axis=1) == 2).mean())
     low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
@@ -81,7 +82,9 @@ def test_the_selected_configuration_has_the_least_expected_regret():
         scores = score_posterior(means)
         at = [Configuration.from_json(row) for row in means.to_dict("records")].index(selected.configuration)
         regrets = [
-            decide(means, np.ones(len(means), bool), k, scores, logarithmic=False, certainty=None).expected_regret
+            decide(
+                means, np.ones(len(means), bool), k, scores, logarithmic=False, certainty=None, precision=Precision()
+            ).expected_regret
             for k in range(len(means))
         ]
         assert regrets[at] <= min(regrets) + 0.05 * np.std(scores.draws[:, at])
@@ -104,7 +107,7 @@ def test_a_logarithmic_score_is_compared_by_differences():
     means = configuration_means(table(lambda *_: -5.0, falling_loss, noise=0.001))
     scores = score_posterior(means, logarithmic=True)
     pool = np.ones(len(means), dtype=bool)
-    decision = decide(means, pool, 0, scores, logarithmic=True, certainty=None)
+    decision = decide(means, pool, 0, scores, logarithmic=True, certainty=None, precision=Precision())
     assert decision.state == "equivalent", "differences of 0.001 are far below ln 1.1"
     assert decision.relative_regret == pytest.approx(np.expm1(decision.expected_regret))
 

@@ -1,0 +1,119 @@
+"""The choice between configurations whose scores are equivalent: the most useful, and of equal utility the cheapest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.surface.posterior import Posterior
+
+Array = NDArray[np.float64]
+Pool = NDArray[np.bool_]
+Pools = NDArray[np.bool_]
+
+CONFIDENCE = 0.95
+"""The probability that a decision needs by default."""
+TOLERANCE = 0.1
+"""The tolerance of a decision by default. Two scores that differ by less are equivalent."""
+_NO_SEEDS = "no configuration has two seeds, so the errors over seeds are guessed from how smooth the scores are"
+_NO_SPREAD = "no score differs between two seeds, so the errors of the scores are not known"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """What a decision needs.
+
+    Attributes:
+        confidence: the probability that a configuration has the lowest score, or one within the tolerance of it.
+        tolerance: the relative difference of two scores that are equivalent.
+
+    Raises:
+        ValueError: a confidence outside [0.5, 1), or a tolerance that is negative or not finite.
+    """
+
+    confidence: float = CONFIDENCE
+    tolerance: float = TOLERANCE
+
+    def __post_init__(self) -> None:
+        if not 0.5 <= self.confidence < 1:
+            raise ValueError(
+                f"confidence must be in [0.5, 1), got {self.confidence:g}. Leave it out for {CONFIDENCE:g}."
+            )
+        if not (math.isfinite(self.tolerance) and self.tolerance >= 0):
+            raise ValueError(f"tolerance must be 0 or above, got {self.tolerance:g}. Leave it out for {TOLERANCE:g}.")
+
+
+def unknown_errors(means: pd.DataFrame, scores: Posterior, pool: Pool) -> str | None:
+    """Return why the errors of the scores of a pool are not known, so that nothing is decided. None if they are."""
+    if means["num_seeds"].max() < 2:
+        return _NO_SEEDS
+    if not (means["score_std"] > 0).any() and np.ptp(scores.draws[:, pool], axis=0).max() == 0:
+        return _NO_SPREAD
+    return None
+
+
+def equivalents(
+    means: pd.DataFrame, scores: Posterior, pools: Pools, precision: Precision, *, logarithmic: bool
+) -> Pools:
+    """Return the members of each pool whose scores are known to be within the tolerance of the pool's lowest.
+
+    Each of them has a probability of at least the confidence. So whichever of them is chosen by a figure other than
+    the score is within the tolerance with at least that probability, given the measured scores.
+
+    A pool keeps none if one member is known to have the lowest score: nothing remains to choose. It also keeps none if
+    no member reaches the confidence, or if the errors of the scores are not known.
+
+    Args:
+        pools: [pools, m], none is empty. Pools that contain each other share their work.
+
+    Returns:
+        [pools, m].
+    """
+    kept, nothing = np.zeros_like(pools), np.zeros(pools.shape[-1], dtype=np.bool_)
+    before, lowest, close = nothing, np.full(len(scores.draws), np.inf), nothing
+    for at in np.argsort(pools.sum(axis=1), kind="stable"):
+        pool = pools[at]
+        if (before & ~pool).any():
+            before, lowest, close = nothing, np.full(len(scores.draws), np.inf), nothing
+        # More members only make the lowest score lower, so that no member becomes close that was not.
+        new = pool & ~before
+        lowest = np.minimum(lowest, scores.draws[:, new].min(axis=1, initial=np.inf))
+        highest = scores.highest_within(lowest, precision.tolerance, logarithmic=logarithmic)
+        close = _often_below(scores.draws, close | new, highest, precision.confidence)
+        before = pool
+        decided = _often_below(scores.draws, close, lowest, precision.confidence).any()
+        if not decided and pool.sum() > 1 and unknown_errors(means, scores, pool) is None:
+            kept[at] = close
+    return kept
+
+
+def _often_below(draws: Array, members: Pool, bound: Array, confidence: float) -> Pool:
+    """Return the members whose draws, [num_draws, m], are at most the bound, [num_draws], with the confidence."""
+    often, some = np.zeros_like(members), np.flatnonzero(members)
+    often[some] = (draws[:, some] <= bound[:, None]).mean(axis=0) >= confidence
+    return often
+
+
+def cheapest_of_the_most_useful(members: Pool, loss: Array, error: Array, compute: Array) -> Pool:
+    """Keep the member that costs the least of those whose loss is hardly above the lowest, [m].
+
+    Args:
+        members: [m] whether a configuration is a member; at least one is.
+        loss: [m] mean utility losses.
+        error: [m] their standard errors.
+        compute: [m] what a run costs to train.
+
+    Losses up to one standard error of the lowest loss above it count as equal. Of members with the same compute, the
+    lower loss decides, and then the position.
+
+    Source: the one-standard-error rule of Breiman, Friedman, Olshen and Stone 1984, section 3.4.3, with compute in the
+    place of a model's size.
+    """
+    most_useful = int(np.where(members, loss, np.inf).argmin())
+    as_useful = members & (loss <= loss[most_useful] + error[most_useful])
+    kept: Pool = np.arange(len(members)) == np.lexsort([loss, compute, ~as_useful])[0]
+    return kept
