@@ -7,8 +7,7 @@ standard error of a configuration's mean score counts seeds and secrets as draws
 the secrets' own effects are taken away: V = V_secrets + V_seeds - V_rest, where V_secrets is the variance over secrets
 of the means over seeds divided by the number of secrets, and V_seeds is the same the other way round (two crossed
 random effects). It is printed beside the standard deviation between the configurations' true means, which is that of
-their measured means less V. Their ratio has no unit, so it compares scores. With half the ratio, a quarter of the runs
-is enough.
+their measured means less V. Their ratio has no unit, so it compares scores.
 """
 
 from __future__ import annotations
@@ -35,16 +34,28 @@ def values(sweep: str, score: str) -> NDArray[np.float64]:
     return np.array([rows.loc[list(ids[:NUM_SEEDS])].to_numpy() for _, ids in runs])
 
 
-def errors(y: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the standard error of a configuration's mean, and the standard deviation between true means."""
+def errors(y: NDArray[np.float64]) -> dict[str, float]:
+    """Return the standard error of a configuration's mean and its parts, and the standard deviation between true means.
+
+    The part of the secrets is the error with as many seeds as one likes, the part of the seeds the error with as many
+    secrets as one likes; both are 0 at least.
+    """
     _, num_seeds, num_secrets = y.shape
     y = y - y.mean((0, 1))
     of_secrets, of_seeds = y.mean(1), y.mean(2)
     rest = y - of_secrets[:, None, :] - of_seeds[:, :, None] + y.mean((1, 2))[:, None, None]
     of_rest = (rest**2).sum((1, 2)) / ((num_seeds - 1) * (num_secrets - 1))
-    variance = of_secrets.var(1, ddof=1) / num_secrets + of_seeds.var(1, ddof=1) / num_seeds
-    variance = (variance - of_rest / (num_seeds * num_secrets)).mean()
-    return math.sqrt(variance), math.sqrt(max(0.0, y.mean((1, 2)).var(ddof=1) - variance))
+    of_both = (of_rest / (num_seeds * num_secrets)).mean()
+    secrets = (of_secrets.var(1, ddof=1) / num_secrets).mean()
+    seeds = (of_seeds.var(1, ddof=1) / num_seeds).mean()
+    variance = secrets + seeds - of_both
+    variances = {
+        "standard error": variance,
+        "of secrets alone": secrets - of_both,
+        "of seeds alone": seeds - of_both,
+        "between configurations": y.mean((1, 2)).var(ddof=1) - variance,
+    }
+    return {name: math.sqrt(max(0.0, value)) for name, value in variances.items()}
 
 
 def main() -> None:
@@ -54,10 +65,11 @@ def main() -> None:
     for argument in parser.parse_args().of:
         sweep, score = argument.rsplit(":", 1)
         y = values(sweep, score)
-        error, between = errors(y)
+        parts = errors(y)
+        ratio = parts["standard error"] / parts["between configurations"]
         loss = raydp.Sweep.open(sweep).points()["utility_loss"].min()
         print(f"{argument}: {len(y)} configurations, {y.shape[1]} seeds, {y.shape[2]} secrets; lowest loss {loss:.4f}")
-        print(f"  standard error {error:.4g}, between configurations {between:.4g}, ratio {error / between:.3f}")
+        print("  " + ", ".join(f"{name} {value:.4g}" for name, value in parts.items()) + f"; ratio {ratio:.3f}")
 
 
 if __name__ == "__main__":
