@@ -28,6 +28,7 @@ from raydp.tasks.base import task_of
 from raydp.tasks.classification.labelled import LabelledExamples
 from raydp.tracking import show_model
 from raydp.training.comm import LocalComm
+from tests.marks import slow_unless
 
 SPECS = Path(__file__).parents[1] / "docs" / "specs" / "mechanisms"
 NAMES = sorted(path.stem for path in SPECS.glob("*.yaml"))
@@ -51,7 +52,7 @@ def test_every_method_has_a_spec() -> None:
     assert {load_spec(SPECS / f"{name}.yaml").method.name for name in NAMES} == set(registries.names("methods"))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_unless(set(NAMES) - {"advreg", "advreg_rt", "pate"}, NAMES))
 def test_a_run_of_the_mechanism(name: str, tmp_path: Path) -> None:
     """As a worker does it, in this process; and its record says what it guarantees."""
     spec = load_spec(in_folder(name, tmp_path))

@@ -212,6 +212,7 @@ def test_order_of_rows_does_not_matter():
     assert select(points).to_dict() == select(shuffled).to_dict()
 
 
+@pytest.mark.slow
 def test_more_configurations_than_are_modelled_below_a_threshold():
     """The pool has the highest scores: they are the ones that are modelled, with errors, and nothing is decided."""
     rng = np.random.default_rng(0)

@@ -181,6 +181,7 @@ def test_files_need_a_known_format_and_kaleido(points, tmp_path, monkeypatch):
         save_figures(figures, tmp_path)
 
 
+@pytest.mark.slow
 def test_more_groups_than_colours_are_told_apart_by_symbols(points):
     groups = {f"group {place}": points for place in range(12)}
     for name in ("layout", "spread"):
@@ -188,6 +189,7 @@ def test_more_groups_than_colours_are_told_apart_by_symbols(points):
         assert len(marks) == 12
 
 
+@pytest.mark.slow
 def test_a_comparison_says_which_epsilon_is_only_claimed(points, tmp_path):
     claiming = points.assign(epsilon=float("inf"), claimed_epsilon=7.25)
     selections = [select(points), select(points, rule="best-utility")]

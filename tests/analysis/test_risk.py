@@ -40,6 +40,7 @@ def assert_equal(found, expected):
         assert "reason" not in found
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(table=tables())
 def test_mean_layout_is_the_loop_over_thresholds(table):

@@ -24,6 +24,7 @@ from raydp.privacy.accounting.two_way import TwoWayProfile, _interval, two_way_p
 from raydp.privacy.mechanisms.selection_profile import SelectionProfile, profile_epsilons, smallest_bounded_delta
 from raydp.privacy.mechanisms.tuning import tuned_epsilons
 from raydp.selftest.checks.choice import generating
+from tests.marks import slow_after
 
 DISTRIBUTIONS: dict[str, NumRuns] = {
     "geometric": TruncatedNegativeBinomial.with_mean(10, eta=1.0),
@@ -232,7 +233,8 @@ def test_what_cannot_be_bounded_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "sigma", "steps"), [(0.016, 0.489, 60), (0.01, 5.0, 1000), (0.3, 2.0, 10), (1, 4, 1), (0.001, 0.3, 1000)]
+    ("rate", "sigma", "steps"),
+    slow_after(4, [(0.016, 0.489, 60), (0.01, 5.0, 1000), (0.3, 2.0, 10), (1, 4, 1), (0.001, 0.3, 1000)]),
 )
 def test_a_coarser_grid_costs_next_to_nothing(rate: float, sigma: float, steps: int) -> None:
     """1e-4: what `_interval` allows."""

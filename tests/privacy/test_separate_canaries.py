@@ -63,6 +63,7 @@ def test_more_canaries_come_closer() -> None:
     assert 0.8 * epsilon < many < epsilon
 
 
+@pytest.mark.slow
 def test_half_of_the_noise_is_found() -> None:
     stated = PLDAccountant().epsilon(SEVERAL_STEPS, DELTA)
     faulty = outcomes_of(SEVERAL_STEPS, 0.5, 1000, seed=1)

@@ -77,6 +77,7 @@ def test_constraints_turn_it_away_from_what_does_not_keep_to_them() -> None:
     assert kept["with"] > 1.5 * kept["without"]
 
 
+@pytest.mark.slow
 def test_it_finds_more_than_random_search_does_with_as_many_configurations() -> None:
     """Three surfaces, 20 of 64 configurations, median excess over the grid's choice: 0 and 30 % were measured."""
     found: dict[str, list[float]] = {"optuna": [], "random": []}
@@ -167,6 +168,7 @@ def test_a_seed_changes_what_is_drawn() -> None:
     assert len(orders) == 2
 
 
+@pytest.mark.slow
 def test_budgets(tmp_path: Path) -> None:
     table, goal = surface(np.random.default_rng(7)), Goal()
     plain = replay(table, OptunaSearch(), goal)

@@ -29,6 +29,7 @@ from raydp.training.gradients.thresholds import Clipping
 from raydp.training.noise import lattice
 from raydp.training.noise.correlated import CorrelatedNoise
 from raydp.training.trial_plan import TrialPlan
+from tests.marks import slow_after
 from tests.selftest.faults import rewrite
 
 NOISE = "if rule.noise_multiplier > 0 and holders.rank == 0:"
@@ -57,7 +58,16 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 @pytest.mark.parametrize(
     "method",
-    [DPSGD(), DPSGD(momentum=0.9, max_grad_norm=2.0), DPAdam(), DPSGD(reference_weight=0.9), DPSGD(reference_weight=0)],
+    slow_after(
+        2,
+        [
+            DPSGD(),
+            DPSGD(momentum=0.9, max_grad_norm=2.0),
+            DPAdam(),
+            DPSGD(reference_weight=0.9),
+            DPSGD(reference_weight=0),
+        ],
+    ),
     ids=str,
 )
 def test_without_a_fault_nothing_fails(method: DPSGD) -> None:
@@ -100,12 +110,12 @@ def test_norms_with_decay_that_are_cut_to_bfloat16(plant: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(
     ("owner", "name", "change"),
-    [
+    slow_after(1, [
         (ClippedGradients, "accumulate", ("factors = factors * weights", "pass")),
         (ClippedGradients, "accumulate",
          ("clipping.factors(norms)", "clipping.factors(norms if weights is None else norms * weights)")),
         (base, "unit_weights", ('shares["training"], shares["reference"]', 'shares["reference"], shares["training"]')),
-    ],
+    ]),
     ids=["not weighted", "weighted before clipping", "each set with the other's weight"],
 )  # fmt: skip
 def test_reference_data_that_do_not_weigh_what_is_accounted(
@@ -123,6 +133,7 @@ def test_noise_for_the_set_that_weighs_less(plant: pytest.MonkeyPatch) -> None:
     assert "noise variance" in failed(noise_checks(DPSGD(reference_weight=0.9)))
 
 
+@pytest.mark.slow
 def test_a_tied_weight_counted_twice(plant: pytest.MonkeyPatch) -> None:
     """Clipping sees the right norm, the sum has the output layer's use twice."""
     whole = layers.Use.weighted_sum
@@ -175,7 +186,9 @@ def test_the_gradient_of_the_batch_clipped_instead_of_each_examples(plant: pytes
     assert {"clipped sum", "one record"} <= sensitivity_failures("LoRA")
 
 
-@pytest.mark.parametrize("divisor", ["max(1.0, float(sums[3]))", "1.0", "(plan.batch_size * comm.world_size + 1)"])
+@pytest.mark.parametrize(
+    "divisor", slow_after(1, ["max(1.0, float(sums[3]))", "1.0", "(plan.batch_size * comm.world_size + 1)"])
+)
 def test_a_divisor_that_is_not_the_expected_batch_size(plant: pytest.MonkeyPatch, divisor: str) -> None:
     rewrite(plant, loop, "run", ("flat /= plan.batch_size", f"flat /= {divisor}"))
     assert "clipped sum" in sensitivity_failures("LoRA")
@@ -261,12 +274,15 @@ def favouring_batch(plan: TrialPlan, key: bytes, step: int) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("batch", "caught"),
-    [
-        (epoch_batch, {"variance of the batch size", "overlap of two steps in a row"}),
-        (fixed_size_batch, {"variance of the batch size"}),
-        (denser_batch, {"sampling rate"}),
-        (favouring_batch, {"sampling rate of each example"}),
-    ],
+    slow_after(
+        2,
+        [
+            (epoch_batch, {"variance of the batch size", "overlap of two steps in a row"}),
+            (fixed_size_batch, {"variance of the batch size"}),
+            (denser_batch, {"sampling rate"}),
+            (favouring_batch, {"sampling rate of each example"}),
+        ],
+    ),
     ids=["shuffled epochs", "fixed size", "another rate", "one example favoured"],
 )
 def test_batches_that_are_not_poisson(plant: pytest.MonkeyPatch, batch: object, caught: set[str]) -> None:
@@ -290,10 +306,13 @@ def _named(plan: TrialPlan, run_id: str) -> TrialPlan:
 
 @pytest.mark.parametrize(
     ("owner", "name", "change"),
-    [
-        (DPSGD, "train", ("(plan, plan.noise_multiplier)", "(plan, plan.noise_multiplier / 2)")),
-        (Clipping, "factors", ("self.max_grad_norm / norms.clamp(min=self.max_grad_norm)", "norms**0")),
-    ],
+    slow_after(
+        1,
+        [
+            (DPSGD, "train", ("(plan, plan.noise_multiplier)", "(plan, plan.noise_multiplier / 2)")),
+            (Clipping, "factors", ("self.max_grad_norm / norms.clamp(min=self.max_grad_norm)", "norms**0")),
+        ],
+    ),
     ids=["half of sigma", "no clipping"],
 )
 def test_the_audit_finds_more_than_is_stated(

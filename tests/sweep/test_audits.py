@@ -27,6 +27,7 @@ from raydp.tracking import find_models, promote_model
 from raydp.training.comm import LocalComm
 from tests.builders.specs import small_spec
 from tests.conftest import Answer
+from tests.marks import slow_after
 
 STATED = {"target_epsilon": 1.0, "target_delta": 1e-5, "accountant": "rdp", "noise_key": "test"}
 OPTIONS: dict[str, Any] = {"num_canaries": 1500, "confidence": 0.95, "seeds": (0,)}
@@ -152,7 +153,8 @@ def test_the_newest_audit_of_a_configuration_decides(tmp_path: Path) -> None:
     assert alarms_of(tmp_path) == {one: None, other: None}
 
 
-@pytest.mark.parametrize("fault", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [True, False])
 def test_a_method_with_a_fault_raises_the_alarm_and_a_sound_one_does_not(
     tmp_path: Path, leaky: dict[str, Any], fault: bool
 ) -> None:
@@ -172,7 +174,7 @@ GRADIENT: dict[str, Any] = {"canary": "gradient", "num_canaries": 900, "confiden
 """Options of an audit with gradient canaries."""
 
 
-@pytest.mark.parametrize("name", ["HalfNoise", "TwiceDrawn", "DPAdam"])
+@pytest.mark.parametrize("name", slow_after(2, ["HalfNoise", "DPAdam", "TwiceDrawn"]))
 def test_gradient_canaries_find_half_of_the_noise_and_twice_the_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

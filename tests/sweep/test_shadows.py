@@ -114,7 +114,8 @@ def test_guarantees_that_halves_cannot_have_are_refused(raydp, write_spec, chang
     assert "for shadow models" in answer.err
 
 
-@pytest.mark.parametrize("private", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("private", [False, True])
 def test_models_that_saw_an_example_are_told_from_those_that_did_not(tmp_path: Path, private: bool) -> None:
     """A target and two shadows, trained here in this process, loaded from their folders, attacked. Without privacy it
     works; at (0.1, 0.001) no area can be above 0.53 in expectation, and none of seven 95 % intervals over 30 members

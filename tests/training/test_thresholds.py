@@ -20,6 +20,7 @@ from raydp.training.noise.lattice import NOISE_WIDENING
 from raydp.training.noise.stream import KeyedStream
 from tests.builders import toys
 from tests.builders.specs import small_spec
+from tests.marks import slow_after
 from tests.training.test_noise import has_scale
 
 NORMS = torch.tensor([0.0, 1e-6, 0.01, 0.3, 0.5, 2.0, 1e6])
@@ -93,7 +94,7 @@ def noise_of_two_steps(run_id: str, *, sigma: float, method: DPSGD) -> tuple[np.
 
 @pytest.mark.parametrize(
     ("given", "sigma", "count_noise_std"),
-    [(1.5, 2.0, 1.5), (None, 0.53, toys.PLAN.batch_size / 20)],
+    slow_after(1, [(1.5, 2.0, 1.5), (None, 0.53, toys.PLAN.batch_size / 20)]),
     ids=["given", "default"],
 )
 def test_a_run_adds_both_noises_at_their_scales(given: float | None, sigma: float, count_noise_std: float) -> None:
