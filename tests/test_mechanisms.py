@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ import torch
 import yaml
 
 from raydp import load_model, load_points
+from raydp.auditing.audits import DEFAULT_CANARIES, audit_spec, conclude
+from raydp.auditing.source import Source
 from raydp.cli.show.sweeps import show_result
 from raydp.models import base_models as models
 from raydp.plugins import registries
@@ -29,6 +30,7 @@ from raydp.tasks.classification.labelled import LabelledExamples
 from raydp.tracking import show_model
 from raydp.training.comm import LocalComm
 from tests.marks import slow_unless
+from tests.sweep.audited import trained
 
 SPECS = Path(__file__).parents[1] / "docs" / "specs" / "mechanisms"
 NAMES = sorted(path.stem for path in SPECS.glob("*.yaml"))
@@ -109,17 +111,15 @@ def _predicts(uri: str, model_uri: str, points: Any, heldout: LabelledExamples) 
 
 
 @pytest.mark.slow
-def test_a_classifier_is_audited_with_classes_of_its_own_for_canaries(raydp: Any, tmp_path: Path) -> None:
-    """No bound above the stated ε; and the canaries that were in are found far more often than by chance."""
-    path = tmp_path / "spec.yaml"
-    spec = in_folder("dp_sgd", tmp_path)
-    path.write_text(yaml.safe_dump({**spec, "space": {"points": [[128, 100, 2.0]]}}))
-    answer = raydp("audit", path, "--json")
-    assert answer.code == 0, answer.err
-    (run,) = answer.json()["runs"]
+def test_a_classifier_is_audited_with_classes_of_its_own_for_canaries(tmp_path: Path) -> None:
+    """No bound above the stated ε; and the canaries that were in are found far more often than by chance. The runs are
+    in this process: tests/sweep/test_audits.py has the command with Ray."""
+    spec = load_spec({**in_folder("dp_sgd", tmp_path), "space": {"points": [[128, 100, 2.0]]}})
+    source = Source(spec=spec)
+    folder = trained(
+        audit_spec(source, name="audit", coins=3, num_canaries=DEFAULT_CANARIES, confidence=0.95, seeds=(0,))
+    )
+    (run,) = conclude(source, folder).runs
     assert run["correct"] > 0.7 * run["guesses"]
     assert 0 < run["epsilon_hat"] < 8
-    assert (
-        json.loads((tmp_path / "runs" / "digits-dp-sgd-audit" / "plan.json").read_text())["facts"]["num_examples"]
-        > 1438
-    )
+    assert folder.plan().facts.num_examples > 1438

@@ -113,6 +113,7 @@ def run_of(run_id: str, batch_size: int) -> TrialPlan:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_sweep_has_a_curve_for_each_noise_that_it_trains_with(tmp_path: Path) -> None:
     """Learning rates and seeds do not change it; runs without noise have none."""
 

@@ -10,7 +10,6 @@ import pytest
 
 from analysis import configuration_means, utility_adjusted
 from search_spaces import grid
-from tests.marks import slow_after
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
 CONFIGURATIONS = grid([64, 128, 256, 512], [60, 120, 240], ["5e-3", "1e-2", "2e-2"])
@@ -112,7 +111,8 @@ def test_no_pairs_are_explained():
     assert pairs["reason"] == "no two configurations have equal utility"
 
 
-@pytest.mark.parametrize("size", slow_after(1, [8, 27]))
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [8, 27])
 def test_the_interval_of_what_utility_leaves_holds_it(size):
     """300 tables each: at a coverage of 0.95 fewer than 0.91 has a probability of 0.2 %."""
     rng = np.random.default_rng(size)

@@ -197,6 +197,7 @@ def test_chances(probability, text):
     assert chance(probability) == text
 
 
+@pytest.mark.slow
 def test_more_configurations_than_are_modelled():
     grid = list(product(range(1, 11), range(1, 11), np.arange(1, 8) / 100))
     rng = np.random.default_rng(0)

@@ -258,6 +258,7 @@ def test_large_tables_are_shortened_and_say_so(tmp_path):
     assert len(json.dumps(page.told)) < 6_000_000
 
 
+@pytest.mark.slow
 def test_the_printed_threshold_selects_what_the_page_says(page, points):
     """What a reader copies from beside the slider into --max-loss."""
     live = page.told["live"]
@@ -300,6 +301,7 @@ def test_epsilon_on_the_card_holds_for_all_seeds(points, tmp_path):
     assert dict(zip(page.text["dt"], page.text["dd"], strict=True))["ε"] == "inf"
 
 
+@pytest.mark.slow
 def test_logarithmic_scores_have_no_shares(points, tmp_path):
     table = points.assign(**{"score.logprob": points["score"]}).drop(columns="score.vmr")
     write_report(table, select(table, max_loss=MAX_LOSS), tmp_path / "log.html", title="Logarithmic")

@@ -48,6 +48,7 @@ def test_rules_select_what_their_definition_selects(rule, table, data):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(table=tables())
 def test_the_record_shows_the_survivors_of_every_step(table):

@@ -38,6 +38,7 @@ def test_second_call_reads_the_first_ones_result(tmp_path: Path, solves: list[st
     assert solves == ["pld"]
 
 
+@pytest.mark.slow
 def test_accountant_library_version_and_algorithm_are_part_of_the_key(
     tmp_path: Path, solves: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

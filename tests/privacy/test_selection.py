@@ -123,6 +123,7 @@ def test_a_target_that_no_noise_reaches_is_an_error() -> None:
         calibrate_selection(one, TruncatedNegativeBinomial.with_mean(1000, eta=1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", [0.6, 40.0])
 def test_the_search_over_orders_finds_what_all_orders_give(sigma: float) -> None:
     """Each order is a bound, so the search can only be above; 1e-3 is what it may lose."""

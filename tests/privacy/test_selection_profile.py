@@ -93,6 +93,7 @@ def test_a_binomial_number_of_runs_is_at_most_its_trials() -> None:
         tuned_epsilon([PoissonGaussian(sample_rate=0.1, noise_multiplier=2.0, num_steps=9)], runs, 1e-5, "rdp")
 
 
+@pytest.mark.slow
 @given(name=NAMES, seed=st.integers(0, 2**16), spread=st.sampled_from([0.1, 0.5, 2.0]), outcomes=st.integers(2, 30))
 @settings(deadline=None, max_examples=40)
 def test_the_best_of_a_finite_mechanism_keeps_within_the_bound_in_every_order(

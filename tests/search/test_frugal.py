@@ -66,6 +66,7 @@ def test_a_budget_ends_it():
     assert one.reason == "the budget of compute is used up"
 
 
+@pytest.mark.slow
 def test_a_share_of_the_gain_is_of_the_whole_spaces_best():
     """The threshold is not that of the best that happens to have run: the grid's choice is found under it as well."""
     table = surface(np.random.default_rng(6))

@@ -45,6 +45,7 @@ def state(table: pd.DataFrame, folder: Path, *finished: Configuration, **more: A
     return SearchState(candidates=CANDIDATES, points=points, folder=folder, **more)
 
 
+@pytest.mark.slow
 def test_the_record_is_what_was_run_with_means_over_seeds_and_constraints(tmp_path: Path) -> None:
     table = surface(np.random.default_rng(0))
     limit = median_loss(table)

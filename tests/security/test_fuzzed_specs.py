@@ -20,7 +20,6 @@ from raydp.scores.requests import requests_from
 from raydp.spec.document import SweepSpec, load_spec
 from tests.builders.specs import small_spec
 from tests.conftest import Answer
-from tests.marks import slow_after
 from tests.security.fuzzing import FUZZ_SECONDS, ONE_SECONDS, Clock, assert_answers, fuzzed
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -203,7 +202,8 @@ def test_a_damaged_spec_is_a_spec_or_a_message_for_long(tmp_path: Path) -> None:
     fuzz(tmp_path, 1200)
 
 
-@pytest.mark.parametrize("command", slow_after(1, [["plan"], ["sweep", "--dry-run"]]))
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [["plan"], ["sweep", "--dry-run"]])
 def test_the_command_line_says_what_to_change(command: list[str], raydp: Callable[..., Answer], tmp_path: Path) -> None:
     clock = Clock(FUZZ_SECONDS)
     path = tmp_path / "spec.yaml"

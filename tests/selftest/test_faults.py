@@ -83,6 +83,7 @@ def test_a_mean_over_the_tokens_of_the_batch(plant: pytest.MonkeyPatch) -> None:
     assert "alone as in company" in sensitivity_failures("LoRA")
 
 
+@pytest.mark.slow
 def test_a_tied_weight_whose_two_uses_are_taken_as_two_weights(plant: pytest.MonkeyPatch) -> None:
     """The norm lacks the cross term, so examples whose two gradients agree are clipped too little."""
     plant.setattr(clipping, "cross_term", lambda embedding, head: torch.zeros(len(head.g)))
@@ -95,6 +96,7 @@ def test_a_decay_that_the_norm_does_not_see(plant: pytest.MonkeyPatch) -> None:
     assert {"clipped sum", "one record"} <= sensitivity_failures("decay")
 
 
+@pytest.mark.slow
 def test_norms_with_decay_that_are_cut_to_bfloat16(plant: pytest.MonkeyPatch) -> None:
     """A norm that is rounded down makes its gradient longer than c after clipping."""
     rewrite(
@@ -155,6 +157,7 @@ def test_each_parameter_clipped_by_itself(plant: pytest.MonkeyPatch) -> None:
     assert {"clipped sum", "one record"} <= sensitivity_failures("LoRA")
 
 
+@pytest.mark.slow
 def test_each_example_of_a_user_clipped_instead_of_their_sum(plant: pytest.MonkeyPatch) -> None:
     rewrite(plant, loop, "_accumulate", ("into, per_unit, weights", "into"))
     assert {"clipped sum", "one record"} <= sensitivity_failures("users")
@@ -290,6 +293,7 @@ def test_batches_that_are_not_poisson(plant: pytest.MonkeyPatch, batch: object, 
     assert caught <= failed(sampling_checks(DPSGD()))
 
 
+@pytest.mark.slow
 def test_runs_keys_and_steps_that_share_their_batches(plant: pytest.MonkeyPatch) -> None:
     poisson = dp.poisson_batch
     plant.setattr(dp, "poisson_batch", lambda plan, key, step: poisson(_named(plan, "same"), key, step))

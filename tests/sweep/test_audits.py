@@ -12,22 +12,19 @@ import pytest
 from raydp.auditing.audits import audit_spec, conclude, next_audit
 from raydp.auditing.report import AuditReport, report_of
 from raydp.auditing.source import Source, source_of
-from raydp.models import base_models as models
 from raydp.plugins import registries
 from raydp.privacy import Guesses, one_run_bound, one_run_p_value
 from raydp.scores.base import Measurement
 from raydp.spec.document import SweepSpec, load_spec
-from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning.inputs import build_task
-from raydp.sweep.planning.plan import make_plan, plan_to_keep
 from raydp.sweep.store.alarms import alarms_of, note_audit
-from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.results import RunResult
 from raydp.tracking import find_models, promote_model
-from raydp.training.comm import LocalComm
 from tests.builders.specs import small_spec
 from tests.conftest import Answer
 from tests.marks import slow_after
+from tests.sweep.audited import begun, trained
+from tests.sweep.trained import SCORES, Trained
 
 STATED = {"target_epsilon": 1.0, "target_delta": 1e-5, "accountant": "rdp", "noise_key": "test"}
 OPTIONS: dict[str, Any] = {"num_canaries": 1500, "confidence": 0.95, "seeds": (0,)}
@@ -42,24 +39,6 @@ def leaky(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def spec_of(folder: Path, **changes: Any) -> SweepSpec:
     return load_spec(small_spec(folder, **{"privacy": STATED, **changes}))
-
-
-def begun(spec: SweepSpec) -> SweepFolder:
-    """The folder of an audit's sweep, of which nothing has run yet."""
-    task, weight_hash = build_task(spec)
-    plan = make_plan(spec, task.facts(), weight_hash)
-    return SweepFolder.create(spec, lambda key: plan_to_keep(plan, "a1b2" * 4))
-
-
-def trained(spec: SweepSpec) -> SweepFolder:
-    """The same after all its runs, in this process."""
-    folder, (task, _) = begun(spec), build_task(spec)
-    base = models.load_base(spec.model, new_tokens=task.facts().num_new_tokens)
-    runner = TrialRunner(spec, task, base, LocalComm(), folder.key())
-    plan = make_plan(spec, task.facts(), base.weight_hash)
-    for trial in plan.trials:
-        folder.commit(runner.run(trial, folder.files(trial.run_id), "attempt-1"))
-    return folder
 
 
 def measured(correct: int, guesses: int = 100, canaries: int = 500, epsilon: float | None = 1.0) -> Measurement:
@@ -266,15 +245,16 @@ def test_the_bound_alone(raydp: Callable[..., Answer]) -> None:
 def test_an_alarm_keeps_the_alias_away_until_a_new_audit(
     tmp_path: Path, raydp: Callable[..., Answer], write_spec: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sweep of a method with a fault, its audit by the command, and what the registry then refuses."""
+    """A sweep of a method with a fault, its audit by the command with Ray, and what the registry then refuses."""
     monkeypatch.setattr(
         "secrets.randbits", lambda bits: 3
     )  # the coins of the test above: one in a hundred has no alarm
     monkeypatch.setitem(registries.BUILTIN["methods"], "leaky", "tests.sweep.leaky:Leaky")
     method = {"name": "leaky", "max_grad_norm": 0.1}
-    path = write_spec(method=method, privacy=STATED, space={"points": [[512, 16, 0.002]]})
+    changes = {"method": method, "privacy": STATED, "space": {"points": [[512, 16, 0.002]]}}
+    path = write_spec(scores=SCORES, **changes)
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    assert raydp("sweep", path, "--json").code == 0
+    Trained(tmp_path, **changes).ending.finish()
     promote_model("models:/small/1", "privacy-preferred", "because", tracking_uri=uri)
     audit = raydp("audit", path, "--canaries", 1500, "--json")
     document = audit.json()
@@ -297,11 +277,10 @@ def test_an_alarm_keeps_the_alias_away_until_a_new_audit(
 
 @pytest.mark.slow
 def test_a_sound_method_is_audited_through_ray_and_a_registered_model_by_its_name(
-    tmp_path: Path, raydp: Callable[..., Answer], write_spec: Callable[..., Path]
+    tmp_path: Path, raydp: Callable[..., Answer]
 ) -> None:
-    path = write_spec(privacy=STATED, space={"points": [[64, 4, 0.01]]})
+    Trained(tmp_path, privacy=STATED, space={"points": [[64, 4, 0.01]]}).ending.finish()
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    assert raydp("sweep", path, "--json").code == 0
     options = ["--canaries", 60, "--uri", uri, "--storage", tmp_path / "runs", "--json"]
     document = raydp("audit", "models:/small/1", *options).json()
     assert document["audit"].startswith("small-audit-")

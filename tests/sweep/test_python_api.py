@@ -80,6 +80,7 @@ def test_one_model_is_scored(trained: Trained, tmp_path: Path) -> None:
         raydp.score(folder, "vmrr", task=trained.folder.path / "spec.yaml")
 
 
+@pytest.mark.slow
 def test_a_report_is_written(trained: Trained, tmp_path: Path) -> None:
     figures = raydp.report(trained.folder.path, str(tmp_path / "report.html"))
     assert figures

@@ -41,7 +41,8 @@ def scored(
     """Scored twice: the first time one model's weights are cut off and another's are in the registry alone."""
     file = tmp_path_factory.mktemp("scores") / "scores.yaml"
     again = [{"name": "vmr", "label": "vmr-again"}, {"name": "vmr_exact", "label": "exact-again"}]
-    file.write_text(yaml.safe_dump([*again, {"name": "air", "num_samples": 3}, {"name": "model_distance"}]))
+    calm = {"name": "air", "num_samples": 20, "label": "calm"}
+    file.write_text(yaml.safe_dump([*again, {"name": "air", "num_samples": 3}, {"name": "model_distance"}, calm]))
     broken, moved = (trained.folder.trial(t.run_id) / "model" for t in trained.trials[:2])
     weights = broken / "adapter_model.safetensors"
     whole = weights.read_bytes()
@@ -220,11 +221,12 @@ def test_of_a_private_selection_only_the_released_model_is_measured(tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["driver", pytest.param("Scorer", marks=pytest.mark.thorough)])
 def test_after_a_kill_the_values_are_those_of_an_undisturbed_measurement(
-    trained: Trained, tmp_path: Path, victim: str
+    scored: tuple[Any, ...], tmp_path: Path, victim: str
 ) -> None:
+    """The undisturbed one has the label calm."""
+    trained = scored[0]
     label, folder = f"after-{victim}", trained.folder.path
     long = ("--score", "air", "--param", "num_samples=20", "--label", label, "--json")
-    trained.score(names="air", params=["num_samples=20"], label="calm")
     driver = start_raydp(folder.parent.parent, "score", folder, *long, "--workers", 1)
     results = lambda: list((folder / "scores" / label).glob("[0-9a-f]*.json"))  # noqa: E731
     wait_until(results, driver)

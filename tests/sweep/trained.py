@@ -26,12 +26,13 @@ SCORES = [{"name": "vmr_exact"}, {"name": "vmr"}]
 
 
 class Trained:
-    """A finished sweep of three runs, trained in this process, tracked and selected from."""
+    """A finished sweep, by default of four runs, trained in this process, tracked and selected from."""
 
     def __init__(self, root: Path, **changes: Any) -> None:
-        space = {"points": [[32, 3, 0.01], [32, 6, 0.01]]}
+        root.mkdir(exist_ok=True)
+        usual = {"scores": SCORES, "space": {"points": [[32, 3, 0.01], [32, 6, 0.01]]}}
         seeds = {} if "privacy" in changes else {"seeds": [0, 1]}
-        self.content = small_spec(root, scores=SCORES, space=space, **seeds, **changes)
+        self.content = small_spec(root, **{**usual, **seeds, **changes})
         self.spec = spec = load_spec(self.content)
         self.uri = spec.tracking.uri
         task, weight_hash = build_task(spec)

@@ -231,6 +231,7 @@ def test_a_promotion_without_sense_changes_nothing(tracker, record, alias, reaso
     assert (shown["promotions"], shown["aliases"]) == ([], ())
 
 
+@pytest.mark.slow
 def test_the_table_for_people_has_the_sweep_and_its_aliases_as_text(tracker, record, monkeypatch, capsys):
     from raydp.cli import main as cli
 

@@ -20,7 +20,6 @@ from raydp.training.noise.lattice import NOISE_WIDENING
 from raydp.training.noise.stream import KeyedStream
 from tests.builders import toys
 from tests.builders.specs import small_spec
-from tests.marks import slow_after
 from tests.training.test_noise import has_scale
 
 NORMS = torch.tensor([0.0, 1e-6, 0.01, 0.3, 0.5, 2.0, 1e6])
@@ -92,9 +91,10 @@ def noise_of_two_steps(run_id: str, *, sigma: float, method: DPSGD) -> tuple[np.
     return torch.cat(changed).double().numpy() / c[1], c, (share - 0.5) * plan.batch_size - (unclipped - drawn / 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "sigma", "count_noise_std"),
-    slow_after(1, [(1.5, 2.0, 1.5), (None, 0.53, toys.PLAN.batch_size / 20)]),
+    [(1.5, 2.0, 1.5), (None, 0.53, toys.PLAN.batch_size / 20)],
     ids=["given", "default"],
 )
 def test_a_run_adds_both_noises_at_their_scales(given: float | None, sigma: float, count_noise_std: float) -> None:
