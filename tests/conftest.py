@@ -35,8 +35,30 @@ SHARED = {
 """Files that use the sweep `done`, the sweep `trained` or the server `real_server`. One process runs all files of a
 set, so that what they share is made once. A set has the name of one of its files."""
 FIRST = (
-    *("sweep", "mechanisms", "scoring", "tune", "audits", "shadows", "extending", "adaptive", "rounds"),
-    *("private_selection", "planted_secrets", "ray_token", "invariants", "selftest", "faults", "cut_faults"),
+    *(
+        "sweep",
+        "real_server",
+        "random_tables",
+        "scoring",
+        "mechanisms",
+        "spec_variants",
+        "extending",
+        "audits",
+        "shadows",
+    ),
+    *(
+        "report",
+        "further_seeds",
+        "private_files",
+        "tune",
+        "search_kills",
+        "tiny",
+        "accountants",
+        "selection",
+        "selftest",
+    ),
+    *("contenders", "calibration", "private_selection", "planted_secrets", "report_in_browser", "ray_token", "faults"),
+    *("invariants", "sharding", "adaptive", "sweep_workers", "serving", "filter", "seals", "cut_faults", "cli"),
 )
 """The files that take longest, in the order in which they start: the short ones fill what is left of the time."""
 

@@ -34,8 +34,9 @@ from tests.sweep.audited import trained
 
 SPECS = Path(__file__).parents[1] / "docs" / "specs" / "mechanisms"
 NAMES = sorted(path.stem for path in SPECS.glob("*.yaml"))
-WHOLE = ("dp_mf", "dp_weights", "output_perturbation")
-"""What is run as a whole sweep: the others go the same ways, and PATE in tests/sweep/test_spec_variants.py."""
+WHOLE = ("dp_weights", "output_perturbation", pytest.param("dp_mf", marks=pytest.mark.thorough))
+"""What is run as a whole sweep, one with a guarantee and one without: the others go the same ways, and PATE in
+tests/sweep/test_spec_variants.py."""
 WITHOUT_GUARANTEE = {"advreg", "advreg_rt", "dp_weights", "mmd", "nonprivate", "werm"}
 
 
