@@ -55,7 +55,7 @@ def test_every_method_has_a_spec() -> None:
     assert {load_spec(SPECS / f"{name}.yaml").method.name for name in NAMES} == set(registries.names("methods"))
 
 
-@pytest.mark.parametrize("name", slow_unless(set(NAMES) - {"advreg", "advreg_rt", "pate"}, NAMES))
+@pytest.mark.parametrize("name", slow_unless(("dp_sgd", "dp_mf", "nonprivate", "output_perturbation"), NAMES))
 def test_a_run_of_the_mechanism(name: str, tmp_path: Path) -> None:
     """As a worker does it, in this process; and its record says what it guarantees."""
     spec = load_spec(in_folder(name, tmp_path))

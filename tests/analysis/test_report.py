@@ -103,7 +103,7 @@ def test_every_rule_starts_with_what_select_says(page, sweep, selection):
     assert [(row[0], int(row[3])) for row in steps] == [(s.name, len(s.survivors)) for s in selection.steps]
 
 
-@pytest.mark.parametrize("rule", slow_after(2, RULES))
+@pytest.mark.parametrize("rule", slow_after(1, RULES))
 def test_at_every_threshold_the_page_holds_what_select_says(page, sweep, rule):
     points, secrets = sweep
     live = page.told["live"]

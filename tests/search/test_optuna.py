@@ -64,6 +64,7 @@ def test_the_record_is_what_was_run_with_means_over_seeds_and_constraints(tmp_pa
         assert set(trial.params) == {"batch_size", "num_steps", "learning_rate"}, "σ is never sampled"
 
 
+@pytest.mark.slow
 def test_constraints_turn_it_away_from_what_does_not_keep_to_them() -> None:
     """After the random start, more of what it runs keeps to a threshold that a quarter of the space keeps to than
     without one (three surfaces, 15 configurations each; 23 and 10 of 45 were measured)."""

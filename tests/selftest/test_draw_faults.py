@@ -31,11 +31,10 @@ from tests.selftest.test_faults import failed
 BY_RUN, BY_STREAM = "noise drawn twice by a run", "noise drawn twice"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
-    slow_after(
-        1, [DPSGD(momentum=0.9, max_grad_norm=2.0, reference_weight=0.3), DPSGD(clipping="adaptive"), DPMF(num_bands=4)]
-    ),
+    [DPSGD(momentum=0.9, max_grad_norm=2.0, reference_weight=0.3), DPSGD(clipping="adaptive"), DPMF(num_bands=4)],
     ids=["weighted", "adaptive", "banded"],
 )
 def test_without_a_fault_nothing_fails(method: DPSGD) -> None:

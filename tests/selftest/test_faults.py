@@ -328,6 +328,7 @@ def test_the_audit_finds_more_than_is_stated(
     assert found.figure > 4
 
 
+@pytest.mark.slow
 def test_an_audit_that_finds_too_little_fails_as_well(plant: pytest.MonkeyPatch) -> None:
     """As where the canary does not reach the model: then it would not notice anything."""
     rewrite(plant, audit, "_statistic", ("3 * MAX_GRAD_NORM * canary", "0.0"))

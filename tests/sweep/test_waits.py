@@ -26,6 +26,7 @@ def loaded_by(*arguments: object) -> set[str]:
     return set(answer.stdout.splitlines()[-1].split()[1:])
 
 
+@pytest.mark.slow
 def test_a_report_of_a_sweep_loads_nothing_that_trains(done: Done, tmp_path: Path) -> None:
     """scikit-learn trains the small forest that tells the importance of each hyperparameter, and no model."""
     assert loaded_by("report", done.result.folder, "-o", tmp_path / "page.html") <= {"sklearn"}

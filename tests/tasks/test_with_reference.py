@@ -126,6 +126,7 @@ def test_a_language_model_is_trained_and_scored_on_both_sets(tokenizer) -> None:
         score.check(task)
 
 
+@pytest.mark.slow
 def test_a_plan_has_the_epsilon_of_each_set(monkeypatch, tmp_path) -> None:
     from raydp.privacy import PrivacyCard, card_markdown, guarantee
     from raydp.sweep.planning.plan import make_plan

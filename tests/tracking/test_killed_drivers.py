@@ -50,7 +50,7 @@ def _kill(uri, trial, cut):
 
 
 @pytest.mark.parametrize("changed", slow_after(1, [False, True]), ids=["same record", "trained again"])
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("cut", slow_after(5, CUTS))
 def test_a_killed_driver_leaves_one_run_and_one_version(uri, record, cut, changed):
     """Killed anywhere, then resumed with the same result or with another one (a retrained trial)."""
     _kill(uri, record(), cut)

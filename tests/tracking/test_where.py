@@ -125,7 +125,7 @@ def test_few_calls_whatever_the_number_of_models(catalogue, monkeypatch):
 
 @pytest.mark.parametrize("limit", [1, 3, 8, 100])
 @pytest.mark.parametrize(
-    "order", slow_after(3, ["loss", "score", "epsilon", "score.logprob", "noise_multiplier", "run_id", None])
+    "order", slow_after(1, ["loss", "score", "epsilon", "score.logprob", "noise_multiplier", "run_id", None])
 )
 def test_the_first_rows_are_those_of_the_whole(catalogue, limit, order):
     """With ties (noise_multiplier is the same for all) and undefined figures, over pages of few models."""
