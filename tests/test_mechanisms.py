@@ -31,12 +31,14 @@ from raydp.tracking import show_model
 from raydp.training.comm import LocalComm
 from tests.marks import slow_unless
 from tests.sweep.audited import trained
+from tests.sweep.trained import TrainedSpec
 
 SPECS = Path(__file__).parents[1] / "docs" / "specs" / "mechanisms"
 NAMES = sorted(path.stem for path in SPECS.glob("*.yaml"))
-WHOLE = ("dp_weights", "output_perturbation", pytest.param("dp_mf", marks=pytest.mark.thorough))
-"""What is run as a whole sweep, one with a guarantee and one without: the others go the same ways, and PATE in
-tests/sweep/test_spec_variants.py."""
+WHOLE = ("dp_mf", "dp_weights", "output_perturbation")
+"""What is run as a whole sweep: the others go the same ways, and PATE in tests/sweep/test_spec_variants.py."""
+WITH_RAY = "dp_weights"
+"""The runs of the other sweeps are trained in this process."""
 WITHOUT_GUARANTEE = {"advreg", "advreg_rt", "dp_weights", "mmd", "nonprivate", "werm"}
 
 
@@ -82,8 +84,10 @@ def _check_record(spec: SweepSpec, name: str, record: PrivacyRecord) -> None:
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_sweep_of_the_mechanism(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = load_spec(in_folder(name, tmp_path))
+    if name != WITH_RAY:
+        TrainedSpec(spec)
     sweep = Sweep(spec)
-    result = sweep.run()
+    result = sweep.run(resume=name != WITH_RAY)
     capsys.readouterr()
     show_result(sweep, result)
     lacking = "privacy-preferred is not set: it is for models with a guarantee" in capsys.readouterr().out

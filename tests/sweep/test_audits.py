@@ -24,7 +24,7 @@ from tests.builders.specs import small_spec
 from tests.conftest import Answer
 from tests.marks import slow_after
 from tests.sweep.audited import begun, trained
-from tests.sweep.trained import SCORES, Trained
+from tests.sweep.trained import SCORES, Trained, TrainedSpec
 
 STATED = {"target_epsilon": 1.0, "target_delta": 1e-5, "accountant": "rdp", "noise_key": "test"}
 OPTIONS: dict[str, Any] = {"num_canaries": 1500, "confidence": 0.95, "seeds": (0,)}
@@ -276,11 +276,14 @@ def test_an_alarm_keeps_the_alias_away_until_a_new_audit(
 
 
 @pytest.mark.slow
-def test_a_sound_method_is_audited_through_ray_and_a_registered_model_by_its_name(
+def test_a_registered_model_is_audited_by_its_name_and_a_sound_method_keeps_its_alias(
     tmp_path: Path, raydp: Callable[..., Answer]
 ) -> None:
+    """The command goes on with an audit whose run was trained in this process; the test above has it with Ray."""
     Trained(tmp_path, privacy=STATED, space={"points": [[64, 4, 0.01]]}).ending.finish()
     uri = f"sqlite:///{tmp_path}/mlflow.db"
+    source = source_of("models:/small/1", storage=str(tmp_path / "runs"), tracking_uri=uri, spec=None)
+    TrainedSpec(next_audit(source, num_canaries=60, confidence=0.95, seeds=None, new=False)[0])
     options = ["--canaries", 60, "--uri", uri, "--storage", tmp_path / "runs", "--json"]
     document = raydp("audit", "models:/small/1", *options).json()
     assert document["audit"].startswith("small-audit-")

@@ -40,7 +40,8 @@ class TrainedSpec:
             spec, lambda key: plan_to_keep(drawn(plan, spec, weight_hash, key), "a1b2" * 4)
         )
         self.trials = drawn(plan, spec, weight_hash, self.folder.key()).trials[:runs]
-        runner = TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), self.folder.key())
+        base = models.load_base(spec.model, new_tokens=task.facts().num_new_tokens)
+        runner = TrialRunner(spec, task, base, LocalComm(), self.folder.key())
         self.folder.commit(runner.measure_base(spec.seed_labels[0]))
         for trial in self.trials:
             self.folder.commit(runner.run(trial, self.folder.files(trial.run_id), "attempt-1"))
