@@ -134,6 +134,7 @@ def test_profile_tells_the_price_of_choosing(raydp: Command) -> None:
     assert raydp("profile", *run, "--expected-runs", 1).code == 2
 
 
+@pytest.mark.slow
 def test_prv_says_how_far_it_is_above_the_tight_accountant(raydp: Command) -> None:
     run = ("--n", 3000, "--batch-size", 30, "--num-steps", 50, "--epsilon", 4, "--delta", 1e-5)
     assert 0 <= raydp("calibrate", *run, "--json").json()["gap_to_pld"] < 0.01

@@ -188,6 +188,7 @@ def test_one_secret_says_nothing():
     assert compared(table, by_secret=np.array([[0.5], [0.6]])).verdict == "unknown"
 
 
+@pytest.mark.slow
 def test_of_a_large_pool_the_selected_one_is_compared_too():
     """400 configurations that tie: one that was selected for other reasons is hardly ever called contradicted."""
     verdicts = []

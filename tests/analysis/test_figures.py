@@ -129,6 +129,7 @@ def _strips_and_notes(points):
     return figure.data, figure.layout.annotations
 
 
+@pytest.mark.slow
 def test_no_axis_writes_small_numbers_with_si_prefixes(points):
     """Without a format plotly writes the probability 1e-6 as 1μ."""
     small = points.assign(score=points["score"] * 1e-6)

@@ -249,6 +249,7 @@ def test_import_is_light() -> None:
     assert result.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_prv_falls_back_to_a_coarser_error_of_its_own() -> None:
     """prv_accountant refuses this run at eps_error 0.01 and 0.02. At 0.05 its two bounds are 2 · 0.05 apart, with the
     tight ε between them."""

@@ -58,14 +58,14 @@ def test_without_a_fault_nothing_fails() -> None:
 
 @pytest.mark.parametrize(
     ("owner", "name", "change", "users_of_it"),
-    [
+    slow_after(2, [
         (recorder, "cost_together", ("[method.event(trial, trial.noise_multiplier) for trial in trials]",
          "list({method.event(trial, trial.noise_multiplier) for trial in trials})"), [accounting]),
         (record, "composed_epsilon", ("epsilons(events,", f"epsilons({DISTINCT.format('events')},"), [GUARANTEE]),
         (base.Accountant, "composed_epsilons", ("merged(private)", f"merged({DISTINCT.format('private')})"), []),
         (base, "merged", ("steps.get(key, 0) + event.num_steps", "event.num_steps"), []),
         (base, "merged", ("steps.get(key, 0) + event.num_steps", "max(steps.get(key, 0), event.num_steps)"), []),
-    ],
+    ]),
     ids=["models", "record", "accountant", "the last alone", "the longest alone"],
 )  # fmt: skip
 def test_equal_events_that_count_once(

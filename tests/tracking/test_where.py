@@ -134,6 +134,7 @@ def test_the_first_rows_are_those_of_the_whole(catalogue, limit, order):
     assert find_models(uri, order_by=order, score="vmr", limit=limit).run_id.tolist() == whole.run_id.tolist()
 
 
+@pytest.mark.slow
 def test_ties_are_cut_by_version_over_several_pages(uri, record, monkeypatch):
     monkeypatch.setattr("raydp.tracking.lookup.search.PAGE", 4)
     tracker = open_tracker(uri)
