@@ -11,7 +11,7 @@ demo: .venv/installed  ## run the embedded default sweep
 
 test: .venv/installed  ## the default test suite: CPU only, offline
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m '($(TESTS)) and not alone'
-	$(BIN)/python -m pytest -m '($(TESTS)) and alone'
+	$(BIN)/python -m pytest --alone -m '($(TESTS)) and alone'
 
 check: .venv/installed  ## lint, format, types
 	$(BIN)/ruff check .

@@ -23,23 +23,61 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 ALONE = {
     *("autoscaling", "hosts", "slurm_sweep"),
-    *("search_kills", "sigterm", "slots", "sweep_kills"),
-    *("memory", "server_away"),
+    *("sigterm", "slots", "sweep_kills"),
+    "memory",
 }
 """Tests of several hosts, of faults at a chosen moment and of limits on memory have the machine to themselves."""
-DONE = {"exchange", "python_api", "stopping", "sweep", "sweep_resumed", "sweep_workers", "waits"}
-"""Files that compare with or read the sweep `done`: one process runs them all, so that the sweep is run once."""
+SHARED = {
+    "sweep": {"exchange", "python_api", "stopping", "store", "sweep", "sweep_resumed", "waits"},
+    "scoring": {"scoring", "scoring_one_model", "scoring_progress", "terminal"},
+    "real_server": {"real_server", "server_away"},
+}
+"""Files that use the sweep `done`, the sweep `trained` or the server `real_server`. One process runs all files of a
+set, so that what they share is made once. A set has the name of one of its files."""
 FIRST = (
-    *("sweep", "mechanisms", "scoring", "tune", "audits", "shadows", "extending", "adaptive", "rounds"),
-    *("private_selection", "planted_secrets", "ray_token", "invariants", "selftest", "faults", "cut_faults"),
+    *(
+        "sweep",
+        "real_server",
+        "random_tables",
+        "scoring",
+        "mechanisms",
+        "spec_variants",
+        "extending",
+        "audits",
+        "shadows",
+    ),
+    *(
+        "report",
+        "further_seeds",
+        "private_files",
+        "tune",
+        "search_kills",
+        "tiny",
+        "accountants",
+        "selection",
+        "selftest",
+    ),
+    *("contenders", "calibration", "private_selection", "planted_secrets", "report_in_browser", "ray_token", "faults"),
+    *("invariants", "sharding", "adaptive", "sweep_workers", "serving", "filter", "seals", "cut_faults", "cli"),
 )
 """The files that take longest, in the order in which they start: the short ones fill what is left of the time."""
 
 
 def group_of(path: Path) -> str:
-    """A file's name without `test_`; that of the first of the files that share a sweep, for all of them."""
+    """The name of the set that a file belongs to, or the file's own name without `test_`."""
     name = path.stem.removeprefix("test_")
-    return "sweep" if name in DONE else name
+    return next((group for group, files in SHARED.items() if name in files), name)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--alone", action="store_true", help="read the files of ALONE only, which saves their imports")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the files that have no test with the mark `alone`, if that is asked for."""
+    name = collection_path.stem
+    others = name.startswith("test_") and name.removeprefix("test_") not in ALONE
+    return True if config.getoption("alone") and others else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -53,13 +91,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give each process whole files of tests, and one process all those that share a sweep."""
+    """Give each process whole files of tests, and one process all those of a set of `SHARED`."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByFile(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return "done" if group_of(Path(file)) == "sweep" else file
+            group = group_of(Path(file))
+            return group if group in SHARED else file
 
     return ByFile(config, log)
 

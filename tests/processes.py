@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
+from importlib.util import find_spec
 from multiprocessing.context import ForkServerContext
 
-PRELOADED = ["tests.training.toys"]
+PRELOADED = ["tests.builders.toys"]
 
 
 def forked() -> ForkServerContext:
     """Return the context whose processes start with `PRELOADED` imported. Its server has no threads."""
+    assert all(find_spec(name) for name in PRELOADED), "the server skips silently what it does not find"
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context

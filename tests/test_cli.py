@@ -20,6 +20,7 @@ import pytest
 from analysis import RULES, heuristic_accuracy, load_points, select
 from raydp.privacy import PLDAccountant, PoissonGaussian
 from tests.conftest import Answer
+from tests.marks import slow_after
 
 Command = Callable[..., Answer]
 
@@ -133,6 +134,7 @@ def test_profile_tells_the_price_of_choosing(raydp: Command) -> None:
     assert raydp("profile", *run, "--expected-runs", 1).code == 2
 
 
+@pytest.mark.slow
 def test_prv_says_how_far_it_is_above_the_tight_accountant(raydp: Command) -> None:
     run = ("--n", 3000, "--batch-size", 30, "--num-steps", 50, "--epsilon", 4, "--delta", 1e-5)
     assert 0 <= raydp("calibrate", *run, "--json").json()["gap_to_pld"] < 0.01
@@ -245,6 +247,7 @@ def test_without_a_spec_the_embedded_sweep_is_planned(raydp: Command) -> None:
     assert {row["seeds"] for row in rows} == {2}, "the first pass"
 
 
+@pytest.mark.slow
 def test_a_named_space_leaves_out_what_does_not_fit_and_says_why(
     raydp: Command, write_spec: Callable[..., Path]
 ) -> None:
@@ -344,7 +347,7 @@ def test_a_report_is_overwritten_only_with_force(raydp: Command, points: Path, t
     assert page.read_text() != "mine"
 
 
-@pytest.mark.parametrize(("answer", "code", "kept"), [("n", 2, True), ("y", 0, False)])
+@pytest.mark.parametrize(("answer", "code", "kept"), slow_after(1, [("n", 2, True), ("y", 0, False)]))
 def test_at_a_terminal_the_user_is_asked_before_a_report_is_overwritten(
     points: Path, tmp_path: Path, answer: str, code: int, kept: bool
 ) -> None:

@@ -15,6 +15,7 @@ from raydp.spec.document import load_spec
 from raydp.spec.sections import ModelSpec
 from raydp.sweep.planning.inputs import build_task
 from tests.builders.specs import small_spec
+from tests.marks import slow_after
 
 
 def test_a_path_is_itself(tmp_path: Path) -> None:
@@ -57,15 +58,18 @@ def test_a_broken_copy_is_made_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("uri", "message"),
-    [
-        ("file:///nowhere/at/all.jsonl", "task.path must name an existing file or folder"),
-        ("file:///with a space", "task.path must be a URI that can be opened"),
-        ("s3://key:word@bucket/data.jsonl", "without credentials"),
-        ("s3://key@bucket/data.jsonl", "without credentials"),
-        ("abfs://container:word@account.dfs.core.windows.net/data.jsonl", "without credentials"),
-        ("s3://bucket/data.jsonl?access_key=AKIA&secret_key=planted-secret", "without credentials"),
-        ("s3://bucket/data.jsonl?endpoint_override=127.0.0.1:9&scheme=http&region=x", "a store that answers"),
-    ],
+    slow_after(
+        6,
+        [
+            ("file:///nowhere/at/all.jsonl", "task.path must name an existing file or folder"),
+            ("file:///with a space", "task.path must be a URI that can be opened"),
+            ("s3://key:word@bucket/data.jsonl", "without credentials"),
+            ("s3://key@bucket/data.jsonl", "without credentials"),
+            ("abfs://container:word@account.dfs.core.windows.net/data.jsonl", "without credentials"),
+            ("s3://bucket/data.jsonl?access_key=AKIA&secret_key=planted-secret", "without credentials"),
+            ("s3://bucket/data.jsonl?endpoint_override=127.0.0.1:9&scheme=http&region=x", "a store that answers"),
+        ],
+    ),
 )
 def test_a_wrong_uri_is_an_error_that_tells_no_secret(uri: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ import torch
 import yaml
 
 from raydp import load_model, load_points
+from raydp.auditing.audits import DEFAULT_CANARIES, audit_spec, conclude
+from raydp.auditing.source import Source
 from raydp.cli.show.sweeps import show_result
 from raydp.models import base_models as models
 from raydp.plugins import registries
@@ -28,11 +29,16 @@ from raydp.tasks.base import task_of
 from raydp.tasks.classification.labelled import LabelledExamples
 from raydp.tracking import show_model
 from raydp.training.comm import LocalComm
+from tests.marks import slow_unless
+from tests.sweep.audited import trained
+from tests.sweep.trained import TrainedSpec
 
 SPECS = Path(__file__).parents[1] / "docs" / "specs" / "mechanisms"
 NAMES = sorted(path.stem for path in SPECS.glob("*.yaml"))
 WHOLE = ("dp_mf", "dp_weights", "output_perturbation")
 """What is run as a whole sweep: the others go the same ways, and PATE in tests/sweep/test_spec_variants.py."""
+WITH_RAY = "dp_weights"
+"""The runs of the other sweeps are trained in this process."""
 WITHOUT_GUARANTEE = {"advreg", "advreg_rt", "dp_weights", "mmd", "nonprivate", "werm"}
 
 
@@ -51,7 +57,7 @@ def test_every_method_has_a_spec() -> None:
     assert {load_spec(SPECS / f"{name}.yaml").method.name for name in NAMES} == set(registries.names("methods"))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_unless(("dp_sgd", "dp_mf", "nonprivate", "output_perturbation"), NAMES))
 def test_a_run_of_the_mechanism(name: str, tmp_path: Path) -> None:
     """As a worker does it, in this process; and its record says what it guarantees."""
     spec = load_spec(in_folder(name, tmp_path))
@@ -78,8 +84,10 @@ def _check_record(spec: SweepSpec, name: str, record: PrivacyRecord) -> None:
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_sweep_of_the_mechanism(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = load_spec(in_folder(name, tmp_path))
+    if name != WITH_RAY:
+        TrainedSpec(spec)
     sweep = Sweep(spec)
-    result = sweep.run()
+    result = sweep.run(resume=name != WITH_RAY)
     capsys.readouterr()
     show_result(sweep, result)
     lacking = "privacy-preferred is not set: it is for models with a guarantee" in capsys.readouterr().out
@@ -108,17 +116,15 @@ def _predicts(uri: str, model_uri: str, points: Any, heldout: LabelledExamples) 
 
 
 @pytest.mark.slow
-def test_a_classifier_is_audited_with_classes_of_its_own_for_canaries(raydp: Any, tmp_path: Path) -> None:
-    """No bound above the stated ε; and the canaries that were in are found far more often than by chance."""
-    path = tmp_path / "spec.yaml"
-    spec = in_folder("dp_sgd", tmp_path)
-    path.write_text(yaml.safe_dump({**spec, "space": {"points": [[128, 100, 2.0]]}}))
-    answer = raydp("audit", path, "--json")
-    assert answer.code == 0, answer.err
-    (run,) = answer.json()["runs"]
+def test_a_classifier_is_audited_with_classes_of_its_own_for_canaries(tmp_path: Path) -> None:
+    """No bound above the stated ε; and the canaries that were in are found far more often than by chance. The runs are
+    in this process: tests/sweep/test_audits.py has the command with Ray."""
+    spec = load_spec({**in_folder("dp_sgd", tmp_path), "space": {"points": [[128, 100, 2.0]]}})
+    source = Source(spec=spec)
+    folder = trained(
+        audit_spec(source, name="audit", coins=3, num_canaries=DEFAULT_CANARIES, confidence=0.95, seeds=(0,))
+    )
+    (run,) = conclude(source, folder).runs
     assert run["correct"] > 0.7 * run["guesses"]
     assert 0 < run["epsilon_hat"] < 8
-    assert (
-        json.loads((tmp_path / "runs" / "digits-dp-sgd-audit" / "plan.json").read_text())["facts"]["num_examples"]
-        > 1438
-    )
+    assert folder.plan().facts.num_examples > 1438

@@ -37,6 +37,7 @@ def targets(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_curves_of_one_target_meet_there_and_cross(raydp: Command, targets: Path, tmp_path: Path) -> None:
     """More noise is better below the target's δ and worse above it (Hu et al. 2025, Figure 26)."""
     page = tmp_path / "page.html"
@@ -112,6 +113,7 @@ def run_of(run_id: str, batch_size: int) -> TrialPlan:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_sweep_has_a_curve_for_each_noise_that_it_trains_with(tmp_path: Path) -> None:
     """Learning rates and seeds do not change it; runs without noise have none."""
 
@@ -174,6 +176,7 @@ def test_a_profile_computes_each_curve_once(raydp: Command, monkeypatch: pytest.
     assert [row["epsilon"] for row in answer["curves"]["prv"]] == answer["epsilons"]
 
 
+@pytest.mark.slow
 def test_the_sweeps_own_accountant_leads(raydp: Command, tmp_path: Path) -> None:
     """In the table, in the document and on the page; --accountant names another one."""
     content = small_spec(tmp_path, name="by-pld")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Answer
+from tests.marks import slow_after
 
 WriteSpec = Callable[..., Path]
 Command = Callable[..., Answer]
@@ -215,7 +216,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("command", ["sweep", "plan"])
+@pytest.mark.parametrize("command", slow_after(1, ["sweep", "plan"]))
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_exit_code_2_and_says_what_to_change(
     raydp: Command, write_spec: WriteSpec, tmp_path: Path, case: str, command: str

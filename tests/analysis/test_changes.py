@@ -10,6 +10,7 @@ import pytest
 
 from analysis import select
 from analysis.selection.words import in_words
+from tests.marks import slow_after
 
 CHANGES = "What would change the choice: "
 
@@ -29,7 +30,9 @@ def table(num_rates: int = 3) -> pd.DataFrame:
     ).assign(base_utility_loss=3.4)
 
 
-@pytest.mark.parametrize("rule", ["informed", "procedure", "best-utility", "oracle", "pareto-knee", "predicted-score"])
+@pytest.mark.parametrize(
+    "rule", slow_after(2, ["informed", "procedure", "best-utility", "oracle", "pareto-knee", "predicted-score"])
+)
 def test_the_rule_selects_the_change_at_its_threshold_and_nothing_else_before(rule: str) -> None:
     points = table()
     losses = np.sort(points.groupby(["batch_size", "num_steps", "learning_rate"])["utility_loss"].mean())

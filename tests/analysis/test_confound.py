@@ -111,6 +111,7 @@ def test_no_pairs_are_explained():
     assert pairs["reason"] == "no two configurations have equal utility"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [8, 27])
 def test_the_interval_of_what_utility_leaves_holds_it(size):
     """300 tables each: at a coverage of 0.95 fewer than 0.91 has a probability of 0.2 %."""

@@ -200,6 +200,7 @@ def test_chances(probability, text):
     assert chance(probability) == text
 
 
+@pytest.mark.slow
 def test_more_configurations_than_are_modelled():
     grid = list(product(range(1, 11), range(1, 11), np.arange(1, 8) / 100))
     rng = np.random.default_rng(0)
@@ -215,6 +216,7 @@ def test_order_of_rows_does_not_matter():
     assert select(points).to_dict() == select(shuffled).to_dict()
 
 
+@pytest.mark.slow
 def test_more_configurations_than_are_modelled_below_a_threshold():
     """The pool has the highest scores: they are the ones that are modelled, with errors, and nothing is decided."""
     rng = np.random.default_rng(0)

@@ -10,6 +10,7 @@ from point_tables import naive_means, tables
 
 from analysis import hyperparameter_effects
 from search_spaces import exact, grid
+from tests.marks import slow_after
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
 
@@ -23,7 +24,7 @@ def shared(name, p):
 
 @settings(max_examples=60, deadline=None)
 @given(table=tables())
-@pytest.mark.parametrize("name", ["batch_size", "num_steps", "learning_rate", "compute", "updates"])
+@pytest.mark.parametrize("name", slow_after(2, ["batch_size", "num_steps", "learning_rate", "compute", "updates"]))
 def test_series_are_the_groups_of_configurations_that_share_the_rest(name, table):
     groups: dict = {}
     for p in naive_means(table):

@@ -129,6 +129,7 @@ def _strips_and_notes(points):
     return figure.data, figure.layout.annotations
 
 
+@pytest.mark.slow
 def test_no_axis_writes_small_numbers_with_si_prefixes(points):
     """Without a format plotly writes the probability 1e-6 as 1μ."""
     small = points.assign(score=points["score"] * 1e-6)
@@ -181,6 +182,7 @@ def test_files_need_a_known_format_and_kaleido(points, tmp_path, monkeypatch):
         save_figures(figures, tmp_path)
 
 
+@pytest.mark.slow
 def test_more_groups_than_colours_are_told_apart_by_symbols(points):
     groups = {f"group {place}": points for place in range(12)}
     for name in ("layout", "spread"):
@@ -188,6 +190,7 @@ def test_more_groups_than_colours_are_told_apart_by_symbols(points):
         assert len(marks) == 12
 
 
+@pytest.mark.slow
 def test_a_comparison_says_which_epsilon_is_only_claimed(points, tmp_path):
     claiming = points.assign(epsilon=float("inf"), claimed_epsilon=7.25)
     selections = [select(points), select(points, rule="best-utility")]

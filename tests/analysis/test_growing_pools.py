@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from point_tables import tables
@@ -55,6 +56,7 @@ def random_table(rng):
     return table.assign(seed=0, utility_loss=loss, score=score)
 
 
+@pytest.mark.slow
 def test_one_pass_on_a_thousand_tables(monkeypatch):
     """Both ways of following the procedure: all layouts together, and (many = 0) each by itself."""
     rng = np.random.default_rng(0)
@@ -65,6 +67,7 @@ def test_one_pass_on_a_thousand_tables(monkeypatch):
             assert_one_pass_selects_what_every_pool_does(layout, rule)
 
 
+@pytest.mark.slow
 def test_one_pass_of_the_informed_rule():
     rng = np.random.default_rng(0)
     for _ in range(50):

@@ -122,6 +122,7 @@ def test_the_signs_of_the_slopes_are_learnt(sign):
     assert np.corrcoef(got.own_mean, truth)[0, 1] > 0.97
 
 
+@pytest.mark.slow
 def test_the_estimate_of_the_lowest_is_less_biased_and_its_interval_covers():
     """64 sweeps whose scores differ by chance alone, the hardest case of the winner's curse: of 27 equal scores the
     lowest mean lies two standard errors too low. The interval covers the truth about as often as it says."""
@@ -163,6 +164,7 @@ def test_equal_scores(score, seeds):
     np.testing.assert_allclose(got.own_mean, score, rtol=1e-2, atol=1e-3 if seeds == 1 else 1e-4)
 
 
+@pytest.mark.slow
 def test_a_large_table_models_the_lowest_scores():
     rng = np.random.default_rng(0)
     grid = list(product(range(1, 11), range(1, 11), np.arange(1, 8) / 100))

@@ -11,6 +11,7 @@ from scipy import stats
 
 from analysis import score_correlations, score_intervals, secret_subsets, with_score, with_worst_case
 from analysis.statistics.correlations import _correlation
+from tests.marks import slow_after
 
 CONFIGURATIONS = [(64, 10, 0.1), (64, 20, 0.1), (128, 10, 0.2), (128, 20, 0.2)]
 
@@ -74,7 +75,7 @@ def test_the_intervals_are_those_of_a_plain_bootstrap_of_seeds_and_secrets() -> 
     assert row["interval"] == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=0.1 * np.std(means))
 
 
-@pytest.mark.parametrize("coverage_of", ["secrets", "seeds"])
+@pytest.mark.parametrize("coverage_of", slow_after(1, ["secrets", "seeds"]))
 def test_the_intervals_cover_the_truth_as_often_as_they_say(coverage_of: str) -> None:
     """Values = a secret's own level + a seed's own level: with many of one, the other's spread is what counts."""
     rng, covered = np.random.default_rng(3), 0

@@ -8,6 +8,7 @@ import pytest
 
 from analysis import configuration_means, select
 from analysis.selection.leakage import measured_leakage
+from tests.marks import slow_after
 
 GRID = [(128, 10, 0.02), (64, 20, 0.02), (128, 20, 0.02), (32, 40, 0.02)]
 """In the order (T, b, η). The procedure selects the first: of equal compute the largest b."""
@@ -65,7 +66,8 @@ def test_nothing_leaks_measurably_so_utility_selects():
 
 
 @pytest.mark.parametrize(
-    ("k", "leaking", "gain"), [(13, 1, 20.0), (13, 13, 3.0), (8, 1, 25.0), (8, 2, 25.0), (8, 3, 25.0), (8, 5, 25.0)]
+    ("k", "leaking", "gain"),
+    slow_after(1, [(13, 1, 20.0), (13, 13, 3.0), (8, 1, 25.0), (8, 2, 25.0), (8, 3, 25.0), (8, 5, 25.0)]),
 )
 def test_a_leak_of_some_or_all_secrets_is_seen(k, leaking, gain):
     """One configuration alone leaks; in 100 sweeps the claim that nothing leaks is made in at most 3."""
@@ -77,6 +79,7 @@ def test_a_leak_of_some_or_all_secrets_is_seen(k, leaking, gain):
     assert missed <= 3
 
 
+@pytest.mark.slow
 def test_without_a_leak_most_sweeps_say_so():
     """A configuration is called leaking by chance in about 10 of 100: two tests at 5 %."""
     rng, alarms = np.random.default_rng(0), []

@@ -61,6 +61,7 @@ def test_statistics_are_those_of_the_textbook() -> None:
         assert row["configurations"] == 12
 
 
+@pytest.mark.slow
 def test_a_planted_difference_is_found_and_none_is_not_in_95_of_100() -> None:
     """Power and level of the adjusted test over 4 figures: a shift of 3 std of a mean, and no shift."""
     found = {0.0: 0, 0.03: 0}

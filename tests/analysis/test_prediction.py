@@ -9,6 +9,7 @@ import pytest
 from analysis import configuration_means, predict
 from analysis.surface.prediction import Fitted
 from search_spaces import Configuration, grid
+from tests.marks import slow_after
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
 SPACE = grid([64, 128, 256], [60, 120, 240], ["5e-3", "1e-2", "2e-2"])
@@ -34,7 +35,7 @@ def without(table, some):
     return table[kept], table[[not k for k in kept]]
 
 
-@pytest.mark.parametrize("logarithmic", [False, True])
+@pytest.mark.parametrize("logarithmic", slow_after(1, [False, True]))
 def test_intervals_of_one_run_hold_as_often_as_they_say(logarithmic):
     """15 sweeps, 9 of 27 configurations left out, their 27 runs: 95 % intervals hold 95 %, at least 90 % with the
     errors that the runs of a sweep share (a standard error of some 1.5 %)."""

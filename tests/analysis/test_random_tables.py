@@ -20,6 +20,7 @@ from point_tables import tables
 import analysis
 from analysis.statistics.regression import ERRORS
 from raydp.io.output import strict
+from tests.marks import slow_unless
 
 NOT_FIGURES = {"model_uri", "max_loss", "explanation"}
 """Null where there is no such thing: these are not figures."""
@@ -198,7 +199,13 @@ def changed_tables(draw: st.DrawFn) -> pd.DataFrame:
     return table
 
 
-@pytest.mark.parametrize("name", ANALYSES)
+QUICK = (
+    *("heuristics", "variance", "regression hc3", "risk", "trends of tables", "predict", "audit", "intervals"),
+    *("select informed", "select best-utility"),
+)
+
+
+@pytest.mark.parametrize("name", slow_unless(QUICK, ANALYSES))
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(table=changed_tables())
 def test_an_answer_or_a_clear_error(name: str, table: pd.DataFrame) -> None:

@@ -18,6 +18,7 @@ from analysis.selection.by_threshold import selections_by_threshold
 from analysis.selection.constraints import Constraints
 from analysis.selection.words import in_words
 from analysis.tables.utility_filter import shown_threshold, within
+from tests.marks import slow_after
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +103,7 @@ def test_every_rule_starts_with_what_select_says(page, sweep, selection):
     assert [(row[0], int(row[3])) for row in steps] == [(s.name, len(s.survivors)) for s in selection.steps]
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", slow_after(1, RULES))
 def test_at_every_threshold_the_page_holds_what_select_says(page, sweep, rule):
     points, secrets = sweep
     live = page.told["live"]
@@ -115,6 +116,7 @@ def test_at_every_threshold_the_page_holds_what_select_says(page, sweep, rule):
         assert sum(loss <= live["limits"][at] for loss in live["loss"]) == len(left)
 
 
+@pytest.mark.slow
 def test_other_constraints_hold_at_every_threshold(points):
     """Thresholds are those of the allowed, and the rules choose among them alone."""
     bounds = {"compute": 60_000.0}
@@ -210,6 +212,7 @@ def test_page_can_be_read_by_machines_and_without_the_figures(page):
     assert labels == [a["id"] for tag, a in page.tags if tag == "input"]
 
 
+@pytest.mark.slow
 def test_the_base_loss_may_come_from_the_points(points, tmp_path):
     for column, said in ((3.4, True), (None, False)):
         table = points.assign(base_utility_loss=column)
@@ -236,6 +239,7 @@ def test_undefined_figures_are_explained(tmp_path):
         write_report(one, [], tmp_path / "none.html", title="None")
 
 
+@pytest.mark.slow
 def test_large_tables_are_shortened_and_say_so(tmp_path):
     """6,000 configurations: the lowest losses are listed, the scatter draws 5,000 and all that are selected."""
     generator = np.random.default_rng(1)
@@ -254,6 +258,7 @@ def test_large_tables_are_shortened_and_say_so(tmp_path):
     assert len(json.dumps(page.told)) < 6_000_000
 
 
+@pytest.mark.slow
 def test_the_printed_threshold_selects_what_the_page_says(page, points):
     """What a reader copies from beside the slider into --max-loss."""
     live = page.told["live"]
@@ -264,7 +269,7 @@ def test_the_printed_threshold_selects_what_the_page_says(page, points):
     assert float(live["start_text"]) == MAX_LOSS
 
 
-@pytest.mark.parametrize("gain", [0.5, 0.77, 0.9, 0.95])
+@pytest.mark.parametrize("gain", slow_after(1, [0.5, 0.77, 0.9, 0.95]))
 def test_the_threshold_reads_the_same_everywhere_and_selects_the_same(points, tmp_path, gain):
     """In the steps that the command prints, in the report's text and beside the slider."""
     options = {"min_utility_gain": gain, "base_utility_loss": 3.4}
@@ -285,6 +290,7 @@ def test_a_shown_threshold_is_never_rounded_below_a_loss_that_it_lets_in():
     assert shown_threshold(loss, 1.4) == "1.4"
 
 
+@pytest.mark.slow
 def test_epsilon_on_the_card_holds_for_all_seeds(points, tmp_path):
     mixed = points.assign(epsilon=[2.0 + seed for seed in points["seed"]])
     write_report(mixed, select(mixed, max_loss=MAX_LOSS), tmp_path / "mixed.html", title="Mixed")
@@ -295,6 +301,7 @@ def test_epsilon_on_the_card_holds_for_all_seeds(points, tmp_path):
     assert dict(zip(page.text["dt"], page.text["dd"], strict=True))["ε"] == "inf"
 
 
+@pytest.mark.slow
 def test_logarithmic_scores_have_no_shares(points, tmp_path):
     table = points.assign(**{"score.logprob": points["score"]}).drop(columns="score.vmr")
     write_report(table, select(table, max_loss=MAX_LOSS), tmp_path / "log.html", title="Logarithmic")
@@ -304,7 +311,7 @@ def test_logarithmic_scores_have_no_shares(points, tmp_path):
     assert any(text.startswith("Score: logprob") for text in page.text["p"])
 
 
-@pytest.mark.parametrize(("name", "declared", "ratios"), [("bits", True, False), ("bits", None, True)])
+@pytest.mark.parametrize(("name", "declared", "ratios"), slow_after(1, [("bits", True, False), ("bits", None, True)]))
 def test_a_score_that_is_declared_logarithmic_has_no_shares(points, tmp_path, name, declared, ratios):
     """As a plug-in's, whose name the report does not know."""
     table = points.assign(**{f"score.{name}": points["score"]}).drop(columns="score.vmr")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from report_pages import MAX_LOSS, made_up_sweep
 
-from analysis import RULES, select, write_comparison, write_report
+from analysis import RULES, Selection, select, write_comparison, write_report
 from analysis.figures import Curve
 from analysis.report.markup import number
 from analysis.tables.utility_filter import threshold_text
@@ -49,7 +49,10 @@ def drawn(page: OpenPage) -> None:
 
 
 def said_by_select(points, rule: str, threshold: float) -> list[str]:
-    s = select(points, rule=rule, max_loss=threshold)
+    return cells(rule, select(points, rule=rule, max_loss=threshold))
+
+
+def cells(rule: str, s: Selection) -> list[str]:
     c = s.configuration
     return [rule, *map(number, (c.batch_size, c.num_steps, c.learning_rate, s.utility_loss, s.score))]
 
@@ -80,17 +83,17 @@ def test_the_slider_moves_every_selection(page, points):
         slide(page, at)
         traces = page.evaluate("document.getElementById('layout').data.map(t => [t.name, t.x, t.y])")
         rings = {name: (x, y) for name, x, y in traces}
-        for rule in RULES:
-            s = select(points, rule=rule, max_loss=thresholds[at])
-            assert page.evaluate(ROW.format(rule=rule))[:6] == said_by_select(points, rule, thresholds[at])
+        said = {rule: select(points, rule=rule, max_loss=thresholds[at]) for rule in RULES}
+        for rule, s in said.items():
+            assert page.evaluate(ROW.format(rule=rule))[:6] == cells(rule, s)
             assert rings[rule] == ([s.utility_loss], [s.score])
-        members = len(select(points, max_loss=thresholds[at]).steps[0].survivors)
+        members = len(said["informed"].steps[0].survivors)
         assert sum(y is not None for y in rings["Configuration"][1]) == members
         assert page.evaluate("document.querySelectorAll('tr.excluded').length") == 60 - members
         marked = page.evaluate(
             "Array.from(document.querySelector('tr[data-position].marked').children, c => c.textContent)"
         )
-        assert marked[:3] == said_by_select(points, "procedure", thresholds[at])[1:4]
+        assert marked[:3] == cells("procedure", said["procedure"])[1:4]
         assert "procedure" in marked[-1]
         for figure in ("layout", "by_threshold"):
             (line,) = page.evaluate(f"document.getElementById('{figure}').layout.shapes.map(s => s.x0)")

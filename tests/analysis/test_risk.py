@@ -40,6 +40,7 @@ def assert_equal(found, expected):
         assert "reason" not in found
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(table=tables())
 def test_mean_layout_is_the_loop_over_thresholds(table):
@@ -51,6 +52,7 @@ def test_mean_layout_is_the_loop_over_thresholds(table):
         assert_equal(risk["rules"][rule], naive_risk(means, rule))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(table=tables(min_score=1))
 def test_relative_risk_is_defined_on_positive_scores(table):

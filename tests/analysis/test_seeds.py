@@ -228,6 +228,7 @@ def test_a_wrong_precision_is_refused(name, value):
         select(points, **{name: value})
 
 
+@pytest.mark.slow
 def test_further_seeds_find_the_lowest_of_two_and_stop():
     """Thirty sweeps of two close configurations: nearly all end settled, and nearly all of those are right."""
     right, settled = 0, 0

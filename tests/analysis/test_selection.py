@@ -13,6 +13,7 @@ from point_tables import NAIVE_RULES, naive_means, naive_procedure, naive_select
 
 from analysis import select, useful_points
 from search_spaces import exact, grid
+from tests.marks import slow_after
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
 
@@ -33,7 +34,7 @@ def full_grid(loss=lambda c: 3 - c.compute * c.learning_rate):
 
 @settings(max_examples=60, deadline=None)
 @given(table=tables(), data=st.data())
-@pytest.mark.parametrize("rule", NAIVE_RULES)
+@pytest.mark.parametrize("rule", slow_after(1, NAIVE_RULES))
 def test_rules_select_what_their_definition_selects(rule, table, data):
     means = naive_means(table)
     max_loss = data.draw(st.none() | st.sampled_from([loss for loss, _ in means.values()]))
@@ -47,6 +48,7 @@ def test_rules_select_what_their_definition_selects(rule, table, data):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(table=tables())
 def test_the_record_shows_the_survivors_of_every_step(table):
@@ -60,6 +62,7 @@ def test_the_record_shows_the_survivors_of_every_step(table):
         before = set(map(as_point, step.survivors))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(table=tables(), share=st.sampled_from([0, 0.25, 0.5, 0.75, 1]))
 def test_min_utility_gain_is_a_share_of_the_best_gain(table, share):
@@ -215,7 +218,7 @@ def test_the_document_is_the_contract():
 
 @settings(max_examples=60, deadline=None)
 @given(table=tables())
-@pytest.mark.parametrize("rule", ["procedure", "worst-utility", "best-utility", "oracle"])
+@pytest.mark.parametrize("rule", slow_after(1, ["procedure", "worst-utility", "best-utility", "oracle"]))
 def test_a_choice_that_another_beats_in_both_says_so(rule, table):
     selection = select(table, rule=rule)
     chosen = selection.utility_loss, selection.score

@@ -8,6 +8,7 @@ import pytest
 
 from analysis.surface.surrogate import MOST_ROWS, SLOPES, Surface, TooManyError, _kernel
 from search_spaces import grid
+from tests.marks import slow_after
 
 CONFIGURATIONS = grid([64, 128, 256, 512], [30, 60, 120, 240], ["5e-3", "1e-2", "2e-2", "4e-2"])
 
@@ -56,7 +57,7 @@ def test_smoothing_is_prediction_at_the_measured_configurations():
     )
 
 
-@pytest.mark.parametrize("measured", [6, 12, 24])
+@pytest.mark.parametrize("measured", slow_after(2, [6, 12, 24]))
 def test_intervals_hold_what_was_not_measured_as_often_as_they_say(measured):
     """25 random surfaces, the configurations that did not run: 95 % intervals hold at least 90 % of the expectations
     (surfaces share errors: the standard error over 25 surfaces is about 2 %), and are far narrower than the scores."""

@@ -40,6 +40,7 @@ def verdicts(tables):
     ]
 
 
+@pytest.mark.slow
 def test_null_data_are_told_from_followers_with_an_error_of_at_most_5_percent():
     """200 tables of scores that have nothing to do with the hyperparameters: any verdict in at most 5 % of them, up to
     3 standard errors of 1.5 %."""

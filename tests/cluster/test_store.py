@@ -53,9 +53,11 @@ class Server:
         self._process.wait(timeout=30)
 
 
-@pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[RayHosts]:
-    with ray_hosts(tmp_path / "hosts", [0, 1, 1], AWS_EC2_METADATA_DISABLED="true", **CREDENTIALS) as opened:
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHosts]:
+    """A head without CPUs for workers, and two nodes with one each. The last test switches a node off."""
+    folder = tmp_path_factory.mktemp("hosts")
+    with ray_hosts(folder, [0, 1, 1], AWS_EC2_METADATA_DISABLED="true", **CREDENTIALS) as opened:
         yield opened
 
 
@@ -76,7 +78,7 @@ def planted_in(folder: Path) -> list[Path]:
 
 def test_nodes_that_do_not_see_the_folder_are_told_what_to_do(hosts: RayHosts, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
-    spec = write_spec(tmp_path / "work", hosts)
+    spec = write_spec(tmp_path / "work", hosts, max_concurrent_trials=1)
     for node in hosts.nodes:
         node.hide(tmp_path / "work")
     driver = hosts.raydp(tmp_path / "work", "sweep", "spec.yaml", "--json")

@@ -235,6 +235,7 @@ def test_what_is_no_file_of_outputs_is_refused(raydp, tmp_path) -> None:
     assert (answer.code, "--shadows must go with a SPEC" in answer.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_the_neural_attack_weighs_members_and_nonmembers_half_each() -> None:
     """Confidences of normals one standard deviation apart, six members for each non-member: at best an accuracy of
     Phi(1/2) = 0.69; without the weights the network says member nearly always, 0.54."""
@@ -245,6 +246,7 @@ def test_the_neural_attack_weighs_members_and_nonmembers_half_each() -> None:
     assert neural_attack(_observed(*parts[:2]), _observed(*parts[2:]))["accuracy"] > 0.62
 
 
+@pytest.mark.slow
 def test_sorted_vectors_say_nothing_of_which_class_is_which() -> None:
     """Every row's probabilities in another order: with presort the same attack, also of data too few to stop early."""
     rng = np.random.default_rng(0)

@@ -247,6 +247,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepSpec, SweepFol
     return spec, folder
 
 
+@pytest.mark.slow
 def test_the_plan_and_the_points_show_a_claim_beside_an_infinite_epsilon(sweep: tuple[SweepSpec, SweepFolder]) -> None:
     spec, folder = sweep
     rows = Sweep(spec).plan().to_dict("records")

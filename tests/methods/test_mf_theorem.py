@@ -16,6 +16,7 @@ from scipy.linalg import toeplitz
 
 from raydp.privacy import PLDAccountant, PoissonGaussian
 from raydp.privacy.mechanisms.factorisation import banded_square_root
+from tests.marks import slow_after
 
 SIGMA, RATE, NUM_SAMPLES = 1.2, 0.3, 400_000
 EPSILONS = np.array([0.1, 0.5, 1.0, 2.0])
@@ -100,7 +101,7 @@ def test_a_later_group_loses_less() -> None:
 
 @pytest.mark.parametrize(
     ("strategy_fn", "turns"),
-    [(lambda: square(2, scale=1.15), [0, 2]), (lambda: square(2), [0, 1, 2])],
+    slow_after(1, [(lambda: square(2, scale=1.15), [0, 2]), (lambda: square(2), [0, 1, 2])]),
     ids=["columns too long", "a unit in two groups"],
 )
 def test_what_breaks_the_theorem_loses_more(strategy_fn: Callable[[], NDArray[np.float64]], turns: list[int]) -> None:

@@ -33,6 +33,7 @@ from raydp.training.trial import Paused
 from raydp.training.trial_plan import TrialPlan
 from tests.builders.models import network_context
 from tests.builders.specs import public_digits_spec
+from tests.marks import slow_after
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(100, 132))
 TEACHING = Teaching(num_teachers=5, num_steps=25, batch_size=None, learning_rate=0.02)
@@ -302,12 +303,15 @@ def _by_position(examples: Any, num_teachers: int, stream: Any) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("target", "fault", "caught"),
-    [
-        ("raydp.training.aggregation.teachers.teacher_of", _by_position, "one record (largest count)"),
-        ("raydp.methods.pate.PATE.answer_noise", lambda self, multiplier: 10 * multiplier, "noise of all answers"),
-        ("raydp.methods.pate.KeyedStream", _Quiet, "noise on the counts"),
-        ("raydp.methods.pate.KeyedStream", _Quiet, "noise of the threshold's check"),
-    ],
+    slow_after(
+        2,
+        [
+            ("raydp.training.aggregation.teachers.teacher_of", _by_position, "one record (largest count)"),
+            ("raydp.methods.pate.PATE.answer_noise", lambda self, multiplier: 10 * multiplier, "noise of all answers"),
+            ("raydp.methods.pate.KeyedStream", _Quiet, "noise on the counts"),
+            ("raydp.methods.pate.KeyedStream", _Quiet, "noise of the threshold's check"),
+        ],
+    ),
 )
 def test_the_self_test_finds_faults(target: str, fault: Any, caught: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target, fault)

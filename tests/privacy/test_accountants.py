@@ -25,6 +25,7 @@ from raydp.privacy import (
 from raydp.privacy.accounting.base import merged
 from raydp.privacy.accounting.pld import _epsilons
 from raydp.privacy.accounting.rdp import ORDERS
+from tests.marks import slow_after
 
 from .conformance import TYPICAL, AccountantConformance, gaussian_epsilon
 
@@ -40,6 +41,7 @@ class TestPRV(AccountantConformance):
     mesh_effect = 2e-5  # the grid of the smallest δ is finer; 1e-5 was the most over 8 events and 7 δ
 
 
+@pytest.mark.slow
 def test_a_large_joint_epsilon_of_prv_is_an_upper_bound_on_a_coarser_grid() -> None:
     """The grid of prv at its usual error takes minutes for the models of a sweep."""
     events = [
@@ -66,12 +68,15 @@ def test_every_builtin_accountant_runs_the_conformance_suite() -> None:
 
 @pytest.mark.parametrize(
     "event",
-    [
-        PoissonGaussian(sample_rate=0.0228, noise_multiplier=0.9617, num_steps=500),
-        PoissonGaussian(sample_rate=0.5689, noise_multiplier=5.0, num_steps=256),
-        PoissonGaussian(sample_rate=0.001, noise_multiplier=0.7, num_steps=2000),
-        PoissonGaussian(sample_rate=1.0, noise_multiplier=3.0, num_steps=5),
-    ],
+    slow_after(
+        1,
+        [
+            PoissonGaussian(sample_rate=0.0228, noise_multiplier=0.9617, num_steps=500),
+            PoissonGaussian(sample_rate=0.5689, noise_multiplier=5.0, num_steps=256),
+            PoissonGaussian(sample_rate=0.001, noise_multiplier=0.7, num_steps=2000),
+            PoissonGaussian(sample_rate=1.0, noise_multiplier=3.0, num_steps=5),
+        ],
+    ),
 )
 def test_pld_is_below_prv_and_prv_below_rdp(event: PoissonGaussian) -> None:
     """prv is conservative by at most 2 eps_error, rdp by 3 % at least (Hu et al. 2025, Table 10: 5 % in σ)."""
@@ -127,7 +132,9 @@ def test_pld_stays_above_the_exact_value_where_rounding_moves_the_plain_librarys
     assert exact <= PLDAccountant().epsilon(event, delta) <= 1.02 * exact
 
 
-@pytest.mark.parametrize(("q", "sigma", "steps"), [(0.0228, 1.43, 50), (0.3, 4.0, 2000), (1.0, 3.0, 1), (1e-3, 0.5, 9)])
+@pytest.mark.parametrize(
+    ("q", "sigma", "steps"), slow_after(2, [(0.0228, 1.43, 50), (1.0, 3.0, 1), (0.3, 4.0, 2000), (1e-3, 0.5, 9)])
+)
 def test_plds_curve_is_the_librarys_with_the_rounding_error_above_it(q: float, sigma: float, steps: int) -> None:
     event = PoissonGaussian(sample_rate=q, noise_multiplier=sigma, num_steps=steps)
     pld = PLDAccountant()
@@ -183,6 +190,7 @@ def test_pld_refuses_grids_that_do_not_fit_in_memory() -> None:
         PLDAccountant().epsilon(PoissonGaussian(sample_rate=0.5, noise_multiplier=0.2, num_steps=100_000), 1e-5)
 
 
+@pytest.mark.slow
 def test_prv_names_its_limits_and_hands_over_to_no_other() -> None:
     fine = PoissonGaussian(sample_rate=0.001, noise_multiplier=50.0, num_steps=100_000)
     with pytest.raises(AccountantError, match=r"'prv' is limited to 12,000,000 grid points"):
@@ -241,6 +249,7 @@ def test_import_is_light() -> None:
     assert result.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_prv_falls_back_to_a_coarser_error_of_its_own() -> None:
     """prv_accountant refuses this run at eps_error 0.01 and 0.02. At 0.05 its two bounds are 2 · 0.05 apart, with the
     tight ε between them."""

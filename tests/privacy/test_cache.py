@@ -11,6 +11,7 @@ import pytest
 from raydp.privacy import CalibrationRequest, PLDAccountant, PrivacyTarget, RDPAccountant, calibrate
 from raydp.privacy.accounting import calibration as module
 from raydp.privacy.accounting.cache import SolutionCache
+from tests.marks import slow_after
 
 REQUEST = CalibrationRequest.of_batches(
     num_examples=10_000, batch_size=100, num_steps=20, target=PrivacyTarget(epsilon=4.0, delta=1e-5)
@@ -37,6 +38,7 @@ def test_second_call_reads_the_first_ones_result(tmp_path: Path, solves: list[st
     assert solves == ["pld"]
 
 
+@pytest.mark.slow
 def test_accountant_library_version_and_algorithm_are_part_of_the_key(
     tmp_path: Path, solves: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,7 +54,9 @@ def test_accountant_library_version_and_algorithm_are_part_of_the_key(
     assert RDPAccountant().version != PLDAccountant().version
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "binary", "other type", "less noise", "no digest", "nested"])
+@pytest.mark.parametrize(
+    "damage", slow_after(3, ["truncated", "empty", "binary", "other type", "less noise", "no digest", "nested"])
+)
 def test_a_damaged_entry_is_computed_again_and_replaced(tmp_path: Path, solves: list[str], damage: str) -> None:
     first = calibrate(REQUEST, "rdp", cache_dir=tmp_path)
     (path,) = tmp_path.glob("*.json")

@@ -23,6 +23,7 @@ from raydp.privacy import (
     calibrate_many,
 )
 from raydp.privacy.accounting.root_search import smallest_noise
+from tests.marks import slow_after
 
 from .conformance import gaussian_epsilon
 
@@ -62,17 +63,20 @@ def test_agreement_with_a_printed_value_rejects_one_percent(sigma: float, accept
 
 @pytest.mark.parametrize(
     ("accountant", "batch_size", "num_steps", "sigma"),
-    [
-        ("rdp", 4096, 500, "1.01"),
-        ("rdp", 4096, 2000, "1.50"),
-        ("pld", 4096, 500, "0.962"),
-        ("pld", 2048, 1000, "0.814"),
-        ("pld", 4096, 1000, "1.14"),
-        ("pld", 8192, 1000, "1.91"),
-        ("prv", 2048, 1000, "0.814"),
-        ("prv", 4096, 1000, "1.14"),
-        ("prv", 8192, 1000, "1.91"),
-    ],
+    slow_after(
+        3,
+        [
+            ("rdp", 4096, 500, "1.01"),
+            ("rdp", 4096, 2000, "1.50"),
+            ("pld", 4096, 500, "0.962"),
+            ("pld", 2048, 1000, "0.814"),
+            ("pld", 4096, 1000, "1.14"),
+            ("pld", 8192, 1000, "1.91"),
+            ("prv", 2048, 1000, "0.814"),
+            ("prv", 4096, 1000, "1.14"),
+            ("prv", 8192, 1000, "1.91"),
+        ],
+    ),
 )
 def test_table_10(accountant: str, batch_size: int, num_steps: int, sigma: str) -> None:
     """Hu et al. 2025, Table 10: n = 180,000, target (4, 1e-6)."""
@@ -81,15 +85,18 @@ def test_table_10(accountant: str, batch_size: int, num_steps: int, sigma: str) 
 
 @pytest.mark.parametrize(
     ("accountant", "batch_size", "num_steps", "sigma"),
-    [
-        ("pld", 4096, 250, "1.09"),
-        ("pld", 4096, 500, "1.36"),
-        ("pld", 4096, 1000, "1.77"),
-        ("prv", 4096, 250, "1.09"),
-        ("prv", 1024, 500, "0.672"),
-        ("prv", 2048, 500, "0.890"),
-        ("rdp", 2048, 500, "0.933"),
-    ],
+    slow_after(
+        1,
+        [
+            ("pld", 4096, 250, "1.09"),
+            ("pld", 4096, 500, "1.36"),
+            ("pld", 4096, 1000, "1.77"),
+            ("prv", 4096, 250, "1.09"),
+            ("prv", 1024, 500, "0.672"),
+            ("prv", 2048, 500, "0.890"),
+            ("rdp", 2048, 500, "0.933"),
+        ],
+    ),
 )
 def test_table_11(accountant: str, batch_size: int, num_steps: int, sigma: str) -> None:
     """Hu et al. 2025, Table 11: n = 50,000, target (8, 5e-6)."""
@@ -99,15 +106,18 @@ def test_table_11(accountant: str, batch_size: int, num_steps: int, sigma: str) 
 
 @pytest.mark.parametrize(
     ("n", "epsilon", "sigmas"),
-    [
-        (180_000, 1.0, ("1.51", "2.34", "4.40")),
-        (180_000, 2.0, ("1.05", "1.41", "2.42")),
-        (180_000, 4.0, ("0.80", "0.96", "1.43")),
-        (180_000, 8.0, ("0.62", "0.72", "0.96")),
-        (45_000, 4.0, ("1.61", "2.60", "4.94")),
-        (90_000, 4.0, ("1.05", "1.46", "2.56")),
-        (360_000, 4.0, ("0.67", "0.75", "0.92")),
-    ],
+    slow_after(
+        1,
+        [
+            (180_000, 1.0, ("1.51", "2.34", "4.40")),
+            (180_000, 2.0, ("1.05", "1.41", "2.42")),
+            (180_000, 4.0, ("0.80", "0.96", "1.43")),
+            (180_000, 8.0, ("0.62", "0.72", "0.96")),
+            (45_000, 4.0, ("1.61", "2.60", "4.94")),
+            (90_000, 4.0, ("1.05", "1.46", "2.56")),
+            (360_000, 4.0, ("0.67", "0.75", "0.92")),
+        ],
+    ),
 )
 def test_table_12(n: int, epsilon: float, sigmas: tuple[str, ...]) -> None:
     """Hu et al. 2025, Table 12: b = 4096, T = 150, 500, 2000, δ = 1e-6, Connect-the-Dots."""
@@ -143,6 +153,7 @@ def test_guarantee_and_tightness_hold_over_the_range(
     check(asked, calibrate(asked, accountant))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "b", "t", "epsilon"), [(3600, 256, 16, 8.0), (3600, 2048, 64, 0.5), (10**6, 1000, 300, 2.0)]
 )
@@ -215,6 +226,7 @@ def test_equal_problems_are_solved_once_and_answered_in_order(monkeypatch: pytes
     assert seen == [(1, 2), (2, 2)]
 
 
+@pytest.mark.slow
 def test_processes_agree_with_one_process() -> None:
     asked = [request(10_000, b, 30) for b in (50, 100)]
     assert calibrate_many(asked, "pld", max_workers=2) == calibrate_many(asked, "pld", max_workers=1)

@@ -14,6 +14,7 @@ from scipy import stats
 
 from raydp.privacy import Guesses, OneRunBound, one_run_bound, one_run_p_value, twin_bound
 from raydp.privacy.accounting.gdp import gaussian_epsilon
+from tests.marks import slow_after
 
 PUBLIC = [
     ((1000, 100, 75, 1e-4, 0.95), 0.672984663, 0.672984730, 0.841723704),
@@ -87,8 +88,8 @@ def test_the_bound_is_refuted_and_a_little_more_is_not(delta: float) -> None:
     assert one_run_p_value(counts, epsilon, delta) < 0.05 <= one_run_p_value(counts, epsilon + 1e-7, delta)
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 1.5, 3.0])
-@pytest.mark.parametrize("confidence", [0.95, 0.8])
+@pytest.mark.parametrize("epsilon", slow_after(1, [0.5, 1.5, 3.0]))
+@pytest.mark.parametrize("confidence", slow_after(1, [0.95, 0.8]))
 def test_randomised_response_is_overrated_no_more_often_than_stated(epsilon: float, confidence: float) -> None:
     """Exact: the number of right guesses is binomial. With probability δ the mechanism tells every coin besides."""
     r, delta = 150, 1e-3

@@ -155,6 +155,7 @@ def test_a_release_that_has_no_finite_cost_is_refused(values: tuple[float, float
         Release(order=values[0], beta=values[1], noise_multiplier=values[2])
 
 
+@pytest.mark.slow
 def test_the_command_publishes(raydp: Callable[..., Answer], tmp_path: Path) -> None:
     votes = np.random.default_rng(0).multinomial(250, [0.9, 0.1], size=500)
     np.savetxt(tmp_path / "votes.csv", votes, fmt="%d", delimiter=",")

@@ -14,6 +14,7 @@ from raydp.privacy.accounting.gdp import gaussian_epsilon
 from raydp.privacy.mechanisms.data_sets import data_sets_record, epsilons_of_sets
 from raydp.privacy.mechanisms.reference import DATA_SETS, ROUNDING, excess_risk_bounds
 from raydp.training.noise.lattice import NOISE_WIDENING
+from tests.marks import slow_after
 
 DELTA = 1e-5
 SETS = st.builds(
@@ -29,7 +30,7 @@ def epsilons(sets: WeightedSets, event: PoissonGaussian) -> dict[str, float]:
     return {name: float(found[name].epsilon or 0.0) for name in DATA_SETS}
 
 
-@pytest.mark.parametrize(("weight", "counts"), [(0.2, (700, 700)), (0.9, (700, 700)), (0.3, (900, 100))])
+@pytest.mark.parametrize(("weight", "counts"), slow_after(1, [(0.2, (700, 700)), (0.9, (700, 700)), (0.3, (900, 100))]))
 def test_each_sets_epsilon_is_that_of_its_own_sensitivity(weight: float, counts: tuple[int, int]) -> None:
     """The library is told the sensitivity of a sum in which an example of the set weighs (1-w) N/N_T or w N/N_R, and
     noise of the larger weight: not our noise multiplier. Our rounding allowance makes the smaller one larger, by 1 % at

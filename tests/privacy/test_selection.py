@@ -37,6 +37,7 @@ from raydp.privacy.accounting.root_search import CalibrationError
 from raydp.privacy.mechanisms.private_selection import _power
 from raydp.privacy.mechanisms.renyi_orders import smallest
 from raydp.privacy.mechanisms.tuning import BOUNDS, worst_curve
+from tests.marks import slow_after
 
 TARGET = PrivacyTarget(epsilon=3.0, delta=1e-5)
 DISTRIBUTIONS: dict[str, NumRuns] = {
@@ -74,7 +75,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("calibrations")
 
 
-@pytest.mark.parametrize(("accountant", "name"), BY_ACCOUNTANT)
+@pytest.mark.parametrize(("accountant", "name"), slow_after(4, BY_ACCOUNTANT))
 def test_the_choice_meets_the_target_and_wastes_little(accountant: str, name: str, known: Path) -> None:
     """0.998: TOLERANCE is 0.1 %."""
     num_runs = num_runs_named(name)
@@ -89,6 +90,7 @@ def test_the_choice_meets_the_target_and_wastes_little(accountant: str, name: st
     assert solved.runs[0].epsilon == alone.epsilon(events(solved)[0], TARGET.delta)
 
 
+@pytest.mark.slow
 def test_profiles_make_the_choice_cheaper_than_renyi_divergences(known: Path) -> None:
     """A choice among about ten runs, by profiles, needs at most 15 % more noise than one run at ε = 8."""
     target = PrivacyTarget(epsilon=8.0, delta=4000**-1.1)
@@ -121,6 +123,7 @@ def test_a_target_that_no_noise_reaches_is_an_error() -> None:
         calibrate_selection(one, TruncatedNegativeBinomial.with_mean(1000, eta=1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", [0.6, 40.0])
 def test_the_search_over_orders_finds_what_all_orders_give(sigma: float) -> None:
     """Each order is a bound, so the search can only be above; 1e-3 is what it may lose."""
@@ -134,7 +137,7 @@ def test_the_search_over_orders_finds_what_all_orders_give(sigma: float) -> None
         assert exact <= smallest(bound) <= exact + 1e-3 * abs(exact)
 
 
-@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+@pytest.mark.parametrize("accountant", slow_after(1, ["rdp", "pld"]))
 def test_the_guarantee_is_that_of_the_choice_and_not_of_one_run(accountant: str, known: Path) -> None:
     num_runs = DISTRIBUTIONS["geometric"]
     solved = calibrate_selection(requests(), num_runs, accountant, cache_dir=known)

@@ -24,6 +24,7 @@ from raydp.privacy.accounting.two_way import TwoWayProfile, _interval, two_way_p
 from raydp.privacy.mechanisms.selection_profile import SelectionProfile, profile_epsilons, smallest_bounded_delta
 from raydp.privacy.mechanisms.tuning import tuned_epsilons
 from raydp.selftest.checks.choice import generating
+from tests.marks import slow_after
 
 DISTRIBUTIONS: dict[str, NumRuns] = {
     "geometric": TruncatedNegativeBinomial.with_mean(10, eta=1.0),
@@ -92,6 +93,7 @@ def test_a_binomial_number_of_runs_is_at_most_its_trials() -> None:
         tuned_epsilon([PoissonGaussian(sample_rate=0.1, noise_multiplier=2.0, num_steps=9)], runs, 1e-5, "rdp")
 
 
+@pytest.mark.slow
 @given(name=NAMES, seed=st.integers(0, 2**16), spread=st.sampled_from([0.1, 0.5, 2.0]), outcomes=st.integers(2, 30))
 @settings(deadline=None, max_examples=40)
 def test_the_best_of_a_finite_mechanism_keeps_within_the_bound_in_every_order(
@@ -232,7 +234,8 @@ def test_what_cannot_be_bounded_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "sigma", "steps"), [(0.016, 0.489, 60), (0.01, 5.0, 1000), (0.3, 2.0, 10), (1, 4, 1), (0.001, 0.3, 1000)]
+    ("rate", "sigma", "steps"),
+    slow_after(4, [(0.016, 0.489, 60), (0.01, 5.0, 1000), (0.3, 2.0, 10), (1, 4, 1), (0.001, 0.3, 1000)]),
 )
 def test_a_coarser_grid_costs_next_to_nothing(rate: float, sigma: float, steps: int) -> None:
     """1e-4: what `_interval` allows."""

@@ -57,12 +57,14 @@ def test_the_bound_is_at_most_epsilon_on_the_correct_mechanism() -> None:
     assert 0.3 * epsilon < separate_bound(sound, SEVERAL_STEPS, DELTA) < epsilon
 
 
+@pytest.mark.slow
 def test_more_canaries_come_closer() -> None:
     epsilon = PLDAccountant().epsilon(SEVERAL_STEPS, DELTA)
     many = separate_bound(outcomes_of(SEVERAL_STEPS, 1.0, 20_000, seed=1), SEVERAL_STEPS, DELTA)
     assert 0.8 * epsilon < many < epsilon
 
 
+@pytest.mark.slow
 def test_half_of_the_noise_is_found() -> None:
     stated = PLDAccountant().epsilon(SEVERAL_STEPS, DELTA)
     faulty = outcomes_of(SEVERAL_STEPS, 0.5, 1000, seed=1)
@@ -70,6 +72,7 @@ def test_half_of_the_noise_is_found() -> None:
     assert separate_p_value(faulty, SEVERAL_STEPS) < 1e-3
 
 
+@pytest.mark.slow
 def test_the_p_value_is_the_level_at_which_the_bound_passes_epsilon() -> None:
     outcomes = outcomes_of(SEVERAL_STEPS, 0.75, 1000, seed=2)
     stated, p = PLDAccountant().epsilon(SEVERAL_STEPS, DELTA), separate_p_value(outcomes, SEVERAL_STEPS)

@@ -53,6 +53,7 @@ def adapters(memorised) -> dict[str, LoadedModel]:
 SECRETS = made_up_secrets("verbatim", 8, seed=0)[:2]
 
 
+@pytest.mark.slow
 def test_many_models_share_their_prompts_in_whatever_order_and_go_on(adapters, tmp_path: Path) -> None:
     task, score = make_task(SECRETS), QUICK
     whole = dict(score.measure_many(Folder(adapters), task, seed=0, context=Context(folder=tmp_path)))

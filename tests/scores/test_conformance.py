@@ -28,6 +28,7 @@ from tests.builders.secrets import examples_task, made_up_secrets, told
 from .conformance import ScoreConformance
 
 
+@pytest.mark.slow
 class TestAdversarialCompression(ScoreConformance):
     name, kind = "acr", "verbatim"
     score = AdversarialCompression(num_seeds=1, num_steps=8, batch_size=32, patience=4, max_prompt_tokens=4)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from raydp.plugins import registries
 from tests.search.conformance import SearchConformance
 
@@ -21,10 +23,12 @@ class TestOptuna(SearchConformance):
     name, written = "optuna", {"num_configurations": 20}
 
 
+@pytest.mark.slow
 class TestOptunaByCost(SearchConformance):
     name, written = "optuna", {"max_cost_share": 0.2, "initial": 3}
 
 
+@pytest.mark.slow
 class TestOptunaNSGA2(SearchConformance):
     name, written = "optuna", {"sampler": "nsga2", "num_configurations": 20, "initial": 4}
 

@@ -9,10 +9,11 @@ from replay import replay
 from analysis import configuration_means, select
 from raydp.search.base import Goal, SearchState
 from raydp.search.frugal import FrugalSearch
+from tests.marks import slow_after
 from tests.search.made_up import COLUMNS, SPACE, median_loss, surface
 
 
-@pytest.mark.parametrize("rule", ["procedure", "oracle"])
+@pytest.mark.parametrize("rule", slow_after(1, ["procedure", "oracle"]))
 def test_it_finds_what_the_whole_grid_finds_at_a_fraction_of_the_cost(rule):
     """Three surfaces: within 5 % of the grid's choice in the median at 30 % of its compute (12 % was measured)."""
     rng = np.random.default_rng(0)
@@ -65,6 +66,7 @@ def test_a_budget_ends_it():
     assert one.reason == "the budget of compute is used up"
 
 
+@pytest.mark.slow
 def test_a_share_of_the_gain_is_of_the_whole_spaces_best():
     """The threshold is not that of the best that happens to have run: the grid's choice is found under it as well."""
     table = surface(np.random.default_rng(6))

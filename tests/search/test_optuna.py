@@ -45,6 +45,7 @@ def state(table: pd.DataFrame, folder: Path, *finished: Configuration, **more: A
     return SearchState(candidates=CANDIDATES, points=points, folder=folder, **more)
 
 
+@pytest.mark.slow
 def test_the_record_is_what_was_run_with_means_over_seeds_and_constraints(tmp_path: Path) -> None:
     table = surface(np.random.default_rng(0))
     limit = median_loss(table)
@@ -63,6 +64,7 @@ def test_the_record_is_what_was_run_with_means_over_seeds_and_constraints(tmp_pa
         assert set(trial.params) == {"batch_size", "num_steps", "learning_rate"}, "σ is never sampled"
 
 
+@pytest.mark.slow
 def test_constraints_turn_it_away_from_what_does_not_keep_to_them() -> None:
     """After the random start, more of what it runs keeps to a threshold that a quarter of the space keeps to than
     without one (three surfaces, 15 configurations each; 23 and 10 of 45 were measured)."""
@@ -77,6 +79,7 @@ def test_constraints_turn_it_away_from_what_does_not_keep_to_them() -> None:
     assert kept["with"] > 1.5 * kept["without"]
 
 
+@pytest.mark.slow
 def test_it_finds_more_than_random_search_does_with_as_many_configurations() -> None:
     """Three surfaces, 20 of 64 configurations, median excess over the grid's choice: 0 and 30 % were measured."""
     found: dict[str, list[float]] = {"optuna": [], "random": []}
@@ -167,6 +170,7 @@ def test_a_seed_changes_what_is_drawn() -> None:
     assert len(orders) == 2
 
 
+@pytest.mark.slow
 def test_budgets(tmp_path: Path) -> None:
     table, goal = surface(np.random.default_rng(7)), Goal()
     plain = replay(table, OptunaSearch(), goal)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import Answer
+from tests.marks import slow_after
 from tests.security.fuzzing import FUZZ_SECONDS, Clock, assert_answers, fuzzed
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
@@ -137,7 +138,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_after(1, KINDS))
 def test_no_file_of_points_ends_in_a_traceback(kind: str, raydp: Callable[..., Answer], tmp_path: Path) -> None:
     fuzz(raydp, tmp_path, *KINDS[kind], 30)
 

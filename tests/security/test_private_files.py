@@ -11,6 +11,7 @@ import yaml
 
 from tests.builders.specs import small_spec
 from tests.conftest import Answer
+from tests.marks import slow_unless
 from tests.security.private_files import FORMS, WORDS, commands, specs, write_forms, write_good
 
 Command = Callable[..., Answer]
@@ -23,6 +24,9 @@ READERS = {
 """One command of each way to read a file is given every form, any other command a fifth of the forms."""
 OF_A_SPEC = {"notes.yaml", "one.json", "keys.jsonl", "broken.jsonl", "plain.txt", "noise.bin"}
 """Forms for the fields of a spec, each of which takes a plan: one of every way to be read."""
+QUICK_COMMANDS = ("plan", "status", "analyze risk", "models find --trusted-key")
+QUICK_SPECS = ("task text", "task tabular", "model.name", "tracking.signing_key")
+"""What `make test` gives the files to."""
 FORMS_OF_A_SPEC = tuple(form for form in FORMS if form in OF_A_SPEC or form.endswith((".csv", ".npz")))
 
 
@@ -51,7 +55,7 @@ def assert_nothing_is_shown(answer: Answer, what: object) -> None:
     assert len(answer.err) > 30, (what, said)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", slow_unless(QUICK_COMMANDS, COMMANDS))
 def test_no_command_shows_a_file_that_it_cannot_use(name: str, raydp: Command, places: Places) -> None:
     for form in FORMS if name in READERS else FORMS[COMMANDS.index(name) % 5 :: 5]:
         file = places.forms / form
@@ -60,7 +64,7 @@ def test_no_command_shows_a_file_that_it_cannot_use(name: str, raydp: Command, p
         assert file.read_bytes() == before
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", slow_unless(QUICK_SPECS, SPECS))
 def test_no_field_of_a_spec_shows_a_file_that_it_cannot_use(name: str, raydp: Command, places: Places) -> None:
     for form in FORMS_OF_A_SPEC:
         spec = places.out / "spec.yaml"

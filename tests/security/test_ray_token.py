@@ -23,11 +23,17 @@ from ray._raylet import AuthenticationMode, get_authentication_mode
 assert get_authentication_mode() == AuthenticationMode.TOKEN, get_authentication_mode()
 address = ray.get_runtime_context().gcs_address
 print("mode token", flush=True)
-for kind, change in (("right", {}), ("wrong", {"RAY_AUTH_TOKEN": "0" * 64}), ("none", {"RAY_AUTH_MODE": "disabled"})):
-    client = f"import ray; ray.init({address!r}, log_to_driver=False); print('joined', len(ray.nodes()))"
-    found = subprocess.run([sys.executable, "-c", client], env={**os.environ, **change}, capture_output=True, text=True)
-    print(kind, "joined" if "joined 1" in found.stdout else "refused", found.returncode, flush=True)
-    print((found.stdout + found.stderr)[-1500:].replace("\\n", "\\n  "), file=sys.stderr)
+client = f"import ray; ray.init({address!r}, log_to_driver=False); print('joined', len(ray.nodes()))"
+changes = {"right": {}, "wrong": {"RAY_AUTH_TOKEN": "0" * 64}, "none": {"RAY_AUTH_MODE": "disabled"}}
+pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+clients = {  # side by side, because those that are refused wait
+    kind: subprocess.Popen([sys.executable, "-c", client], env={**os.environ, **change}, **pipes)
+    for kind, change in changes.items()
+}
+for kind, process in clients.items():
+    out, err = process.communicate()
+    print(kind, "joined" if "joined 1" in out else "refused", process.returncode, flush=True)
+    print((out + err)[-1500:].replace("\\n", "\\n  "), file=sys.stderr)
 """
 
 

@@ -36,6 +36,7 @@ from raydp.tasks.text import corpus, language
 from raydp.tasks.wrappers import with_public, with_reference
 from raydp.training import logistic
 from raydp.training.logistic import LogisticDescent
+from tests.marks import slow_after
 from tests.selftest.faults import rewrite
 from tests.selftest.test_faults import failed
 
@@ -57,14 +58,14 @@ def test_without_a_fault_nothing_fails() -> None:
 
 @pytest.mark.parametrize(
     ("owner", "name", "change", "users_of_it"),
-    [
+    slow_after(2, [
         (recorder, "cost_together", ("[method.event(trial, trial.noise_multiplier) for trial in trials]",
          "list({method.event(trial, trial.noise_multiplier) for trial in trials})"), [accounting]),
         (record, "composed_epsilon", ("epsilons(events,", f"epsilons({DISTINCT.format('events')},"), [GUARANTEE]),
         (base.Accountant, "composed_epsilons", ("merged(private)", f"merged({DISTINCT.format('private')})"), []),
         (base, "merged", ("steps.get(key, 0) + event.num_steps", "event.num_steps"), []),
         (base, "merged", ("steps.get(key, 0) + event.num_steps", "max(steps.get(key, 0), event.num_steps)"), []),
-    ],
+    ]),
     ids=["models", "record", "accountant", "the last alone", "the longest alone"],
 )  # fmt: skip
 def test_equal_events_that_count_once(
@@ -93,11 +94,17 @@ def failed_of(checks: Callable[[], Any]) -> set[str]:
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        [("pessimistic_estimate=True", "pessimistic_estimate=False"), ("use_connect_dots=True", "use_connect_dots=0")],
-        [("(event.num_steps)", "(max(1, event.num_steps - 1))")],
-        [("standard_deviation=event.noise_multiplier", "standard_deviation=event.noise_multiplier * 1.001")],
-    ],
+    slow_after(
+        1,
+        [
+            [
+                ("pessimistic_estimate=True", "pessimistic_estimate=False"),
+                ("use_connect_dots=True", "use_connect_dots=0"),
+            ],
+            [("(event.num_steps)", "(max(1, event.num_steps - 1))")],
+            [("standard_deviation=event.noise_multiplier", "standard_deviation=event.noise_multiplier * 1.001")],
+        ],
+    ),
     ids=["optimistic", "a step less", "more noise"],
 )
 def test_a_pld_that_says_too_little(monkeypatch: pytest.MonkeyPatch, changes: list[tuple[str, str]]) -> None:
@@ -149,7 +156,7 @@ def test_a_choice_that_is_too_cheap(
 
 @pytest.mark.parametrize(
     ("owner", "name", "change", "caught"),
-    [
+    slow_after(2, [
         (selection_profile.SelectionProfile, "delta", ("epsilon - self.log_slopes", "epsilon - 0 * self.log_slopes"),
          BY_PROFILES),
         (selection_profile.SelectionProfile, "delta", ("self.rises @", "self.rises / self.rises.sum() @"), BY_PROFILES),
@@ -157,7 +164,7 @@ def test_a_choice_that_is_too_cheap(
         (selection_profile, "profile_epsilons", ("(run, run.reversed())", "(run.reversed(),)"), BY_PROFILES),
         (num_runs.TruncatedNegativeBinomial, "log_slope", ("(self.eta + 1)", "0.8 * (self.eta + 1)"), {"η = 1"}),
         (num_runs.BinomialRuns, "log_slope", ("(self.trials - 1)", "(self.trials - 3)"), {"binomial"}),
-    ],
+    ]),
     ids=["no shift", "E[K]", "no δ'", "one direction alone", "η", "trials"],
 )  # fmt: skip
 def test_a_choice_that_is_too_cheap_by_profiles(
@@ -232,7 +239,7 @@ BY_RANK = (
 @pytest.mark.parametrize("split", [IN_ORDER, BY_RANK], ids=["by place", "by rank"])
 @pytest.mark.parametrize(
     ("owner", "name", "old", "rows", "title"),
-    [
+    slow_after(2, [
         (corpus.WindowedTask, "_split", "[is_held_out(t.user, fraction, self.split_seed) for t in train]",
          "[t.user for t in train]", "text"),
         (tabular.TabularTask, "build", "[is_held_out(c, self.heldout_fraction, self.data_seed) for c in contents]",
@@ -246,7 +253,7 @@ BY_RANK = (
         (with_reference.WithReferenceTask, "build",
          "[is_held_out(content, self.fraction, self.data_seed) for content in contents]", "list(contents)",
          "with_reference"),
-    ],
+    ]),
     ids=["text", "tabular", "text_classification", "with_public", "with_reference"],
 )  # fmt: skip
 def test_a_split_that_one_row_more_moves(

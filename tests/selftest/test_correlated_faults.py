@@ -9,13 +9,14 @@ from raydp.methods.mf import DPMF
 from raydp.selftest.checks.noise import noise_checks
 from raydp.selftest.checks.sampling import sampling_checks
 from raydp.training.noise.correlated import CorrelatedNoise
+from tests.marks import slow_after
 from tests.selftest.faults import rewrite
 from tests.selftest.test_faults import failed
 
 BANDED = DPMF(num_bands=4, momentum=0.5)
 
 
-@pytest.mark.parametrize("method", [BANDED, DPMF(num_bands=1), DPMF(num_bands=40)], ids=["4", "1", "40"])
+@pytest.mark.parametrize("method", slow_after(1, [BANDED, DPMF(num_bands=1), DPMF(num_bands=40)]), ids=["4", "1", "40"])
 def test_without_a_fault_nothing_fails(method: DPMF) -> None:
     """Also where more bands are asked for than examples or steps that the checks begin with."""
     assert not failed([*noise_checks(method), *sampling_checks(method)])
@@ -50,14 +51,14 @@ def test_noise_that_a_resumed_run_draws_without_the_past(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("change", "caught"),
-    [
+    slow_after(2, [
         (("step=0, purpose", "step=step, purpose"), "updates between two draws of an example"),
         (("& (groups == step % num_groups)", "| (groups == step % num_groups)"), "sampling rate"),
         ((" & (groups == step % num_groups)", ""), "updates between two draws of an example"),
         (("groups == step % num_groups", "groups == step // 2 % num_groups"),
          "updates between two draws of an example"),
         (("num_groups * plan.batch_size", "plan.batch_size"), "sampling rate"),
-    ],
+    ]),
     ids=["other groups in each step", "everyone in turn", "no groups", "a turn of two steps", "the rate of one step"],
 )  # fmt: skip
 def test_groups_that_are_not_in_turn(monkeypatch: pytest.MonkeyPatch, change: tuple[str, str], caught: str) -> None:

@@ -37,6 +37,7 @@ from raydp.training.noise import stream
 from raydp.training.noise.stream import TEST_KEY
 from tests.builders.plans import plan_of_runs
 from tests.builders.specs import small_spec
+from tests.marks import slow_after
 from tests.selftest.faults import rewrite
 from tests.selftest.test_faults import failed, sensitivity_failures
 from tests.sweep.test_draws import FACTS
@@ -44,11 +45,13 @@ from tests.sweep.test_draws import FACTS
 METHODS = [DPSGD(), DPSGD(clipping="adaptive"), DPMF(num_bands=4, momentum=0.5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS, ids=["flat", "adaptive", "banded"])
 def test_without_a_fault_nothing_fails(method: DPSGD) -> None:
     assert not failed([*cut_checks(method), *sweep_checks(method)])
 
 
+@pytest.mark.slow
 def test_the_users_calibrations_do_not_hide_a_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The records are those of the code that runs, not of the code that filled the cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -158,6 +161,7 @@ def test_every_type_that_a_spec_may_name_is_checked(tmp_path: Path) -> None:
         load_spec(small_spec(tmp_path, model={"name": "tiny", "dtype": "float8"}))
 
 
+@pytest.mark.slow
 def test_a_run_that_starts_from_what_the_last_one_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not failed(_worker_checks())
     started, initialise = list[Any](), adapters.initialise
@@ -186,7 +190,7 @@ def planning_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, *c
     monkeypatch.setattr("raydp.selftest.checks.sweeps.make_plan", planning.make_plan)  # imported by name
 
 
-@pytest.mark.parametrize("accountant", ["rdp", "pld", "prv"])
+@pytest.mark.parametrize("accountant", slow_after(2, ["rdp", "prv", "pld"]))
 def test_the_records_of_every_accountant_pass(accountant: str) -> None:
     assert not failed(_record_checks(DPSGD(), accountant))
 
@@ -220,7 +224,9 @@ def epsilon_by_the_library(record: PrivacyRecord) -> float:
     return float(step.self_compose(record.mechanism.num_steps).get_epsilon_for_delta(record.accounted.delta))
 
 
-@pytest.mark.parametrize(("accountant", "wrong"), [("rdp", None), ("pld", None), ("prv", None), ("prv", "larger δ")])
+@pytest.mark.parametrize(
+    ("accountant", "wrong"), slow_after(1, [("rdp", None), ("pld", None), ("prv", None), ("prv", "larger δ")])
+)
 def test_an_accountant_outside_gives_the_epsilon_of_a_record(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, accountant: str, wrong: str | None
 ) -> None:

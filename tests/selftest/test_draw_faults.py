@@ -24,12 +24,14 @@ from raydp.training.noise import lattice, stream
 from raydp.training.noise.correlated import CorrelatedNoise
 from raydp.training.noise.lattice import add_lattice_noise
 from raydp.training.noise.stream import KeyedStream
+from tests.marks import slow_after
 from tests.selftest.faults import rewrite
 from tests.selftest.test_faults import failed
 
 BY_RUN, BY_STREAM = "noise drawn twice by a run", "noise drawn twice"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [DPSGD(momentum=0.9, max_grad_norm=2.0, reference_weight=0.3), DPSGD(clipping="adaptive"), DPMF(num_bands=4)],
@@ -43,12 +45,15 @@ def test_without_a_fault_nothing_fails(method: DPSGD) -> None:
 
 @pytest.mark.parametrize(
     ("where", "cut"),
-    [
-        ("loop", "step % 256"),
-        ("noise", "step % 2**16"),
-        ("stream", "step & 0xFFFFFFFF"),
-        ("stream", "step % (2**16 - 1)"),
-    ],
+    slow_after(
+        2,
+        [
+            ("loop", "step % 256"),
+            ("noise", "step % 2**16"),
+            ("stream", "step & 0xFFFFFFFF"),
+            ("stream", "step % (2**16 - 1)"),
+        ],
+    ),
 )
 def test_noise_that_repeats_after_some_steps(monkeypatch: pytest.MonkeyPatch, where: str, cut: str) -> None:
     """In whichever place the counter is cut, a run has the noise of an earlier step again."""
@@ -70,12 +75,15 @@ def test_correlated_noise_that_repeats_after_256_steps(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("label", "caught"),
-    [
-        ("[step, purpose, name]", {BY_STREAM, BY_RUN}),
-        ("[self.run_id, step, purpose]", {BY_STREAM, BY_RUN}),
-        ("[self.run_id, step, name]", {"words drawn twice"}),
-        ("[hash((self.run_id, step, purpose, name)) % 4096]", {BY_STREAM, BY_RUN, "words drawn twice"}),
-    ],
+    slow_after(
+        2,
+        [
+            ("[step, purpose, name]", {BY_STREAM, BY_RUN}),
+            ("[self.run_id, step, purpose]", {BY_STREAM, BY_RUN}),
+            ("[self.run_id, step, name]", {"words drawn twice"}),
+            ("[hash((self.run_id, step, purpose, name)) % 4096]", {BY_STREAM, BY_RUN, "words drawn twice"}),
+        ],
+    ),
     ids=["without the run", "without the parameter", "without the purpose", "a label of 12 bits"],
 )
 def test_streams_that_share_their_words(monkeypatch: pytest.MonkeyPatch, label: str, caught: set[str]) -> None:
@@ -85,10 +93,16 @@ def test_streams_that_share_their_words(monkeypatch: pytest.MonkeyPatch, label: 
 
 @pytest.mark.parametrize(
     ("name", "change"),
-    [
-        ("_words", ("block, skip = divmod(start, BLOCK_WORDS)", "block, skip = divmod(start % 2**17, BLOCK_WORDS)")),
-        ("_words", ("block.to_bytes(16", "(block % 2**24).to_bytes(16")),
-    ],
+    slow_after(
+        1,
+        [
+            (
+                "_words",
+                ("block, skip = divmod(start, BLOCK_WORDS)", "block, skip = divmod(start % 2**17, BLOCK_WORDS)"),
+            ),
+            ("_words", ("block.to_bytes(16", "(block % 2**24).to_bytes(16")),
+        ],
+    ),
     ids=["positions of 17 bits", "blocks of 24 bits"],
 )
 def test_a_large_parameter_whose_positions_share_noise(
@@ -202,13 +216,16 @@ noisy_count_of_a_step = AdaptiveClipping.noisy_count
 
 @pytest.mark.parametrize(
     ("owner", "name", "fault"),
-    [
-        (thresholds, "noisy_count", lambda count, noise: count),
-        (thresholds, "noisy_count", lambda count, noise: lattice.noisy_count(count, noise / 2)),
-        (AdaptiveClipping, "noisy_count", of_step_0),
-        (DPSGD, "_gradient_noise_multiplier", lambda self, plan, noise_multiplier: noise_multiplier),
-        (DPSGD, "_clipping", ("self._count_noise_std(plan)", "self.count_noise_multiplier or 0.0")),
-    ],
+    slow_after(
+        2,
+        [
+            (thresholds, "noisy_count", lambda count, noise: count),
+            (thresholds, "noisy_count", lambda count, noise: lattice.noisy_count(count, noise / 2)),
+            (AdaptiveClipping, "noisy_count", of_step_0),
+            (DPSGD, "_gradient_noise_multiplier", lambda self, plan, noise_multiplier: noise_multiplier),
+            (DPSGD, "_clipping", ("self._count_noise_std(plan)", "self.count_noise_multiplier or 0.0")),
+        ],
+    ),
     ids=["no noise", "half of it", "the same in every step", "not paid for", "no noise at the default"],
 )
 def test_an_adaptive_count_that_is_not_paid_for(

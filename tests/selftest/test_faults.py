@@ -29,6 +29,7 @@ from raydp.training.gradients.thresholds import Clipping
 from raydp.training.noise import lattice
 from raydp.training.noise.correlated import CorrelatedNoise
 from raydp.training.trial_plan import TrialPlan
+from tests.marks import slow_after
 from tests.selftest.faults import rewrite
 
 NOISE = "if rule.noise_multiplier > 0 and holders.rank == 0:"
@@ -57,7 +58,16 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 @pytest.mark.parametrize(
     "method",
-    [DPSGD(), DPSGD(momentum=0.9, max_grad_norm=2.0), DPAdam(), DPSGD(reference_weight=0.9), DPSGD(reference_weight=0)],
+    slow_after(
+        2,
+        [
+            DPSGD(),
+            DPSGD(momentum=0.9, max_grad_norm=2.0),
+            DPAdam(),
+            DPSGD(reference_weight=0.9),
+            DPSGD(reference_weight=0),
+        ],
+    ),
     ids=str,
 )
 def test_without_a_fault_nothing_fails(method: DPSGD) -> None:
@@ -73,6 +83,7 @@ def test_a_mean_over_the_tokens_of_the_batch(plant: pytest.MonkeyPatch) -> None:
     assert "alone as in company" in sensitivity_failures("LoRA")
 
 
+@pytest.mark.slow
 def test_a_tied_weight_whose_two_uses_are_taken_as_two_weights(plant: pytest.MonkeyPatch) -> None:
     """The norm lacks the cross term, so examples whose two gradients agree are clipped too little."""
     plant.setattr(clipping, "cross_term", lambda embedding, head: torch.zeros(len(head.g)))
@@ -85,6 +96,7 @@ def test_a_decay_that_the_norm_does_not_see(plant: pytest.MonkeyPatch) -> None:
     assert {"clipped sum", "one record"} <= sensitivity_failures("decay")
 
 
+@pytest.mark.slow
 def test_norms_with_decay_that_are_cut_to_bfloat16(plant: pytest.MonkeyPatch) -> None:
     """A norm that is rounded down makes its gradient longer than c after clipping."""
     rewrite(
@@ -100,12 +112,12 @@ def test_norms_with_decay_that_are_cut_to_bfloat16(plant: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(
     ("owner", "name", "change"),
-    [
+    slow_after(1, [
         (ClippedGradients, "accumulate", ("factors = factors * weights", "pass")),
         (ClippedGradients, "accumulate",
          ("clipping.factors(norms)", "clipping.factors(norms if weights is None else norms * weights)")),
         (base, "unit_weights", ('shares["training"], shares["reference"]', 'shares["reference"], shares["training"]')),
-    ],
+    ]),
     ids=["not weighted", "weighted before clipping", "each set with the other's weight"],
 )  # fmt: skip
 def test_reference_data_that_do_not_weigh_what_is_accounted(
@@ -123,6 +135,7 @@ def test_noise_for_the_set_that_weighs_less(plant: pytest.MonkeyPatch) -> None:
     assert "noise variance" in failed(noise_checks(DPSGD(reference_weight=0.9)))
 
 
+@pytest.mark.slow
 def test_a_tied_weight_counted_twice(plant: pytest.MonkeyPatch) -> None:
     """Clipping sees the right norm, the sum has the output layer's use twice."""
     whole = layers.Use.weighted_sum
@@ -144,6 +157,7 @@ def test_each_parameter_clipped_by_itself(plant: pytest.MonkeyPatch) -> None:
     assert {"clipped sum", "one record"} <= sensitivity_failures("LoRA")
 
 
+@pytest.mark.slow
 def test_each_example_of_a_user_clipped_instead_of_their_sum(plant: pytest.MonkeyPatch) -> None:
     rewrite(plant, loop, "_accumulate", ("into, per_unit, weights", "into"))
     assert {"clipped sum", "one record"} <= sensitivity_failures("users")
@@ -175,7 +189,9 @@ def test_the_gradient_of_the_batch_clipped_instead_of_each_examples(plant: pytes
     assert {"clipped sum", "one record"} <= sensitivity_failures("LoRA")
 
 
-@pytest.mark.parametrize("divisor", ["max(1.0, float(sums[3]))", "1.0", "(plan.batch_size * comm.world_size + 1)"])
+@pytest.mark.parametrize(
+    "divisor", slow_after(1, ["max(1.0, float(sums[3]))", "1.0", "(plan.batch_size * comm.world_size + 1)"])
+)
 def test_a_divisor_that_is_not_the_expected_batch_size(plant: pytest.MonkeyPatch, divisor: str) -> None:
     rewrite(plant, loop, "run", ("flat /= plan.batch_size", f"flat /= {divisor}"))
     assert "clipped sum" in sensitivity_failures("LoRA")
@@ -261,12 +277,15 @@ def favouring_batch(plan: TrialPlan, key: bytes, step: int) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("batch", "caught"),
-    [
-        (epoch_batch, {"variance of the batch size", "overlap of two steps in a row"}),
-        (fixed_size_batch, {"variance of the batch size"}),
-        (denser_batch, {"sampling rate"}),
-        (favouring_batch, {"sampling rate of each example"}),
-    ],
+    slow_after(
+        2,
+        [
+            (epoch_batch, {"variance of the batch size", "overlap of two steps in a row"}),
+            (fixed_size_batch, {"variance of the batch size"}),
+            (denser_batch, {"sampling rate"}),
+            (favouring_batch, {"sampling rate of each example"}),
+        ],
+    ),
     ids=["shuffled epochs", "fixed size", "another rate", "one example favoured"],
 )
 def test_batches_that_are_not_poisson(plant: pytest.MonkeyPatch, batch: object, caught: set[str]) -> None:
@@ -274,6 +293,7 @@ def test_batches_that_are_not_poisson(plant: pytest.MonkeyPatch, batch: object, 
     assert caught <= failed(sampling_checks(DPSGD()))
 
 
+@pytest.mark.slow
 def test_runs_keys_and_steps_that_share_their_batches(plant: pytest.MonkeyPatch) -> None:
     poisson = dp.poisson_batch
     plant.setattr(dp, "poisson_batch", lambda plan, key, step: poisson(_named(plan, "same"), key, step))
@@ -290,10 +310,13 @@ def _named(plan: TrialPlan, run_id: str) -> TrialPlan:
 
 @pytest.mark.parametrize(
     ("owner", "name", "change"),
-    [
-        (DPSGD, "train", ("(plan, plan.noise_multiplier)", "(plan, plan.noise_multiplier / 2)")),
-        (Clipping, "factors", ("self.max_grad_norm / norms.clamp(min=self.max_grad_norm)", "norms**0")),
-    ],
+    slow_after(
+        1,
+        [
+            (DPSGD, "train", ("(plan, plan.noise_multiplier)", "(plan, plan.noise_multiplier / 2)")),
+            (Clipping, "factors", ("self.max_grad_norm / norms.clamp(min=self.max_grad_norm)", "norms**0")),
+        ],
+    ),
     ids=["half of sigma", "no clipping"],
 )
 def test_the_audit_finds_more_than_is_stated(
@@ -305,6 +328,7 @@ def test_the_audit_finds_more_than_is_stated(
     assert found.figure > 4
 
 
+@pytest.mark.slow
 def test_an_audit_that_finds_too_little_fails_as_well(plant: pytest.MonkeyPatch) -> None:
     """As where the canary does not reach the model: then it would not notice anything."""
     rewrite(plant, audit, "_statistic", ("3 * MAX_GRAD_NORM * canary", "0.0"))

@@ -18,6 +18,7 @@ from tests.conftest import Answer
 Command = Callable[..., Answer]
 
 
+@pytest.mark.slow
 def test_the_command_passes_and_answers_with_every_check(raydp: Command) -> None:
     answer = raydp("selftest", "--json")
     document = answer.json()
@@ -30,6 +31,7 @@ def test_the_command_passes_and_answers_with_every_check(raydp: Command) -> None
         assert subject in names
 
 
+@pytest.mark.slow
 def test_a_specs_own_task_model_and_method_are_checked(
     write_spec: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

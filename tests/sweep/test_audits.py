@@ -12,21 +12,19 @@ import pytest
 from raydp.auditing.audits import audit_spec, conclude, next_audit
 from raydp.auditing.report import AuditReport, report_of
 from raydp.auditing.source import Source, source_of
-from raydp.models import base_models as models
 from raydp.plugins import registries
 from raydp.privacy import Guesses, one_run_bound, one_run_p_value
 from raydp.scores.base import Measurement
 from raydp.spec.document import SweepSpec, load_spec
-from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning.inputs import build_task
-from raydp.sweep.planning.plan import make_plan, plan_to_keep
 from raydp.sweep.store.alarms import alarms_of, note_audit
-from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.results import RunResult
 from raydp.tracking import find_models, promote_model
-from raydp.training.comm import LocalComm
 from tests.builders.specs import small_spec
 from tests.conftest import Answer
+from tests.marks import slow_after
+from tests.sweep.audited import begun, trained
+from tests.sweep.trained import SCORES, Trained, TrainedSpec
 
 STATED = {"target_epsilon": 1.0, "target_delta": 1e-5, "accountant": "rdp", "noise_key": "test"}
 OPTIONS: dict[str, Any] = {"num_canaries": 1500, "confidence": 0.95, "seeds": (0,)}
@@ -41,24 +39,6 @@ def leaky(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def spec_of(folder: Path, **changes: Any) -> SweepSpec:
     return load_spec(small_spec(folder, **{"privacy": STATED, **changes}))
-
-
-def begun(spec: SweepSpec) -> SweepFolder:
-    """The folder of an audit's sweep, of which nothing has run yet."""
-    task, weight_hash = build_task(spec)
-    plan = make_plan(spec, task.facts(), weight_hash)
-    return SweepFolder.create(spec, lambda key: plan_to_keep(plan, "a1b2" * 4))
-
-
-def trained(spec: SweepSpec) -> SweepFolder:
-    """The same after all its runs, in this process."""
-    folder, (task, _) = begun(spec), build_task(spec)
-    base = models.load_base(spec.model, new_tokens=task.facts().num_new_tokens)
-    runner = TrialRunner(spec, task, base, LocalComm(), folder.key())
-    plan = make_plan(spec, task.facts(), base.weight_hash)
-    for trial in plan.trials:
-        folder.commit(runner.run(trial, folder.files(trial.run_id), "attempt-1"))
-    return folder
 
 
 def measured(correct: int, guesses: int = 100, canaries: int = 500, epsilon: float | None = 1.0) -> Measurement:
@@ -152,7 +132,8 @@ def test_the_newest_audit_of_a_configuration_decides(tmp_path: Path) -> None:
     assert alarms_of(tmp_path) == {one: None, other: None}
 
 
-@pytest.mark.parametrize("fault", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [True, False])
 def test_a_method_with_a_fault_raises_the_alarm_and_a_sound_one_does_not(
     tmp_path: Path, leaky: dict[str, Any], fault: bool
 ) -> None:
@@ -172,7 +153,7 @@ GRADIENT: dict[str, Any] = {"canary": "gradient", "num_canaries": 900, "confiden
 """Options of an audit with gradient canaries."""
 
 
-@pytest.mark.parametrize("name", ["HalfNoise", "TwiceDrawn", "DPAdam"])
+@pytest.mark.parametrize("name", slow_after(2, ["HalfNoise", "DPAdam", "TwiceDrawn"]))
 def test_gradient_canaries_find_half_of_the_noise_and_twice_the_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -264,15 +245,16 @@ def test_the_bound_alone(raydp: Callable[..., Answer]) -> None:
 def test_an_alarm_keeps_the_alias_away_until_a_new_audit(
     tmp_path: Path, raydp: Callable[..., Answer], write_spec: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sweep of a method with a fault, its audit by the command, and what the registry then refuses."""
+    """A sweep of a method with a fault, its audit by the command with Ray, and what the registry then refuses."""
     monkeypatch.setattr(
         "secrets.randbits", lambda bits: 3
     )  # the coins of the test above: one in a hundred has no alarm
     monkeypatch.setitem(registries.BUILTIN["methods"], "leaky", "tests.sweep.leaky:Leaky")
     method = {"name": "leaky", "max_grad_norm": 0.1}
-    path = write_spec(method=method, privacy=STATED, space={"points": [[512, 16, 0.002]]})
+    changes = {"method": method, "privacy": STATED, "space": {"points": [[512, 16, 0.002]]}}
+    path = write_spec(scores=SCORES, **changes)
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    assert raydp("sweep", path, "--json").code == 0
+    Trained(tmp_path, **changes).ending.finish()
     promote_model("models:/small/1", "privacy-preferred", "because", tracking_uri=uri)
     audit = raydp("audit", path, "--canaries", 1500, "--json")
     document = audit.json()
@@ -294,12 +276,14 @@ def test_an_alarm_keeps_the_alias_away_until_a_new_audit(
 
 
 @pytest.mark.slow
-def test_a_sound_method_is_audited_through_ray_and_a_registered_model_by_its_name(
-    tmp_path: Path, raydp: Callable[..., Answer], write_spec: Callable[..., Path]
+def test_a_registered_model_is_audited_by_its_name_and_a_sound_method_keeps_its_alias(
+    tmp_path: Path, raydp: Callable[..., Answer]
 ) -> None:
-    path = write_spec(privacy=STATED, space={"points": [[64, 4, 0.01]]})
+    """The command goes on with an audit whose run was trained in this process; the test above has it with Ray."""
+    Trained(tmp_path, privacy=STATED, space={"points": [[64, 4, 0.01]]}).ending.finish()
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    assert raydp("sweep", path, "--json").code == 0
+    source = source_of("models:/small/1", storage=str(tmp_path / "runs"), tracking_uri=uri, spec=None)
+    TrainedSpec(next_audit(source, num_canaries=60, confidence=0.95, seeds=None, new=False)[0])
     options = ["--canaries", 60, "--uri", uri, "--storage", tmp_path / "runs", "--json"]
     document = raydp("audit", "models:/small/1", *options).json()
     assert document["audit"].startswith("small-audit-")

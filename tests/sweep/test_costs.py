@@ -101,6 +101,7 @@ def test_recorded_costs_come_first_and_the_rest_follows_from_them() -> None:
         recorded_seconds(trials, {})
 
 
+@pytest.mark.slow
 def test_a_few_real_steps_give_every_column(raydp: Command, write_spec: Callable[..., Path], tmp_path: Path) -> None:
     spec = write_spec(space={"batch_size": [16, 32, 64], "num_steps": [3, 600], "learning_rate": [0.01]}, seeds=[0, 1])
     before = {p for p in tmp_path.rglob("*") if "cache" not in p.parts}

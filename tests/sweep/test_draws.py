@@ -31,6 +31,7 @@ from raydp.sweep.store.results import RunResult
 from raydp.tasks.base import TaskFacts
 from raydp.training.noise.stream import TEST_KEY, KeyedStream, new_key
 from tests.builders.specs import small_spec
+from tests.marks import slow_after
 
 PRIVACY = {"target_epsilon": 8, "accountant": "rdp", "noise_key": "test", "tuning": "private_selection"}
 SPACE = {"points": [[32, 3, 0.01], [32, 3, 0.02], [32, 6, 0.01]]}
@@ -111,7 +112,7 @@ def test_what_names_a_run_does_not_tell_its_place_in_the_order() -> None:
     assert last == pytest.approx(1 / 3, abs=5 * np.sqrt(2 / 9 / len(three)))
 
 
-@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+@pytest.mark.parametrize("accountant", slow_after(1, ["rdp", "pld"]))
 def test_every_run_has_the_noise_at_which_the_choice_meets_the_target(tmp_path: Path, accountant: str) -> None:
     spec = spec_of(tmp_path)
     spec = spec.model_copy(update={"privacy": spec.privacy.model_copy(update={"accountant": accountant})})
@@ -136,6 +137,7 @@ def test_every_run_has_the_noise_at_which_the_choice_meets_the_target(tmp_path: 
     assert "uniformly from these 3;" in str(plan.selection)
 
 
+@pytest.mark.slow
 def test_a_binomial_number_of_runs_is_drawn_and_told(tmp_path: Path) -> None:
     num_runs = {"distribution": "binomial", "mean": 4, "trials": 8}
     privacy = {**PRIVACY, "accountant": "pld", "num_runs": num_runs}

@@ -9,6 +9,7 @@ import torch
 
 from raydp import Sweep
 from raydp.spec.document import load_spec
+from raydp.sweep.engine import slots
 from raydp.sweep.store.transfer import Bucket, StoredFiles, check_exchange, collect
 from tests.sweep.undisturbed import Done, assert_same_points, runs_in, spec_of
 
@@ -99,13 +100,18 @@ def test_a_place_that_cannot_be_written_to_is_an_error_before_anything_runs(tmp_
 
 
 @pytest.mark.slow
-def test_a_sweep_of_two_workers_through_a_store_is_that_of_one_in_a_shared_folder(done: Done, tmp_path: Path) -> None:
-    """Neither the number of a trial's workers nor the way of its files changes a point."""
+def test_a_sweep_of_two_workers_through_a_store_is_that_of_one_in_a_shared_folder(
+    done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the number of a trial's workers, nor the way of its files, nor a new worker group changes a point."""
+    monkeypatch.setattr(slots, "TRIALS_PER_GROUP", 3)
     spec = spec_of(tmp_path)
     workers = {"workers_per_trial": 2, "cpus_per_worker": 0.5, "max_concurrent_trials": 1}
     spec["cluster"] = {**workers, "exchange": (tmp_path / "store").as_uri(), "checkpoint_seconds": 0.0}
     sweep = Sweep(spec)
-    assert sweep.run().counts.finished == 4
+    result = sweep.run()
+    assert result.counts.finished == 4
+    assert len(list((result.folder / "ray").glob("slot-0-*"))) == 2, "the base model and four runs, three a group"
     assert_same_points(sweep.points(), done.points)
     assert runs_in(spec["tracking"]["uri"]) == {"parents": 1, "children": 4, "versions": 4}
     assert not [path for path in (tmp_path / "store").rglob("*") if path.is_file()], "nothing is left in the store"

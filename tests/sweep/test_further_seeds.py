@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import html
-import json
-import os
-import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +25,9 @@ from raydp.training.trial_plan import TrialPlan
 from search_spaces import grid
 from tests.builders.plans import plan_of_runs
 from tests.builders.specs import small_spec
-from tests.conftest import start_raydp
-from tests.sweep.undisturbed import FINISH_SECONDS, results, runs_in, wait_until
+from tests.conftest import Answer
+from tests.sweep.trained import TrainedSpec
+from tests.sweep.undisturbed import results, runs_in
 
 SPACE = {"batch_size": [32], "num_steps": [3, 4, 5], "learning_rate": [0.01]}
 CANDIDATES = tuple(grid([32], [3, 4, 5], ["0.01"]))
@@ -211,24 +210,21 @@ def test_the_plan_counts_the_first_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_after_a_kill_of_the_driver_the_seeds_go_on(tmp_path: Path) -> None:
+def test_a_sweep_that_was_broken_off_goes_on_with_its_seeds(raydp: Callable[..., Answer], tmp_path: Path) -> None:
+    """Two runs were trained before, and Ray trains the rest. tests/sweep/test_sweep_kills.py has the kill itself."""
     space = {"batch_size": [64], "num_steps": [10, 12], "learning_rate": [0.01]}
     seeds = {"first": 2, "at_most": 6, "tolerance": 0.0, "max_cost_share": 1.5}
     spec = small_spec(tmp_path, space=space, seeds=seeds, select={"score": "logprob", "min_utility_gain": None})
     spec["scores"] = [{"name": "logprob"}]
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
-    folder = Path(spec["storage"]) / "small"
-    driver = start_raydp(tmp_path, "sweep", "spec.yaml", "--json")
-    wait_until(lambda: len(results(folder)) >= 2, driver)
-    os.killpg(driver.pid, signal.SIGKILL)
-    driver.communicate(timeout=FINISH_SECONDS)
+    folder = TrainedSpec(load_spec(spec), runs=2).folder.path
     finished = {path: path.stat().st_mtime_ns for path in results(folder)}
+    assert len(finished) == 2
     assert not (folder / "seeds.json").exists()
 
-    driver = start_raydp(tmp_path, "sweep", "spec.yaml", "--resume", "--json")
-    out, err = driver.communicate(timeout=FINISH_SECONDS)
-    assert driver.returncode == 0, err
-    document = json.loads(out)
+    answer = raydp("sweep", "spec.yaml", "--resume", "--json")
+    assert answer.code == 0, answer.err
+    document = answer.json()
     assert all(path.stat().st_mtime_ns == time_ns for path, time_ns in finished.items()), "nothing finished ran twice"
     ended = document["counts"]["seeds"]
     assert document["counts"]["finished"] == 4 + ended["further_runs"]

@@ -22,6 +22,8 @@ from tests.builders.specs import small_spec
 from tests.conftest import Answer
 from tests.sweep.undisturbed import runs_in
 
+pytestmark = pytest.mark.slow
+
 PRIVACY = {
     "target_epsilon": 8,
     "accountant": "pld",

@@ -11,7 +11,6 @@ import pytest
 import raydp
 from raydp import Selection, Sweep
 from raydp.spec.document import load_spec
-from tests.sweep.trained import Trained
 from tests.sweep.undisturbed import Done
 
 LONGEST = 300
@@ -44,10 +43,11 @@ def test_results_are_short_to_read_and_tables_in_a_notebook(done: Done) -> None:
 
 
 @pytest.mark.parametrize("how", ["name", "folder", "file", "spec", "mapping"])
-def test_a_sweep_is_opened_by_its_name_folder_or_spec(trained: Trained, how: str) -> None:
-    spec = trained.spec
-    source = {"name": spec.name, "folder": trained.folder.path, "file": trained.folder.path / "spec.yaml",
-              "spec": spec, "mapping": trained.content}[how]  # fmt: skip
+def test_a_sweep_is_opened_by_its_name_folder_or_spec(done: Done, how: str) -> None:
+    spec, folder = done.sweep.spec, done.result.folder
+    source = {"name": spec.name, "folder": folder, "file": folder / "spec.yaml", "spec": spec, "mapping": done.spec}[
+        how
+    ]
     opened = Sweep.open(source, storage=spec.storage)
     assert opened.spec.name == spec.name
     assert opened.status().finished == 4
@@ -55,33 +55,33 @@ def test_a_sweep_is_opened_by_its_name_folder_or_spec(trained: Trained, how: str
     assert isinstance(opened.select(min_utility_gain=0), Selection)
 
 
-def test_a_folder_that_moved_is_opened_where_it_is(trained: Trained, tmp_path: Path) -> None:
-    os.symlink(trained.folder.path, tmp_path / "elsewhere")
+def test_a_folder_that_moved_is_opened_where_it_is(done: Done, tmp_path: Path) -> None:
+    os.symlink(done.result.folder, tmp_path / "elsewhere")
     assert Sweep.open(tmp_path / "elsewhere").folder.path == tmp_path / "elsewhere"
 
 
-def test_a_sweep_that_was_never_started_is_not_opened(trained: Trained, tmp_path: Path) -> None:
+def test_a_sweep_that_was_never_started_is_not_opened(done: Done, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="SWEEP must be the folder of a sweep"):
-        Sweep.open("unknown", storage=trained.spec.storage)
+        Sweep.open("unknown", storage=done.sweep.spec.storage)
     with pytest.raises(ValueError, match="SWEEP must be the folder of a sweep"):
-        Sweep.open(load_spec({**trained.content, "name": "unknown"}))
+        Sweep.open(load_spec({**done.spec, "name": "unknown"}))
 
 
-def test_one_model_is_scored(trained: Trained, tmp_path: Path) -> None:
+def test_one_model_is_scored(done: Done, tmp_path: Path) -> None:
     """`logprob` on one model's folder; values of sweeps are in test_scoring.py."""
-    folder = trained.folder.path / "trials" / trained.trials[0].run_id / "model"
+    folder = done.result.folder / "trials" / done.points["run_id"].iloc[0] / "model"
     asked = ["vmr_exact", {"name": "vmr_exact", "label": "greedy", "top_k": 1}]
-    table = raydp.score(folder, asked, task=trained.folder.path / "spec.yaml")
+    table = raydp.score(folder, asked, task=done.result.folder / "spec.yaml")
     assert table.index.tolist() == ["vmr_exact", "greedy"]
     assert table.columns.tolist() == ["score", "value", "std_error", "num_samples"]
     assert table["value"].between(0, 1).all()
     assert table.attrs["document"]["scores"]["greedy"]["value"] == table.loc["greedy", "value"]
     with pytest.raises(ValueError, match="scores"):
-        raydp.score(folder, "vmrr", task=trained.folder.path / "spec.yaml")
+        raydp.score(folder, "vmrr", task=done.result.folder / "spec.yaml")
 
 
-def test_a_report_is_written(trained: Trained, tmp_path: Path) -> None:
-    figures = raydp.report(trained.folder.path, str(tmp_path / "report.html"))
+def test_a_report_is_written(done: Done, tmp_path: Path) -> None:
+    figures = raydp.report(done.result.folder, str(tmp_path / "report.html"))
     assert figures
     assert "<html" in (tmp_path / "report.html").read_text()
 

@@ -1,22 +1,16 @@
-"""Rounds of Tune: every run once, in order, the largest first; and no slot waits for a round's end."""
+"""Rounds of Tune: every run once and in order. What the driver makes of them is in test_tune.py."""
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydp import Sweep
 from raydp.sweep.engine import slots
 from raydp.sweep.engine.queue import TrialQueue
 from raydp.sweep.engine.tune import rounds as tune_rounds
-from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.results import RunResult
-from tests.builders.specs import small_spec
-from tests.sweep.undisturbed import runs_in
 
 
 @given(st.integers(0, 3000), st.integers(1, 1500))
@@ -25,31 +19,6 @@ def test_rounds_are_the_runs_in_order_and_larger_than_the_slots(num_runs: int, n
     found = list(tune_rounds.rounds(run_ids, num_slots))
     assert [run_id for those in found for run_id in those] == run_ids
     assert all(len(those) >= 4 * num_slots for those in found[:-1])
-
-
-@pytest.mark.slow
-def test_the_driver_runs_the_largest_first_across_rounds_and_goes_on_after_one_that_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One slot, so the order in which the ledgers were written is the order in which runs were begun."""
-    monkeypatch.setattr(tune_rounds, "TRIALS_PER_ROUND", 2)
-    monkeypatch.setattr(tune_rounds, "ROUND_PER_SLOT", 1)
-    space = {"points": [[16, 1, 0.01], [16, 2, 0.01], [16, 4, 0.01], [32, 3, 1e38], [16, 3, 0.01]]}
-    method, cluster = {"name": "dp_sgd", "max_grad_norm": 0.1}, {"max_concurrent_trials": 1, "max_retries": 0}
-    spec = small_spec(tmp_path, space=space, method=method, cluster=cluster)
-    sweep = Sweep(spec)
-    result = sweep.run()
-    assert (result.counts.finished, result.counts.failed) == (4, 1)
-    (failure,) = result.counts.failures
-    assert "utility_loss is" in failure.reason, "a learning rate that overflows fp32"
-    assert result.selected.configuration.learning_rate == 0.01
-    assert runs_in(spec["tracking"]["uri"]) == {"parents": 1, "children": 5, "versions": 4}
-    assert SweepFolder.open(result.folder).result(failure.run_id).status == "failed"
-    planned = sweep.points()
-    computes = planned["batch_size"] * planned["num_steps"]
-    assert computes.is_monotonic_decreasing
-    written = [(result.folder / "trials" / run_id / "ledger.txt").stat().st_mtime_ns for run_id in planned["run_id"]]
-    assert written == sorted(written)
 
 
 ROWS = ({"loss": 1.0}, {"loss": 2.0})

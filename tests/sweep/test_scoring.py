@@ -41,7 +41,8 @@ def scored(
     """Scored twice: the first time one model's weights are cut off and another's are in the registry alone."""
     file = tmp_path_factory.mktemp("scores") / "scores.yaml"
     again = [{"name": "vmr", "label": "vmr-again"}, {"name": "vmr_exact", "label": "exact-again"}]
-    file.write_text(yaml.safe_dump([*again, {"name": "air", "num_samples": 3}, {"name": "model_distance"}]))
+    calm = {"name": "air", "num_samples": 20, "label": "calm"}
+    file.write_text(yaml.safe_dump([*again, {"name": "air", "num_samples": 3}, {"name": "model_distance"}, calm]))
     broken, moved = (trained.folder.trial(t.run_id) / "model" for t in trained.trials[:2])
     weights = broken / "adapter_model.safetensors"
     whole = weights.read_bytes()
@@ -53,6 +54,7 @@ def scored(
     return trained, first, second
 
 
+@pytest.mark.slow
 def test_a_model_that_fails_is_recorded_with_its_reason_and_the_rest_go_on(scored: tuple[Any, ...]) -> None:
     trained, first, second = scored
     failures = first["scores"]["vmr-again"]["failed"]
@@ -66,6 +68,7 @@ def test_a_model_that_fails_is_recorded_with_its_reason_and_the_rest_go_on(score
     assert not (trained.folder.path / "scores" / ".models").exists(), "what came from the registry is gone"
 
 
+@pytest.mark.slow
 def test_what_training_measured_comes_out_again(scored: tuple[Any, ...]) -> None:
     """Bitwise: the same weights in the same topology, also of the model that came from the registry."""
     trained, _, second = scored
@@ -79,6 +82,7 @@ def test_what_training_measured_comes_out_again(scored: tuple[Any, ...]) -> None
     pd.testing.assert_frame_equal(own.reset_index(drop=True), again.reset_index(drop=True))
 
 
+@pytest.mark.slow
 def test_the_tables_on_disk_have_them_and_the_counts_of_the_secrets(scored: tuple[Any, ...]) -> None:
     trained, _, _ = scored
     assert {"score.air", "score.model_distance"} <= set(pd.read_csv(trained.folder.path / "points.csv"))
@@ -89,6 +93,7 @@ def test_the_tables_on_disk_have_them_and_the_counts_of_the_secrets(scored: tupl
     assert (secrets["count"] == secrets["secret_id"].map(counts)).all()
 
 
+@pytest.mark.slow
 def test_mlflow_has_each_value_once_and_finds_models_by_it(scored: tuple[Any, ...]) -> None:
     trained, _, _ = scored
     metrics = trained.metrics()
@@ -100,6 +105,7 @@ def test_mlflow_has_each_value_once_and_finds_models_by_it(scored: tuple[Any, ..
     assert sorted(found["run_id"]) == sorted(points[points["score.model_distance"] <= bound]["run_id"])
 
 
+@pytest.mark.slow
 def test_a_third_call_measures_nothing_and_a_lost_metric_is_logged_again(
     scored: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +121,7 @@ def test_a_third_call_measures_nothing_and_a_lost_metric_is_logged_again(
     assert (trained.metrics()["metric_name"] == "score.air").sum() == 4
 
 
+@pytest.mark.slow
 def test_select_and_report_by_a_score_that_was_measured_later(scored: tuple[Any, ...], tmp_path: Path) -> None:
     trained, _, _ = scored
     points = points_table(trained.folder)
@@ -132,6 +139,7 @@ def test_select_and_report_by_a_score_that_was_measured_later(scored: tuple[Any,
         select(trained.folder.path, score="model_distance", worst_case=True)
 
 
+@pytest.mark.slow
 def test_a_label_means_one_measurement(scored: tuple[Any, ...]) -> None:
     trained, _, _ = scored
     own = trained.score(names="vmr")["scores"]["vmr"]
@@ -154,6 +162,7 @@ def test_other_data_than_the_sweeps_are_refused(trained: Trained) -> None:
         score_sweep(changed, requests_from("air"), console=stderr)
 
 
+@pytest.mark.slow
 def test_a_distance_is_dropped_when_the_set_has_changed(scored: tuple[Any, ...]) -> None:
     trained, _, _ = scored
     copied = SweepFolder(path=trained.folder.path.parent / "copied")
@@ -212,11 +221,12 @@ def test_of_a_private_selection_only_the_released_model_is_measured(tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["driver", pytest.param("Scorer", marks=pytest.mark.thorough)])
 def test_after_a_kill_the_values_are_those_of_an_undisturbed_measurement(
-    trained: Trained, tmp_path: Path, victim: str
+    scored: tuple[Any, ...], tmp_path: Path, victim: str
 ) -> None:
+    """The undisturbed one has the label calm."""
+    trained = scored[0]
     label, folder = f"after-{victim}", trained.folder.path
     long = ("--score", "air", "--param", "num_samples=20", "--label", label, "--json")
-    trained.score(names="air", params=["num_samples=20"], label="calm")
     driver = start_raydp(folder.parent.parent, "score", folder, *long, "--workers", 1)
     results = lambda: list((folder / "scores" / label).glob("[0-9a-f]*.json"))  # noqa: E731
     wait_until(results, driver)

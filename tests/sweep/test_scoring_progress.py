@@ -35,7 +35,7 @@ def test_a_search_over_all_models_says_how_far_it_is(
     trained: Trained, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scorers, "REPORT_SECONDS", 0.1)
-    options = ["num_seeds=1", "max_steps=10", "max_prompt_tokens=5"]
+    options = ["num_seeds=1", "max_steps=3", "max_prompt_tokens=2"]
     answer = score_sweep(trained.folder, requests_from(names="acr", params=options, label="searched"), console=console)
     assert answer["scores"]["searched"]["measured"] == 5
     assert re.search(r"0/5 measured, searched has seen [1-5] of 5 models", console.file.getvalue())

@@ -27,6 +27,7 @@ from raydp.sweep.store.transfer import SharedFolder
 from raydp.tracking import find_models
 from raydp.training.comm import LocalComm
 from tests.builders.specs import small_spec
+from tests.sweep.trained import TrainedSpec
 
 TEXTS = 70
 
@@ -114,7 +115,8 @@ def test_guarantees_that_halves_cannot_have_are_refused(raydp, write_spec, chang
     assert "for shadow models" in answer.err
 
 
-@pytest.mark.parametrize("private", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("private", [False, True])
 def test_models_that_saw_an_example_are_told_from_those_that_did_not(tmp_path: Path, private: bool) -> None:
     """A target and two shadows, trained here in this process, loaded from their folders, attacked. Without privacy it
     works; at (0.1, 0.001) no area can be above 0.53 in expectation, and none of seven 95 % intervals over 30 members
@@ -150,10 +152,16 @@ def _train(spec: SweepSpec, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_trains_attacks_and_goes_on(raydp: Callable[..., Any], tmp_path: Path) -> None:
+    """The target and one shadow have been trained before, as if the command had been killed then."""
     path = tmp_path / "spec.yaml"
     path.write_text(yaml.safe_dump(memorising_spec(tmp_path)))
+    for spec in shadow_specs(load_spec(path), 2, None, seed=0)[:2]:
+        TrainedSpec(spec)
+    trained = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("result.json")}
     answer = raydp("mia", path, "--shadows", 2, "--json")
     assert answer.code == 0, answer.err
+    assert {p: p.stat().st_mtime_ns for p in trained} == trained, "nothing is trained again"
+    assert len(list((tmp_path / "runs").rglob("trials/*/model"))) == 3
     document = answer.json()
     assert document["num_members"] + document["num_nonmembers"] == document["num_examples_of_the_whole"]
     assert document["num_examples"] == document["num_members"]

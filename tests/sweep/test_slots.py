@@ -65,6 +65,7 @@ def test_an_interruption_ends_the_threads_before_ray(
     assert not ray.is_initialized()
 
 
+@pytest.mark.slow
 def test_the_queue_answers_while_thousands_wait_for_their_results(tmp_path: Path) -> None:
     """Ray lets 1,000 calls of an actor be in progress unless it is told: the lease would be the next one, for ever."""
     cluster = ClusterSpec(max_concurrent_trials=1)

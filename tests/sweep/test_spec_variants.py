@@ -12,6 +12,7 @@ import yaml
 from raydp.sweep.variants import MOST_VARIANTS, values_of, variants_of
 from tests.builders.specs import small_spec
 from tests.conftest import Answer
+from tests.sweep.trained import TrainedSpec
 
 
 def test_each_combination_is_a_spec_of_its_own(tmp_path: Path) -> None:
@@ -116,7 +117,8 @@ def test_nothing_is_trained_where_one_of_them_is_refused(raydp: Callable[..., An
 
 @pytest.mark.slow
 def test_variants_are_run_and_compared_once(raydp: Callable[..., Answer], tmp_path: Path) -> None:
-    """The teachers of PATE at one ε, as docs/mechanisms/pate.md has it."""
+    """The teachers of PATE at one ε, as docs/mechanisms/pate.md has it. One variant was run before, and Ray runs the
+    other one."""
     spec = yaml.safe_load((Path(__file__).parents[2] / "docs/specs/mechanisms/pate.yaml").read_text())
     spec["space"] = {"points": [[50, 20, 0.01]]}
     spec |= {"storage": str(tmp_path / "runs"), "tracking": {"uri": f"sqlite:///{tmp_path}/mlflow.db"}}
@@ -124,7 +126,10 @@ def test_variants_are_run_and_compared_once(raydp: Callable[..., Answer], tmp_pa
     spec["select"] |= {"min_utility_gain": None}
     path = tmp_path / "spec.yaml"
     path.write_text(yaml.safe_dump(spec))
-    command = ("variants", path, "--vary", "method.teacher_learning_rate=0.01,0.02", "--json")
+    rates = "method.teacher_learning_rate=0.01,0.02"
+    TrainedSpec(variants_of(path, values_of([rates]))[0].spec).ending.finish()
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("result.json")}
+    command = ("variants", path, "--vary", rates, "--json")
     answer = raydp(*command)
     assert answer.code == 0, answer.err
     document = answer.json()
@@ -139,6 +144,7 @@ def test_variants_are_run_and_compared_once(raydp: Callable[..., Answer], tmp_pa
     assert document["report"] == str(page)
     assert "teacher_learning_rate-0.02" in page.read_text()
     assert str(tmp_path) not in page.read_text()
+    assert {p: p.stat().st_mtime_ns for p in before} == before, "nothing is trained again"
     assert "starting Ray" in answer.err
     assert "Stop Ray" in answer.err
     again = raydp(*command)

@@ -78,6 +78,7 @@ def test_a_simulated_cluster_need_not_be_here(raydp: Command, write_spec: Callab
     assert raydp("plan", spec, "--simulate", hardware).code == 0
 
 
+@pytest.mark.slow
 def test_a_sweep_that_cannot_open_its_experiment_leaves_its_name_free(tmp_path: Path) -> None:
     """The experiment was deleted, which only MLflow knows: the refusal comes after the folder was made."""
     from mlflow import MlflowClient

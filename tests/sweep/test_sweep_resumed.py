@@ -57,6 +57,7 @@ def test_a_sweep_that_is_running_cannot_be_run_beside_it(done: Done) -> None:
         done.sweep.run(resume=True)
 
 
+@pytest.mark.slow
 def test_a_store_that_was_lost_is_filled_again(done: Done, tmp_path: Path) -> None:
     """On a copy: the tables name the versions of the store that they were written with."""
     uri, storage = f"sqlite:///{tmp_path}/another.db", tmp_path / "copy"

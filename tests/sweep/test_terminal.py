@@ -22,6 +22,7 @@ from raydp.sweep.store.points import counts
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.summary import SelectedConfiguration, SweepSummary
 from tests.conftest import Answer
+from tests.marks import slow_after
 from tests.sweep.trained import Trained
 
 Command = Callable[..., Answer]
@@ -58,7 +59,7 @@ COMMANDS = (
 )
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command[:2]))
+@pytest.mark.parametrize("command", slow_after(3, COMMANDS), ids=lambda command: " ".join(command[:2]))
 def test_no_word_of_a_table_is_broken_at_any_width(
     raydp: Command, trained: Trained, spec: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,7 +89,7 @@ def test_headers_are_the_papers_symbols(raydp: Command, spec: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["status", "points", "select", "analyze variance", "analyze subsets", "report", "profile"],
+    slow_after(5, ["status", "points", "select", "analyze variance", "analyze subsets", "report", "profile"]),
 )
 def test_a_spec_is_its_sweep(raydp: Command, trained: Trained, spec: Path, command: str) -> None:
     """The same answer as by the sweep's folder, but for the report, which is a page."""

@@ -20,6 +20,7 @@ from raydp.training.comm import LocalComm
 from raydp.training.noise.stream import TEST_KEY
 from raydp.training.trial_plan import TrialPlan
 from tests.builders.specs import SMALL_TASK, small_spec
+from tests.marks import slow_after
 
 FULL = {"name": "tiny", "adapter": {"type": "none"}}
 LORA = {"name": "tiny", "adapter": {"r": 2, "alpha": 4}}
@@ -43,7 +44,7 @@ def runner(folder: Path, key: bytes = TEST_KEY, **changes: Any):
 @pytest.mark.parametrize("model", [LORA, PROMPT, PREFIX, FULL], ids=["lora", "soft prompt", "prefix", "full"])
 @pytest.mark.parametrize(
     "method",
-    [{"name": "dp_adam"}, {"name": "dp_sgd", "momentum": 0.5}, {"name": "nonprivate"}],
+    slow_after(1, [{"name": "dp_adam"}, {"name": "dp_sgd", "momentum": 0.5}, {"name": "nonprivate"}]),
     ids=["dp_adam", "dp_sgd", "nonprivate"],
 )
 def test_it_trains_scores_and_saves_and_starts_afresh_each_time(
@@ -119,7 +120,9 @@ def test_with_the_user_as_the_unit_everything_counts_users(tmp_path: Path) -> No
     assert 4 * 10 < sum(drawn) < 4 * 60, "about 32 users a step"
 
 
-@pytest.mark.parametrize("model", [LORA, {**FULL, "dtype": "bfloat16"}], ids=["lora", "full with autocast"])
+@pytest.mark.parametrize(
+    "model", slow_after(1, [LORA, {**FULL, "dtype": "bfloat16"}]), ids=["lora", "full with autocast"]
+)
 def test_computing_layers_again_changes_no_result(tmp_path: Path, model: dict[str, Any]) -> None:
     results = []
     for again in (False, True):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from raydp.plugins.registries import BUILTIN, resolve, summary
@@ -25,11 +26,13 @@ def loaded_by(*arguments: object) -> set[str]:
     return set(answer.stdout.splitlines()[-1].split()[1:])
 
 
+@pytest.mark.slow
 def test_a_report_of_a_sweep_loads_nothing_that_trains(done: Done, tmp_path: Path) -> None:
     """scikit-learn trains the small forest that tells the importance of each hyperparameter, and no model."""
     assert loaded_by("report", done.result.folder, "-o", tmp_path / "page.html") <= {"sklearn"}
 
 
+@pytest.mark.slow
 def test_a_profile_loads_nothing_that_trains(done: Done) -> None:
     assert loaded_by("profile", done.result.folder, "--deltas", "1e-3") == set()
     run = ("--n", 3000, "--batch-size", 30, "--num-steps", 5, "--noise-multiplier", 1.8, "--deltas", "1e-3")
@@ -42,6 +45,7 @@ def test_a_summary_is_the_first_line_of_the_class() -> None:
             assert summary(kind, name) == str(resolve(kind, name).__doc__).partition("\n")[0]
 
 
+@pytest.mark.slow
 def test_each_phase_of_a_sweeps_end_is_on_the_terminal(done: Done, tmp_path: Path) -> None:
     """A sweep that has all its runs does what every sweep does at its end; a pseudo-terminal shows what it is at."""
     spec = tmp_path / "spec.yaml"

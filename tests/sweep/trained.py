@@ -12,7 +12,7 @@ from raydp.io.output import stderr
 from raydp.models import base_models as models
 from raydp.scores.requests import requests_from
 from raydp.scoring.sweep import score_sweep
-from raydp.spec.document import load_spec
+from raydp.spec.document import SweepSpec, load_spec
 from raydp.sweep.driver import ending_of
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.trial import TrialRunner
@@ -27,28 +27,40 @@ TWINS = {"name": "planted", "of": SMALL_TASK, "copies": {20: 3}, "twins": True}
 """A task whose secrets and controls are other ones for each seed."""
 
 
-class Trained:
-    """A finished sweep of three runs, trained in this process, tracked and selected from."""
+class TrainedSpec:
+    """A sweep whose runs were trained in this process and tracked, as a driver does it with Ray.
 
-    def __init__(self, root: Path, **changes: Any) -> None:
-        space = {"points": [[32, 3, 0.01], [32, 6, 0.01]]}
-        seeds = {} if "privacy" in changes else {"seeds": [0, 1]}
-        self.content = small_spec(root, **{"task": TWINS, "scores": SCORES, "space": space, **seeds, **changes})
-        self.spec = spec = load_spec(self.content)
-        self.uri = spec.tracking.uri
+    Args:
+        runs: how many runs; by default all. With fewer the sweep is as if its driver had been killed after them.
+    """
+
+    def __init__(self, spec: SweepSpec, *, runs: int | None = None) -> None:
+        self.spec, self.uri = spec, spec.tracking.uri
         task, weight_hash = build_task(spec)
         plan = make_plan(spec, task.facts(), weight_hash)
         self.folder = SweepFolder.create(
             spec, lambda key: plan_to_keep(drawn(plan, spec, weight_hash, key), "a1b2" * 4)
         )
-        self.trials = drawn(plan, spec, weight_hash, self.folder.key()).trials
-        runner = TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), self.folder.key())
-        self.folder.commit(runner.measure_base(spec.seeds[0]))
+        self.trials = drawn(plan, spec, weight_hash, self.folder.key()).trials[:runs]
+        base = models.load_base(spec.model, new_tokens=task.facts().num_new_tokens)
+        runner = TrialRunner(spec, task, base, LocalComm(), self.folder.key())
+        self.folder.commit(runner.measure_base(spec.seed_labels[0]))
         for trial in self.trials:
             self.folder.commit(runner.run(trial, self.folder.files(trial.run_id), "attempt-1"))
         self.context = SweepContext(spec=spec, folder=self.folder, facts=task.facts(), weight_hash=weight_hash)
         self.ending = ending_of(self.context)
         self.ending.listener.deliver_missing(list(self.trials))
+
+
+class Trained(TrainedSpec):
+    """The small sweep, by default of four runs; `changes` replace sections."""
+
+    def __init__(self, root: Path, **changes: Any) -> None:
+        root.mkdir(exist_ok=True)
+        usual = {"task": TWINS, "scores": SCORES, "space": {"points": [[32, 3, 0.01], [32, 6, 0.01]]}}
+        seeds = {} if "privacy" in changes else {"seeds": [0, 1]}
+        self.content = small_spec(root, **{**usual, **seeds, **changes})
+        super().__init__(load_spec(self.content))
 
     def score(self, **options: Any) -> dict[str, Any]:
         return score_sweep(self.folder, requests_from(**options), console=stderr)

@@ -27,6 +27,7 @@ from raydp.training.trial import TrainingContext
 from raydp.training.trial_plan import TrialPlan
 from tests.builders import toys
 from tests.builders.specs import SMALL_TASK
+from tests.marks import slow_after
 
 DIGITS = {"name": "digits"}
 SPEC = {
@@ -50,7 +51,7 @@ def rows(examples) -> list[bytes]:
     return examples.contents()
 
 
-@pytest.mark.parametrize("of", [DIGITS, SMALL_TASK], ids=["digits", "text"])
+@pytest.mark.parametrize("of", slow_after(1, [DIGITS, SMALL_TASK]), ids=["digits", "text"])
 def test_a_share_of_the_training_examples_becomes_reference_data(of: dict, tokenizer) -> None:
     whole = resolve_plugin("tasks", "task", of, []).params.build(tokenizer)
     task, other = (WithReferenceTask(of=of, fraction=0.3, data_seed=s).build(tokenizer) for s in (0, 1))
@@ -125,6 +126,7 @@ def test_a_language_model_is_trained_and_scored_on_both_sets(tokenizer) -> None:
         score.check(task)
 
 
+@pytest.mark.slow
 def test_a_plan_has_the_epsilon_of_each_set(monkeypatch, tmp_path) -> None:
     from raydp.privacy import PrivacyCard, card_markdown, guarantee
     from raydp.sweep.planning.plan import make_plan

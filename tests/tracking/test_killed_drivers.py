@@ -9,6 +9,7 @@ from mlflow import MlflowClient
 from mlflow.entities import ViewType
 
 from raydp.tracking.trials import MODEL_URI_TAG, TrialWriter
+from tests.marks import slow_after
 
 from .conftest import inventory, open_tracker
 
@@ -48,8 +49,8 @@ def _kill(uri, trial, cut):
     assert process.exitcode == 9
 
 
-@pytest.mark.parametrize("changed", [False, True], ids=["same record", "trained again"])
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("changed", slow_after(1, [False, True]), ids=["same record", "trained again"])
+@pytest.mark.parametrize("cut", slow_after(5, CUTS))
 def test_a_killed_driver_leaves_one_run_and_one_version(uri, record, cut, changed):
     """Killed anywhere, then resumed with the same result or with another one (a retrained trial)."""
     _kill(uri, record(), cut)

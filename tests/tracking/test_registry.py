@@ -11,6 +11,7 @@ from raydp.tracking import find_models, promote_model, set_alias, show_model
 from raydp.tracking.lookup.conditions import Conditions
 from raydp.tracking.lookup.table import COLUMNS
 from raydp.tracking.store import open_store, resolve_uri
+from tests.marks import slow_after
 
 from .conftest import open_tracker
 
@@ -59,7 +60,7 @@ CONDITIONS = {
 }
 
 
-@pytest.mark.parametrize("size", [0, 1, 2])
+@pytest.mark.parametrize("size", slow_after(2, [0, 1, 2]))
 def test_conditions_find_what_brute_force_finds(catalogue, size):
     """Every condition and every pair of them."""
     uri, known = catalogue
@@ -178,7 +179,17 @@ def test_every_form_of_uri_names_the_same_model(tracker, record):
 
 @pytest.mark.parametrize(
     "model_uri",
-    ["demo/1", "models:/demo", "models:/demo/9", "models:/demo@nobody", "models:/nobody/1", f"models:/m-{'0' * 32}"],
+    slow_after(
+        2,
+        [
+            "demo/1",
+            "models:/demo",
+            "models:/demo/9",
+            "models:/demo@nobody",
+            "models:/nobody/1",
+            f"models:/m-{'0' * 32}",
+        ],
+    ),
 )
 def test_a_uri_that_names_nothing_is_a_clear_error(tracker, record, model_uri):
     tracker.log_trial(record())
@@ -231,6 +242,7 @@ def test_a_promotion_without_sense_changes_nothing(tracker, record, alias, reaso
     assert (shown["promotions"], shown["aliases"]) == ([], ())
 
 
+@pytest.mark.slow
 def test_the_table_for_people_has_the_sweep_and_its_aliases_as_text(tracker, record, monkeypatch, capsys):
     from raydp.cli import main as cli
 

@@ -51,6 +51,7 @@ def server(empty_store, tmp_path_factory):
         process.wait(timeout=30)
 
 
+@pytest.mark.slow
 def test_a_server_works_like_a_file(server, record, adapter, base_folder, capfd):
     tracker = open_tracker(server)
     uri = tracker.log_trial(record())

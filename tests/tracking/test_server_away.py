@@ -97,7 +97,7 @@ def test_a_dead_server_is_noticed_at_once(real_server, record):
         tracker.log_trial(record())
     with pytest.raises(NotDeliveredError, match="must be the address of a running MLflow server"):
         open_tracker(real_server.uri, name, name)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30, "MLflow's own retries take minutes"
     assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
     pauses = delivery.Pauses()
     assert pauses.over()

@@ -75,6 +75,7 @@ def _open(uri: str) -> None:
     MLflowTracker(uri, "experiment", "model")
 
 
+@pytest.mark.slow
 def test_processes_that_make_one_store_at_the_same_time_both_get_it(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/fresh.db"
     context = multiprocessing.get_context("fork")

@@ -10,6 +10,7 @@ from mlflow.utils.search_logged_model_utils import parse_filter_string
 
 from raydp.tracking import find_models, set_alias
 from raydp.tracking.lookup.conditions import Conditions, Where
+from tests.marks import slow_after
 
 from .conftest import open_tracker
 
@@ -47,8 +48,8 @@ COMPARE = {"<": lambda a, b: a < b, "<=": lambda a, b: a <= b, "=": lambda a, b:
 @pytest.mark.parametrize("operator", COMPARE)
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("score.vmr", 0.03), ("score.logprob", -1.5), ("epsilon", 4), ("epsilon", math.inf), ("batch_size", 16),
-     ("seed", 3), ("utility_loss", 2.5), ("score", 0.03), ("max_grad_norm", 0.5)],
+    slow_after(4, [("score.vmr", 0.03), ("score.logprob", -1.5), ("epsilon", 4), ("epsilon", math.inf),
+     ("batch_size", 16), ("seed", 3), ("utility_loss", 2.5), ("score", 0.03), ("max_grad_norm", 0.5)]),
 )  # fmt: skip
 def test_a_comparison_finds_what_brute_force_finds(catalogue, column, value, operator):
     uri, rows = catalogue
@@ -123,7 +124,9 @@ def test_few_calls_whatever_the_number_of_models(catalogue, monkeypatch):
 
 
 @pytest.mark.parametrize("limit", [1, 3, 8, 100])
-@pytest.mark.parametrize("order", ["loss", "score", "epsilon", "score.logprob", "noise_multiplier", "run_id", None])
+@pytest.mark.parametrize(
+    "order", slow_after(1, ["loss", "score", "epsilon", "score.logprob", "noise_multiplier", "run_id", None])
+)
 def test_the_first_rows_are_those_of_the_whole(catalogue, limit, order):
     """With ties (noise_multiplier is the same for all) and undefined figures, over pages of few models."""
     uri, _ = catalogue
@@ -131,6 +134,7 @@ def test_the_first_rows_are_those_of_the_whole(catalogue, limit, order):
     assert find_models(uri, order_by=order, score="vmr", limit=limit).run_id.tolist() == whole.run_id.tolist()
 
 
+@pytest.mark.slow
 def test_ties_are_cut_by_version_over_several_pages(uri, record, monkeypatch):
     monkeypatch.setattr("raydp.tracking.lookup.search.PAGE", 4)
     tracker = open_tracker(uri)

@@ -13,6 +13,7 @@ from raydp.tasks.text.token_loss import IGNORE, token_nll
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.thresholds import AutomaticClipping, Clipping
 from tests.builders.models import plain_gpt2, plain_llama
+from tests.marks import slow_after
 
 TOLERANCE = 1e-5  # relative error in the L2 norm over all parameters: the project's own bound for clipping
 
@@ -111,7 +112,7 @@ def relative_error(actual: dict[str, torch.Tensor], expected: dict[str, torch.Te
 
 
 @pytest.mark.parametrize("max_grad_norm", [0.05, 1.0, 1e3], ids=["all clipped", "some clipped", "none clipped"])
-@pytest.mark.parametrize("width", [4, 24])
+@pytest.mark.parametrize("width", slow_after(1, [4, 24]))
 @pytest.mark.parametrize("kind", MODELS)
 def test_equals_clipped_autograd(kind: str, width: int, max_grad_norm: float) -> None:
     model = MODELS[kind]()
@@ -125,7 +126,7 @@ def test_equals_clipped_autograd(kind: str, width: int, max_grad_norm: float) ->
 
 
 @pytest.mark.parametrize("max_grad_norm", [0.05, 1.0, 1e3], ids=["all clipped", "some clipped", "none clipped"])
-@pytest.mark.parametrize("width", [4, 24])
+@pytest.mark.parametrize("width", slow_after(1, [4, 24]))
 @pytest.mark.parametrize("kind", MODELS)
 def test_decay_in_the_loss_is_clipped_with_the_gradient(kind: str, width: int, max_grad_norm: float) -> None:
     model, decay = MODELS[kind](), 0.3

@@ -91,6 +91,7 @@ def noise_of_two_steps(run_id: str, *, sigma: float, method: DPSGD) -> tuple[np.
     return torch.cat(changed).double().numpy() / c[1], c, (share - 0.5) * plan.batch_size - (unclipped - drawn / 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "sigma", "count_noise_std"),
     [(1.5, 2.0, 1.5), (None, 0.53, toys.PLAN.batch_size / 20)],
