@@ -37,7 +37,7 @@ def test_one_model_from_the_registry_or_its_folder(
     assert second["logged"] == []
     assert second["note"].startswith("The model already has a value of vmr, logprob, which is kept.")
     assert (trained.metrics()["metric_name"] == "score.logprob").sum() == 1
-    another = {**trained.content, "task": {**trained.content["task"], "data_seed": 1}}
+    another = {**trained.content, "task": {**trained.content["task"], "canary_seed": 1}}
     spec.write_text(yaml.safe_dump(another))
     labelled = ("--label", "other", "--uri", trained.uri)
     answer = raydp("score", uri, "--score", "vmr", *labelled, *options).json()

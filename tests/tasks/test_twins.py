@@ -126,17 +126,25 @@ def test_copies_that_make_no_pairs_are_refused(tiny, options, words):
     "section",
     [
         {"name": "half"},
-        {"name": "audited", "seed": 1},
+        {"name": "audited", "seed": 1, "num_canaries": 10},
         {"name": "planted", "copies": [1]},
-        {"name": "without", "secrets": "all"},
+        {"name": "without", "secrets": [1]},
         {"name": "with_reference", "fraction": 0.5},
     ],
+    ids=lambda section: section["name"],
 )
-def test_a_task_with_twins_is_not_changed_any_more(tiny, section):
+def test_a_task_that_is_made_of_it_has_the_first_twins_for_all_seeds(tiny, section):
     of = {"name": "planted", "of": SMALL_TASK, "copies": [2, 2], "twins": True}
     params = {"of": of, **{key: value for key, value in section.items() if key != "name"}}
-    with pytest.raises(ValueError, match="without twins"):
-        resolve("tasks", section["name"]).model_validate(params).build(tiny)
+    made = resolve("tasks", section["name"]).model_validate(params).build(tiny)
+    assert not isinstance(made, TwinTask)
+    assert for_seed(made, 3) is made
+    pairs = planted(tiny, copies=[2, 2], num_digits=4).twins
+    assert {first.id for first, _ in pairs} <= {secret.id for secret in made.secrets()}
+    assert {second.id for _, second in pairs} <= {control.id for control in made.controls()}
+    assert not any("coin" in sentence for sentence in made.facts().sentences())
+    said = texts(tiny, made)
+    assert not any(second.prompt in text for _, second in pairs for text in said)
 
 
 def test_its_users_are_refused(task):

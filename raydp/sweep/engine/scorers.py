@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -76,15 +76,19 @@ class Reports:
     """An actor that keeps the progress of the scores, because a busy scorer does not answer."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[int, int]] = {}
+        self._seen: dict[tuple[str, int], int] = {}
 
     @ray.method
-    def tell(self, label: str, done: int, total: int) -> None:
-        self._seen[label] = (done, total)
+    def tell(self, label: str, of_seed: int, done: int) -> None:
+        self._seen[label, of_seed] = done
 
     @ray.method
-    def seen(self) -> dict[str, tuple[int, int]]:
-        return self._seen
+    def seen(self) -> dict[str, int]:
+        """Return label -> number of models that the jobs of the score have seen."""
+        seen: Counter[str] = Counter()
+        for (label, _), done in self._seen.items():
+            seen[label] += done
+        return dict(seen)
 
 
 class Scorer:
@@ -112,7 +116,7 @@ class Scorer:
             known = job.done
             try:
                 models, score = self._of(job.names), job.plugin.params
-                context = Context(folder=job.work, done=job.done, progress=partial(self._tell, job.label))
+                context = Context(folder=job.work, done=job.done, progress=partial(self._tell, job))
                 for name, measurement in score.measure_many(models, task, seed=job.seed, context=context):
                     job = replace(job, done=job.done | {name})
                     yield name, {"status": "finished", "measurement": measurement.document()}
@@ -124,9 +128,9 @@ class Scorer:
                     yield name, {"status": "failed", "reason": reason}
                 return
 
-    def _tell(self, label: str, done: int, total: int) -> None:
-        if total > 1:  # the value of a single model shows its progress
-            self._reports.tell.remote(label, done, total)
+    def _tell(self, job: Job, done: int, total: int) -> None:
+        if len(job.names) > 1:  # the value of a single model shows its progress
+            self._reports.tell.remote(job.label, job.of_seed, done)
 
     def _of(self, names: tuple[str, ...]) -> TrainedModels:
         if self._models is None:
@@ -145,6 +149,7 @@ def run_jobs(
     number = min(_fitting(cluster), len(jobs), workers or len(jobs))
     reports: ActorProxy[Reports] = beside_driver(Reports).remote()
     inputs = ray.put(shared)
+    totals = Counter(job.label for job in jobs for _ in job.left)
     waiting = deque(jobs)
     idle = [_start(cluster, inputs, reports) for _ in range(number)]
     running: list[tuple[ObjectRefGenerator, Any, Job]] = []
@@ -155,7 +160,7 @@ def run_jobs(
             running.append((stream, actor, job))
         ready, _ = ray.wait([stream for stream, _, _ in running], num_returns=1, timeout=REPORT_SECONDS)
         if not ready:
-            report(ray.get(reports.seen.remote()))
+            report({label: (done, totals[label]) for label, done in ray.get(reports.seen.remote()).items()})
             continue
         position = next(i for i, (stream, _, _) in enumerate(running) if stream is ready[0])
         stream, actor, job = running.pop(position)

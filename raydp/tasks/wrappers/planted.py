@@ -16,7 +16,7 @@ from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.text.wordlists import CONTROL_NAMES
 from raydp.tasks.wrappers.derived import DerivedTask
-from raydp.tasks.wrappers.twins import TwinTask
+from raydp.tasks.wrappers.twins import COINS_NOTE, TwinTask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -146,7 +146,7 @@ class PlantedTask(DerivedTask):
             "caveats": [*facts.notes.get("caveats", ()), caveat],
         }
         if self.twins:
-            notes["planted_twins"] = "each canary has a twin; a coin for each seed decides which of the two is planted"
+            notes[COINS_NOTE] = "each canary has a twin; a coin for each seed decides which of the two is planted"
         return replace(facts, notes=notes)
 
     def _secrets(self, canaries: Sequence[Canary], first: int) -> tuple[Secret, ...]:

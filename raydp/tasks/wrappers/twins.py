@@ -12,6 +12,9 @@ from raydp.tasks.base import Secret, Task
 from raydp.tasks.text.examples import HiddenStates, TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask, content_hash
 
+COINS_NOTE = "planted_twins"
+"""The note of a task that says that a coin for each seed decides."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TwinTask(LanguageModelingTask):
@@ -22,7 +25,8 @@ class TwinTask(LanguageModelingTask):
     is a control. So the number of units n is the same for every seed, whatever the coins show, and a score of a twin
     that is in differs in distribution from a score of one that is not by what training on it does, and by nothing else.
 
-    The coins are public: the canaries are nobody's data.
+    The coins are public: the canaries are nobody's data. A task that is made of this one, with examples added, left out
+    or divided, has the first twins for all seeds.
 
     Attributes:
         pool: the examples of the task `of`, then all copies of the first twins, then all copies of the second twins.
@@ -92,11 +96,19 @@ class TwinTask(LanguageModelingTask):
     def with_hidden(self, train: HiddenStates, heldout: HiddenStates) -> Self:
         return replace(self, pool_hidden=train, heldout_hidden=heldout, train_hidden=train.select(self._rows()))
 
-    def _require_example_units(self) -> None:
-        raise ValueError(
-            "task.of must be a task without twins where examples are added, left out or divided, got one with them. "
-            "Apply planted to the changed task instead."
-        )
+    def with_fixed_twins(self) -> LanguageModelingTask:
+        """Return the task with the same twins for all seeds: those that are in the training data now."""
+        known = {f.name: getattr(self, f.name) for f in fields(LanguageModelingTask)}
+        notes = {name: note for name, note in self.task_facts.notes.items() if name != COINS_NOTE}
+        return LanguageModelingTask(**known | {"task_facts": replace(self.task_facts, notes=notes)})
+
+    def extended(self, extra: TokenizedExamples, *, unit: str) -> LanguageModelingTask:
+        """Return this task with more training examples, and with the same twins for all seeds."""
+        return self.with_fixed_twins().extended(extra, unit=unit)
+
+    def subset(self, indices: NDArray[np.int64]) -> LanguageModelingTask:
+        """Return this task with some of its training examples, and with the same twins for all seeds."""
+        return self.with_fixed_twins().subset(indices)
 
     def by_user(self) -> LanguageModelingTask:
         raise ValueError("privacy.unit must be example with planted canaries, got user. Leave it out of the spec.")

@@ -81,12 +81,12 @@ class WithReferenceTask(DerivedTask):
 
     def _built(self, plugin: Plugin, tokenizer: PreTrainedTokenizerBase | None, field: str) -> DividedTask:
         task = plugin.params.build(tokenizer)
-        if not isinstance(task, DividedTask) or isinstance(task, TwinTask) or task.task_facts.num_reference:
+        if not isinstance(task, DividedTask) or task.task_facts.num_reference:
             raise ValueError(
-                f"task.{field} must be a task of classification or language modelling without reference data and "
-                f"without twins, got {plugin.name!r}. Choose digits or text."
+                f"task.{field} must be a task of classification or language modelling without reference data, got "
+                f"{plugin.name!r}. Choose digits or text."
             )
-        return task
+        return task.with_fixed_twins() if isinstance(task, TwinTask) else task
 
     def _joined(self, task: DividedTask, other: DividedTask) -> DividedTask:
         """Return the first task with the second task's training examples appended as reference data."""
