@@ -62,12 +62,8 @@ def contenders_table(selected: Selection) -> str:
     of = f", the first {MOST_CONTENDERS} of {len(compared.rows)}" if len(compared.rows) > MOST_CONTENDERS else ""
     caption = f"By mean score{of}; standard errors and probabilities over {over}; the last column at 95 %"
     headers = ["b", "T", "η", "Score", "Std. error", "Probability", "The lowest"]
-    further = [
-        f"{row['seeds']} more of b = {row['batch_size']}, T = {row['num_steps']}, η = {row['learning_rate']:g}"
-        for row in compared.further_seeds
-    ]
-    decided = f"Runs that would decide it, if the means stay: {'; '.join(further)}." if further else compared.reason
-    note = paragraph(decided[0].upper() + decided[1:], css="soft") if decided else ""
+    outlook = None if compared.verdict == "supported" else selected.outlook
+    note = "" if outlook is None else paragraph(outlook.sentence, css="soft")
     return "\n".join([table(caption, headers, rows, marked=marked), note])
 
 

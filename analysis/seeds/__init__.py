@@ -1,1 +1,1 @@
-"""Which configuration of a sweep gets another seed, when further seeds end, and what else a decision would need."""
+"""Which configuration of a sweep gets another seed, and when further seeds end."""

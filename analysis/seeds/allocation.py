@@ -11,8 +11,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.seeds.outlook import MOST_SEEDS, more_secrets, outlook
-from analysis.seeds.what_if import Measured
 from analysis.selection.choice import Selection, select
 from analysis.selection.constraints import Constraints
 from analysis.selection.equivalents import CONFIDENCE
@@ -20,7 +18,9 @@ from analysis.selection.evidence import keep_utility
 from analysis.selection.rules import LEAKAGE_CHECK
 from analysis.statistics.noise import SeedNoise
 from analysis.surface.hierarchy import loss_posterior
+from analysis.surface.outlook import MOST_SEEDS, more_secrets, outlook
 from analysis.surface.posterior import Posterior
+from analysis.surface.what_if import Measured
 from analysis.tables.per_secret import is_logarithmic
 from analysis.tables.points import configurations, require_hyperparameters
 from search_spaces import Configuration
@@ -129,13 +129,13 @@ def next_seed(
     allowed = np.array([begun.get(c, 0) < limits.at_most and _cost(c) <= limits.compute for c in race.listed])
     rng = np.random.default_rng([7, sum(begun.values())])
     position = race.draw(allowed, begun, rng)
-    compared = race.measured, race.rivals, race.selected
+    compared = race.measured, race.rivals
     if race.chance_of_deciding(rng, confidence=confidence, tolerance=tolerance) < _LEAST_CHANCE:
         remedy = more_secrets(*compared, confidence=confidence, tolerance=tolerance)
-        return NextSeed(state="secrets are short", reason=f"{_SHORT} {remedy}")
+        return NextSeed(state="secrets are short", reason=f"{_SHORT} {remedy.sentence}")
     if position is None:
         needed = outlook(*compared, confidence=confidence, tolerance=tolerance)
-        return NextSeed(state="budget used up", reason=needed)
+        return NextSeed(state="budget used up", reason=needed.sentence)
     return NextSeed(configuration=race.listed[position])
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -13,7 +11,7 @@ from analysis.selection.contenders import Contenders
 from analysis.selection.decision import Decision, chance
 from analysis.selection.default import DEFAULT_RULE
 from analysis.tables.points import configurations, other_rows
-from search_spaces.configuration import HYPERPARAMETERS, Configuration, Hyperparameters
+from search_spaces.configuration import HYPERPARAMETERS, Configuration
 
 _NAMED = 3
 
@@ -78,40 +76,34 @@ def not_trusted(
 
 
 def unsupported(compared: Contenders, members: int) -> list[str]:
-    """Warn if the measured scores do not show, or contradict, that the selected configuration has the lowest score."""
-    inside = [row for row in compared.rows if row["indistinguishable"]]
-    if compared.verdict == "supported" or members < 2:
-        return []
-    if compared.verdict == "unknown":
+    """Warn if it is not known whether the scores support the choice, or if they contradict it."""
+    if compared.verdict == "unknown" and members > 1:
         return [f"How far the data support the choice is not known: {compared.reason}. Run a second seed."]
-    over = " and ".join(compared.levels)
-    which = _names(inside)
     if compared.verdict == "contradicted":
         return [
-            f"The scores speak against the choice: at 95 % the lowest is among {which} (errors over {over}). See "
+            f"The scores speak against the choice: at 95 % the lowest is among {_may_be_lowest(compared)}. See "
             "`raydp analyze heuristics`."
         ]
-    text = (
-        f"The data do not decide which configuration has the lowest score: at 95 % it may be any of {len(inside)} of "
-        f"{members}, {which} (errors over {over})."
+    return []
+
+
+def undecided(compared: Contenders, members: int) -> str | None:
+    """Warn if several configurations may have the lowest score, the selected one among them."""
+    if compared.verdict != "undecided":
+        return None
+    inside = sum(bool(row["indistinguishable"]) for row in compared.rows)
+    return (
+        f"The data do not decide which configuration has the lowest score: at 95 % it may be any of {inside} of "
+        f"{members}, {_may_be_lowest(compared)}."
     )
-    if compared.further_seeds:
-        total = sum(row["seeds"] for row in compared.further_seeds)
-        asked = ", ".join(f"{row['seeds']} more of {_name(row)}" for row in compared.further_seeds[:_NAMED])
-        more = ", ..." if len(compared.further_seeds) > _NAMED else ""
-        runs = "one further run" if total == 1 else f"{total} further runs"
-        unknown = "" if "secrets" in compared.levels else " How much the choice of secrets adds is not known here."
-        return [f"{text} If the means stay, {runs} would decide it: {asked}{more}.{unknown}"]
-    return [f"{text} {compared.reason[0].upper()}{compared.reason[1:]}." if compared.reason else text]
 
 
-def _names(rows: Sequence[Hyperparameters]) -> str:
-    """Return the names of the first few configurations."""
-    return ", ".join(map(_name, rows[:_NAMED])) + (", ..." if len(rows) > _NAMED else "")
-
-
-def _name(row: Hyperparameters) -> str:
-    return str(Configuration.from_json(row))
+def _may_be_lowest(compared: Contenders) -> str:
+    """Return the names of the first few configurations that may have the lowest score, and the errors counted."""
+    inside = [row for row in compared.rows if row["indistinguishable"]]
+    names = ", ".join(str(Configuration.from_json(row)) for row in inside[:_NAMED])
+    more = ", ..." if len(inside) > _NAMED else ""
+    return f"{names}{more} (errors over {' and '.join(compared.levels)})"
 
 
 def beaten(means: pd.DataFrame, passed: NDArray[np.bool_], selected: int, *, rule: str) -> list[str]:

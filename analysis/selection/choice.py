@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import numpy as np
 import pandas as pd
@@ -16,12 +17,13 @@ from analysis.selection.cautions import (
     improbable,
     left_out,
     not_trusted,
+    undecided,
     unsupported,
     without_guarantee,
 )
 from analysis.selection.constraints import Constraints
 from analysis.selection.contenders import Contenders, contenders
-from analysis.selection.decision import Decision, decide
+from analysis.selection.decision import Decision, decide, what_would_decide
 from analysis.selection.default import DEFAULT_RULE
 from analysis.selection.equivalents import CONFIDENCE, TOLERANCE, Precision
 from analysis.selection.evidence import Evidence
@@ -36,6 +38,8 @@ from analysis.selection.rules import (
     rule_names,
     rule_steps,
 )
+from analysis.statistics.results import because
+from analysis.surface.outlook import Outlook
 from analysis.tables.points import (
     configuration_means,
     configurations,
@@ -97,7 +101,9 @@ class Selection:
         decision: how sure the choice is, None if the selection was not made by a rule.
         changes: the nearest stricter and the nearest looser utility threshold at which the rule selects another
             configuration. None if that is not known.
-        warnings: what the user should know before relying on the selection.
+        cautions: the warnings that need no model of further seeds.
+        undecided: the warning that the scores do not decide, None if there is no such warning.
+        outlook_fn: computes `outlook`, None if the selection was not made by a rule.
         contenders: which configurations may have the lowest score, None if that was not computed.
         constraints: the constraints that were applied, None if the selection was not made by a rule.
     """
@@ -110,11 +116,26 @@ class Selection:
     model_uri: str | None
     max_loss: float | None = None
     explanation: str | None = None
-    warnings: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()
+    undecided: str | None = None
+    outlook_fn: Callable[[], Outlook] | None = field(default=None, repr=False, compare=False)
     contenders: Contenders | None = None
     constraints: Constraints | None = None
     decision: Decision | None = None
     changes: tuple[ThresholdChange, ...] | None = None
+
+    @cached_property
+    def outlook(self) -> Outlook | None:
+        """Return what would decide which configuration has the lowest score. It is computed on first use."""
+        return None if self.outlook_fn is None else self.outlook_fn()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return what the user should know before relying on the selection."""
+        if self.undecided is None:
+            return self.cautions
+        said = self.undecided if self.outlook is None else f"{self.undecided} {self.outlook.sentence}"
+        return (*self.cautions, said)
 
     def to_dict(self) -> dict[str, object]:
         """Return the document that `raydp select --json` prints."""
@@ -128,10 +149,16 @@ class Selection:
             "steps": [step.to_dict() for step in self.steps],
             "model_uri": self.model_uri,
             "warnings": list(self.warnings),
-            **({} if self.contenders is None else {"uncertainty": self.contenders.to_dict()}),
+            **({} if self.contenders is None else {"uncertainty": self._uncertainty(self.contenders)}),
             **({} if self.decision is None else {"decision": self.decision.to_dict()}),
             **({} if self.changes is None else {"threshold_changes": [each.to_dict() for each in self.changes]}),
         }
+
+    def _uncertainty(self, rivals: Contenders) -> dict[str, object]:
+        """Return what the scores leave open as data for JSON."""
+        further = None if self.outlook is None else self.outlook.further_seeds
+        unknown = self.outlook.sentence if self.outlook is not None and further is None else None
+        return {**rivals.to_dict(), "further_seeds": further, **because(rivals.reason or unknown)}
 
     def __repr__(self) -> str:
         return f"Selection({', '.join(f'{name}={value}' for name, value in self._summary().items())})"
@@ -145,7 +172,8 @@ class Selection:
         """Return the fields that a reader looks for first."""
         figures = {"utility_loss": f"{self.utility_loss:.4g}", "score": f"{self.score:.4g}", "rule": self.rule}
         decided = {} if self.decision is None else {"state": self.decision.state}
-        warned = {"warnings": len(self.warnings)} if self.warnings else {}
+        num_warnings = len(self.cautions) + (self.undecided is not None)
+        warned = {"warnings": num_warnings} if num_warnings else {}
         return {"configuration": self.configuration, **figures, **decided, "model_uri": self.model_uri, **warned}
 
 
@@ -232,7 +260,7 @@ def select(
     rivals = contenders(means, compared, selected, by_secret=evidence.of_secrets, draws=scores.draws)
     settled = rule == DEFAULT_RULE and decision.state != "undecided"
     by_scores = rule not in _UNMINDFUL and not quiet and not settled
-    warnings = [
+    cautions = [
         *without_guarantee(points, listed[selected]),
         *left_out(points),
         *(at_the_corner(means, passed, constraints) if rule == "procedure" else []),
@@ -250,7 +278,11 @@ def select(
         model_uri=means["model_uri"].iloc[selected],
         max_loss=None if (threshold := constraints.threshold(means)) is None else float(threshold.max()),
         explanation=_explanation(rule, quiet, evidence, passed, listed),
-        warnings=tuple(warnings),
+        cautions=tuple(cautions),
+        undecided=undecided(rivals, int(compared.sum())) if by_scores else None,
+        outlook_fn=partial(
+            what_would_decide, decision, points, compared, by_secret=by_secret, logarithmic=evidence.logarithmic
+        ),
         contenders=rivals,
         constraints=constraints,
         decision=decision,

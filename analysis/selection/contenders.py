@@ -11,10 +11,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.statistics.noise import FARTHEST, SeedNoise, combined_degrees, secret_errors
-from analysis.statistics.results import because
 from analysis.statistics.spread import unit_of
 from analysis.tables.points import configurations
-from search_spaces.configuration import Configuration, Hyperparameters
+from search_spaces.configuration import Hyperparameters
 
 Array = NDArray[np.float64]
 Verdict = Literal["supported", "undecided", "contradicted", "unknown"]
@@ -23,8 +22,6 @@ DRAWS = 4000
 CONFIDENCE = 0.95
 MOST_COMPARED = 300
 """The largest number of configurations compared pairwise. Of a larger pool, the lowest means are compared."""
-MOST_SEEDS = 64
-"""The largest number of further seeds proposed for one configuration."""
 
 
 class Contender(Hyperparameters):
@@ -34,12 +31,6 @@ class Contender(Hyperparameters):
     std_error: float | None
     indistinguishable: bool | None
     probability: float | None
-
-
-class FurtherSeeds(Hyperparameters):
-    """The number of seeds to add to one configuration."""
-
-    seeds: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,26 +45,21 @@ class Contenders:
         levels: the sources of error that are counted: "seeds", "secrets".
         rows: the compared configurations by mean score: batch_size, num_steps, learning_rate, score, std_error, whether
             it is "indistinguishable" from the lowest, and the "probability" that it is the lowest.
-        further_seeds: [{"batch_size", "num_steps", "learning_rate", "seeds"}], the number of seeds to add to each
-            configuration to decide, if the means stay as they are. Empty if nothing is undecided.
-        reason: why there is no such proposal. None if there is a proposal or none is needed.
+        reason: why the verdict is "unknown". None if it is known.
     """
 
     verdict: Verdict
     levels: tuple[str, ...]
     rows: tuple[Contender, ...]
-    further_seeds: tuple[FurtherSeeds, ...]
-    reason: str | None
+    reason: str | None = None
 
     def to_dict(self) -> dict[str, object]:
-        """Return the contenders as data for JSON."""
+        """Return the contenders as data for JSON, without the reason."""
         return {
             "verdict": self.verdict,
             "confidence": CONFIDENCE,
             "levels": list(self.levels),
             "configurations": list(self.rows),
-            "further_seeds": list(self.further_seeds),
-            **because(self.reason),
         }
 
 
@@ -135,7 +121,7 @@ def contenders(
     if by_secret is not None:
         drawn, of_secrets = secret_errors(by_secret[members] / unit, rng, num_draws)
         errors += drawn
-    # Compare every two members, and derive the verdict and the proposal of further seeds.
+    # Compare every two members, and derive the verdict.
     levels = tuple(name for name, known in (("seeds", noise), ("secrets", by_secret)) if known is not None)
     compared = _Compared(
         score=score[members],
@@ -147,23 +133,16 @@ def contenders(
     drawn = score[members] + errors if draws is None else draws[:, members]
     rows = _rows(means.iloc[members], compared if levels else None, unit, drawn)
     if not levels:
-        return Contenders(verdict="unknown", levels=(), rows=rows, further_seeds=(), reason=_NO_ERRORS)
+        return Contenders(verdict="unknown", levels=(), rows=rows, reason=_NO_ERRORS)
     inside = compared.may_be_lowest
     if not inside[members == selected].any():
         verdict: Verdict = "contradicted"
     else:
         verdict = "undecided" if inside.sum() > 1 else "supported"
-    more, reason = compared.deciding_seeds()
-    further: list[FurtherSeeds] = [
-        {**Configuration.from_json(row).to_json(), "seeds": int(count)}
-        for row, count in zip(rows, more, strict=True)
-        if count
-    ]
-    return Contenders(verdict=verdict, levels=levels, rows=rows, further_seeds=tuple(further), reason=reason)
+    return Contenders(verdict=verdict, levels=levels, rows=rows)
 
 
 _NO_ERRORS = "no configuration has two seeds, so how far a mean may be off is not known"
-_NO_SEEDS = "no configuration has two seeds, so what further ones would decide is not known"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,9 +163,10 @@ class _Compared:
     num_secrets: int
     level: float
 
-    def variances(self, more: NDArray[np.int64] | int = 0) -> Array:
-        """Return the variances of the errors over seeds if `more` seeds are added, shape [k]."""
-        return np.zeros(len(self.score)) if self.noise is None else self.noise.std_error(more) ** 2
+    @cached_property
+    def variances(self) -> Array:
+        """Return the variances of the errors over seeds, shape [k]."""
+        return np.zeros(len(self.score)) if self.noise is None else self.noise.std_error() ** 2
 
     @cached_property
     def scale_of_secrets(self) -> Array:
@@ -198,7 +178,7 @@ class _Compared:
     @cached_property
     def may_be_lowest(self) -> NDArray[np.bool_]:
         """Return whether each member may have the lowest score, shape [k]."""
-        variances = self.variances()
+        variances = self.variances
         scale = np.sqrt(self.scale_of_secrets**2 + variances[:, None] + variances)
         excess = self.score[:, None] - self.score
         inside: NDArray[np.bool_] = np.all(excess <= self.critical * scale, axis=1)
@@ -211,7 +191,7 @@ class _Compared:
 
         # Two variances over seeds may share one estimate, so their sum has no more degrees of freedom than either.
         own = np.ones(len(self.score)) if self.noise is None else self.noise.degrees
-        variances = self.variances()
+        variances = self.variances
         degrees = combined_degrees(
             np.sqrt(variances[:, None] + variances),
             np.minimum(own[:, None], own),
@@ -220,44 +200,6 @@ class _Compared:
         )
         quantiles: Array = student.isf(self.level, degrees).clip(max=FARTHEST)
         return quantiles
-
-    def deciding_seeds(self) -> tuple[NDArray[np.int64], str | None]:
-        """Return the seeds to add to each member, [k], so that only the lowest remains, or why there is no such number.
-
-        The means are assumed to stay as they are.
-
-        The algorithm is greedy. The pair that is farthest from a decision gets one seed, for the member where the seed
-        narrows the difference most. This repeats until all pairs are decided.
-        """
-        nothing = np.zeros(len(self.score), dtype=np.int64)
-        rivals = np.flatnonzero(self.may_be_lowest)
-        rivals = rivals[rivals > 0]
-        if not len(rivals):
-            return nothing, None
-        if self.noise is None:
-            return nothing, _NO_SEEDS
-        apart = self.score[rivals] - self.score[0]
-        needed = apart / self.critical[rivals, 0]  # the standard error at which the difference is significant
-        of_secrets = self.scale_of_secrets[rivals, 0]
-        if (of_secrets >= needed).any():
-            if (needed <= 0).any():
-                return nothing, "two have the same mean score, which no number of further seeds changes"
-            return nothing, "further seeds would not decide it: it takes more secrets than were measured"
-        # Add one seed at a time to the pair that is farthest from a decision.
-        more = nothing.copy()
-        while True:
-            variances = self.variances(more)
-            error = np.sqrt(of_secrets**2 + variances[0] + variances[rivals])
-            short = error / needed
-            worst = int(short.argmax())
-            if short[worst] < 1:
-                return more, None
-            pair = np.array([0, rivals[worst]])
-            gain = variances[pair] - self.variances(more + 1)[pair]
-            more[pair[int(gain.argmax())]] += 1
-            if more.max() > MOST_SEEDS:
-                reason = f"{MOST_SEEDS} further seeds would not tell the lowest two apart. Either of them will do"
-                return nothing, reason
 
 
 def _rows(listed: pd.DataFrame, compared: _Compared | None, unit: float, draws: Array) -> tuple[Contender, ...]:
@@ -279,7 +221,7 @@ def _rows(listed: pd.DataFrame, compared: _Compared | None, unit: float, draws: 
     ]
     if compared is None:
         return tuple(rows)
-    own = unit * np.sqrt(np.diag(compared.of_secrets) + compared.variances())
+    own = unit * np.sqrt(np.diag(compared.of_secrets) + compared.variances)
     probability = np.bincount(draws.argmin(axis=1), minlength=len(rows)) / len(draws)
     figures = zip(own.tolist(), compared.may_be_lowest.tolist(), probability.tolist(), strict=True)
     for row, (error, inside, share) in zip(rows, figures, strict=True):

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from analysis.selection.equivalents import Precision, unknown_errors
 from analysis.statistics.results import because
+from analysis.surface.outlook import Outlook, outlook, settled
 from analysis.surface.posterior import Posterior
+from analysis.surface.what_if import Measured
 from analysis.tables.points import configurations
 from search_spaces.configuration import Hyperparameters
 
@@ -20,6 +22,7 @@ Array = NDArray[np.float64]
 State = Literal["decided", "equivalent", "undecided"]
 
 MOST_ALTERNATIVES = 3
+_MOST_CONFIGURATIONS = 100  # of a larger table it is not computed what would decide, because that takes long
 _NEGLIGIBLE = 0.01  # an alternative that is the lowest with a smaller probability does not matter
 
 
@@ -189,6 +192,43 @@ def decide(
         pool_size=len(members),
         reason=reason,
     )
+
+
+def what_would_decide(
+    decision: Decision,
+    points: pd.DataFrame,
+    pool: NDArray[np.bool_],
+    *,
+    by_secret: tuple[pd.DataFrame, str] | None,
+    logarithmic: bool,
+) -> Outlook:
+    """Return what would decide which member of a pool has the lowest score. It fits the model several times.
+
+    Args:
+        decision: the decision between the members.
+        points: the points table.
+        pool: [m] the compared configurations.
+        by_secret: as for `select`.
+        logarithmic: whether the score is a logarithm.
+    """
+    confidence, tolerance = decision.confidence, decision.tolerance
+    enough = Outlook(
+        further_seeds=0,
+        sentence="By the model of the scores no further seeds are needed: with a probability of "
+        f"{100 * confidence:g} % or more, a score is the lowest or within the tolerance of the lowest.",
+    )
+    if decision.state != "undecided":
+        return enough
+    if decision.reason is not None:
+        return Outlook(sentence=f"{decision.reason[0].upper()}{decision.reason[1:]}.")
+    if len(pool) > _MOST_CONFIGURATIONS:
+        limit = f"a table of more than {_MOST_CONFIGURATIONS} configurations"
+        return Outlook(sentence=f"How many further seeds would decide is not computed for {limit}.")
+    measured = Measured.of(points, by_secret, logarithmic=logarithmic)
+    # A rule that does not look at the scores may select another configuration than the one that is known to be lowest.
+    if settled(measured, pool, confidence=confidence, tolerance=tolerance):
+        return enough
+    return outlook(measured, pool, confidence=confidence, tolerance=tolerance)
 
 
 def chance(probability: float) -> str:

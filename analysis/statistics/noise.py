@@ -69,9 +69,9 @@ class SeedNoise:
         """Return the noise in another unit of the score."""
         return replace(self, std=self.std / unit)
 
-    def std_error(self, more: NDArray[np.int64] | int = 0) -> Array:
-        """Return the standard error of the mean over seeds if `more` seeds are added to each, shape [m]."""
-        error: Array = self.std / np.sqrt(self.num_seeds + more)
+    def std_error(self) -> Array:
+        """Return the standard error of the mean over seeds, shape [m]."""
+        error: Array = self.std / np.sqrt(self.num_seeds)
         return error
 
     def draw_ratios(self, rng: np.random.Generator) -> Array:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.noise import means_by_secret
+from analysis.statistics.noise import SeedNoise, means_by_secret
 from analysis.surface.hierarchical_model import interactions
 from analysis.surface.hierarchy import score_posterior
 from analysis.surface.posterior import Posterior
@@ -60,18 +60,16 @@ class Measured:
                 shrinks too.
             times_secrets: how many times as many secrets.
         """
-        more = np.maximum(self.means["num_seeds"].to_numpy(), num_seeds)
+        seeds, std = self.means["num_seeds"].to_numpy(), self.means["score_std"].to_numpy()
+        more = np.maximum(seeds, num_seeds)
+        # A configuration with one seed has no spread of its own. Its further seeds have the spread that it borrows now.
+        if (noise := SeedNoise.of(std, seeds)) is not None:
+            std = np.where(np.isnan(std) & (more > seeds), noise.std, std)
         of_secrets = self.of_secrets
         if of_secrets is not None and of_secrets.shape[1] > 1:
             of_secrets = np.tile(self._settled(of_secrets, more), times_secrets)
-        return score_posterior(self.means.assign(num_seeds=more), by_secret=of_secrets, logarithmic=self.logarithmic)
-
-    def chances(
-        self, scores: Posterior, pool: NDArray[np.bool_], selected: int, tolerance: float
-    ) -> tuple[float, float]:
-        """Return the probabilities that a member of a pool has the lowest score, and is within the tolerance of it."""
-        lowest, within = scores.chances(pool, tolerance, logarithmic=self.logarithmic)
-        return float(lowest[selected]), float(within[selected])
+        means = self.means.assign(num_seeds=more, score_std=std)
+        return score_posterior(means, by_secret=of_secrets, logarithmic=self.logarithmic)
 
     def _settled(self, of_secrets: Array, more: NDArray[np.int64]) -> Array:
         """Return the means by secret with as much less noise as more seeds would leave."""

@@ -1,0 +1,97 @@
+"""What a decision would need that the measurements do not give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.surface.what_if import Measured
+
+MOST_SEEDS = 1024
+"""So many seeds leave hardly any error over seeds."""
+_MOST_SECRETS = 64  # times as many as were measured
+_REMEDY = "Measure more secrets (more lines of the secrets file, or more canaries of the task `planted`)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """What would decide between some configurations if the means stayed as they are.
+
+    Attributes:
+        further_seeds: number of seeds to add to the configuration with the fewest seeds; the others need the same
+            number in all. 0 if nothing is left to decide. None if no number of seeds would decide, or it is not known.
+        times_secrets: how many times as many secrets would decide without further seeds. None if no such number
+            would, if further seeds would, or if it is not known.
+        sentence: the answer in words.
+    """
+
+    further_seeds: int | None = None
+    times_secrets: int | None = None
+    sentence: str
+
+
+def outlook(measured: Measured, pool: NDArray[np.bool_], *, confidence: float, tolerance: float) -> Outlook:
+    """Return what would decide between the members of a pool if the means stayed as they are.
+
+    Args:
+        measured: the measured scores. They do not decide yet.
+        pool: [m] the configurations to compare.
+        confidence, tolerance: as for `select`.
+    """
+    now = int(measured.means["num_seeds"].to_numpy()[pool].min())
+    decided = partial(settled, measured, pool, confidence=confidence, tolerance=tolerance)
+    # If the largest number does not decide, the smaller ones are not tried: each try fits a model.
+    if decided(num_seeds=MOST_SEEDS):
+        needed = next((count for count in _doubled(now, MOST_SEEDS) if decided(num_seeds=count)), MOST_SEEDS)
+        sentence = f"If the means stayed as they are, about {needed} seeds of each configuration would decide."
+        return Outlook(further_seeds=needed - now, sentence=sentence)
+    if measured.of_secrets is None:
+        sentence = "The scores differ too little: if the means stayed as they are, no number of seeds would decide."
+        return Outlook(sentence=sentence)
+    more = more_secrets(measured, pool, confidence=confidence, tolerance=tolerance)
+    sentence = f"If the means stayed as they are, no number of seeds would decide. {more.sentence}"
+    return replace(more, sentence=sentence)
+
+
+def more_secrets(measured: Measured, pool: NDArray[np.bool_], *, confidence: float, tolerance: float) -> Outlook:
+    """Return how many secrets would decide if the means stayed as they are; the arguments as `outlook`'s."""
+    decided = partial(settled, measured, pool, confidence=confidence, tolerance=tolerance)
+    for times in _doubled(1, _MOST_SECRETS):
+        if decided(times_secrets=times):
+            sentence = f"{_REMEDY}: about {times} times as many would decide if the means stayed as they are."
+            return Outlook(times_secrets=times, sentence=sentence)
+    if decided(num_seeds=MOST_SEEDS, times_secrets=_MOST_SECRETS):
+        sentence = f"{_REMEDY}, and many more seeds: it would take both if the means stayed as they are."
+        return Outlook(sentence=sentence)
+    return Outlook(sentence="The scores differ too little to be told apart by more seeds or more secrets.")
+
+
+def settled(
+    measured: Measured,
+    pool: NDArray[np.bool_],
+    *,
+    confidence: float,
+    tolerance: float,
+    num_seeds: int = 0,
+    times_secrets: int = 1,
+) -> bool:
+    """Return whether so many measurements with the same means show that a member is the lowest or close to it.
+
+    Args:
+        measured, pool, confidence, tolerance: as for `outlook`.
+        num_seeds, times_secrets: as for `Measured.posterior`. The defaults are what was measured.
+    """
+    scores = measured.posterior(num_seeds=num_seeds, times_secrets=times_secrets)
+    _, within = scores.chances(pool, tolerance, logarithmic=measured.logarithmic)
+    return bool(within[pool].max() >= confidence)
+
+
+def _doubled(start: int, largest: int) -> list[int]:
+    """Return the doublings of a number, without itself, up to the largest."""
+    values = []
+    while (start := 2 * start) <= largest:
+        values.append(start)
+    return values
