@@ -156,9 +156,10 @@ class Selection:
 
     def _uncertainty(self, rivals: Contenders) -> dict[str, object]:
         """Return what the scores leave open as data for JSON."""
-        further = None if self.outlook is None else self.outlook.further_seeds
-        unknown = self.outlook.sentence if self.outlook is not None and further is None else None
-        return {**rivals.to_dict(), "further_seeds": further, **because(rivals.reason or unknown)}
+        further = () if self.outlook is None else self.outlook.further_seeds
+        open_still = self.decision is not None and self.decision.state == "undecided" and not further
+        reason = self.outlook.sentence if self.outlook is not None and open_still else None
+        return {**rivals.to_dict(), "further_seeds": list(further), **because(rivals.reason or reason)}
 
     def __repr__(self) -> str:
         return f"Selection({', '.join(f'{name}={value}' for name, value in self._summary().items())})"

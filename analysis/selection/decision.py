@@ -213,7 +213,6 @@ def what_would_decide(
     """
     confidence, tolerance = decision.confidence, decision.tolerance
     enough = Outlook(
-        further_seeds=0,
         sentence="By the model of the scores no further seeds are needed: with a probability of "
         f"{100 * confidence:g} % or more, a score is the lowest or within the tolerance of the lowest.",
     )

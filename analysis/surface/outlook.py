@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.surface.what_if import Measured
+from analysis.tables.points import configurations
+from search_spaces.configuration import Hyperparameters
 
 MOST_SEEDS = 1024
 """So many seeds leave hardly any error over seeds."""
@@ -16,19 +18,25 @@ _MOST_SECRETS = 64  # times as many as were measured
 _REMEDY = "Measure more secrets (more lines of the secrets file, or more canaries of the task `planted`)"
 
 
+class FurtherSeeds(Hyperparameters):
+    """The number of seeds to add to one configuration."""
+
+    seeds: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
     """What would decide between some configurations if the means stayed as they are.
 
     Attributes:
-        further_seeds: number of seeds to add to the configuration with the fewest seeds; the others need the same
-            number in all. 0 if nothing is left to decide. None if no number of seeds would decide, or it is not known.
+        further_seeds: the configurations that need further seeds, each with their number. Empty if nothing is left to
+            decide, if no number of seeds would decide, or if it is not known.
         times_secrets: how many times as many secrets would decide without further seeds. None if no such number
             would, if further seeds would, or if it is not known.
         sentence: the answer in words.
     """
 
-    further_seeds: int | None = None
+    further_seeds: tuple[FurtherSeeds, ...] = ()
     times_secrets: int | None = None
     sentence: str
 
@@ -47,13 +55,20 @@ def outlook(measured: Measured, pool: NDArray[np.bool_], *, confidence: float, t
     if decided(num_seeds=MOST_SEEDS):
         needed = next((count for count in _doubled(now, MOST_SEEDS) if decided(num_seeds=count)), MOST_SEEDS)
         sentence = f"If the means stayed as they are, about {needed} seeds of each configuration would decide."
-        return Outlook(further_seeds=needed - now, sentence=sentence)
+        members = np.flatnonzero(pool)
+        listed, counts = configurations(measured.means.iloc[members]), measured.means["num_seeds"].to_numpy()[members]
+        more: list[FurtherSeeds] = [
+            {**configuration.to_json(), "seeds": needed - int(count)}
+            for configuration, count in zip(listed, counts, strict=True)
+            if count < needed
+        ]
+        return Outlook(further_seeds=tuple(more), sentence=sentence)
     if measured.of_secrets is None:
         sentence = "The scores differ too little: if the means stayed as they are, no number of seeds would decide."
         return Outlook(sentence=sentence)
-    more = more_secrets(measured, pool, confidence=confidence, tolerance=tolerance)
-    sentence = f"If the means stayed as they are, no number of seeds would decide. {more.sentence}"
-    return replace(more, sentence=sentence)
+    by_secrets = more_secrets(measured, pool, confidence=confidence, tolerance=tolerance)
+    sentence = f"If the means stayed as they are, no number of seeds would decide. {by_secrets.sentence}"
+    return replace(by_secrets, sentence=sentence)
 
 
 def more_secrets(measured: Measured, pool: NDArray[np.bool_], *, confidence: float, tolerance: float) -> Outlook:

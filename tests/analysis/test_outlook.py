@@ -38,6 +38,14 @@ def secrets_of(points, spread):
     return pd.DataFrame(rows, columns=["run_id", "score", "secret_id", "value"]), "vmr"
 
 
+def of_each(selection, count):
+    """The number of further seeds, which is the same for each of so many configurations."""
+    (seeds,) = {row["seeds"] for row in selection.outlook.further_seeds}
+    assert len(selection.outlook.further_seeds) == count
+    assert seeds > 0
+    return seeds
+
+
 def uncertainty(selection):
     return json.loads(json.dumps(selection.to_dict(), allow_nan=False))["uncertainty"]
 
@@ -46,16 +54,15 @@ def test_so_many_further_seeds_decide_and_half_the_seeds_do_not():
     means = [0.50, 0.56, 0.9]
     selection = select(table(means, 3, std=0.15), tolerance=0.02)
     assert selection.decision.state == "undecided"
-    further = selection.outlook.further_seeds
-    assert further > 0
+    further = of_each(selection, 3)
     decided = select(table(means, 3 + further, std=0.15), tolerance=0.02)
     assert decided.decision.state == "decided"
-    assert decided.outlook.further_seeds == 0
+    assert decided.outlook.further_seeds == ()
     half = (3 + further) // 2
     assert half > 3, "a smaller number was tried"
     assert select(table(means, half, std=0.15), tolerance=0.02).decision.state == "undecided"
     # All three readers show the same answer.
-    assert uncertainty(selection)["further_seeds"] == further
+    assert [row["seeds"] for row in uncertainty(selection)["further_seeds"]] == [further] * 3
     assert "reason" not in uncertainty(selection)
     assert selection.outlook.sentence.startswith(f"If the means stayed as they are, about {3 + further} seeds")
     assert selection.warnings[-1].endswith(selection.outlook.sentence)
@@ -64,7 +71,7 @@ def test_so_many_further_seeds_decide_and_half_the_seeds_do_not():
 
 def test_no_number_of_seeds_tells_equal_means_apart():
     selection = select(table([0.5, 0.5, 0.5], 3), tolerance=0.0)
-    assert uncertainty(selection)["further_seeds"] is None
+    assert uncertainty(selection)["further_seeds"] == []
     assert uncertainty(selection)["reason"] == selection.outlook.sentence
     assert "no number of seeds would decide" in selection.warnings[-1]
 
@@ -72,7 +79,7 @@ def test_no_number_of_seeds_tells_equal_means_apart():
 def test_equal_means_are_equivalent_after_some_seeds_if_there_is_a_tolerance():
     selection = select(table([0.5, 0.5, 0.5], 2, std=0.1))
     assert selection.decision.state == "undecided"
-    further = selection.outlook.further_seeds
+    further = of_each(selection, 3)
     assert select(table([0.5, 0.5, 0.5], 2 + further, std=0.1)).decision.state == "equivalent"
 
 
@@ -84,9 +91,9 @@ def test_equal_means_are_equivalent_after_some_seeds_if_there_is_a_tolerance():
     ],
     ids=["one seed", "equal scores"],
 )
-def test_a_number_that_is_not_known_is_null_with_a_reason(points, reason):
+def test_a_number_that_is_not_known_is_left_out_with_a_reason(points, reason):
     found = uncertainty(select(points))
-    assert found["further_seeds"] is None
+    assert found["further_seeds"] == []
     assert reason in found["reason"]
 
 
@@ -94,10 +101,10 @@ def test_errors_over_secrets_need_secrets_and_without_secrets_seeds_decide():
     points = table([0.50, 0.60], 4, std=0.03)
     selection = select(points, by_secret=secrets_of(points, 0.2), tolerance=0.02)
     assert selection.decision.state == "undecided"
-    assert uncertainty(selection)["further_seeds"] is None
+    assert uncertainty(selection)["further_seeds"] == []
     assert f"about {selection.outlook.times_secrets} times as many" in uncertainty(selection)["reason"]
     without = select(points, tolerance=0.02)
-    assert without.outlook.further_seeds is not None
+    assert without.decision.state == "decided"
     assert without.outlook.times_secrets is None
 
 
@@ -105,14 +112,16 @@ def test_a_rule_that_selects_another_one_than_the_known_lowest_needs_no_seeds():
     selection = select(table([0.9, 0.1], 3, std=0.01), rule="best-utility")
     assert selection.configuration.num_steps == 1
     assert selection.decision.state == "undecided"
-    assert uncertainty(selection)["further_seeds"] == 0
+    assert uncertainty(selection)["further_seeds"] == []
+    assert "no further seeds are needed" in selection.outlook.sentence
 
 
 def test_a_configuration_with_one_seed_borrows_its_spread():
     points = table([0.50, 0.56, 0.9], 3, std=0.15)
     one_seed = points[(points["num_steps"] != 2) | (points["seed"] == 1)]  # the middle one of the three, so equal means
     assert select(one_seed, tolerance=0.02).decision.state == "undecided"
-    assert select(one_seed, tolerance=0.02).outlook.further_seeds > 0
+    further = {row["num_steps"]: row["seeds"] for row in select(one_seed, tolerance=0.02).outlook.further_seeds}
+    assert further[2] == further[1] + 2, "all have the same number of seeds in the end"
 
 
 def test_a_large_table_is_not_asked():

@@ -10,7 +10,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from raydp.models.base_models import LoadedModel
-from raydp.scores.memorisation.logprob import LogProbability, contrast_of_twins, log_probabilities
+from raydp.scores.language.teacher_forcing import log_probabilities
+from raydp.scores.memorisation.logprob import LogProbability, contrast_of_twins
 from raydp.tasks.base import Secret
 from raydp.tasks.text.builtin import BuiltinTask
 from raydp.tasks.wrappers.planted import PlantedTask

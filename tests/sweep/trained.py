@@ -20,11 +20,9 @@ from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import drawn, make_plan, plan_to_keep
 from raydp.sweep.store.folder import SweepFolder
 from raydp.training.comm import LocalComm
-from tests.builders.specs import SMALL_TASK, small_spec
+from tests.builders.specs import small_spec
 
 SCORES = [{"name": "vmr_exact"}, {"name": "vmr"}]
-TWINS = {"name": "planted", "of": SMALL_TASK, "copies": {20: 3}, "twins": True}
-"""A task whose secrets and controls are other ones for each seed."""
 
 
 class TrainedSpec:
@@ -57,7 +55,7 @@ class Trained(TrainedSpec):
 
     def __init__(self, root: Path, **changes: Any) -> None:
         root.mkdir(exist_ok=True)
-        usual = {"task": TWINS, "scores": SCORES, "space": {"points": [[32, 3, 0.01], [32, 6, 0.01]]}}
+        usual = {"scores": SCORES, "space": {"points": [[32, 3, 0.01], [32, 6, 0.01]]}}
         seeds = {} if "privacy" in changes else {"seeds": [0, 1]}
         self.content = small_spec(root, **{**usual, **seeds, **changes})
         super().__init__(load_spec(self.content))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from raydp.scores.language.decoding import CachedDecoder, evaluating
-from raydp.scores.language.encoding import EncodedSecret
+from raydp.scores.language.encoding import EncodedSecret, encode
 from raydp.tasks.text.examples import batches_by_length
 
 if TYPE_CHECKING:
     from raydp.models.base_models import LoadedModel
+    from raydp.tasks.base import Secret
 
 T = TypeVar("T")
 
@@ -58,3 +61,17 @@ def log_probability(logits: torch.Tensor, secret: EncodedSecret) -> float:
     if not math.isfinite(total):
         raise ValueError(f"log-probabilities must be finite, got {total}. The model diverged in training.")
     return total
+
+
+def log_probabilities(model: LoadedModel, secrets: Sequence[Secret]) -> NDArray[np.float64]:
+    """Return [secret] the sum of the log-probabilities (nats) of the continuation's tokens."""
+    return np.array(
+        over_continuations(model, encode(model.tokenizer, [_following(s) for s in secrets]), log_probability)
+    )
+
+
+def _following(secret: Secret) -> Secret:
+    """Put a space before an attribute if nothing separates it from its prompt. Leave a verbatim secret unchanged."""
+    if secret.kind == "verbatim" or secret.prompt[-1:].isspace() or secret.continuation[:1].isspace():
+        return secret
+    return replace(secret, continuation=f" {secret.continuation}")

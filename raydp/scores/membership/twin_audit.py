@@ -10,7 +10,7 @@ from pydantic import Field
 
 from raydp.privacy import Guesses, twin_bound
 from raydp.scores.base import Measurement, OneByOne
-from raydp.scores.memorisation.logprob import log_probabilities
+from raydp.scores.language.teacher_forcing import log_probabilities
 from raydp.tasks.wrappers.twins import TwinTask
 
 if TYPE_CHECKING:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from raydp.scores.base import Measurement, OneByOne, SecretKind
-from raydp.scores.language.encoding import encode, secrets_of_kind
-from raydp.scores.language.teacher_forcing import log_probability, over_continuations
+from raydp.scores.language.encoding import secrets_of_kind
+from raydp.scores.language.teacher_forcing import log_probabilities
 from raydp.tasks.base import Secret
 from raydp.tasks.wrappers.twins import TwinTask
 
@@ -133,17 +132,3 @@ def _pairs(task: Task) -> int:
 def _variance_of_mean(values: NDArray[np.float64]) -> float:
     """Return the variance of a mean of independent values ([n]); NaN of fewer than two."""
     return float(values.var(ddof=1) / len(values)) if len(values) > 1 else math.nan
-
-
-def log_probabilities(model: LoadedModel, secrets: Sequence[Secret]) -> NDArray[np.float64]:
-    """Return [secret] the sum of the log-probabilities (nats) of the continuation's tokens."""
-    return np.array(
-        over_continuations(model, encode(model.tokenizer, [_following(s) for s in secrets]), log_probability)
-    )
-
-
-def _following(secret: Secret) -> Secret:
-    """Put a space before an attribute if nothing separates it from its prompt. Leave a verbatim secret unchanged."""
-    if secret.kind == "verbatim" or secret.prompt[-1:].isspace() or secret.continuation[:1].isspace():
-        return secret
-    return replace(secret, continuation=f" {secret.continuation}")
