@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -51,9 +53,10 @@ def outlook(measured: Measured, pool: NDArray[np.bool_], *, confidence: float, t
     """
     now = int(measured.means["num_seeds"].to_numpy()[pool].min())
     decided = partial(settled, measured, pool, confidence=confidence, tolerance=tolerance)
-    # If the largest number does not decide, the smaller ones are not tried: each try fits a model.
+    # Each try fits a model. If the largest number does not decide, no smaller one is tried.
     if decided(num_seeds=MOST_SEEDS):
-        needed = next((count for count in _doubled(now, MOST_SEEDS) if decided(num_seeds=count)), MOST_SEEDS)
+        needed = _smallest([*_doubled(now, MOST_SEEDS), MOST_SEEDS], lambda count: decided(num_seeds=count))
+        assert needed is not None
         sentence = f"If the means stayed as they are, about {needed} seeds of each configuration would decide."
         members = np.flatnonzero(pool)
         listed, counts = configurations(measured.means.iloc[members]), measured.means["num_seeds"].to_numpy()[members]
@@ -74,10 +77,10 @@ def outlook(measured: Measured, pool: NDArray[np.bool_], *, confidence: float, t
 def more_secrets(measured: Measured, pool: NDArray[np.bool_], *, confidence: float, tolerance: float) -> Outlook:
     """Return how many secrets would decide if the means stayed as they are; the arguments as `outlook`'s."""
     decided = partial(settled, measured, pool, confidence=confidence, tolerance=tolerance)
-    for times in _doubled(1, _MOST_SECRETS):
-        if decided(times_secrets=times):
-            sentence = f"{_REMEDY}: about {times} times as many would decide if the means stayed as they are."
-            return Outlook(times_secrets=times, sentence=sentence)
+    times = _smallest(_doubled(1, _MOST_SECRETS), lambda count: decided(times_secrets=count))
+    if times is not None:
+        sentence = f"{_REMEDY}: about {times} times as many would decide if the means stayed as they are."
+        return Outlook(times_secrets=times, sentence=sentence)
     if decided(num_seeds=MOST_SEEDS, times_secrets=_MOST_SECRETS):
         sentence = f"{_REMEDY}, and many more seeds: it would take both if the means stayed as they are."
         return Outlook(sentence=sentence)
@@ -102,6 +105,12 @@ def settled(
     scores = measured.posterior(num_seeds=num_seeds, times_secrets=times_secrets)
     _, within = scores.chances(pool, tolerance, logarithmic=measured.logarithmic)
     return bool(within[pool].max() >= confidence)
+
+
+def _smallest(counts: Sequence[int], decides_fn: Callable[[int], bool]) -> int | None:
+    """Return the smallest of rising numbers that decides, by bisection: if a number decides, larger ones do."""
+    place = bisect_left(counts, True, key=decides_fn)
+    return counts[place] if place < len(counts) else None
 
 
 def _doubled(start: int, largest: int) -> list[int]:
