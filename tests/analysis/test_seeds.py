@@ -146,6 +146,7 @@ def test_secrets_are_not_short_where_utility_alone_is_in_doubt():
     assert step.configuration == GRID[0]
 
 
+@pytest.mark.slow
 def test_the_chance_of_a_decision_is_how_often_many_seeds_decide():
     """Sweeps with errors over seeds, and the same sweeps almost without: the chances are right on average."""
     chances, decided = [], []

@@ -126,6 +126,7 @@ def test_making_is_deterministic_in_its_seed(tmp_path):
     assert torch.equal(torch.random.get_rng_state(), state), "the global generator is left alone"
 
 
+@pytest.mark.slow
 def test_training_begins_as_that_of_the_shipped_model_did(tmp_path):
     """The first 200 of its 3,750 updates, with their own decay: the loss is that of the code that made the model. The
     tolerance is that of the whole training below."""

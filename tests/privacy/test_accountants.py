@@ -271,6 +271,7 @@ def test_rdp_reads_opacus_without_torch() -> None:
 DELTAS = [1e-2, 1e-3, 1e-5, 1e-8]
 
 
+@pytest.mark.slow
 def test_prv_composes_once_for_all_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
     """The composition of the smallest δ serves all: every ε is a bound, and what its δ alone gives."""
     alone = [PRVAccountant().epsilon(TYPICAL, delta) for delta in DELTAS]

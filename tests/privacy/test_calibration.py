@@ -201,6 +201,7 @@ def test_noise_grows_with_batch_and_steps_and_falls_with_epsilon() -> None:
     assert all(other.noise_multiplier > 1.003 * solved[0].noise_multiplier for other in solved[1:])
 
 
+@pytest.mark.slow
 def test_equal_problems_are_solved_once_and_answered_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[float] = []
     original = PLDAccountant.epsilon

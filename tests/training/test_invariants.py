@@ -15,6 +15,7 @@ from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import DistributedComm
 from raydp.training.ledger import Ledger
 from tests.builders import toys
+from tests.marks import slow_after
 from tests.processes import forked
 
 # fp32 sums in another order differ by about 1e-7 relative; Adam's division by the root of the second moment can carry
@@ -58,7 +59,7 @@ def _rank(rank: int, world_size: int, rendezvous: str, out: str, clipping: str) 
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", slow_after(1, [2, 3]))
 def test_the_number_of_workers_does_not_matter(
     whole: dict[str, torch.Tensor], clipping: str, tmp_path: Path, world_size: int
 ) -> None:
@@ -83,7 +84,7 @@ def _killed_after(steps: int, folder: str, clipping: str) -> None:
     method.train(toys.PLAN, toy, toys.task_of(method), toys.LocalComm(), toys.KEY, store)
 
 
-@pytest.mark.parametrize("steps", [2, 5])
+@pytest.mark.parametrize("steps", slow_after(1, [2, 5]))
 def test_killed_and_resumed_equals_uninterrupted(clipping: str, tmp_path: Path, steps: int) -> None:
     """Same topology, so bitwise; the killed process leaves no generator state behind, only the checkpoint."""
     process = forked().Process(target=_killed_after, args=(steps, str(tmp_path), clipping))
