@@ -18,7 +18,7 @@ from analysis.selection.evidence import keep_utility
 from analysis.selection.rules import LEAKAGE_CHECK
 from analysis.statistics.noise import SeedNoise
 from analysis.surface.hierarchy import loss_posterior
-from analysis.surface.outlook import MOST_SEEDS, more_secrets, outlook
+from analysis.surface.outlook import more_secrets, outlook
 from analysis.surface.posterior import Posterior
 from analysis.surface.what_if import Measured
 from analysis.tables.per_secret import is_logarithmic
@@ -30,14 +30,7 @@ Pool = NDArray[np.bool_]
 EndState = Literal["decided", "equivalent", "nothing leaks", "secrets are short", "budget used up", "no selection"]
 
 _NEGLIGIBLE = 0.01  # a configuration that is the best with a smaller probability gets no further seed
-_LEAST_CHANCE = 0.05  # of a decision by seeds; with a smaller one, the secrets are short
-_FUTURES, _MOST_DRAWS = 200, 1000
-
-
-_SHORT = (
-    "The choice of the secrets is what leaves it open: the chance that any number of further seeds, or more samples of "
-    f"each secret, would decide is below {100 * _LEAST_CHANCE:g} %."
-)
+_LEAST_SHRINKAGE = 0.05  # of the standard deviation of the difference between two scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +57,7 @@ class NextSeed:
         configuration: the configuration that gets another seed; None at the end.
         state: how the seeds ended; None before the end. "decided" and "equivalent" are the states of the selection's
             decision. "nothing leaks": no configuration leaks measurably, and the selection is by utility. "secrets are
-            short": no number of further seeds is likely to decide. "no selection": no configuration keeps to the
+            short": further seeds would hardly shrink the errors. "no selection": no configuration keeps to the
             constraints.
         reason: why, in a sentence; None before the end, and if the state says all.
     """
@@ -130,9 +123,14 @@ def next_seed(
     rng = np.random.default_rng([7, sum(begun.values())])
     position = race.draw(allowed, begun, rng)
     compared = race.measured, race.rivals
-    if race.chance_of_deciding(rng, confidence=confidence, tolerance=tolerance) < _LEAST_CHANCE:
+    if race.seeds_are_spent(limits.at_most):
+        short = (
+            "The choice of the secrets is what leaves it open: with "
+            f"{limits.at_most} seeds of each configuration no error of a difference would be smaller by "
+            f"{100 * _LEAST_SHRINKAGE:g} %, and more samples of each secret would not help either."
+        )
         remedy = more_secrets(*compared, confidence=confidence, tolerance=tolerance)
-        return NextSeed(state="secrets are short", reason=f"{_SHORT} {remedy.sentence}")
+        return NextSeed(state="secrets are short", reason=f"{short} {remedy.sentence}")
     if position is None:
         needed = outlook(*compared, confidence=confidence, tolerance=tolerance)
         return NextSeed(state="budget used up", reason=needed.sentence)
@@ -247,43 +245,24 @@ class _Race:
 
         return max(candidates, key=gain)
 
-    def chance_of_deciding(self, rng: np.random.Generator, *, confidence: float, tolerance: float) -> float:
-        """Return the probability that the decision is reached with as many seeds as one likes.
+    def seeds_are_spent(self, at_most: int) -> bool:
+        """Return whether seeds up to the limit would hardly shrink the error of any difference that matters.
 
-        It is 1 if the values by secret are not known, because then nothing but seeds is counted.
-
-        With many seeds, the error over secrets is all that is left. Its part of today's posterior covariance is known;
-        the rest is how far the posterior means will move. Many futures are drawn from that: in each one, the means
-        have moved, the utilities are known, and the decision is made with the errors over secrets alone. Scores that
-        are positive rates are drawn as logarithms.
-
-        Source: Raiffa and Schlaifer 1961, "Applied Statistical Decision Theory", chapter 5 (preposterior analysis).
+        They are not spent while they may tell whether a rival is useful.
         """
         if self.measured.of_secrets is None:
-            return 1.0
+            return False
         rivals = np.flatnonzero(self.rivals)
-        now, then = (
-            scores.draws[:_MOST_DRAWS, rivals]
-            for scores in (self.scores, self.measured.posterior(num_seeds=MOST_SEEDS))
-        )
-        logs = bool(min(now.min(), then.min()) > 0)
-        now, then = (np.log(now), np.log(then)) if logs else (now, then)
-        moves = _root(np.atleast_2d(np.cov(now.T)) - np.atleast_2d(np.cov(then.T)))
-        reached = 0
-        for useful in self.useful[rng.integers(len(self.useful), size=_FUTURES)][:, rivals]:
-            if not useful.any():  # what is selected then is another one, which seeds have to tell
-                reached += 1
-                continue
-            means = now.mean(axis=0) + moves @ rng.standard_normal(len(rivals))
-            future = then - then.mean(axis=0) + means
-            scores = replace(self.scores, draws=np.exp(future) if logs else future)
-            _, within = scores.chances(useful, tolerance, logarithmic=self.measured.logarithmic)
-            reached += bool(within[useful].max() >= confidence)
-        return reached / _FUTURES
+        useful = self.useful[:, rivals].mean(axis=0)
+        if ((useful > 1 - CONFIDENCE) & (useful < CONFIDENCE)).any():
+            return False
+        then = _difference_std(self.measured.posterior(num_seeds=at_most), rivals, self.selected)
+        now = _difference_std(self.scores, rivals, self.selected)
+        return bool((then >= (1 - _LEAST_SHRINKAGE) * now).all())
 
 
-def _root(covariance: Array) -> Array:
-    """Return a square root of a symmetric matrix without its negative part."""
-    values, vectors = np.linalg.eigh(covariance)
-    root: Array = vectors * np.sqrt(values.clip(min=0))
-    return root
+def _difference_std(scores: Posterior, rivals: NDArray[np.intp], selected: int) -> Array:
+    """Return the posterior standard deviation of each rival's score minus the selected configuration's."""
+    limited = scores.limited
+    std: Array = (limited[:, rivals] - limited[:, [selected]]).std(axis=0)
+    return std
