@@ -66,7 +66,8 @@ def main() -> None:
         sweep, score = argument.rsplit(":", 1)
         y = values(sweep, score)
         parts = errors(y)
-        ratio = parts["standard error"] / parts["between configurations"]
+        between = parts["between configurations"]
+        ratio = parts["standard error"] / between if between else math.inf
         loss = raydp.Sweep.open(sweep).points()["utility_loss"].min()
         print(f"{argument}: {len(y)} configurations, {y.shape[1]} seeds, {y.shape[2]} secrets; lowest loss {loss:.4f}")
         print("  " + ", ".join(f"{name} {value:.4g}" for name, value in parts.items()) + f"; ratio {ratio:.3f}")
