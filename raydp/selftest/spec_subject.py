@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from raydp.models import base_models as models
 from raydp.selftest.subjects import NUM_EXAMPLES, ROUNDING, Subject, typed_trainee
 from raydp.spec.document import SweepSpec
-from raydp.tasks.base import task_of
+from raydp.tasks.base import Task, task_of
 from raydp.tasks.text.language import LanguageModelingTask
+from raydp.tasks.wrappers.twins import with_fixed_twins
 from raydp.training.comm import LocalComm
 from raydp.training.gradients.microbatches import Units
 from raydp.training.gradients.prefix import with_frozen_prefix
@@ -33,7 +34,7 @@ def spec_subject(spec: SweepSpec) -> Subject:
             "nothing to check; run `raydp selftest` without SPEC."
         )
     # Load the task and the model with its adapter.
-    task = task_of(spec, models.tokenizer_if_any(spec.model.name))
+    task: Task = with_fixed_twins(task_of(spec, models.tokenizer_if_any(spec.model.name)))
     pretrained = models.load_base(spec.model, new_tokens=task.facts().num_new_tokens)
     context = typed_trainee(pretrained, spec.model, spec.cluster.microbatch_size)
     # Choose units of evenly spread lengths.

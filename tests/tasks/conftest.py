@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from raydp.models import base_models as models
+from raydp.plugins.registries import resolve
+from raydp.tasks.text.language import LanguageModelingTask
 from tests.builders.data_files import write_json_lines
 from tests.builders.models import trained_tokenizer
+from tests.builders.specs import SMALL_TASK
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +36,14 @@ def write_jsonl(tmp_path: Path) -> Callable[[str, Iterable[Mapping[str, Any]]], 
         return write_json_lines(tmp_path / name, rows)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def tiny() -> PreTrainedTokenizerBase:
+    return models.load_tokenizer("tiny")
+
+
+@pytest.fixture(scope="session")
+def inner(tiny: PreTrainedTokenizerBase) -> LanguageModelingTask:
+    """The small built-in task, of which others are made."""
+    return resolve("tasks", "builtin").model_validate({k: v for k, v in SMALL_TASK.items() if k != "name"}).build(tiny)

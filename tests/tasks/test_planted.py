@@ -9,23 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raydp.models import base_models as models
-from raydp.plugins.registries import resolve
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.text.wordlists import CONTROL_NAMES
 from raydp.tasks.wrappers.planted import PlantedTask
 from raydp.tasks.wrappers.without import WithoutTask, examples_with
 from tests.builders.specs import SMALL_TASK
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return models.load_tokenizer("tiny")
-
-
-@pytest.fixture(scope="module")
-def inner(tiny) -> LanguageModelingTask:
-    return resolve("tasks", "builtin").model_validate({k: v for k, v in SMALL_TASK.items() if k != "name"}).build(tiny)
 
 
 def planted(tokenizer, **options: Any) -> LanguageModelingTask:

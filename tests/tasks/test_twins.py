@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +12,14 @@ import pytest
 
 from raydp.models import base_models as models
 from raydp.plugins.registries import resolve
+from raydp.selftest.spec_subject import spec_subject
+from raydp.spec.document import load_spec
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.wrappers.planted import PlantedTask
 from raydp.tasks.wrappers.twins import TwinTask, for_seed
-from tests.builders.specs import SMALL_TASK
+from tests.builders.specs import SMALL_TASK, small_spec
 
 COPIES = {1: 20, 3: 10}
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return models.load_tokenizer("tiny")
-
-
-@pytest.fixture(scope="module")
-def inner(tiny) -> LanguageModelingTask:
-    return resolve("tasks", "builtin").model_validate({k: v for k, v in SMALL_TASK.items() if k != "name"}).build(tiny)
 
 
 def planted(tokenizer, **options: Any) -> TwinTask:
@@ -178,3 +171,15 @@ def test_cached_hidden_states_are_those_of_the_twins_that_are_in(tmp_path: Path,
         assert (batch.input_ids == plain.batch(indices).input_ids).all()
         losses = [t.per_example_loss(model, t.batch(indices)).detach().numpy() for t in (plain, fast)]
         np.testing.assert_allclose(losses[1], losses[0], atol=1e-5)
+
+
+def test_the_self_test_of_a_spec_reads_the_hidden_states_of_its_own_few_examples(tmp_path: Path):
+    """It takes a few units of a task, so that the states of the pool would be those of other examples."""
+    adapter = {"type": "lora", "r": 1, "alpha": 1, "layers_to_transform": [1]}
+    task = {"name": "planted", "of": SMALL_TASK, "copies": [2, 2], "twins": True}
+    subject = spec_subject(load_spec(small_spec(tmp_path, task=task, model={"name": "tiny", "adapter": adapter})))
+    cached = subject.task
+    assert cached.train_hidden is not None
+    plain = replace(cached, train_hidden=None)
+    losses = [t.per_example_loss(subject.context.model, t.batch(subject.indices)).detach() for t in (plain, cached)]
+    np.testing.assert_allclose(losses[1].numpy(), losses[0].numpy(), atol=1e-5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from raydp.tasks.base import Secret, Task
 from raydp.tasks.text.examples import HiddenStates, TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask, content_hash
 
+T = TypeVar("T")
 COINS_NOTE = "planted_twins"
 """The note of a task that says that a coin for each seed decides."""
 
@@ -131,6 +132,11 @@ class TwinTask(LanguageModelingTask):
         of_copy = self.second.repeat([first.count for first, _ in self.twins])
         num_own = len(self.pool) - 2 * len(of_copy)
         return np.concatenate([np.arange(num_own), num_own + np.arange(len(of_copy)) + len(of_copy) * of_copy])
+
+
+def with_fixed_twins(task: T) -> T | LanguageModelingTask:
+    """Return a task with the same examples and secrets for all seeds, from which another task can be made."""
+    return task.with_fixed_twins() if isinstance(task, TwinTask) else task
 
 
 def for_seed(task: Task, seed: int) -> Task:

@@ -15,7 +15,7 @@ from raydp.tasks.classification.labelled import ClassificationTask
 from raydp.tasks.text.corpus import is_held_out
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.wrappers.derived import DerivedTask
-from raydp.tasks.wrappers.twins import TwinTask
+from raydp.tasks.wrappers.twins import with_fixed_twins
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -86,7 +86,7 @@ class WithReferenceTask(DerivedTask):
                 f"task.{field} must be a task of classification or language modelling without reference data, got "
                 f"{plugin.name!r}. Choose digits or text."
             )
-        return task.with_fixed_twins() if isinstance(task, TwinTask) else task
+        return with_fixed_twins(task)
 
     def _joined(self, task: DividedTask, other: DividedTask) -> DividedTask:
         """Return the first task with the second task's training examples appended as reference data."""
