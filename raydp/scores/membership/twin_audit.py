@@ -58,14 +58,13 @@ class TwinAudit(OneByOne):
         rises = log_probabilities(model, [*firsts, *seconds])
         with model.base() as base:
             rises = rises - log_probabilities(base, [*firsts, *seconds])
-        if not np.isfinite(rises).all():
-            raise ValueError("log-probabilities must be finite, got NaN or infinity. The model diverged in training.")
         differences = rises[len(firsts) :] - rises[: len(firsts)]
         copies = np.array([first.count for first in firsts])
         delta = 1 / task.facts().num_units if self.delta is None else self.delta
-        confidence = 1 - (1 - self.confidence) / len(np.unique(copies))
+        numbers = np.unique(copies).tolist()
+        confidence = 1 - (1 - self.confidence) / len(numbers)
         bounds = []
-        for number in np.unique(copies).tolist():
+        for number in numbers:
             guesses = self._guesses(differences[copies == number], task.second[copies == number])
             bounds.append((twin_bound(guesses, delta, number, confidence), number, guesses))
         value, number, guesses = max(bounds, key=lambda bound: bound[0])
