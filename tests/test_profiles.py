@@ -159,6 +159,9 @@ def test_a_curve_is_computed_once(raydp: Command, tmp_path: Path, monkeypatch: p
     assert sorted(calls) == ["pld", "prv", "rdp"]
     assert raydp("profile", "--from", path, "--deltas", "1e-3,1e-6", "--json").out == first
     assert len(calls) == 3
+    calls.clear()
+    raydp("profile", "--from", path, "--deltas", "1e-3,1e-7", "--accountant", "rdp")
+    assert calls == ["rdp"], "a printed table has one accountant's curves, so no other is computed"
 
 
 def test_a_profile_computes_each_curve_once(raydp: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,8 +29,8 @@ ACCOUNTANTS: tuple[Accountant, ...] = (PRVAccountant(), PLDAccountant(), RDPAcco
 DELTAS = "1e-2,3e-3,1e-3,3e-4,1e-4,3e-5,1e-5,3e-6,1e-6,3e-7,1e-7,3e-8,1e-8"
 DEFAULT_ACCOUNTANT = "prv"
 RUN: tuple[Literal["n", "batch_size", "num_steps"], ...] = ("n", "batch_size", "num_steps")
-SHOWN_DELTAS = (1e-2, 1e-4, 1e-6, 1e-8)
-"""The δ that the printed tables have as columns, if they are among the requested δ."""
+TABLE_DELTAS = "1e-2,1e-4,1e-6,1e-8"
+"""The δ of a printed table, by default. A page and a document have the finer DELTAS."""
 
 
 class CurvesOfRun(Run):
@@ -67,7 +67,8 @@ def profiles_command(
         sweep, path: the source: a sweep, or a CSV file.
         deltas: comma-separated values of δ, None for the default.
         accountant: the accountant whose curves the printed table shows, and the page and the document show first. None
-            means the sweep's accountant, or prv for a file. The page and the document hold the curves of all.
+            means the sweep's accountant, or prv for a file. The page and the document hold the curves of all; without
+            them only this accountant's curves are computed.
         output: path of the page, None for no page.
         given: options of a single run, none of which may be set.
         storage: folder that sweeps are looked up in by name.
@@ -79,15 +80,15 @@ def profiles_command(
     if accountant is not None:
         resolve("accountants", accountant, field="accountant")
     check_alone("--from" if sweep is None else "SWEEP", {**given, "from": None if sweep is None else path})
-    if path is not None:
-        answers = profiles_of_file(path, deltas or DELTAS)
-    else:
-        answers = profiles_of_sweep(str(sweep), storage, deltas)
     leading = accountant or (_accountant_of(str(sweep), storage) if path is None else DEFAULT_ACCOUNTANT)
-    for answer in answers:
-        sigmas, curves = answer["noise_multipliers"], answer["curves"]
-        answer["noise_multipliers"] = {leading: sigmas[leading], **sigmas}
-        answer["curves"] = {leading: curves[leading], **curves}
+    accountants = sorted(ACCOUNTANTS, key=lambda a: a.name != leading)
+    if table_only := output is None and not json:
+        accountants = accountants[:1]
+    default = TABLE_DELTAS if table_only else DELTAS
+    if path is not None:
+        answers = profiles_of_file(path, deltas or default, accountants)
+    else:
+        answers = profiles_of_sweep(str(sweep), storage, deltas, accountants, default=default)
     if output is not None:
         write_profile_page(answers, output, f"Privacy profiles: {path.name if path is not None else sweep}")
     if json:
@@ -96,7 +97,7 @@ def profiles_command(
         print_table(f"ε at each δ, {leading}", table_rows(answers, leading))
 
 
-def profiles_of_file(path: Path, deltas: str) -> list[CurvesOfRun]:
+def profiles_of_file(path: Path, deltas: str, accountants: Sequence[Accountant] = ACCOUNTANTS) -> list[CurvesOfRun]:
     """Return the profiles of a CSV file's rows.
 
     The columns are n, batch_size, num_steps and either noise_multiplier, or epsilon and delta. If a target (ε, δ)
@@ -138,7 +139,7 @@ def profiles_of_file(path: Path, deltas: str) -> list[CurvesOfRun]:
         answers.append(answer)
     # Compute the curves, by accountant.
     with stderr.status("Calibrate the noise, and compute ε at each δ"):
-        for accountant in ACCOUNTANTS:
+        for accountant in accountants:
             sigmas: Iterable[float | str] = (
                 [answer["noise_multiplier"] for answer in answers] if given else _sigmas(requests, accountant.name)
             )
@@ -147,13 +148,21 @@ def profiles_of_file(path: Path, deltas: str) -> list[CurvesOfRun]:
     return answers
 
 
-def profiles_of_sweep(source: str, storage: str, deltas: str | None) -> list[CurvesOfRun]:
+def profiles_of_sweep(
+    source: str,
+    storage: str,
+    deltas: str | None,
+    accountants: Sequence[Accountant] = ACCOUNTANTS,
+    *,
+    default: str = DELTAS,
+) -> list[CurvesOfRun]:
     """Return the profiles of a sweep's distinct (b, T) at its training noise, as `profiles_of_file` does.
 
     Args:
         source: folder, name or spec of the sweep.
         storage: folder that sweeps are looked up in by name.
-        deltas: comma-separated values of δ. None means a range that includes the sweep's own δ.
+        deltas: comma-separated values of δ. None means those of default and the sweep's own δ.
+        accountants: the accountants whose curves are computed, in the order of the answers' curves.
 
     Raises:
         ValueError: there is no such sweep, its method adds no noise, or the sweep is a private selection.
@@ -172,8 +181,10 @@ def profiles_of_sweep(source: str, storage: str, deltas: str | None) -> list[Cur
         raise ValueError(f"SWEEP must have private runs, got {source!r} without noise. It has no privacy profile.")
     # Choose the values of δ.
     target = plan.privacy[private[0].run_id].accounted.delta
-    with_target = sorted({*delta_values(DELTAS), target, min(10 * target, 0.5)}, reverse=True)
-    values = delta_values(deltas) if deltas is not None else with_target
+    values = delta_values(default if deltas is None else deltas)
+    if deltas is None:
+        above = {min(10 * target, 0.5)} if target >= max(values) else set[float]()
+        values = sorted({*values, target, *above}, reverse=True)
     # Compute the curves of each distinct (b, T).
     distinct = {(t.batch_size, t.num_steps): t for t in private}
     answers: list[CurvesOfRun] = []
@@ -190,8 +201,8 @@ def profiles_of_sweep(source: str, storage: str, deltas: str | None) -> list[Cur
                     "noise_multiplier": event.noise_multiplier,
                     "epsilon": accounted.target_epsilon,
                     "delta": accounted.delta,
-                    "noise_multipliers": {a.name: event.noise_multiplier for a in ACCOUNTANTS},
-                    "curves": {a.name: _curve(event, values, a) for a in ACCOUNTANTS},
+                    "noise_multipliers": {a.name: event.noise_multiplier for a in accountants},
+                    "curves": {a.name: _curve(event, values, a) for a in accountants},
                 }
             )
     return answers
@@ -224,11 +235,7 @@ def table_rows(answers: Sequence[CurvesOfRun], accountant: str) -> list[dict[str
         {
             **{name: answer[name] for name in RUN},
             "noise_multiplier": answer["noise_multipliers"][accountant],
-            **{
-                f"ε at δ={row['delta']:g}": row["epsilon"]
-                for row in answer["curves"][accountant]
-                if row["delta"] in SHOWN_DELTAS or len(answer["curves"][accountant]) <= len(SHOWN_DELTAS)
-            },
+            **{f"ε at δ={row['delta']:.3g}": row["epsilon"] for row in answer["curves"][accountant]},
         }
         for answer in answers
     ]
