@@ -1,5 +1,5 @@
 """`python -m raydp`: the command."""
 
-from raydp.cli.main import main
+from raydp.cli.main import command
 
-main()
+command()

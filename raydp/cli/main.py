@@ -26,6 +26,7 @@ from raydp.cli.report import report
 from raydp.cli.score import score
 from raydp.cli.secrets import secrets_app
 from raydp.cli.variants import variants
+from raydp.io.imports import own_process
 from search_spaces.configuration import HYPERPARAMETERS
 
 app = typer.Typer(
@@ -293,5 +294,11 @@ def main() -> None:
         sys.exit(code)
 
 
+def command() -> None:
+    """Run the command in a process of its own: `raydp`, or `python -m raydp`."""
+    with own_process():
+        main()
+
+
 if __name__ == "__main__":
-    main()
+    command()

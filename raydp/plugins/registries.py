@@ -9,12 +9,12 @@ from __future__ import annotations
 import ast
 import inspect
 from functools import cache
-from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from raydp.io.imports import imported
 from search_spaces.names import unknown_name as unknown_name
 
 Kind = Literal["tasks", "methods", "scores", "accountants", "rules", "searches"]
@@ -130,7 +130,7 @@ def resolve(kind: Kind, name: str, *, field: str | None = None) -> Any:
     """
     if (target := BUILTIN[kind].get(name)) is not None:
         module, attribute = target.split(":")
-        return getattr(import_module(module), attribute)
+        return getattr(imported(module), attribute)
     for entry in entry_points(group=f"raydp.{kind}", name=name):
         return entry.load()
     raise ValueError(unknown_name(field or f"{kind.removesuffix('s')}.name", name, names(kind)))

@@ -13,6 +13,7 @@ from analysis import select as select_from
 from analysis.selection.default import DEFAULT_RULE
 from analysis.selection.reference import REFERENCE_RULES
 from analysis.tables.shown import html_table
+from raydp.io.imports import imported
 from raydp.io.output import stderr
 from raydp.spec.document import DEMO, SweepSpec, load_spec
 from raydp.spec.sections import BOUNDS, Bounds, Precision, SelectSpec
@@ -85,7 +86,8 @@ class Sweep:
             ValueError: spec, model, data or folder is wrong. In this case nothing was trained.
         """
         with stderr.status("Load the libraries"):
-            from raydp.sweep.driver import run_sweep
+            imported("raydp.sweep.driver")
+        from raydp.sweep.driver import run_sweep
 
         return run_sweep(self.spec, resume=resume, console=stderr, callbacks=callbacks)
 

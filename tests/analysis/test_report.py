@@ -311,7 +311,8 @@ def test_logarithmic_scores_have_no_shares(points, tmp_path):
     assert any(text.startswith("Score: logprob") for text in page.text["p"])
 
 
-@pytest.mark.parametrize(("name", "declared", "ratios"), slow_after(1, [("bits", True, False), ("bits", None, True)]))
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "declared", "ratios"), [("bits", True, False), ("bits", None, True)])
 def test_a_score_that_is_declared_logarithmic_has_no_shares(points, tmp_path, name, declared, ratios):
     """As a plug-in's, whose name the report does not know."""
     table = points.assign(**{f"score.{name}": points["score"]}).drop(columns="score.vmr")

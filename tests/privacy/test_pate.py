@@ -51,6 +51,7 @@ def neighbours(votes: Array) -> Iterator[Array]:
                 yield other
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     votes=st.lists(st.integers(0, 60), min_size=2, max_size=4).filter(any),

@@ -24,8 +24,8 @@ READERS = {
 """One command of each way to read a file is given every form, any other command a fifth of the forms."""
 OF_A_SPEC = {"notes.yaml", "one.json", "keys.jsonl", "broken.jsonl", "plain.txt", "noise.bin"}
 """Forms for the fields of a spec, each of which takes a plan: one of every way to be read."""
-QUICK_COMMANDS = ("plan", "status", "analyze risk", "models find --trusted-key")
-QUICK_SPECS = ("task text", "task tabular", "model.name", "tracking.signing_key")
+QUICK_COMMANDS = ("plan", "models find --trusted-key")
+QUICK_SPECS = ("task text", "model.name")
 """What `make test` gives the files to."""
 FORMS_OF_A_SPEC = tuple(form for form in FORMS if form in OF_A_SPEC or form.endswith((".csv", ".npz")))
 

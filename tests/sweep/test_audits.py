@@ -153,7 +153,7 @@ GRADIENT: dict[str, Any] = {"canary": "gradient", "num_canaries": 900, "confiden
 """Options of an audit with gradient canaries."""
 
 
-@pytest.mark.parametrize("name", slow_after(2, ["HalfNoise", "DPAdam", "TwiceDrawn"]))
+@pytest.mark.parametrize("name", slow_after(1, ["HalfNoise", "DPAdam", "TwiceDrawn"]))
 def test_gradient_canaries_find_half_of_the_noise_and_twice_the_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

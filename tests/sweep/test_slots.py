@@ -9,14 +9,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import ray
 import yaml
+from ray.train.v2._internal.execution.scaling_policy import ScalingPolicy, create_scaling_policy
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from raydp.spec.sections import ClusterSpec
 from raydp.sweep.engine import slots as module
-from raydp.sweep.engine.slots import Slots, start_ray
+from raydp.sweep.engine.slots import SilentScalingPolicy, Slots, start_ray
 from tests.builders.specs import small_spec
 from tests.conftest import Answer
 
@@ -43,6 +46,33 @@ def test_a_sigterm_while_ray_starts_is_an_interruption(monkeypatch: pytest.Monke
         assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "announced"),
+    [
+        (ClusterSpec(), False),
+        (ClusterSpec(address="auto", autoscaling=True, max_concurrent_trials=2), True),
+        (ClusterSpec(workers_per_trial=(1, 2)), True),
+    ],
+    ids=["a fixed number of workers", "a cluster that grows", "a group that grows"],
+)
+def test_only_what_can_grow_starts_rays_autoscaling_coordinator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: ClusterSpec, announced: bool
+) -> None:
+    """The coordinator is a process that every worker group would wait for."""
+    policies: list[ScalingPolicy] = []
+    monkeypatch.setattr(
+        DataParallelTrainer,
+        "_initialize_and_run_controller",
+        lambda self, scaling_policy: policies.append(scaling_policy),
+    )
+    monkeypatch.setattr(module, "fitting_slots", lambda cluster: 1)
+    monkeypatch.setattr(module, "beside_driver", lambda *args, **options: MagicMock())
+    trainer = Slots(cluster, expected=1, storage=tmp_path)._trainer(0, 1)
+    trainer._initialize_and_run_controller(scaling_policy=create_scaling_policy(trainer.scaling_config))
+    (policy,) = policies
+    assert isinstance(policy, SilentScalingPolicy) is not announced
 
 
 @pytest.mark.slow

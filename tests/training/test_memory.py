@@ -51,6 +51,7 @@ def peak_mib(batch_size: int) -> float:
     return peak
 
 
+@pytest.mark.slow
 def test_a_logical_batch_of_8192_takes_no_more_than_one_of_256() -> None:
     assert peak_mib(8192) - peak_mib(256) < ALLOWANCE_MIB
 

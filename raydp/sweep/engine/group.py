@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import ray
 from ray.train.v2._internal.execution.callback import ControllerCallback
 
+from raydp.io.imports import imported, own_process
+
 if TYPE_CHECKING:
     from ray.actor import ActorProxy
 
@@ -45,6 +47,8 @@ class Announce(ControllerCallback):
 
 def train_loop(config: dict[str, LoopConfig]) -> None:
     """Do a worker's work with the config under "loop"; see `raydp.sweep.engine.worker.work`."""
-    from raydp.sweep.engine.worker import work
+    with own_process():
+        imported("raydp.sweep.engine.worker")
+        from raydp.sweep.engine.worker import work
 
-    work(config["loop"])
+        work(config["loop"])

@@ -15,13 +15,14 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 import ray.train
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2._internal.callbacks import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from ray.tune.execution import class_cache
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from ray import ObjectRef
     from ray.actor import ActorClass, ActorProxy
     from ray.train.v2.api.callback import RayTrainCallback
+    from ray.train.v2.api.result import Result
 
 T = TypeVar("T")
 
@@ -154,12 +156,37 @@ def first_group(slot: int, num_slots: int) -> int:
     return math.ceil(TRIALS_PER_GROUP * (num_slots + slot + 1) / (2 * num_slots))
 
 
+class SilentScalingPolicy(FixedScalingPolicy):
+    """A fixed number of workers, without Ray Data's autoscaling coordinator.
+
+    Train announces every worker group to the coordinator, so that Ray Data leaves it its CPUs and a cluster can grow
+    for it. A sweep has no Ray Data, and a cluster that does not grow has nothing to announce. The coordinator would be
+    a further process, and each worker group would wait until it has started.
+    """
+
+    def _send_resource_request(self) -> None:
+        pass
+
+    def _maybe_send_resource_request(self) -> None:
+        pass
+
+    def _cancel_resource_request(self) -> None:
+        pass
+
+
 class SlimTrainer(TorchTrainer):
-    """A trainer without two helpers of each worker group, which would be processes without work.
+    """A trainer without the helpers of each worker group that would be processes without work.
 
     Ray Data's helper has no work, because runs read their examples from the object store. The cleaner of placement
-    groups has no work, because `Slots` gives them back.
+    groups has no work, because `Slots` gives them back. For the coordinator see `SilentScalingPolicy`.
+
+    Args:
+        grows: whether the cluster adds nodes for the worker group.
     """
+
+    def __init__(self, *args: Any, grows: bool, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._grows = grows
 
     def _create_default_callbacks(self) -> list[RayTrainCallback]:
         return [
@@ -167,6 +194,12 @@ class SlimTrainer(TorchTrainer):
             for callback in super()._create_default_callbacks()  # type: ignore[misc] # its annotations are of Train v1
             if not isinstance(callback, DatasetsCallback | PlacementGroupCleanerCallback)
         ]
+
+    def _initialize_and_run_controller(self, **options: Any) -> Result:
+        if not self._grows and type(options["scaling_policy"]) is FixedScalingPolicy:
+            options["scaling_policy"] = SilentScalingPolicy(options["scaling_policy"].scaling_config)
+        result: Result = super()._initialize_and_run_controller(**options)  # type: ignore[misc] # as above
+        return result
 
 
 class Slots:
@@ -285,6 +318,7 @@ class Slots:
             resources["GPU"] = cluster.gpus_per_worker
         return SlimTrainer(
             train_loop,
+            grows=cluster.autoscaling,
             train_loop_config={"loop": LoopConfig(slot=slot, queue=self.queue, max_trials=max_trials)},
             torch_config=TorchConfig(backend="nccl" if cluster.gpus_per_worker else "gloo"),
             scaling_config=ray.train.ScalingConfig(
