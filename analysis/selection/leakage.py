@@ -102,19 +102,28 @@ def measured_leakage(
     k = excess.shape[1]
     error = _errors(points, excess, of_models, name)
     detectable = student.isf(LEVEL, k - 1) * error
-    mean, worst = excess.mean(axis=1), excess.max(axis=1)
+    mean = excess.mean(axis=1)
     leaks = (mean > detectable) | (detectable > excess.std(axis=1, ddof=1))
     # The test of the worst secret.
     if is_logarithmic(name, logarithmic):
-        centre = np.median(excess, axis=1)
-        spread = _OF_GAUSSIAN * np.median(np.abs(excess - centre[:, None]), axis=1)
-        leaks |= worst - centre > student.isf(LEVEL / k, k - 1) * spread
+        leaks |= _has_outlier(excess)
     elif num_samples == 1:
-        leaks |= worst >= NEGLIGIBLE
+        leaks |= excess.max(axis=1) >= NEGLIGIBLE
     else:
         new = (base == 0) & (excess >= NEGLIGIBLE)
         leaks |= (new | _said_more(of_models, base, means["num_seeds"].to_numpy(), num_samples)).any(axis=1)
     return Leakage(score=name, leaks=leaks, excess=mean, detectable=detectable)
+
+
+def _has_outlier(excess: Array) -> NDArray[np.bool_]:
+    """Return for each configuration whether the largest of its secrets' excesses, shape [m, k], is an outlier."""
+    from scipy.stats import t as student
+
+    k = excess.shape[1]
+    centre = np.median(excess, axis=1)
+    spread = _OF_GAUSSIAN * np.median(np.abs(excess - centre[:, None]), axis=1)
+    outlier: NDArray[np.bool_] = excess.max(axis=1) - centre > student.isf(LEVEL / k, k - 1) * spread
+    return outlier
 
 
 def _untrained(secrets: pd.DataFrame, name: str) -> tuple[Array | None, int]:

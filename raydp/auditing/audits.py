@@ -119,12 +119,7 @@ def audit_spec(
         ValueError: the spec cannot be audited.
     """
     spec = source.spec
-    for field, value, wanted in (("tuning", spec.privacy.tuning, "ignored"), ("unit", spec.privacy.unit, "example")):
-        if value != wanted:
-            raise ValueError(
-                f"privacy.{field} must be {wanted} for an audit, got {value}. Audit a spec of single runs with the "
-                "example as the unit: canaries are examples of nobody's."
-            )
+    _check_auditable(spec)
     # Determine δ from the number of units, if the spec does not give it.
     target = spec.privacy
     delta = target.target_delta
@@ -155,6 +150,16 @@ def audit_spec(
     if source.only is not None:
         data["space"] = {"points": [list(source.only)]}
     return load_spec(data)
+
+
+def _check_auditable(spec: SweepSpec) -> None:
+    """Raise ValueError unless a spec is of single runs whose unit of privacy is the example."""
+    for field, value, wanted in (("tuning", spec.privacy.tuning, "ignored"), ("unit", spec.privacy.unit, "example")):
+        if value != wanted:
+            raise ValueError(
+                f"privacy.{field} must be {wanted} for an audit, got {value}. Audit a spec of single runs with the "
+                "example as the unit: canaries are examples of nobody's."
+            )
 
 
 def _latest(source: Source) -> SweepFolder | None:

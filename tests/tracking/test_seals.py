@@ -73,6 +73,10 @@ def change_epsilon_in_card_and_tags(tracker, keys):
     tracker.store.client.set_model_version_tag("demo", "1", "epsilon", "0.99")
 
 
+def remove_all_files(tracker, keys):
+    shutil.rmtree(folder_of(tracker))
+
+
 def swap_cards(tracker, keys):
     for name in ("privacy.json", "seal.json"):
         one, two = folder_of(tracker, 1) / name, folder_of(tracker, 2) / name
@@ -170,6 +174,7 @@ TAMPERED = {
     change_scale: (None, "files differ from the card's"),
     change_epsilon_in_the_card: (None, "files differ from the card's"),
     remove_the_card: (None, "files differ from the card's"),
+    remove_all_files: (None, "its files are gone"),
     add_a_pickle: (None, "files differ from the card's"),
     swap_cards: (None, "card of another model"),
     change_epsilon_in_card_and_tags: ("figures differ from the card's",) * 2,

@@ -97,6 +97,7 @@ class Seal:
 
 
 NO_CARD = "without a sealed privacy card"
+NO_FILES = "its files are gone"
 NOT_SIGNED = "not signed"
 OTHER_KEY = "signed by a key that is not trusted"
 BAD_SIGNATURE = "signature does not fit"
@@ -179,6 +180,8 @@ def folder_problem(
         exported: ignore files that `raydp models export` adds and no seal lists. The caller must not read them. They
             are README.md, the base model's folder, and the tokenizer if no file of it is sealed.
     """
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return NO_FILES
     # Compare the folder's seal with the registry's, and check the signature.
     path = folder / SEAL_FILE
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from raydp.tracking.sealing.seal import (
     NO_CARD,
+    NO_FILES,
     OTHER_FIGURES,
     OTHER_MODEL,
     SEAL_TAG,
@@ -93,9 +94,14 @@ class Trust:
         """Refuse files that differ from the sealed ones.
 
         Raises:
-            ValueError: the message says which files differ, or what is wrong with the signature.
+            ValueError: the message says which files differ, that they are gone, or what is wrong with the signature.
         """
         problem = self.tag_problem(model, None) or self.folder_problem(folder, model)
+        if problem == NO_FILES:
+            raise ValueError(
+                f"MODEL must be complete, got {uri}: {NO_FILES} from {model.artifact_location}. Restore them. A SQLite "
+                "store also finds them in the folder mlruns beside it."
+            )
         if problem is not None:
             raise ValueError(
                 f"MODEL must hold what its privacy card was made for, got {uri}: {problem}. Restore it, or check it "
