@@ -14,12 +14,12 @@ from importlib import import_module
 from types import ModuleType
 
 _owned = False
-"""Whether this process runs raydp alone, so that no object of a user's program can be frozen."""
+"""Whether this process runs a command of raydp, so that no object of a user's program can be frozen."""
 
 
 @contextmanager
 def own_process() -> Iterator[None]:
-    """Say that this process runs raydp alone, until its end: a command, or a worker of a sweep."""
+    """Say that this process runs a command of raydp alone, and skip the last search for garbage at its end."""
     global _owned
     _owned = True
     try:
@@ -28,29 +28,23 @@ def own_process() -> Iterator[None]:
         gc.freeze()
 
 
-def imported(module: str) -> ModuleType:
-    """Import a module with its libraries."""
-    if module in sys.modules:
-        return import_module(module)
-    with without_collection():
-        return import_module(module)
+def imported(module: str, *, first: bool = False) -> ModuleType:
+    """Import a module with its libraries, and search for no garbage meanwhile.
 
+    In a command, and as the first work of a process, the libraries are frozen: no search looks at them later either.
+    Freezing covers every object that exists. In a user's process it would keep the user's objects for ever, and in a
+    worker what a training has left.
 
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """Search for no garbage while the block imports libraries. A process of our own never looks at them later either.
-
-    Freezing covers every object that exists. In a user's process it would keep the user's objects for ever, so there
-    the libraries are not frozen. In our own process the block must hold a first import and no more: whatever a
-    training has left by then would stay.
+    Args:
+        module: its full name.
+        first: whether this is the first work of a process that raydp has started.
     """
-    if not gc.isenabled():  # a block within a block
-        yield
-        return
+    if module in sys.modules or not gc.isenabled():
+        return import_module(module)
     gc.disable()
     try:
-        yield
+        return import_module(module)
     finally:
-        if _owned:
+        if first or _owned:
             gc.freeze()
         gc.enable()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import ray
 from ray.train.v2._internal.execution.callback import ControllerCallback
 
-from raydp.io.imports import imported, own_process
+from raydp.io.imports import imported
 
 if TYPE_CHECKING:
     from ray.actor import ActorProxy
@@ -47,8 +47,7 @@ class Announce(ControllerCallback):
 
 def train_loop(config: dict[str, LoopConfig]) -> None:
     """Do a worker's work with the config under "loop"; see `raydp.sweep.engine.worker.work`."""
-    with own_process():
-        imported("raydp.sweep.engine.worker")
-        from raydp.sweep.engine.worker import work
+    imported("raydp.sweep.engine.worker", first=True)
+    from raydp.sweep.engine.worker import work
 
-        work(config["loop"])
+    work(config["loop"])
