@@ -164,6 +164,22 @@ def test_a_curve_is_computed_once(raydp: Command, tmp_path: Path, monkeypatch: p
     assert calls == ["rdp"], "a printed table has one accountant's curves, so no other is computed"
 
 
+@pytest.mark.parametrize(
+    ("deltas", "columns"),
+    [
+        ("1e-3,2e-3,3e-3,4e-3,5e-3,6e-3", 6),
+        ("1e-2,3e-3,1e-3,1e-4,3e-5,1e-6", 3),
+        ("1e-3,1e-5", 2),
+    ],
+    ids=["none of the usual", "many", "few"],
+)
+def test_the_printed_table_has_some_of_many_deltas(raydp: Command, tmp_path: Path, deltas: str, columns: int) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("n,batch_size,num_steps,noise_multiplier\n3000,30,5,1.8\n")
+    out = raydp("profile", "--from", path, "--deltas", deltas, "--accountant", "rdp").out
+    assert out.count("ε at δ=") == columns
+
+
 def test_a_profile_computes_each_curve_once(raydp: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """The accountant that is asked for is one of the three of the table."""
     compute, calls = PRVAccountant.epsilons, []

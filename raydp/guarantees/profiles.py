@@ -161,7 +161,8 @@ def profiles_of_sweep(
     Args:
         source: folder, name or spec of the sweep.
         storage: folder that sweeps are looked up in by name.
-        deltas: comma-separated values of δ. None means those of default and the sweep's own δ.
+        deltas: comma-separated values of δ. None means those of default and the sweep's own δ, and for a page or a
+            document ten times its own.
         accountants: the accountants whose curves are computed, in the order of the answers' curves.
 
     Raises:
@@ -181,10 +182,9 @@ def profiles_of_sweep(
         raise ValueError(f"SWEEP must have private runs, got {source!r} without noise. It has no privacy profile.")
     # Choose the values of δ.
     target = plan.privacy[private[0].run_id].accounted.delta
-    values = delta_values(default if deltas is None else deltas)
-    if deltas is None:
-        above = {min(10 * target, 0.5)} if target >= max(values) else set[float]()
-        values = sorted({*values, target, *above}, reverse=True)
+    own = {target} if default == TABLE_DELTAS else {target, min(10 * target, 0.5)}
+    with_target = sorted({*delta_values(default), *own}, reverse=True)
+    values = delta_values(deltas) if deltas is not None else with_target
     # Compute the curves of each distinct (b, T).
     distinct = {(t.batch_size, t.num_steps): t for t in private}
     answers: list[CurvesOfRun] = []
@@ -230,12 +230,18 @@ def write_profile_page(answers: Sequence[CurvesOfRun], path: Path, title: str) -
 
 
 def table_rows(answers: Sequence[CurvesOfRun], accountant: str) -> list[dict[str, object]]:
-    """Return the rows of the printed table for one accountant's curves."""
+    """Return the rows of the printed table for one accountant's curves. Of many δ it has those of `TABLE_DELTAS`."""
+    deltas, few = [row["delta"] for row in answers[0]["curves"][accountant]], delta_values(TABLE_DELTAS)
+    columns = deltas if len(deltas) <= len(few) + 1 or not set(few) & set(deltas) else few
     return [
         {
             **{name: answer[name] for name in RUN},
             "noise_multiplier": answer["noise_multipliers"][accountant],
-            **{f"ε at δ={row['delta']:.3g}": row["epsilon"] for row in answer["curves"][accountant]},
+            **{
+                f"ε at δ={row['delta']:.4g}": row["epsilon"]
+                for row in answer["curves"][accountant]
+                if row["delta"] in columns
+            },
         }
         for answer in answers
     ]
