@@ -182,7 +182,8 @@ def profile(
     noise_multiplier: Annotated[float | None, typer.Option()] = None,
     deltas: Annotated[str | None, typer.Option(help="Comma-separated, such as 1e-3,1e-6.")] = None,
     accountant: Annotated[
-        str | None, typer.Option(help="prv, pld or rdp: the table's. By default the sweep's own, or prv.")
+        str | None,
+        typer.Option(help="prv, pld or rdp: the table's. By default the sweep's own, or prv. -o and --json have all."),
     ] = None,
     expected_runs: Annotated[
         float | None, typer.Option(help="Also ε of releasing only the best of about this many runs.")
@@ -191,7 +192,7 @@ def profile(
     storage: Storage = "raydp_runs",
     json: Json = False,
 ) -> None:
-    """ε at several δ for one (n, b, T, σ) and what an attacker can reach; or many runs' curves, by every accountant."""
+    """ε at several δ for one (n, b, T, σ) and what an attacker can reach; or the curves of many runs."""
     from raydp.guarantees.calibrate import check_given, profile_of, show_profile, write_profile
     from raydp.io.output import print_json
 
