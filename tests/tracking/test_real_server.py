@@ -140,6 +140,6 @@ def test_a_model_whose_files_are_gone_has_no_card(real_server, record):
     shown = show_model(uri, tracking_uri=real_server.uri)
     assert (shown["card"]["problem"], "privacy" in shown) == ("files differ from the card's: privacy.json", True)
     found = find_models(real_server.uri, registered_model=name, max_epsilon=8, verify=True)
-    assert (len(found), found.attrs["left_out"]) == (0, {"without a sealed privacy card": 1})
-    with pytest.raises(ValueError, match="without a sealed privacy card"):
+    assert (len(found), found.attrs["left_out"]) == (0, {"its files are gone": 1})
+    with pytest.raises(ValueError, match="its files are gone from"):
         load_model(uri, tracking_uri=real_server.uri)
