@@ -120,6 +120,12 @@ def test_importing_it_loads_nothing_heavy(module: str) -> None:
     assert not loaded.split()
 
 
+def test_a_controller_of_ray_train_loads_no_torch() -> None:
+    """Each slot has one, and its workers start when it has loaded what it unpickles."""
+    code = "import sys, raydp.sweep.engine.group; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT).stdout == "False\n"
+
+
 def test_only_the_privacy_folder_computes_an_epsilon() -> None:
     """Nothing else uses an accounting library (opacus.accountants included)."""
     for path in files("raydp", "analysis"):

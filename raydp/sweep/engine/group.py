@@ -1,22 +1,32 @@
 """What Ray Train's controller of a worker group unpickles.
 
-Every slot has a controller, so the module imports little. The workers alone import the training code.
+Every slot has a controller, so the module imports little. The workers alone import torch and the training code.
 """
 
 from __future__ import annotations
 
+import os
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.exceptions import GetTimeoutError
+from ray.train._internal.utils import get_address_and_port
+from ray.train.backend import Backend, BackendConfig
 from ray.train.v2._internal.execution.callback import ControllerCallback
+from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 
 from raydp.io.imports import imported
 
 if TYPE_CHECKING:
     from ray.actor import ActorProxy
+    from ray.train._internal.base_worker_group import BaseWorkerGroup
 
     from raydp.sweep.engine.queue import TrialQueue
+
+LEAVE_SECONDS = 30.0
+"""How long the end of a worker group waits for its workers to leave their process group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +53,85 @@ class Announce(ControllerCallback):
     def after_controller_start(self, train_run_context: object) -> None:
         """Register Train's controller, which has started."""
         self._queue.control.remote(self._slot, ray.get_runtime_context().current_actor)
+
+
+class SilentScalingPolicy(FixedScalingPolicy):
+    """A fixed number of workers, without Ray Data's autoscaling coordinator.
+
+    Train announces every worker group to the coordinator, so that Ray Data leaves it its CPUs and a cluster can grow
+    for it. A sweep has no Ray Data, and a cluster that does not grow has nothing to announce. The coordinator would be
+    a further process, and each worker group would wait until it has started.
+    """
+
+    def _send_resource_request(self) -> None:
+        pass
+
+    def _maybe_send_resource_request(self) -> None:
+        pass
+
+    def _cancel_resource_request(self) -> None:
+        pass
+
+
+class LazyTorchBackend(Backend):
+    """Sets up torch's process group as Ray Train's own backend does, but imports torch in the workers alone."""
+
+    share_cuda_visible_devices = True
+
+    def on_start(self, worker_group: BaseWorkerGroup, backend_config: BackendConfig) -> None:
+        """Let the workers join one process group, whose meeting point is on the first worker's node."""
+        assert isinstance(backend_config, LazyTorchConfig)
+        address, port = worker_group.execute_single(0, get_address_and_port)
+        size = len(worker_group)
+        joined: list[Any] = [
+            worker_group.execute_single_async(rank, _join, rank, size, address, port, backend_config.backend)
+            for rank in range(size)
+        ]
+        ray.get(joined)
+
+    def on_shutdown(self, worker_group: BaseWorkerGroup, backend_config: BackendConfig) -> None:
+        """Let the workers leave the process group, and wait for them at most `LEAVE_SECONDS`."""
+        left: list[Any] = worker_group.execute_async(_leave, len(worker_group))
+        with suppress(GetTimeoutError):
+            ray.get(left, timeout=LEAVE_SECONDS)
+
+
+@dataclass
+class LazyTorchConfig(BackendConfig):
+    """Names the backend of torch's process group.
+
+    Attributes:
+        backend: "gloo" or "nccl".
+    """
+
+    backend: str
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        return LazyTorchBackend
+
+    @property
+    def train_func_context(self) -> type[AbstractContextManager[None]]:
+        """What sets a worker's GPU while the worker trains."""
+        from ray.train.torch.config import TorchConfigContextManager
+
+        return TorchConfigContextManager
+
+
+def _join(rank: int, size: int, address: str, port: int, backend: str) -> None:
+    """Join the process group of a worker group. Runs in a worker."""
+    from ray.train.torch import config
+
+    os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    config._set_torch_distributed_env_vars()
+    config._setup_torch_process_group(backend, rank, size, init_method="env://")
+
+
+def _leave(size: int) -> None:
+    """Leave the process group, and free the GPU's memory. Runs in a worker."""
+    from ray.train.torch import config
+
+    config._shutdown_torch(destroy_process_group=size > 1)
 
 
 def train_loop(config: dict[str, LoopConfig]) -> None:

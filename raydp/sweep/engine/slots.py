@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 import ray.train
-from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2._internal.callbacks import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.tune.execution import class_cache
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydp.io.output import phase, stderr
 from raydp.spec.sections import ClusterSpec
 from raydp.sweep.engine.context import WorkerInputs
-from raydp.sweep.engine.group import Announce, LoopConfig, train_loop
+from raydp.sweep.engine.group import Announce, LazyTorchConfig, LoopConfig, SilentScalingPolicy, train_loop
 from raydp.sweep.engine.machine import check_address, fitting_groups
 from raydp.sweep.engine.queue import TrialQueue
 from raydp.sweep.engine.stopping import EarlyStopping
@@ -156,25 +156,7 @@ def first_group(slot: int, num_slots: int) -> int:
     return math.ceil(TRIALS_PER_GROUP * (num_slots + slot + 1) / (2 * num_slots))
 
 
-class SilentScalingPolicy(FixedScalingPolicy):
-    """A fixed number of workers, without Ray Data's autoscaling coordinator.
-
-    Train announces every worker group to the coordinator, so that Ray Data leaves it its CPUs and a cluster can grow
-    for it. A sweep has no Ray Data, and a cluster that does not grow has nothing to announce. The coordinator would be
-    a further process, and each worker group would wait until it has started.
-    """
-
-    def _send_resource_request(self) -> None:
-        pass
-
-    def _maybe_send_resource_request(self) -> None:
-        pass
-
-    def _cancel_resource_request(self) -> None:
-        pass
-
-
-class SlimTrainer(TorchTrainer):
+class SlimTrainer(DataParallelTrainer):
     """A trainer without the helpers of each worker group that would be processes without work.
 
     Ray Data's helper has no work, because runs read their examples from the object store. The cleaner of placement
@@ -191,14 +173,14 @@ class SlimTrainer(TorchTrainer):
     def _create_default_callbacks(self) -> list[RayTrainCallback]:
         return [
             callback
-            for callback in super()._create_default_callbacks()  # type: ignore[misc] # its annotations are of Train v1
+            for callback in super()._create_default_callbacks()
             if not isinstance(callback, DatasetsCallback | PlacementGroupCleanerCallback)
         ]
 
     def _initialize_and_run_controller(self, **options: Any) -> Result:
         if not self._grows and type(options["scaling_policy"]) is FixedScalingPolicy:
             options["scaling_policy"] = SilentScalingPolicy(options["scaling_policy"].scaling_config)
-        result: Result = super()._initialize_and_run_controller(**options)  # type: ignore[misc] # as above
+        result: Result = super()._initialize_and_run_controller(**options)  # type: ignore[assignment] # annotated as v1
         return result
 
 
@@ -320,7 +302,7 @@ class Slots:
             train_loop,
             grows=cluster.autoscaling,
             train_loop_config={"loop": LoopConfig(slot=slot, queue=self.queue, max_trials=max_trials)},
-            torch_config=TorchConfig(backend="nccl" if cluster.gpus_per_worker else "gloo"),
+            backend_config=LazyTorchConfig(backend="nccl" if cluster.gpus_per_worker else "gloo"),
             scaling_config=ray.train.ScalingConfig(
                 num_workers=cluster.workers_per_trial,  # type: ignore[arg-type] # Train v2 takes a range
                 elastic_resize_monitor_interval_s=math.inf,  # type: ignore[call-arg] # never resize a group that is well
