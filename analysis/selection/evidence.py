@@ -12,7 +12,7 @@ from analysis.selection.constraints import Constraints
 from analysis.selection.equivalents import Precision
 from analysis.selection.leakage import Leakage, measured_leakage
 from analysis.selection.rules import Layout
-from analysis.statistics.noise import means_by_secret
+from analysis.statistics.noise import mean_over_seeds, measured_values
 from analysis.surface.posterior import Posterior
 from analysis.tables.per_secret import is_logarithmic
 from analysis.tables.utility_filter import base_loss, within
@@ -26,7 +26,7 @@ class Evidence:
 
     Attributes:
         means: configuration means in the order (T, b, η).
-        of_secrets: [m, k] means by secret, None if the table of secrets is not given.
+        of_secrets: [m, k] means of `measured_values`, None if the table of secrets is not given.
         logarithmic: whether the score is a logarithm.
         leakage: each configuration's leakage beyond the untrained model's, None if it cannot be tested.
         layout: the layout that the rules see.
@@ -56,7 +56,7 @@ class Evidence:
             pool: [m] the configurations that keep to the constraints.
             precision: what makes scores equivalent, by default `Precision()`.
         """
-        of_secrets = None if by_secret is None else means_by_secret(points, *by_secret)
+        of_secrets = None if by_secret is None else mean_over_seeds(points, measured_values(points, *by_secret))
         is_log = is_logarithmic(None if by_secret is None else by_secret[1], logarithmic)
         leakage = measured_leakage(points, means, by_secret, logarithmic=logarithmic)
         layout = Layout.of(

@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.statistics.spread import unit_of
-from analysis.tables.per_secret import as_array, by_secret
+from analysis.tables.per_secret import as_array, by_secret, controls_of
 from analysis.tables.points import KEY
 
 Array = NDArray[np.float64]
@@ -129,6 +129,44 @@ def means_by_secret(points: pd.DataFrame, secrets: pd.DataFrame, name: str) -> A
     Raises:
         ValueError: the score has no values by secret, or a finished run lacks the value of a secret.
     """
+    return mean_over_seeds(points, _complete(points, secrets, name))
+
+
+def measured_values(points: pd.DataFrame, secrets: pd.DataFrame, name: str) -> Array:
+    """Return each run's values by secret and, if the score subtracts the mean of controls, by control, [run, k + j].
+
+    Without controls these are the values of the k secrets. With j controls, the score is the mean of one sample minus
+    the mean of another one, and a row is scaled so that its mean is the score, and the standard error of its mean (ddof
+    = 1) is sqrt(var_secrets / k + var_controls / j), as if it were one sample of independent values. The same holds for
+    the covariance between two rows, because all models have the same secrets and controls.
+
+    Raises:
+        ValueError: as `means_by_secret`.
+    """
+    values = _complete(points, secrets, name)
+    if not (secrets["score"] == controls_of(name)).any():
+        return values
+    subtracted = _complete(points, secrets, controls_of(name))
+    k, j = values.shape[1], subtracted.shape[1]
+    if k < 2 or j < 2:
+        return values
+    n, score = k + j, values.mean(axis=1, keepdims=True)
+    parts = [(values - score, k), (subtracted.mean(axis=1, keepdims=True) - subtracted, j)]
+    scaled = [score + np.sqrt(n * (n - 1) / (size * (size - 1))) * part for part, size in parts]
+    return np.concatenate(scaled, axis=1)
+
+
+def mean_over_seeds(points: pd.DataFrame, values: Array) -> Array:
+    """Return the means of runs' values ([run, n]) over seeds, [m, n], configurations in the order (T, b, η)."""
+    groups = points.groupby(KEY, sort=True).ngroup().to_numpy()
+    sums = np.zeros((groups.max() + 1, values.shape[1]))
+    np.add.at(sums, groups, values)
+    means: Array = sums / np.bincount(groups)[:, None]
+    return means
+
+
+def _complete(points: pd.DataFrame, secrets: pd.DataFrame, name: str) -> Array:
+    """Return each run's values by secret, [run, k]. Raise ValueError if one lacks."""
     values = as_array(by_secret(points, secrets, name)[0])
     lacking = int((~np.isfinite(values)).any(axis=1).sum())
     if lacking:
@@ -136,11 +174,7 @@ def means_by_secret(points: pd.DataFrame, secrets: pd.DataFrame, name: str) -> A
             f"secrets must have a finite value of {name!r} for every finished run and secret, got {lacking} runs "
             "without. Run `raydp score SWEEP` for it again."
         )
-    groups = points.groupby(KEY, sort=True).ngroup().to_numpy()
-    sums = np.zeros((groups.max() + 1, values.shape[1]))
-    np.add.at(sums, groups, values)
-    means: Array = sums / np.bincount(groups)[:, None]
-    return means
+    return values
 
 
 def secret_errors(means: Array, rng: np.random.Generator, num_draws: int) -> tuple[Array, Array]:
@@ -273,7 +307,7 @@ def upper_limit(
         error, degrees = noise.std_error(), noise.degrees
         levels.append("seeds")
     if by_secret is not None:
-        of_secrets = means_by_secret(points, *by_secret)
+        of_secrets = mean_over_seeds(points, measured_values(points, *by_secret))
         if (size := of_secrets.shape[1]) > 1:
             own = of_secrets.std(axis=1, ddof=1) / np.sqrt(size)
             error, degrees = np.hypot(error, own), combined_degrees(error, degrees, own, size - 1)

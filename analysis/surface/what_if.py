@@ -8,11 +8,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.noise import SeedNoise, means_by_secret
+from analysis.statistics.noise import SeedNoise, mean_over_seeds, measured_values
 from analysis.surface.hierarchical_model import interactions
 from analysis.surface.hierarchy import score_posterior
 from analysis.surface.posterior import Posterior
-from analysis.tables.per_secret import as_array, by_secret
 from analysis.tables.points import KEY, configuration_means
 
 Array = NDArray[np.float64]
@@ -24,7 +23,7 @@ class Measured:
 
     Attributes:
         means: configuration means.
-        of_secrets: [m, k] means by secret, None if the values by secret are not known.
+        of_secrets: [m, k] means of `measured_values`, None if the values by secret are not known.
         over_seeds: [m] variance of the value of one secret in one run, beyond what the run and the secret explain. NaN
             for a configuration with one seed.
         logarithmic: whether the score is a logarithm.
@@ -42,8 +41,8 @@ class Measured:
         unknown = np.full(len(means), np.nan)
         if secrets is None:
             return cls(means=means, of_secrets=None, over_seeds=unknown, logarithmic=logarithmic)
-        of_secrets = means_by_secret(points, *secrets)
-        values = as_array(by_secret(points, *secrets)[0])
+        values = measured_values(points, *secrets)
+        of_secrets = mean_over_seeds(points, values)
         groups = points.groupby(KEY, sort=True).ngroup().to_numpy()
         rest = values - of_secrets[groups]
         rest = rest - rest.mean(axis=1, keepdims=True)

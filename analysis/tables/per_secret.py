@@ -16,6 +16,11 @@ known, which does not tell it."""
 SECRET_COLUMNS = ["run_id", "score", "secret_id", "value"]
 
 
+def controls_of(score: str) -> str:
+    """Return the name that secrets.parquet gives the rows of the controls whose mean a score subtracts."""
+    return f"{score}.controls"
+
+
 def is_logarithmic(name: str | None, declared: bool | None = None) -> bool:
     """Return whether a score has no meaningful zero: as it declares, or as known of its name."""
     return name in LOGARITHMIC if declared is None else declared

@@ -32,6 +32,7 @@ class Measurement:
         std_error: standard error of the mean over secrets (ddof = 1); None with fewer than two secrets.
         num_samples: number of generations behind each secret's value; 1 for a deterministic score.
         per_secret: secret id -> value. It never holds the secret itself.
+        per_control: control id -> value, for a score that subtracts what controls have: their mean is subtracted.
         details: further figures of the measurement, name -> number; for example a base rate, a bound, or the number of
             exhausted searches. They never hold text from data or models.
         cost: what the measurement took, name -> number: "seconds" (see `measured`), and what the score itself counts,
@@ -43,6 +44,7 @@ class Measurement:
     std_error: float | None
     num_samples: int
     per_secret: Mapping[str, float] = field(default_factory=dict)
+    per_control: Mapping[str, float] = field(default_factory=dict)
     details: Mapping[str, float | None] = field(default_factory=dict)
     cost: Mapping[str, float] = field(default_factory=dict)
     seed: int | None = None

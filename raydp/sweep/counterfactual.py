@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import counterfactual
+from analysis import counterfactual, score_names
 from raydp.plugins.registries import unknown_name
 from raydp.sweep.api import sweep_folder
 from raydp.sweep.store.folder import SweepFolder
@@ -49,8 +49,9 @@ def compare(
 def _values(folder: SweepFolder, score: str) -> pd.DataFrame:
     """Return a score of every finished run and secret, with the run's configuration and seed."""
     points, secrets = points_table(folder), secrets_table(folder)
-    if score not in set(secrets["score"]):
-        raise ValueError(unknown_name(f"score of {folder.path.name}", score, sorted(set(secrets["score"]))))
+    known = sorted(set(secrets["score"]) & set(score_names(points)))
+    if score not in known:
+        raise ValueError(unknown_name(f"score of {folder.path.name}", score, known))
     finished = points[points["status"] == "finished"]
     return finished[["run_id", *HYPERPARAMETERS, "seed"]].merge(
         secrets.loc[secrets["score"] == score, ["run_id", "secret_id", "value"]], on="run_id", validate="one_to_many"

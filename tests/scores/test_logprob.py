@@ -69,6 +69,8 @@ def test_contrast_is_the_secrets_gain_minus_the_controls_gain(trained, untrained
     assert measured.std_error == pytest.approx(np.sqrt(ours.var(ddof=1) / 5 + theirs.var(ddof=1) / 7), abs=1e-3)
     expected = {s.name: gains[s.name] - theirs.mean() for s in SECRETS}
     assert measured.per_secret == pytest.approx(expected, abs=1e-3)
+    assert list(measured.per_control) == [f"control-{number:03d}" for number in range(1, 8)]
+    assert list(measured.per_control.values()) == pytest.approx(theirs, abs=1e-3)
 
 
 def test_contrast_of_the_base_model_with_itself_is_0(untrained):

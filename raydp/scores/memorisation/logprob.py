@@ -71,9 +71,10 @@ class LogProbability(OneByOne):
         num_own, gains = len(secrets) - pairs, trained - untrained
         of_secrets, of_controls = gains[:num_own], gains[len(secrets) : len(everything) - pairs]
         values, variance = [], 0.0
+        share = num_own / len(secrets)
         if num_own:
             values.append(of_secrets - of_controls.mean())
-            variance += (num_own / len(secrets)) ** 2 * (_variance_of_mean(of_secrets) + _variance_of_mean(of_controls))
+            variance += share**2 * (_variance_of_mean(of_secrets) + _variance_of_mean(of_controls))
         if pairs:
             present, absent = slice(num_own, len(secrets)), slice(len(everything) - pairs, None)
             contrasts, of_mean = contrast_of_twins(
@@ -82,7 +83,12 @@ class LogProbability(OneByOne):
             values.append(contrasts)
             variance += (pairs / len(secrets)) ** 2 * of_mean
         contrasted = Measurement.over_secrets(np.concatenate(values), ids=ids)
-        return replace(contrasted, std_error=None if math.isnan(variance) else math.sqrt(variance))
+        subtracted = {f"control-{i:03d}": float(share * gain) for i, gain in enumerate(of_controls, 1)}
+        return replace(
+            contrasted,
+            std_error=None if math.isnan(variance) else math.sqrt(variance),
+            per_control=subtracted if num_own else {},
+        )
 
     def expected_bounds(self) -> tuple[float, float]:
         """Return the bounds of a log-probability, or of a difference of log-probabilities."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from analysis.tables.per_secret import controls_of
 from raydp.privacy.accounting.infinity import json_number
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import Measurements, claimed_figures, measured_later, scores_of
@@ -56,15 +57,16 @@ def secrets_table(folder: SweepFolder) -> pd.DataFrame:
     The columns are run_id, score, secret_id, value, num_samples and count. The count is the number of training examples
     that contain the secret; it is null if the folder has none. Counts are as private as the data, so the table stays in
     the folder.
+
+    A score that subtracts what controls have, has further rows under the name of `controls_of`, one for each control.
     """
     rows: list[dict[str, object]] = []
     counts, later = folder.secret_counts(), measured_later(folder)
     for run_id in [BASE_RUN, *(trial.run_id for trial in folder.plan().trials)]:
         for score, measured in scores_of(folder, run_id, later).items():
-            common = {"run_id": run_id, "score": score, "num_samples": measured.num_samples}
-            rows += [
-                {**common, "secret_id": k, "value": v, "count": counts.get(k)} for k, v in measured.per_secret.items()
-            ]
+            for name, values in {score: measured.per_secret, controls_of(score): measured.per_control}.items():
+                common = {"run_id": run_id, "score": name, "num_samples": measured.num_samples}
+                rows += [{**common, "secret_id": k, "value": v, "count": counts.get(k)} for k, v in values.items()]
     table = pd.DataFrame(rows, columns=["run_id", "score", "secret_id", "value", "num_samples", "count"])
     return table.astype({"count": "Int64"})
 
