@@ -43,8 +43,8 @@ def score_model(
 
     Returns:
         The document of `raydp score MODEL --json`: {"model", "scores": {label: {"score", "value", "std_error",
-        "num_samples", "per_secret", "per_control", "details", "cost", "seed"}}, "logged": [labels], "note" (None, or why
-        a value was not logged)}.
+        "num_samples", "per_secret", "per_control", "details", "cost", "seed"}}, "logged": [labels], "note" (None, or
+        why a value was not logged)}.
 
     Raises:
         ValueError: model, task or base cannot be loaded or do not fit, or a score does not fit the task.
