@@ -24,6 +24,7 @@ from transformers import (
 
 from raydp.models import adapters, sharing
 from raydp.models import base_models as models
+from raydp.models.lora import NarrowLinear
 from raydp.spec.sections import AdapterSpec, ModelSpec
 
 ADAPTER = AdapterSpec(r=4, alpha=8, target_modules=("q_proj", "down_proj"))
@@ -85,6 +86,35 @@ def test_the_start_is_pefts_and_decided_by_the_seed(base: models.PretrainedModel
         bound = 1 / math.sqrt(parameters[name].shape[1])
         assert bound * 0.9 < starts[0][name].abs().max() <= bound
     assert all((starts[0][name] == 0).all() for name in parameters if "lora_B" in name)
+
+
+@pytest.mark.parametrize(("alpha", "same_bits"), [(4, True), (8, True), (6, False)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_lora_layer_computes_what_pefts_own_does_and_is_saved_as_it(
+    alpha: int, same_bits: bool, dtype: str, tmp_path: Path
+) -> None:
+    """Scaled on the narrow side: the same bits if the scale is a power of two, else but for rounding."""
+    spec = ModelSpec(name="tiny", dtype=dtype)
+    model = adapters.attach_adapter(models.load_base(spec), ADAPTER.model_copy(update={"alpha": alpha}))
+    assert any(type(layer) is NarrowLinear for layer in model.modules())
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.3, generator=generator)
+    model.save_pretrained(str(tmp_path))
+    pefts = PeftModel.from_pretrained(models.load_base(spec).model, str(tmp_path)).eval()
+    assert not any(type(layer) is NarrowLinear for layer in pefts.modules())
+    ours, theirs = logits(model), logits(pefts)
+    if same_bits:
+        assert torch.equal(ours, theirs)
+    else:
+        torch.testing.assert_close(ours, theirs)
+    assert not torch.allclose(ours, logits(models.load_base(spec).model), atol=0.1)
+    with adapters.without_adapter(model):
+        assert torch.equal(logits(model), logits(models.load_base(spec).model))
+    model.merge_adapter()
+    torch.testing.assert_close(logits(model), ours, rtol=0, atol=1e-4 if dtype == "float32" else 0.5)
 
 
 @pytest.mark.parametrize(

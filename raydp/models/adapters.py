@@ -86,7 +86,9 @@ def _peft_config(adapter: AdapterSpec, base: str) -> LoraConfig | PrefixTuningCo
     if adapter.type != "lora":
         kind = PrefixTuningConfig if adapter.type == "prefix" else PromptTuningConfig
         return kind(num_virtual_tokens=adapter.virtual_tokens, task_type="CAUSAL_LM", base_model_name_or_path=base)
-    return LoraConfig(
+    from raydp.models.lora import NarrowLinear
+
+    config = LoraConfig(
         r=adapter.r,
         lora_alpha=adapter.alpha,  # type: ignore[arg-type]  # peft only divides it
         target_modules=list(adapter.target_modules),
@@ -95,6 +97,8 @@ def _peft_config(adapter: AdapterSpec, base: str) -> LoraConfig | PrefixTuningCo
         task_type="CAUSAL_LM",
         base_model_name_or_path=base,
     )
+    config._register_custom_module({nn.Linear: NarrowLinear})
+    return config
 
 
 def _check_width(model: PeftModel, width: int, base: str) -> None:

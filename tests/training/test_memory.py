@@ -129,6 +129,12 @@ def test_micro_batches_are_halved_until_they_fit_and_the_size_is_remembered(tmp_
     assert TokenBudget("cpu", file).tokens == remembered
 
 
+@pytest.mark.parametrize(("width", "tokens"), [(None, 1024), (32, 4096), (100, 2621), (256, 1024), (4096, 1024)])
+def test_a_narrow_model_starts_with_more_tokens(width: int | None, tokens: int) -> None:
+    assert TokenBudget("cpu", width=width).tokens == tokens
+    assert TokenBudget("cuda", width=width).tokens == 16_384
+
+
 def test_what_cannot_be_made_smaller_is_an_error_that_says_what_to_change(tmp_path: Path) -> None:
     assert "cluster.microbatch_size must fit into memory, got 32" in with_memory(100, tmp_path / "a", size=32)
     assert "one unit of 1 examples of 128 tokens does not fit" in with_memory(1, tmp_path / "b")

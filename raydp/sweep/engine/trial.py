@@ -110,6 +110,7 @@ class TrialRunner:
             cluster.gradient_checkpointing,
             cluster.gpus_per_worker,
             cluster.sharding,
+            width=getattr(getattr(pretrained.model, "config", None), "hidden_size", None),
         )
         self._autocast = torch.bfloat16 if spec.model.uses_autocast else None
         self._task = task

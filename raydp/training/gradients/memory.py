@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 START_TOKENS = {"cpu": 1024, "cuda": 16_384}
 """First number of padded tokens of a micro-batch: on a CPU what fits the caches, on a GPU what keeps it busy."""
+NARROW, MOST_NARROW_TOKENS = 2**18, 4096
+"""On a CPU, models with narrow hidden states start with more tokens: so many numbers, and at most so many tokens."""
 
 
 class TokenBudget:
@@ -31,22 +33,28 @@ class TokenBudget:
     Args:
         device: the device of the model.
         file: budget that an earlier run found; written when this run finds a smaller one. None remembers nothing.
+        width: size of the model's hidden states, None if it is not known.
     """
 
-    def __init__(self, device: torch.device | str = "cpu", file: Path | None = None) -> None:
+    def __init__(
+        self, device: torch.device | str = "cpu", file: Path | None = None, *, width: int | None = None
+    ) -> None:
         self._file = file
-        self.tokens = START_TOKENS.get(torch.device(device).type, START_TOKENS["cpu"])
+        kind = torch.device(device).type
+        self.tokens = START_TOKENS.get(kind, START_TOKENS["cpu"])
+        if kind == "cpu" and width is not None:
+            self.tokens = max(self.tokens, min(NARROW // width, MOST_NARROW_TOKENS))
         if file is not None and file.is_file():
             self.tokens = int(json.loads(file.read_text())["tokens"])
 
     @classmethod
-    def remembered(cls, device: torch.device, folder: Path, *uses: object) -> TokenBudget:
+    def remembered(cls, device: torch.device, folder: Path, *uses: object, width: int | None = None) -> TokenBudget:
         """Return the budget of this device for `uses`: model, adapter, precision."""
         hardware: list[object] = [device.type]
         if device.type == "cuda":
             hardware = [torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory]
         name = hashlib.sha256(json.dumps([*hardware, torch.__version__, *uses], default=str).encode()).hexdigest()[:32]
-        return cls(device, folder / f"{name}.json")
+        return cls(device, folder / f"{name}.json", width=width)
 
     def halve(self) -> None:
         """Halve the budget from now on."""
