@@ -104,15 +104,18 @@ def sweep(
 
 @app.command(rich_help_panel=READ)
 def status(sweep: OneSweep, storage: Storage = "raydp_runs", json: Json = False) -> None:
-    """Number of finished, failed (with reasons) and pending runs."""
-    from raydp.cli.show.sweeps import show_status
+    """Number of finished, failed (with reasons) and pending runs, and how far those in progress are."""
+    from raydp.cli.show.sweeps import progress_document, show_status
     from raydp.io.output import print_json
     from raydp.sweep.api import sweep_folder
     from raydp.sweep.store.points import counts
 
     folder = sweep_folder(sweep, storage)
-    run_counts = counts(folder)
-    print_json(run_counts.to_json()) if json else show_status(folder.path, run_counts, folder.summary())
+    run_counts, progress = counts(folder), folder.progress()
+    if json:
+        print_json({**run_counts.to_json(), **progress_document(folder, progress)})
+    else:
+        show_status(folder, run_counts, progress)
 
 
 @app.command(rich_help_panel=READ)

@@ -14,6 +14,7 @@ from analysis.selection.choice import LEAKAGE_NOT_CHECKED, Selection, SelectionS
 from raydp.cli.show.sweeps import lookup_commands, show_predictions, show_selection, show_status
 from raydp.spec.document import load_spec
 from raydp.sweep.ending.notes import notes_of, together_notes
+from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.summary import ReleasedModels, RunCounts, RunFailure, SelectedConfiguration, SweepSummary
 from raydp.tasks.base import TaskFacts
 from search_spaces import Configuration
@@ -150,7 +151,8 @@ def test_a_printed_program_is_one_that_the_shell_finds(tmp_path: Path) -> None:
 def test_a_status_says_how_to_go_on_or_what_came_of_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     failure = RunFailure(batch_size=8, num_steps=4, learning_rate=0.1, seed=0, run_id="ab12", reason="a [reason]")
     counts = RunCounts(runs=3, finished=1, failed=1, stopped=0, pending=1, failures=(failure,))
-    show_status(tmp_path, counts, None)
+    folder = SweepFolder(path=tmp_path)
+    show_status(folder, counts, None)
     out = capsys.readouterr().out
     assert f"{tmp_path}: 3 runs, 1 finished, 1 failed, 0 stopped, 1 pending" in out
     assert "a [reason]" in out
@@ -158,7 +160,8 @@ def test_a_status_says_how_to_go_on_or_what_came_of_it(capsys: pytest.CaptureFix
     selected = {"batch_size": 8, "num_steps": 4, "learning_rate": 0.1, "utility_loss": 1.5, "score": 0.25}
     selected |= {"rule": "procedure", "model_uri": "models:/m/1"}
     ended = replace(counts, pending=0, failures=())
-    show_status(tmp_path, ended, SweepSummary(counts=ended, selected=SelectedConfiguration.from_json(selected)))
+    folder.set_summary(SweepSummary(counts=ended, selected=SelectedConfiguration.from_json(selected)))
+    show_status(folder, ended, None)
     out = capsys.readouterr().out
     assert "selected: (b=8, T=4, η=0.1) utility_loss 1.5000, score 0.25, models:/m/1" in out
     assert f"report: {tmp_path / 'report.html'}" in out

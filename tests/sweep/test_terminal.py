@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -20,6 +22,7 @@ from raydp.sweep.names import run_name
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.points import counts
 from raydp.sweep.store.results import RunResult
+from raydp.sweep.store.state import DriverProgress
 from raydp.sweep.store.summary import SelectedConfiguration, SweepSummary
 from tests.conftest import Answer
 from tests.marks import slow_after
@@ -151,6 +154,57 @@ def test_failures_and_progress_name_configurations_and_seeds(trained: Trained, t
     console.print(progress._render())
     assert f"{run_name(failure)}  step 1/3" in screen.getvalue()
     assert trial.run_id not in screen.getvalue()
+
+
+def test_before_the_first_run_has_ended_its_steps_tell_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("raydp.sweep.engine.progress.time.monotonic", lambda: clock[0])
+    running = {"a": (0, 0), "b": (0, 0)}
+    progress = SweepProgress(
+        Console(), {"a": 40, "b": 40, "c": 20}, 0, lambda: QueueStatus(running=dict(running), waiting=1), names={}
+    )
+    progress._refresh()
+    assert progress._line() == "0/3 done, 2 running, 0 failed, time left: known after the first steps"
+    clock[0] += 300.0  # the base model is loaded: this tells nothing of the steps
+    running |= {"a": (1, 10)}
+    progress._refresh()
+    assert progress._line() == "0/3 done, 2 running (step 1 of 10), 0 failed, time left: known after the first steps"
+    clock[0] += 20.0
+    running |= {"a": (3, 10), "b": (2, 10)}  # 16 in 20 s; 20 of 100 are computed
+    progress._refresh()
+    assert progress._line().endswith(
+        "2 running (step 3 of 10, 2 of 10), 0 failed, about 1 min 40 s left, scores not counted"
+    )
+
+
+def test_a_status_says_how_far_the_runs_in_progress_are(trained: Trained, tmp_path: Path, raydp: Command) -> None:
+    """Only while a driver writes it: what a killed driver has left is soon out of date."""
+    folder = SweepFolder.open(Path(shutil.copytree(trained.folder.path, tmp_path / "running")))
+    trial = trained.trials[0]
+    for name in ("result.json", "tracked.json"):
+        (folder.trial(trial.run_id) / name).unlink()
+    status = QueueStatus(running={trial.run_id: (1, 3), BASE_RUN: (0, 0)}, waiting=0)
+    monitored = SweepProgress(
+        Console(file=StringIO()), {trial.run_id: 96}, 3, lambda: status, names={}, record=folder.set_progress
+    )
+    with monitored:
+        for _ in range(200):
+            if folder.progress() is not None:
+                break
+            time.sleep(0.1)
+        said = raydp("status", folder.path).out
+        document = raydp("status", folder.path, "--json").json()
+    assert "0 s ago: 3/4 done, 2 running (step 1 of 3), 0 failed" in said.replace("1 s ago", "0 s ago")
+    assert f"  {run_name(vars(trial))}  step 1/3\n  the untrained base model  step 0/?" in said
+    assert "--resume" not in said
+    assert document["progress"]["running"][0] == {
+        "batch_size": 32, "num_steps": trial.num_steps, "learning_rate": 0.01, "seed": trial.seed,
+        "run_id": trial.run_id, "step": 1,
+    }  # fmt: skip
+    assert folder.progress() is None, "the driver has ended"
+    folder.set_progress(DriverProgress(sentence="1 running", running={}))
+    os.utime(folder.path / "progress.json", (time.time() - 61, time.time() - 61))
+    assert "--resume" in raydp("status", folder.path).out
 
 
 def test_the_time_left_with_adaptive_seeds_is_that_of_the_first_pass_and_then_of_the_budget(

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from raydp.spec.document import SweepSpec
     from raydp.sweep.api import Sweep
     from raydp.sweep.driver import SweepResult
-    from raydp.sweep.store.state import SearchEnd
-    from raydp.sweep.store.summary import RunCounts, RunFailure, SelectedConfiguration, SweepSummary
+    from raydp.sweep.store.folder import SweepFolder
+    from raydp.sweep.store.state import DriverProgress, SearchEnd
+    from raydp.sweep.store.summary import RunCounts, RunFailure, SelectedConfiguration
 
 BOUNDS = ("threshold", "bound")
 """Endings of the names of selection steps that apply a bound."""
@@ -107,27 +108,54 @@ def show_predictions(rows: Sequence[Mapping[str, object]]) -> None:
         )
 
 
-def show_status(folder: Path, counts: RunCounts, summary: SweepSummary | None) -> None:
+def progress_document(folder: SweepFolder, progress: DriverProgress | None) -> dict[str, object]:
+    """Return {"progress": ...} for `raydp status --json`; {} if no driver runs the sweep."""
+    if progress is None:
+        return {}
+    trials = {trial.run_id: trial for trial in folder.plan().trials}
+    running = [
+        {
+            **{k: getattr(trials.get(run_id), k, None) for k in (*HYPERPARAMETERS, "seed")},
+            "run_id": run_id,
+            "step": step,
+        }
+        for run_id, (step, _) in progress.running.items()
+    ]
+    return {"progress": {"sentence": progress.sentence, "seconds_ago": progress.seconds_ago, "running": running}}
+
+
+def show_status(folder: SweepFolder, counts: RunCounts, progress: DriverProgress | None) -> None:
     """Print the progress of a sweep and its result.
 
     Args:
         folder: the sweep's folder.
         counts: the numbers of runs by status.
-        summary: the summary written at the sweep's end, None before the end.
+        progress: how far the sweep is, None if no driver runs it.
     """
+    summary, path = folder.summary(), folder.path
     if counts.note is not None:
         stdout.print(counts.note, markup=False)
-    stdout.print(f"{folder}: " + ", ".join(f"{n} {name}" for name, n in counts.numbers.items()), markup=False)
+    stdout.print(f"{path}: " + ", ".join(f"{n} {name}" for name, n in counts.numbers.items()), markup=False)
+    if progress is not None:
+        _show_progress(folder, progress)
     show_ends(counts)
     if counts.failures:
         print_table("failures", [failure.to_json() for failure in counts.failures], keep=("reason",))
     if summary is not None:
         stdout.print(f"selected: {_figures(summary.selected)}, {summary.selected.model_uri}", markup=False)
-        stdout.print(f"report: {folder / 'report.html'}", markup=False)
-    elif counts.pending:
+        stdout.print(f"report: {path / 'report.html'}", markup=False)
+    elif counts.pending and progress is None:
         stdout.print(
-            f"If no process runs this sweep, go on with: raydp sweep {folder / 'spec.yaml'} --resume", markup=False
+            f"If no process runs this sweep, go on with: raydp sweep {path / 'spec.yaml'} --resume", markup=False
         )
+
+
+def _show_progress(folder: SweepFolder, progress: DriverProgress) -> None:
+    """Print how far the sweep and each run in progress are."""
+    stdout.print(f"{progress.seconds_ago:.0f} s ago: {progress.sentence}", markup=False)
+    names = {trial.run_id: run_name(vars(trial)) for trial in folder.plan().trials}
+    for run_id, (step, of) in progress.running.items():
+        stdout.print(f"  {names.get(run_id, 'the untrained base model')}  step {step}/{of or '?'}", markup=False)
 
 
 def show_result(sweep: Sweep, result: SweepResult) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -15,10 +16,15 @@ from rich.text import Text
 
 from raydp.sweep.engine.queue import QueueStatus
 from raydp.sweep.store.results import RunResult
+from raydp.sweep.store.state import DriverProgress
 
 REFRESH_SECONDS = 1.0
 PLAIN_SECONDS = 30.0
 """Time between two lines if the output is no terminal."""
+RECORD_SECONDS = 5.0
+"""Time between two records of the progress."""
+MOST_STEPS = 4
+"""The largest number of runs whose steps a line names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +50,7 @@ class SweepProgress:
         names: run_id -> the run's name for people, such as its configuration and seed.
         searched: whether a search or adaptive seeds decide how many of these runs are started.
         first_pass: the runs of the first pass, if adaptive seeds decide on the others.
+        record: takes the progress every few seconds, and None at the end.
     """
 
     def __init__(
@@ -56,8 +63,9 @@ class SweepProgress:
         names: Mapping[str, str],
         searched: bool = False,
         first_pass: FirstPass | None = None,
+        record: Callable[[DriverProgress | None], None] = lambda _: None,
     ) -> None:
-        self._names = names
+        self._names, self._record = names, record
         self._searched, self._first_pass = searched, first_pass
         self._console = console
         self._costs = costs
@@ -67,6 +75,7 @@ class SweepProgress:
         self._statuses: dict[str, str] = {}
         self._best: tuple[float, str] | None = None
         self._started = time.monotonic()
+        self._first_steps: tuple[float, float] | None = None  # when steps were first seen, and the compute by then
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True)
 
@@ -77,6 +86,7 @@ class SweepProgress:
     def __exit__(self, *exc: object) -> None:
         self._stop.set()
         self._thread.join()
+        self._keep(None)
 
     def finished(self, result: RunResult) -> None:
         """Count a run's result. The result is not kept: a sweep may have thousands, each with its history."""
@@ -86,19 +96,30 @@ class SweepProgress:
             self._best = result.loss, f"best utility_loss so far {result.loss:.4f} ({scores})"
 
     def _loop(self) -> None:
-        if self._console.is_terminal:
-            with Live(self._render(), console=self._console, refresh_per_second=2, transient=True) as live:
-                while not self._stop.wait(REFRESH_SECONDS):
-                    self._refresh()
-                    live.update(self._render())
-        else:
-            while not self._stop.wait(PLAIN_SECONDS):
+        """Look at the queue every second; show and record what is there at longer intervals."""
+        terminal, seconds = self._console.is_terminal, 0.0
+        live = Live(self._render(), console=self._console, refresh_per_second=2, transient=True) if terminal else None
+        with live or nullcontext():
+            while not self._stop.wait(REFRESH_SECONDS):
+                seconds += REFRESH_SECONDS
                 self._refresh()
-                self._console.print(self._line())
+                if seconds % RECORD_SECONDS == 0:
+                    self._keep(DriverProgress(sentence=self._line(), running=dict(self._status.running)))
+                if live is not None:
+                    live.update(self._render())
+                elif seconds % PLAIN_SECONDS == 0:
+                    self._console.print(self._line())
+
+    def _keep(self, progress: DriverProgress | None) -> None:
+        """Record the progress. A full disk must not end the display."""
+        with suppress(OSError):
+            self._record(progress)
 
     def _refresh(self) -> None:
         """Take the queue's status, and print each attempt that failed since the last time."""
         before, self._status = self._status, self._poll()
+        if self._first_steps is None and (computed := self._computed()):
+            self._first_steps = time.monotonic(), sum(computed.values())
         for run_id, reason in self._status.retried[len(before.retried) :]:
             name = self._names.get(run_id, run_id)
             self._console.print(f"{name}: {reason}. The run is tried again.", markup=False)
@@ -113,19 +134,38 @@ class SweepProgress:
             of_first = len(self._first_pass.run_ids)
             further = f"{max(0, done - of_first)} of at most {total - of_first} further runs"
             share = f"first pass {min(done, of_first)}/{of_first}, {further}"
-        parts = [f"{share} done", f"{len(self._status.running)} running", f"{failed} failed"]
+        parts = [f"{share} done", self._running(), f"{failed} failed"]
         parts += [f"{stopped} stopped early"] if stopped else []
         return ", ".join([*parts, self._time_left()])
 
-    def _time_left(self) -> str:
-        """Estimate the time left in proportion to compute. A run in progress counts with the share of its steps."""
+    def _running(self) -> str:
+        """Return how many runs are in progress, and how far the first of them are."""
+        steps = [f"{step} of {of}" for step, of in list(self._status.running.values())[:MOST_STEPS] if of]
+        more = ", ..." if len(self._status.running) > MOST_STEPS else ""
+        return f"{len(self._status.running)} running" + (f" (step {', '.join(steps)}{more})" if steps else "")
+
+    def _computed(self) -> dict[str, float]:
+        """Return the compute of each run that has ended or begun. A run in progress counts with its share of steps."""
         spent = {run_id: float(self._costs[run_id]) for run_id in list(self._statuses)}
         for run_id, (step, num_steps) in self._status.running.items():
             if run_id in self._costs and num_steps:
                 spent[run_id] = self._costs[run_id] * step / num_steps
-        computed = sum(spent.values())
-        if not computed or not self._statuses:
-            return "time left: known after the first run"
+        return spent
+
+    def _time_left(self) -> str:
+        """Estimate the time left in proportion to compute.
+
+        Before the first run has ended, only the time of its steps is known, not that of its scores.
+        """
+        spent = self._computed()
+        computed, elapsed, without = sum(spent.values()), time.monotonic() - self._started, ""
+        if not self._statuses and self._first_steps is not None:
+            first_time, first_computed = self._first_steps
+            done, elapsed, without = computed - first_computed, time.monotonic() - first_time, ", scores not counted"
+        else:
+            done = computed if self._statuses else 0.0
+        if done <= 0:
+            return "time left: known after the first steps"
         left, about, of = sum(self._costs.values()) - computed, "at most about" if self._searched else "about", ""
         if self._first_pass is not None:
             first = self._first_pass.run_ids & self._costs.keys()
@@ -135,8 +175,8 @@ class SweepProgress:
             else:
                 left = sum(self._costs[run_id] - spent.get(run_id, 0.0) for run_id in first)
                 about, of = "about", " of the first pass"
-        seconds = (time.monotonic() - self._started) * left / computed
-        return f"{about} {int(seconds // 60)} min {int(seconds % 60):02d} s left{of}"
+        seconds = elapsed * left / done
+        return f"{about} {int(seconds // 60)} min {int(seconds % 60):02d} s left{of}{without}"
 
     def _render(self) -> Table:
         grid = Table.grid(padding=(0, 1))

@@ -141,6 +141,7 @@ def _progress(
         names={BASE_RUN: "the untrained base model", **names},
         searched=searched,
         first_pass=_first_pass(context),
+        record=context.folder.set_progress,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from raydp.spec.document import SweepSpec, load_spec
 from raydp.spec.sections import AdaptiveSeeds, Precision, PrivacySpec, SelectSpec
 from raydp.sweep.store.json_files import read_json, write_json
 from raydp.sweep.store.results import RunResult
-from raydp.sweep.store.state import Delivery, Plan, SearchEnd, SeedsEnd
+from raydp.sweep.store.state import Delivery, DriverProgress, Plan, SearchEnd, SeedsEnd
 from raydp.sweep.store.summary import ReleasedModels, SweepSummary
 from raydp.sweep.store.transfer import SharedFolder
 
@@ -32,6 +33,8 @@ MOST_NAMED = 20
 
 BASE_RUN = "base"
 """The name, in the queue and in the folder, of the measurement of the untrained base model."""
+CURRENT_SECONDS = 60.0
+"""Age up to which progress.json counts. The driver of an older one has ended without removing it."""
 OF_START = ("spec.yaml", "plan.json", "sweep.key", "secret_counts.json", "driver.lock")
 """Files that the start of a sweep writes into its folder, beside the empty folder trials."""
 NOT_COMPARED = {"cluster", "tracking", "select", "stopping", "storage"}
@@ -55,6 +58,7 @@ class SweepFolder:
     | trials/RUN/model/           | `commit`, on the driver    | MLflow, scores, audits   | before result.json      |
     | trials/RUN/tracked.json     | the driver, after MLflow   | resume, points           | written whole           |
     | tracking.json               | the driver                 | resume                   | written whole           |
+    | progress.json               | the driver, every 5 s      | status                   | written whole           |
     | search.json                 | a search, at its end       | points, status, resume   | written whole           |
     | seeds.json                  | adaptive seeds, at the end | points, status, resume   | written whole           |
     | optuna.db                   | a search by Optuna         | a search by Optuna       | SQLite commits          |
@@ -290,6 +294,22 @@ class SweepFolder:
         """Return the URI of a run's registered model; None if there is none."""
         delivery = self.delivery(run_id)
         return None if delivery is None else delivery.model_uri
+
+    def progress(self) -> DriverProgress | None:
+        """Return how far the sweep is; None if no driver has written it in the last minute."""
+        path = self.path / "progress.json"
+        document = read_json(path)
+        if document is None:
+            return None
+        with suppress(FileNotFoundError):  # the driver has just ended
+            age = max(0.0, time.time() - path.stat().st_mtime)
+            return DriverProgress.from_json(document, seconds_ago=age) if age < CURRENT_SECONDS else None
+        return None
+
+    def set_progress(self, progress: DriverProgress | None) -> None:
+        """Write how far the sweep is. None removes the file, at the driver's end."""
+        path = self.path / "progress.json"
+        path.unlink(missing_ok=True) if progress is None else write_json(path, progress.to_json())
 
     def search_end(self) -> SearchEnd | None:
         """Return how the sweep's search ended; None before its end, or if there is no search."""

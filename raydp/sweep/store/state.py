@@ -171,3 +171,28 @@ class SearchEnd:
         rows = document["skipped"]
         skipped = {Configuration(**{name: row[name] for name in names}): row["reason"] for row in rows}
         return cls(reason=document["reason"], skipped=skipped)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverProgress:
+    """How far a sweep is, while its driver runs.
+
+    Attributes:
+        sentence: the runs that are done, and the time left.
+        running: run_id -> (steps done, steps in all) of each run in progress. Both are 0 before the first step.
+        seconds_ago: the age of this, in seconds.
+    """
+
+    sentence: str
+    running: Mapping[str, tuple[int, int]]
+    seconds_ago: float = 0.0
+
+    def to_json(self) -> dict[str, object]:
+        """Return the content of progress.json."""
+        return {"sentence": self.sentence, "running": {run_id: list(at) for run_id, at in self.running.items()}}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any], *, seconds_ago: float) -> DriverProgress:
+        """Read what `to_json` wrote so many seconds ago."""
+        running = {run_id: (done, of) for run_id, (done, of) in document["running"].items()}
+        return cls(sentence=document["sentence"], running=running, seconds_ago=seconds_ago)
