@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from raydp.privacy import MethodRecord
 from raydp.privacy.mechanisms.reference import WeightedSets
 from raydp.spec.sections import Section
 from raydp.training.gradients.weights import UnitWeights
 from raydp.training.noise.stream import KeyedStream
+from raydp.training.schedule import LearningRateSchedule, Shape
 
 if TYPE_CHECKING:
     import torch
@@ -146,3 +148,36 @@ class MethodSection(Section):
     def record_fields(self, plan: TrialPlan) -> MethodRecord:
         """Return a part that adds nothing: the method runs the event as it is."""
         return MethodRecord()
+
+
+class ScheduledSection(MethodSection):
+    """Base of methods whose learning rate may change from step to step.
+
+    A schedule depends on the step alone, so it is post-processing of the noisy gradients: ε is the same.
+    """
+
+    learning_rate_schedule: Shape = "constant"
+    """The learning rate after the warm-up: `constant` at η, or falling from η to 0 by the end, `linear` or `cosine`."""
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the steps at the start in which the learning rate rises to η."""
+
+    def schedule(self, plan: TrialPlan) -> LearningRateSchedule | None:
+        """Return the learning rates of a run; None if all are η."""
+        if self.learning_rate_schedule == "constant" and not self.warmup_ratio:
+            return None
+        return LearningRateSchedule.of(self.learning_rate_schedule, self.warmup_ratio, plan.num_steps)
+
+    def unused(self) -> set[str]:
+        """Return the names of the options that do not apply. They are no part of a run's identity."""
+        return {
+            name
+            for name, plain in (("learning_rate_schedule", "constant"), ("warmup_ratio", 0))
+            if getattr(self, name) == plain
+        }
+
+    @model_serializer(mode="wrap")
+    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave unused options out of a run's identity, so that a new option does not change existing runs."""
+        values: dict[str, object] = handler(self)
+        unused = self.unused()
+        return {name: value for name, value in values.items() if name not in unused}

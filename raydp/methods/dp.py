@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
-from raydp.methods.base import MethodSection, StepTraits, poisson_batch, unit_weights, weighted_sets
+from raydp.methods.base import ScheduledSection, StepTraits, poisson_batch, unit_weights, weighted_sets
 from raydp.privacy import PoissonGaussian
 from raydp.tasks.base import Task
 from raydp.training import loop
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
+from raydp.training.corrected_adam import NoiseCorrectedAdam
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.thresholds import AdaptiveClipping, AutomaticClipping, Clipping, gradient_noise_multiplier
 from raydp.training.noise.correlated import CorrelatedNoise
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from raydp.spec.document import SweepSpec
 
 
-class DPSGD(MethodSection):
+class DPSGD(ScheduledSection):
     """SGD on the clipped gradients of Poisson-sampled batches, with Gaussian noise on their sum (Abadi et al. 2016).
 
     Guarantee:
@@ -91,15 +92,13 @@ class DPSGD(MethodSection):
             )
         return self
 
-    @model_serializer(mode="wrap")
-    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave unused options out of a run's identity, so that a new option does not change existing runs."""
-        values: dict[str, object] = handler(self)
-        adaptive = ("clip_quantile", "clip_learning_rate", "count_noise_multiplier")
-        unused: tuple[str, ...] = () if self.clipping == "adaptive" else adaptive
-        unused += () if self.weight_decay else ("weight_decay", "decay")
-        unused += () if self.reference_weight is not None else ("reference_weight",)
-        return {k: v for k, v in values.items() if k not in unused and (k, v) != ("clipping", "flat")}
+    def unused(self) -> set[str]:
+        """Return the names of the options that do not apply; see `ScheduledSection`."""
+        adaptive = {"clip_quantile", "clip_learning_rate", "count_noise_multiplier"}
+        unused = super().unused() | (set() if self.clipping == "adaptive" else adaptive)
+        unused |= {"clipping"} if self.clipping == "flat" else set()
+        unused |= set() if self.weight_decay else {"weight_decay", "decay"}
+        return unused | (set() if self.reference_weight is not None else {"reference_weight"})
 
     def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian:
         """Return the event of the whole run: the sums and, with adaptive clipping, the counts.
@@ -174,6 +173,7 @@ class DPSGD(MethodSection):
             optimizer=self.optimizer(plan, list(context.parameters.values())),
             noise=CorrelatedNoise(self.noise_strategy(plan)),
             weights=unit_weights(self.reference_weight, task),
+            schedule=self.schedule(plan),
         )
         return loop.run(plan, rule, context, task, comm, key, store)
 
@@ -208,22 +208,22 @@ class DPSGD(MethodSection):
 
 
 class DecayingSGD(torch.optim.SGD):
-    """SGD whose weights shrink by the factor 1 - ηλ before each update.
+    """SGD whose weights shrink by the factor 1 - ηλ before each update, with the η of the step.
 
     torch's SGD adds λθ to the gradient instead, and so to the momentum.
     """
 
     def __init__(self, parameters: list[torch.Tensor], *, lr: float, momentum: float, decay: float) -> None:
         super().__init__(parameters, lr=lr, momentum=momentum)
-        self._factor = 1 - lr * decay
+        self._decay = decay
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Shrink the weights, then update them."""
-        if self._factor != 1:
+        if self._decay:
             for group in self.param_groups:
                 for parameter in group["params"]:
-                    parameter.mul_(self._factor)
+                    parameter.mul_(1 - group["lr"] * self._decay)
         super().step(closure)
 
 
@@ -231,6 +231,10 @@ class DPAdam(DPSGD):
     """DP-Adam: the privatised gradient of DP-SGD in torch's Adam (Li et al. 2022).
 
     Hu et al. 2025, Algorithm 3, prints Adam's γ inside the root; torch adds eps outside.
+
+    The noise adds its variance Φ = (σ c / b)² to the second moment v of every weight. With second_moment
+    `noise_corrected`, Adam divides by the root of max(v - Φ, floor Φ) instead (Tang, Shpilevskiy and Lécuyer 2024,
+    DP-AdamBC). Φ is public, so ε is the same.
     """
 
     momentum: Annotated[float, Field(ge=0, le=0)] = 0.0
@@ -239,8 +243,51 @@ class DPAdam(DPSGD):
     """Decay rates of Adam's first and second moment."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
     """Added to the root of the second moment, as in torch."""
+    second_moment: Literal["plain", "noise_corrected"] = "plain"
+    """`plain`: Adam's own. `noise_corrected`: without the variance of the noise (DP-AdamBC)."""
+    second_moment_floor: Annotated[float, Field(gt=0, le=1e6)] = 0.1
+    """The least corrected second moment, as a multiple of the noise's variance Φ. The paper has γ', an absolute number,
+    which would mean something else at every (b, T)."""
+
+    @model_validator(mode="after")
+    def _the_correction_knows_the_noise(self) -> Self:
+        default = type(self).model_fields
+        if self.second_moment == "plain":
+            if self.second_moment_floor != default["second_moment_floor"].default:
+                raise ValueError(
+                    f"method.second_moment_floor must be left out with second_moment plain, got "
+                    f"{self.second_moment_floor:g}. Remove it, or use second_moment noise_corrected."
+                )
+            return self
+        if self.clipping == "adaptive" or self.reference_weight is not None:
+            other = "reference_weight" if self.reference_weight is not None else "clipping adaptive"
+            raise ValueError(
+                f"method.second_moment must be plain with {other}, got 'noise_corrected': the scale of the noise is "
+                "not the same for all steps or sets. Leave one of them out."
+            )
+        if self.eps != default["eps"].default:
+            raise ValueError(
+                f"method.eps must be left out with second_moment noise_corrected, got {self.eps:g}. Use "
+                "second_moment_floor."
+            )
+        return self
+
+    def unused(self) -> set[str]:
+        """Return the names of the options that do not apply; see `ScheduledSection`."""
+        plain = self.second_moment == "plain"
+        return super().unused() | ({"second_moment", "second_moment_floor"} if plain else {"eps"})
 
     def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(
-            parameters, lr=plan.learning_rate, betas=self.betas, eps=self.eps, weight_decay=self._decoupled_decay
+        if self.second_moment == "plain":
+            return torch.optim.AdamW(
+                parameters, lr=plan.learning_rate, betas=self.betas, eps=self.eps, weight_decay=self._decoupled_decay
+            )
+        variance = (plan.noise_multiplier * self.max_grad_norm / plan.batch_size) ** 2
+        return NoiseCorrectedAdam(
+            parameters,
+            lr=plan.learning_rate,
+            betas=self.betas,
+            decay=self._decoupled_decay,
+            noise_variance=variance,
+            least=self.second_moment_floor * variance,
         )

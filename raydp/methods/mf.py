@@ -34,7 +34,8 @@ class DPMF(DPSGD):
     square root of the workload of SGD with this momentum and decoupled weight decay, cut to its bands, with columns of
     norm 1 (Kalinin and Lampert 2024). Nothing is optimised. One band is DP-SGD, bit for bit.
 
-    The other arguments are those of DP-SGD, without clipping "adaptive".
+    The other arguments are those of DP-SGD, without clipping "adaptive". With a learning rate schedule, C stays that of
+    the constant rate.
 
     Guarantee:
         The sequence of all updates costs at most as much as ceil(T / b̂) steps of the Poisson-subsampled Gaussian

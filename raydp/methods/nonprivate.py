@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raydp.methods.base import MethodSection, poisson_batch
+from raydp.methods.base import ScheduledSection, poisson_batch
 from raydp.privacy import NonPrivate as NonPrivateEvent
 from raydp.tasks.base import Task
 from raydp.training import loop
@@ -19,12 +19,13 @@ from raydp.training.comm import Comm
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.thresholds import Clipping
 from raydp.training.gradients.weights import UnitWeights
+from raydp.training.schedule import LearningRateSchedule
 from raydp.training.sharding import is_sharded
 from raydp.training.trial import Trained, TrainingContext
 from raydp.training.trial_plan import TrialPlan
 
 
-class NonPrivate(MethodSection):
+class NonPrivate(ScheduledSection):
     """Adam or SGD on Poisson-sampled batches, as in the private methods. ε is infinite."""
 
     private: ClassVar[bool] = False
@@ -54,7 +55,13 @@ class NonPrivate(MethodSection):
         store: CheckpointStore | None,
     ) -> Trained:
         optimizer = self.optimizer(plan, list(context.parameters.values()))
-        rule = plain_rule(context, lambda step: self.batch_indices(plan, key, step), optimizer, self._weights(task))
+        rule = plain_rule(
+            context,
+            lambda step: self.batch_indices(plan, key, step),
+            optimizer,
+            weights=self._weights(task),
+            schedule=self.schedule(plan),
+        )
         return loop.run(plan, rule, context, task, comm, key, store)
 
     def _weights(self, task: Task) -> UnitWeights | None:
@@ -66,7 +73,9 @@ def plain_rule(
     context: TrainingContext,
     indices_fn: Callable[[int], NDArray[np.int64]],
     optimizer: torch.optim.Optimizer,
+    *,
     weights: UnitWeights | None = None,
+    schedule: LearningRateSchedule | None = None,
 ) -> loop.StepRule:
     """Return the step rule of training without clipping and noise."""
     clipping = _NoClipping(math.inf)
@@ -80,6 +89,7 @@ def plain_rule(
         noise_multiplier=0.0,
         optimizer=optimizer,
         weights=weights,
+        schedule=schedule,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import torch
@@ -54,6 +54,10 @@ class RegularisedClassifier(NonPrivate):
     examples. ε is infinite.
     """
 
+    learning_rate_schedule: Literal["constant"] = "constant"
+    """Must stay constant."""
+    warmup_ratio: Annotated[float, Field(ge=0, le=0)] = 0.0
+    """Must stay 0: all steps have the learning rate η."""
     strength: Annotated[float, Field(ge=0, le=1e6)]
     """λ >= 0, the weight of the regulariser in the loss."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0

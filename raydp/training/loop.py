@@ -25,6 +25,7 @@ from raydp.training.noise.correlated import CorrelatedNoise
 from raydp.training.noise.lattice import NOISE_WIDENING, add_lattice_noise, lattice_step
 from raydp.training.noise.stream import KeyedStream
 from raydp.training.resuming import resume, whole_state
+from raydp.training.schedule import LearningRateSchedule
 from raydp.training.trial import Paused, Trained, TrainingContext
 from raydp.training.trial_plan import TrialPlan
 
@@ -61,6 +62,7 @@ class StepRule:
         optimizer: holds the trained parameters in the order of their sorted names.
         noise: correlation of the noise of a step with the noise of earlier steps; independent by default.
         weights: weights of the units, each of one example; None for equal weights.
+        schedule: factors of the learning rate by step; None for the same rate in all steps.
     """
 
     indices_fn: Callable[[int], NDArray[np.int64]]
@@ -70,6 +72,7 @@ class StepRule:
     optimizer: torch.optim.Optimizer
     noise: CorrelatedNoise = field(default_factory=CorrelatedNoise)
     weights: UnitWeights | None = None
+    schedule: LearningRateSchedule | None = None
 
 
 def run(
@@ -134,6 +137,9 @@ def run(
         if rule.weights is not None:
             flat *= rule.weights.scale
         holders.broadcast(flat)
+        if rule.schedule is not None:
+            for group in rule.optimizer.param_groups:
+                group["lr"] = plan.learning_rate * rule.schedule.factor(step)
         rule.optimizer.step()
         history.append(_record(step, sums, threshold))
         unclipped, counted = sums[2:PAUSE].tolist()
