@@ -240,3 +240,28 @@ def test_skipping_layers_starts_in_the_middle(base: models.PretrainedModel) -> N
     with adapters.skipping_layers(base.model, 1), torch.inference_mode():
         assert torch.equal(base.model(inputs_embeds=entered[0], use_cache=False).logits, whole)
     assert backbone.layers is layers
+
+
+def test_pefts_own_words_mean_what_they_do_in_peft(base: models.PretrainedModel) -> None:
+    """`lora_alpha`, `use_rslora` and `target_modules: all-linear`."""
+    spec = AdapterSpec.model_validate({"r": 4, "lora_alpha": 8, "use_rslora": True, "target_modules": "all-linear"})
+    model = adapters.attach_adapter(base, spec)
+    layers = {name.rpartition(".")[2]: layer for name, layer in model.named_modules() if type(layer) is NarrowLinear}
+    assert set(layers) == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert {layer.scaling["default"] for layer in layers.values()} == {8 / 4**0.5}
+    plain = {"type": "lora", "r": 8, "alpha": 16.0, "target_modules": ["q_proj", "v_proj"], "layers_to_transform": None}
+    assert AdapterSpec().model_dump(mode="json") == plain, "the identity of earlier runs"
+
+
+@pytest.mark.parametrize(
+    ("adapter", "message"),
+    [
+        ({"alpha": 8, "lora_alpha": 8}, "must be given once, got lora_alpha too"),
+        ({"target_modules": "q_proj"}, r"a list of names or 'all-linear', got 'q_proj'\. Write \[q_proj\]"),
+        ({"target_modules": []}, "at least 1 item"),
+        ({"type": "none", "use_rslora": True}, "use_rslora must be left out with type 'none'"),
+    ],
+)
+def test_an_adapter_that_is_ambiguous_is_refused(adapter: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AdapterSpec.model_validate(adapter)

@@ -17,7 +17,7 @@ from transformers.cache_utils import DynamicLayer
 from raydp.models.finding import target_names_message
 from raydp.models.progress_bar import without_progress_bar
 from raydp.models.virtual_tokens import reading
-from raydp.spec.sections import AdapterSpec
+from raydp.spec.sections import ALL_LINEAR, AdapterSpec
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel, PrefixTuningConfig, PromptTuningConfig
@@ -91,7 +91,8 @@ def _peft_config(adapter: AdapterSpec, base: str) -> LoraConfig | PrefixTuningCo
     config = LoraConfig(
         r=adapter.r,
         lora_alpha=adapter.alpha,  # type: ignore[arg-type]  # peft only divides it
-        target_modules=list(adapter.target_modules),
+        use_rslora=adapter.use_rslora,
+        target_modules=adapter.target_modules if adapter.target_modules == ALL_LINEAR else list(adapter.target_modules),
         layers_to_transform=list(adapter.layers_to_transform) if adapter.layers_to_transform is not None else None,
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
@@ -132,6 +133,8 @@ def _check_attention(model: nn.Module, base: str) -> None:
 
 def _check_targets(model: nn.Module, adapter: AdapterSpec, base: str) -> None:
     """Raise ValueError for target names without a linear layer. peft accepts such names silently."""
+    if adapter.target_modules == ALL_LINEAR:
+        return
     adapted = [name for name, _ in model.named_parameters() if ".lora_A." in name]
     idle = [t for t in adapter.target_modules if not any(f".{t}.lora_A." in f".{name}" for name in adapted)]
     if idle:

@@ -10,7 +10,7 @@ import struct
 from pathlib import Path
 
 from raydp.io.locations import is_uri
-from raydp.spec.sections import ModelSpec
+from raydp.spec.sections import ALL_LINEAR, ModelSpec
 
 TINY = Path(__file__).parents[1] / "data" / "tiny"
 SMOLLM2 = "smollm2-135m-instruct-q4"
@@ -39,7 +39,7 @@ def check_found(spec: ModelSpec) -> None:
         folder = local_folder(Path(spec.name), spec.name)
         if folder is None:
             hub_folder(spec.name, ["config.json"])
-    if folder is not None and spec.adapter.type == "lora":
+    if folder is not None and spec.adapter.type == "lora" and spec.adapter.target_modules != ALL_LINEAR:
         _check_target_names(spec, folder)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import (
+    AliasChoices,
     Field,
     SerializerFunctionWrapHandler,
+    field_validator,
     model_serializer,
     model_validator,
 )
@@ -15,6 +17,8 @@ from raydp.spec.sections.base import Positive, Section
 
 VIRTUAL = ("soft_prompt", "prefix")
 """Types of adapters that put virtual tokens before the text."""
+ALL_LINEAR = "all-linear"
+"""peft's name for all linear layers but the output layer."""
 
 
 class AdapterSpec(Section):
@@ -25,15 +29,37 @@ class AdapterSpec(Section):
     Li and Liang 2021) or `none` (full fine-tuning)."""
     r: Annotated[int, Field(ge=1, le=4096)] = 8
     """Rank of the LoRA adapter."""
-    alpha: Positive = 16.0
-    """Scale of the LoRA adapter: the update is alpha / r times B A."""
-    target_modules: tuple[str, ...] = ("q_proj", "v_proj")
-    """Names of the linear layers that get a LoRA adapter."""
+    alpha: Annotated[Positive, Field(validation_alias=AliasChoices("alpha", "lora_alpha"))] = 16.0
+    """Scale of the LoRA adapter: the update is alpha / r times B A. peft's name `lora_alpha` is the same."""
+    use_rslora: bool = False
+    """Whether the update is alpha / sqrt(r) times B A instead, so that its size does not fall with the rank
+    (Kalajdzievski 2023)."""
+    target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | Literal["all-linear"] = ("q_proj", "v_proj")
+    """Names of the linear layers that get a LoRA adapter, or `all-linear` for all but the output layer."""
     layers_to_transform: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     """Positions of the decoder layers that get a LoRA adapter; all layers by default."""
     num_virtual_tokens: Annotated[int, Field(ge=1, le=4096)] = 20
     """Length of the soft prompt or prefix, in tokens. Every virtual token stands before the text: as a trained
     embedding, or as trained keys and values of every layer."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_name_for_the_scale(cls, values: object) -> object:
+        if isinstance(values, dict) and {"alpha", "lora_alpha"} <= values.keys():
+            raise ValueError(
+                "model.adapter.alpha must be given once, got lora_alpha too, which is the same. Remove one."
+            )
+        return values
+
+    @field_validator("target_modules", mode="before")
+    @classmethod
+    def _names_or_all(cls, value: object) -> object:
+        if isinstance(value, str) and value != ALL_LINEAR:
+            raise ValueError(
+                f"model.adapter.target_modules must be a list of names or {ALL_LINEAR!r}, got {value!r}. Write "
+                f"[{value}]."
+            )
+        return value
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> AdapterSpec:
@@ -51,7 +77,12 @@ class AdapterSpec(Section):
         """Leave out the fields of other types. The identity of earlier runs contains LoRA's fields alone."""
         values: dict[str, object] = handler(self)
         prompt = ("type", "num_virtual_tokens")
-        return {k: v for k, v in values.items() if k == "type" or (k in prompt) == (self.type in VIRTUAL)}
+        unused = () if self.use_rslora else ("use_rslora",)
+        return {
+            k: v
+            for k, v in values.items()
+            if k not in unused and (k == "type" or (k in prompt) == (self.type in VIRTUAL))
+        }
 
     @property
     def virtual_tokens(self) -> int:
