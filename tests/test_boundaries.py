@@ -30,11 +30,11 @@ FLOW = {
     "raydp.privacy": ["accounting", "mechanisms", "records"],
     "raydp.spec": ["sections", "document"],
     "raydp.tasks": [
-        "users", "base", "reading", "secret", "text", "classification", "wrappers",
+        "users", "base", "reading", "data_sets", "secret", "text", "chat", "classification", "wrappers",
     ],
     "raydp.training": [
-        "comm", "trial_plan", "ledger", "checkpoint", "logistic", "sharding", "noise", "rank0", "gradients", "trial",
-        "batch_loop", "resuming", "aggregation", "loop",
+        "comm", "trial_plan", "ledger", "checkpoint", "schedule", "corrected_adam", "logistic", "sharding", "noise",
+        "rank0", "gradients", "trial", "batch_loop", "resuming", "aggregation", "loop",
     ],
     "raydp.scores": ["requests", "base", "language", "membership", "model_distance", "prompt_search", "memorisation"],
     "raydp.tracking": [

@@ -23,6 +23,7 @@ BUILTIN: dict[Kind, dict[str, str]] = {
     "tasks": {
         "audited": "raydp.tasks.wrappers.audited:AuditedTask",
         "builtin": "raydp.tasks.text.builtin:BuiltinTask",
+        "chat": "raydp.tasks.chat.task:ChatTask",
         "cifar": "raydp.tasks.classification.images:CifarTask",
         "digits": "raydp.tasks.classification.digits:DigitsTask",
         "enron": "raydp.tasks.text.enron:EnronTask",

@@ -19,7 +19,7 @@ from pathlib import Path
 from raydp.io.locations import local_copy
 from search_spaces.names import columns_in_words, kind_of
 
-FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".txt", ".gz")
+FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".txt", ".gz", ".parquet")
 """Endings of the files that `read_rows` reads."""
 MAX_CSV_FIELD_BYTES = 1 << 26
 _CSV_LIMIT = threading.Lock()
@@ -42,7 +42,7 @@ def read_rows(path: str | Path, field: str) -> Iterator[tuple[int, Mapping[str, 
 
     Args:
         path: `.jsonl` or `.json` (one object per line), `.csv` (with a header) or `.txt` (one row per non-blank line,
-            in the column `text`); each also with `.gz`.
+            in the column `text`), each also with `.gz`; or `.parquet`, whose rows are numbered from 1.
         field: the option that holds the path, for messages.
 
     Raises:
@@ -50,11 +50,16 @@ def read_rows(path: str | Path, field: str) -> Iterator[tuple[int, Mapping[str, 
     """
     path = existing_file(path, field)
     suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
+    if path.suffix.lower() == ".parquet":
+        yield from _parquet_rows(path, field)
+        return
     readers: dict[str, Callable[[io.TextIOBase, str, str], Iterable[tuple[int, Mapping[str, object]]]]]
     readers = {".jsonl": _json_rows, ".json": _json_rows, ".csv": _csv_rows, ".txt": _text_rows}
     if suffix not in readers:
         known = ", ".join(readers)
-        raise ValueError(f"{field} must end in one of {known} (or those with .gz), got {path.name!r}. Rename the file.")
+        raise ValueError(
+            f"{field} must end in one of {known} (or those with .gz) or .parquet, got {path.name!r}. Rename the file."
+        )
     with _open_text(path, field) as file:
         yield from readers[suffix](file, path.name, field)
 
@@ -229,6 +234,21 @@ def _text_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int
     for number, line in enumerate(file, start=1):
         if line.strip():
             yield number, {"text": line.rstrip("\r\n")}
+
+
+def _parquet_rows(path: Path, field: str) -> Iterator[tuple[int, Mapping[str, object]]]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        file = parquet.ParquetFile(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{field} must be a whole Parquet file, got {path.name}. Copy it again.") from error
+    number = 0
+    for batch in file.iter_batches():
+        for row in batch.to_pylist():
+            number += 1
+            yield number, row
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,14 +11,18 @@ from raydp.tasks.base import Secret
 from raydp.tasks.reading import read_json_rows
 from search_spaces.names import columns_in_words
 
+AskedFn = Callable[[object, str, str], tuple[str, str]]
 
-def read_secrets(path: str | Path, field: str) -> list[Secret]:
+
+def read_secrets(path: str | Path, field: str, *, asked_fn: AskedFn | None = None) -> list[Secret]:
     """Read a JSON Lines file of secrets.
 
     Args:
         path: one object per line, with the string `prompt` (s1) and either `continuation` (s2 of a verbatim secret) or
             `attribute` (A(x) of an attribute secret). Other keys are ignored. White space counts.
         field: the option that holds the path, for messages.
+        asked_fn: returns prompt and continuation as texts, for a prompt that is a list of messages; called with the
+            list, the continuation or attribute, and the place. None: prompts are texts.
 
     Raises:
         ValueError: the file is missing, empty or malformed, or has a secret twice; the message names field, file and
@@ -29,6 +33,8 @@ def read_secrets(path: str | Path, field: str) -> list[Secret]:
     secrets: dict[str, Secret] = {}
     for line, row in read_json_rows(path, field):
         place = f"{Path(path).name}, line {line}"
+        if asked_fn is not None and isinstance(row.get("prompt"), list):
+            row = _with_texts(row, place, asked_fn)
         secret = replace(_secret_of(row, field, place), number=line)
         if secret.id in secrets:
             raise ValueError(f"{field} must hold each secret once, got a repeated one in {place}. Remove the line.")
@@ -58,6 +64,14 @@ def occurs_in(secret: Secret, text: str) -> bool:
 def counted(secrets: Sequence[Secret], texts: Sequence[str]) -> list[Secret]:
     """Set `count` of each secret to the number of texts that contain it."""
     return [replace(s, count=sum(occurs_in(s, text) for text in texts)) for s in secrets]
+
+
+def _with_texts(row: Mapping[str, object], place: str, asked_fn: AskedFn) -> dict[str, object]:
+    """Return a row whose prompt is a text."""
+    said = row.get("continuation", row.get("attribute"))
+    prompt, continuation = asked_fn(row["prompt"], said if isinstance(said, str) else "", place)
+    texts: dict[str, object] = {**row, "prompt": prompt}
+    return {**texts, "continuation": continuation} if isinstance(row.get("continuation"), str) else texts
 
 
 def _secret_of(row: Mapping[str, object], field: str, place: str) -> Secret:

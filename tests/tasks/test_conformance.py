@@ -54,6 +54,18 @@ class TestText(TaskConformance):
         return text_task(folder, changed=changed, user_column="writer")
 
 
+class TestChat(TaskConformance):
+    name, bad, knows_users = "chat", {"max_length": 1}, True
+
+    def written(self, folder: Path, *, changed: bool = False) -> dict[str, Any]:
+        asked = {"role": "user", "content": "What do you write?"}
+        rows = [{"messages": [asked, {"role": "assistant", "content": mail}]} for mail in mails(changed=changed)]
+        path = write_json_lines(folder / "chats.jsonl", rows)
+        secret = {"prompt": SECRET["prompt"], "continuation": SECRET["continuation"]}
+        secrets = write_json_lines(folder / "secrets.jsonl", [secret])
+        return {"path": str(path), "secrets": str(secrets), "template": "plain", "heldout_fraction": 0.2}
+
+
 class TestEnron(TaskConformance):
     name, bad, knows_users = "enron", {"min_tokens": 0}, True
 

@@ -64,7 +64,8 @@ def test_the_limit_of_the_csv_module_is_restored(tmp_path):
         ("a.jsonl", b"[" * 200_000, r"got too deep a nesting in a\.jsonl, line 1"),
         ("a.jsonl", b'{"content": ' + b"9" * 5000 + b"}", r"got a number of too many digits in a\.jsonl, line 1"),
         ("a.jsonl", b'{"content": "private \\ud800"}', r"half a surrogate pair.* in a\.jsonl, line 1"),
-        ("a.parquet", b"private", r"end in one of \.jsonl.*got 'a\.parquet'"),
+        ("a.feather", b"private", r"end in one of \.jsonl.*got 'a\.feather'"),
+        ("a.parquet", b"private", r"whole Parquet file, got a\.parquet"),
     ],
 )
 def test_a_malformed_file_is_named_with_its_line_and_without_its_text(tmp_path, name, content, message):

@@ -130,9 +130,6 @@ def zlib_lengths(
 ) -> Signal:
     """Return [N] the length in bytes of each example's target text after zlib (Carlini et al. 2021, section 5.2)."""
     examples = task.train if split == "train" else task.heldout
-    targets = [
-        examples.token_ids[examples.offsets[i] + examples.target_starts[i] : examples.offsets[i + 1]].tolist()
-        for i in indices
-    ]
+    targets = [examples.targets_of(i).tolist() for i in indices]
     texts = tokenizer.batch_decode(targets, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return np.array([len(zlib.compress(text.encode())) for text in texts], np.float64)

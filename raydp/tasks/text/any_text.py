@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, model_validator
 
 from raydp.io.locations import local_copy
+from raydp.tasks.data_sets import load_data_set
 from raydp.tasks.reading import FILE_SUFFIXES, read_column
 from raydp.tasks.text.corpus import Texts, WindowedTask
 from search_spaces.names import columns_in_words, kind_of
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
     from raydp.tasks.text.language import LanguageModelingTask
@@ -23,8 +23,8 @@ class TextTask(WindowedTask):
     """Causal language modelling on the rows of a file or data set."""
 
     path: str
-    """A JSON Lines, CSV or text file (a row per line), gzipped or not; or a folder that datasets.save_to_disk wrote; or
-    the name of a data set on the Hugging Face hub."""
+    """A JSON Lines, CSV or text file (a row per line), gzipped or not, or a Parquet file; or a folder that
+    datasets.save_to_disk wrote; or the name of a data set on the Hugging Face hub."""
     column: str = "text"
     """Name of the column with the text; in a text file it is `text`."""
     split: str | None = None
@@ -133,7 +133,8 @@ def _read(path: str, column: str, split: str | None, field: str, split_field: st
         if split is not None:
             raise ValueError(f"{split_field} must go with a data set, got {split!r} with the file {path!r}. Remove it.")
         return read_column(path, column, field, column_field=column_field, numbers=users)
-    data = _dataset(path, split, field, split_field)
+    data = load_data_set(path, field, split_field, split=split)
+    assert data.column_names is not None, "it is not streamed"
     if column not in data.column_names:
         raise ValueError(
             f"{column_field} must be a column of the data set, got {column!r}. It has "
@@ -147,30 +148,3 @@ def _read(path: str, column: str, split: str | None, field: str, split_field: st
             f"{strange}. Choose another column."
         )
     return texts
-
-
-def _dataset(path: str, split: str | None, field: str, split_field: str) -> Dataset:
-    """Load a datasets.Dataset from a folder or the hub."""
-    try:
-        import datasets
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"{field} must be an existing file where the package datasets is not installed, got {path!r}. Check the "
-            "path, or install raydp-tune[datasets] to read data sets."
-        ) from error
-    try:
-        data = datasets.load_from_disk(path) if Path(path).is_dir() else datasets.load_dataset(path)
-    except (FileNotFoundError, ConnectionError, datasets.exceptions.DatasetNotFoundError) as error:
-        raise ValueError(
-            f"{field} must be an existing file, a folder of datasets.save_to_disk or a data set of the Hugging Face "
-            f"hub, got {path!r}: {error} Check the path."
-        ) from error
-    if isinstance(data, datasets.Dataset):
-        if split is not None:
-            raise ValueError(f"{split_field} must go with a data set in parts, got {split!r} with {path!r}. Remove it.")
-        return data
-    if (split or "train") not in data:
-        raise ValueError(
-            f"{split_field} must be a part of the data set, got {split or 'train'!r}. It has {columns_in_words(data)}."
-        )
-    return data[split or "train"]

@@ -23,11 +23,20 @@ class TokenizedExamples:
         offsets: [n + 1] int64, example i is token_ids[offsets[i]:offsets[i + 1]].
         target_starts: [n] int32, position in the example of its first target token. Position 0 is never a target,
             because no token predicts it.
+        ignored: [total] whether a token is no target; None if all tokens from target_starts on are targets.
     """
 
     token_ids: NDArray[np.int32]
     offsets: NDArray[np.int64]
     target_starts: NDArray[np.int32]
+    ignored: NDArray[np.bool_] | None = None
+
+    @classmethod
+    def with_targets(cls, examples: Sequence[Sequence[int]], targets: Sequence[Sequence[bool]]) -> TokenizedExamples:
+        """Pack lists of token ids, and of whether each token is a target. The first token is none in any case."""
+        ignored = [np.array([True, *(not target for target in chosen[1:])]) for chosen in targets]
+        plain = cls.from_lists(examples, [int(row.argmin()) for row in ignored])
+        return replace(plain, ignored=np.concatenate(ignored) if ignored else np.zeros(0, np.bool_))
 
     @classmethod
     def from_lists(
@@ -48,6 +57,9 @@ class TokenizedExamples:
             token_ids=np.concatenate([p.token_ids for p in parts]),
             offsets=np.concatenate([[0], np.cumsum(np.concatenate([p.lengths() for p in parts]))]),
             target_starts=np.concatenate([p.target_starts for p in parts]),
+            ignored=np.concatenate([p._not_targets() for p in parts])
+            if any(p.ignored is not None for p in parts)
+            else None,
         )
 
     def __len__(self) -> int:
@@ -59,8 +71,28 @@ class TokenizedExamples:
 
     def select(self, indices: NDArray[np.int64]) -> TokenizedExamples:
         """Return the chosen examples, in the order given."""
-        token_ids = [self.token_ids[self.offsets[i] : self.offsets[i + 1]].tolist() for i in indices]
-        return TokenizedExamples.from_lists(token_ids, self.target_starts[indices].tolist())
+        rows = [slice(self.offsets[i], self.offsets[i + 1]) for i in indices]
+        chosen = TokenizedExamples.from_lists(
+            [self.token_ids[row].tolist() for row in rows], self.target_starts[indices].tolist()
+        )
+        if self.ignored is None:
+            return chosen
+        return replace(
+            chosen, ignored=np.concatenate([self.ignored[row] for row in rows]) if rows else self.ignored[:0]
+        )
+
+    def _not_targets(self) -> NDArray[np.bool_]:
+        """Return [total] whether a token is no target."""
+        if self.ignored is not None:
+            return self.ignored
+        positions = np.arange(len(self.token_ids)) - np.repeat(self.offsets[:-1], self.lengths())
+        below: NDArray[np.bool_] = positions < np.repeat(self.target_starts, self.lengths())
+        return below
+
+    def targets_of(self, index: int) -> NDArray[np.int32]:
+        """Return the target tokens of an example, in order."""
+        row = slice(self.offsets[index] + self.target_starts[index], self.offsets[index + 1])
+        return self.token_ids[row] if self.ignored is None else self.token_ids[row][~self.ignored[row]]
 
     def contents(self) -> list[bytes]:
         """Return the content of each example as bytes. Copies have equal contents."""
@@ -69,6 +101,8 @@ class TokenizedExamples:
 
     def num_targets(self) -> int:
         """Return the number of target tokens in all examples."""
+        if self.ignored is not None:
+            return int((~self.ignored).sum())
         return int((self.lengths() - self.target_starts).sum())
 
     def batch(self, indices: NDArray[np.int64]) -> Batch:
@@ -84,12 +118,15 @@ class TokenizedExamples:
             ids = self.token_ids[self.offsets[i] : self.offsets[i] + length]
             input_ids[row, :length] = ids
             labels[row, self.target_starts[i] : length] = ids[self.target_starts[i] :]
+            if self.ignored is not None:
+                labels[row, :length][self.ignored[self.offsets[i] : self.offsets[i] + length]] = IGNORE
         return Batch(input_ids=torch.from_numpy(input_ids), labels=torch.from_numpy(labels))
 
     def update_hash(self, digest: hashlib._Hash) -> None:
         """Add the content to a running hash."""
-        for array in (self.token_ids, self.offsets, self.target_starts):
-            digest.update(np.ascontiguousarray(array).tobytes())
+        for array in (self.token_ids, self.offsets, self.target_starts, self.ignored):
+            if array is not None:
+                digest.update(np.ascontiguousarray(array).tobytes())
 
 
 @dataclass(frozen=True, kw_only=True)

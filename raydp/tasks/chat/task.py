@@ -1,0 +1,295 @@
+"""Conversations as a task: messages, prompts with completions, or instructions, with loss on the assistant's words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from raydp.io.locations import Location, local_copy
+from raydp.tasks.base import Secret, TaskFacts, TaskSection
+from raydp.tasks.chat.conversations import (
+    ChatTemplate,
+    Conversation,
+    Form,
+    Part,
+    TemplateName,
+    conversation_of,
+    form_of,
+    messages_of,
+)
+from raydp.tasks.data_sets import rows_of_data_set
+from raydp.tasks.reading import FILE_SUFFIXES, read_rows
+from raydp.tasks.secret import counted, occurs_in, read_secrets
+from raydp.tasks.text.controls import generate_controls, read_controls
+from raydp.tasks.text.corpus import is_held_out
+from raydp.tasks.text.examples import TokenizedExamples
+from raydp.tasks.text.language import LanguageModelingTask, content_hash
+from raydp.tasks.text.windows import tokenize
+from raydp.tasks.users import Users
+from search_spaces.names import kind_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """A conversation, and its user (the conversation's text if users are not given)."""
+
+    conversation: Conversation
+    parts: tuple[Part, ...]
+    user: str
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Encoded:
+    """Encoded conversations: examples, the text that the model sees of each, and users; counts of what was cut."""
+
+    examples: TokenizedExamples
+    texts: list[str]
+    users: list[str]
+    truncated: int
+    without_target: int
+
+
+class ChatTask(TaskSection):
+    """Causal language modelling of conversations. An example is one conversation, up to the assistant's last message.
+
+    A row has `messages` (a list of role and content), or `prompt` and `completion` (texts or lists of messages), or
+    `instruction`, `output` and perhaps `input`. The names are those of trl and of Alpaca.
+    """
+
+    path: str
+    """A JSON Lines, CSV or Parquet file, or a folder that datasets.save_to_disk wrote, or the name of a data set on the
+    Hugging Face hub."""
+    form: Form | None = None
+    """`messages`, `prompt_completion` or `instruction`; by default what the first row has."""
+    config: str | None = None
+    """Configuration of a data set on the hub."""
+    split: str | None = None
+    """Part of a data set to train on; by default `train` if the data set has parts."""
+    revision: str | None = None
+    """Version of a data set on the hub: a branch, tag or commit."""
+    max_rows: Annotated[int, Field(ge=2)] | None = None
+    """Read so many rows at most, from the first on. Of a data set on the hub, no more than these are downloaded."""
+    heldout_path: str | None = None
+    """A separate file, folder or data set to evaluate on, instead of a fraction."""
+    heldout_split: str | None = None
+    """Part of the data set to evaluate on, instead of a fraction."""
+    heldout_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of the conversations that is held out, by a keyed hash of the text, or of the user; 0.1 by default."""
+    split_seed: int = 0
+    """Seed of the keyed hash that decides which conversations are held out."""
+    user_column: str | None = None
+    """Column that names the user, or whatever group is to be protected, for `privacy.unit: user`."""
+    template: TemplateName | None = None
+    """How a conversation becomes a text. By default messages are written by the model's own chat template, instructions
+    by Alpaca's, and texts of prompt and completion one after the other. `model`, `chatml` and `plain` write every form
+    as a conversation."""
+    loss: Literal["assistant", "all"] = "assistant"
+    """Train on what the assistant says, or on all messages."""
+    max_length: Annotated[int, Field(ge=8)] = 512
+    """Largest number of tokens of an example. A longer conversation loses its end."""
+    secrets: Location | None = None
+    """JSON Lines file with `prompt` (a text, or a list of messages that the assistant answers) and `continuation` or
+    `attribute`; no secrets by default."""
+    controls: Location | None = None
+    """File of the same format with control secrets; by default controls are generated from the secrets."""
+    num_controls_per_secret: Annotated[int, Field(ge=0, le=16)] = 4
+    """Number of controls to generate for each secret."""
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        ways = [w for w in ("heldout_path", "heldout_split", "heldout_fraction") if getattr(self, w) is not None]
+        if len(ways) > 1 and set(ways) != {"heldout_path", "heldout_split"}:
+            raise ValueError(f"task.heldout_fraction must stand alone, got {' and '.join(ways)}. Remove one.")
+        if self.controls and not self.secrets:
+            raise ValueError(
+                "task.controls must go with task.secrets, got no secrets. Add them, or remove the controls."
+            )
+        return self
+
+    def build(self, tokenizer: PreTrainedTokenizerBase) -> LanguageModelingTask:
+        """Read the conversations, split them, write them by the template, tokenise them, and find the secrets.
+
+        Raises:
+            ValueError: the data or a file is missing or malformed, the template does not fit, nothing is left to train
+                or evaluate on, or no secret occurs in the training examples.
+        """
+        template = ChatTemplate(tokenizer, self.template)
+        notes: dict[str, object] = {}
+        # Read and split.
+        train, heldout = self._split(template, notes)
+        secrets = [] if self.secrets is None else self._secrets(self.secrets, "task.secrets", template)
+        verbatim = [secret for secret in secrets if secret.kind == "verbatim"]
+        clean = [row for row in heldout if not any(occurs_in(secret, row.text) for secret in verbatim)]
+        notes["heldout_with_secret_removed"] = len(heldout) - len(clean)
+        # Tokenise, and count the secrets in what the model sees.
+        examples, evaluated = (
+            self._encode(tokenizer, rows, purpose) for rows, purpose in ((train, "train"), (clean, "evaluate"))
+        )
+        kept = [secret for secret in counted(secrets, examples.texts) if secret.count]
+        if secrets and not kept:
+            raise ValueError(
+                f"task.secrets must hold a secret that occurs whole in a training example, got none of {len(secrets)}. "
+                "A prompt that is a text must stand in the conversation as the template writes it. Raise "
+                "task.max_length, or give prompts as messages."
+            )
+        training_texts = [row.text for row in train]
+        if self.controls:
+            controls = read_controls(self.controls, "task.controls", training_texts)
+        else:
+            controls = generate_controls(kept, self.num_controls_per_secret, training_texts)
+        notes |= self._notes(examples, evaluated, train[0].conversation.form) | {
+            "num_secrets": len(kept),
+            "secrets_absent": [s.name for s in secrets if s.number not in {k.number for k in kept}],
+            "num_controls": len(controls),
+        }
+        noun = "conversation" if self.user_column is None else f"user (column {self.user_column})"
+        return LanguageModelingTask(
+            train=examples.examples,
+            heldout=evaluated.examples,
+            task_facts=TaskFacts(
+                num_examples=len(examples.examples),
+                num_units=len(examples.examples),
+                privacy_unit=f"conversation (first {self.max_length} tokens)",
+                content_hash=content_hash(examples.examples, evaluated.examples, [*kept, *controls]),
+                num_tokens=examples.examples.num_targets(),
+                notes=notes,
+            ),
+            task_secrets=tuple(kept),
+            task_controls=tuple(controls),
+            users=Users.named(examples.users, noun),
+        )
+
+    def _split(self, template: ChatTemplate, notes: dict[str, object]) -> tuple[list[_Row], list[_Row]]:
+        """Return the training rows and the held-out rows, without duplicates."""
+        rows = list(self._read(template, self.path, self.split, "task.path"))
+        train = _unique(rows)
+        notes |= {"conversations_read": len(rows), "duplicates_removed": len(rows) - len(train)}
+        if self.heldout_path is None and self.heldout_split is None:
+            fraction = self.heldout_fraction or 0.1
+            flags = [is_held_out(row.user, fraction, self.split_seed) for row in train]
+            heldout = [row for row, flag in zip(train, flags, strict=True) if flag]
+            return [row for row, flag in zip(train, flags, strict=True) if not flag], heldout
+        field = "task.heldout_path" if self.heldout_path else "task.path"
+        known = {row.text for row in train}
+        others = list(self._read(template, self.heldout_path or self.path, self.heldout_split, field))
+        heldout = [row for row in _unique(others) if row.text not in known]
+        notes["heldout_duplicates_removed"] = len(others) - len(heldout)
+        return train, heldout
+
+    def _read(self, template: ChatTemplate, path: str, split: str | None, field: str) -> Iterator[_Row]:
+        """Yield the conversations of a file or data set."""
+        form = self.form
+        for place, row in self._rows(path, split, field):
+            form = form or form_of(list(row), field)
+            conversation = conversation_of(row, form, field, place)
+            parts = tuple(template.parts(conversation))
+            text = "".join(part.text for part in parts)
+            yield _Row(conversation=conversation, parts=parts, user=self._user(row, field, place) or text)
+
+    def _rows(self, path: str, split: str | None, field: str) -> Iterator[tuple[str, Mapping[str, object]]]:
+        """Yield rows with their places, at most `max_rows`."""
+        local = str(local_copy(path, field))
+        is_file = not Path(local).is_dir() and (Path(local).is_file() or local.endswith(FILE_SUFFIXES))
+        if is_file and (split or self.config or self.revision):
+            raise ValueError(
+                f"task.split, config and revision must go with a data set, got one with the file {path!r}. Remove it."
+            )
+        if is_file:
+            for line, row in islice(read_rows(local, field), self.max_rows):
+                yield f"{Path(local).name}, line {line}", row
+            return
+        yield from rows_of_data_set(
+            local, field, config=self.config, split=split, revision=self.revision, max_rows=self.max_rows
+        )
+
+    def _user(self, row: Mapping[str, object], field: str, place: str) -> str | None:
+        """Return the name of the row's user; None if users are not given."""
+        if self.user_column is None:
+            return None
+        user = row.get(self.user_column)
+        name = str(user) if isinstance(user, str | int) else ""
+        if not name.strip():
+            got = "no such column" if self.user_column not in row else kind_of(user)
+            raise ValueError(
+                f"task.user_column must name a user in every row, got {got} or a blank name in {place}. Give the row's "
+                f"user a name, or leave the row out of {field}."
+            )
+        return name
+
+    def _secrets(self, path: str, field: str, template: ChatTemplate) -> list[Secret]:
+        """Read secrets, whose prompts may be messages."""
+
+        def asked(prompt: object, continuation: str, place: str) -> tuple[str, str]:
+            return template.asked(messages_of(prompt, field, place), continuation)
+
+        return read_secrets(path, field, asked_fn=asked)
+
+    def _encode(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[_Row], purpose: str) -> _Encoded:
+        """Tokenise each part by itself, as a prompt is tokenised for generation, and cut what is too long."""
+        tokens = iter(tokenize(tokenizer, [part.text for row in rows for part in row.parts]))
+        ids: list[list[int]] = []
+        targets: list[list[bool]] = []
+        texts: list[str] = []
+        users: list[str] = []
+        truncated = 0
+        for row in rows:
+            own, said, text, left = [], [], "", self.max_length
+            for part in row.parts:
+                piece = next(tokens)
+                taken = min(left, len(piece))
+                own += list(piece.token_ids[:taken])
+                said += [part.said or self.loss == "all"] * taken
+                text += piece.slice((0, taken)) if taken else ""
+                truncated += len(piece) - taken > 0 and left > 0
+                left -= taken
+            if any(said[1:]):
+                ids.append(own)
+                targets.append(said)
+                texts.append(text)
+                users.append(row.user)
+        if not ids:
+            raise ValueError(
+                f"task.path must leave conversations to {purpose} on, got none with a reply within task.max_length = "
+                f"{self.max_length} tokens after the split. Give more data, raise task.max_length or change "
+                "task.heldout_fraction."
+            )
+        return _Encoded(
+            examples=TokenizedExamples.with_targets(ids, targets),
+            texts=texts,
+            users=users,
+            truncated=truncated,
+            without_target=len(rows) - len(ids),
+        )
+
+    def _notes(self, train: _Encoded, heldout: _Encoded, form: Form) -> dict[str, object]:
+        """Return notes that a reader of the plan and of the guarantee needs."""
+        return {
+            "form": form,
+            "num_heldout_examples": len(heldout.examples),
+            "truncated": train.truncated,
+            "without_reply_within_max_length_removed": train.without_target,
+            "share_of_tokens_trained_on": round(train.examples.num_targets() / len(train.examples.token_ids), 3),
+            "caveats": [
+                "Only exact duplicates of a whole conversation were removed: quoted passages remain in others, and "
+                "epsilon covers one unit at a time.",
+                "n, the split sizes, the counts and the choice of secrets are computed on the private data; epsilon "
+                "does not cover them.",
+            ],
+        }
+
+
+def _unique(rows: Sequence[_Row]) -> list[_Row]:
+    """Return the rows without exact duplicates. A conversation of two users stays with both."""
+    return list({(row.text, row.user): row for row in reversed(rows)}.values())[::-1]
