@@ -249,6 +249,9 @@ def test_pefts_own_words_mean_what_they_do_in_peft(base: models.PretrainedModel)
     layers = {name.rpartition(".")[2]: layer for name, layer in model.named_modules() if type(layer) is NarrowLinear}
     assert set(layers) == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     assert {layer.scaling["default"] for layer in layers.values()} == {8 / 4**0.5}
+    upper = AdapterSpec(target_modules="all-linear", layers_to_transform=(1,))
+    chosen = adapters.attach_adapter(models.load_base(ModelSpec(name="tiny")), upper)
+    assert {name.split(".layers.")[1][0] for name, _ in chosen.named_parameters() if "lora_A" in name} == {"1"}
     plain = {"type": "lora", "r": 8, "alpha": 16.0, "target_modules": ["q_proj", "v_proj"], "layers_to_transform": None}
     assert AdapterSpec().model_dump(mode="json") == plain, "the identity of earlier runs"
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer
+from transformers.pytorch_utils import Conv1D
 
 from raydp.models.finding import target_names_message
 from raydp.models.progress_bar import without_progress_bar
@@ -50,7 +51,7 @@ def attach_adapter(base: PretrainedModel, adapter: AdapterSpec, *, copy: bool = 
     from peft import PromptTuningConfig, get_peft_model
 
     name = Path(base.name).name
-    config = _peft_config(adapter, name)
+    config = _peft_config(adapter, name, base.model)
     # peft records this name. It must be the spec's name, never a path of this machine.
     base.model.name_or_path = base.model.config._name_or_path = name
     try:
@@ -79,7 +80,9 @@ def building_peft_model() -> Iterator[None]:
         yield
 
 
-def _peft_config(adapter: AdapterSpec, base: str) -> LoraConfig | PrefixTuningConfig | PromptTuningConfig:
+def _peft_config(
+    adapter: AdapterSpec, base: str, model: PreTrainedModel
+) -> LoraConfig | PrefixTuningConfig | PromptTuningConfig:
     """Return peft's configuration of an adapter."""
     from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig
 
@@ -92,7 +95,7 @@ def _peft_config(adapter: AdapterSpec, base: str) -> LoraConfig | PrefixTuningCo
         r=adapter.r,
         lora_alpha=adapter.alpha,  # type: ignore[arg-type]  # peft only divides it
         use_rslora=adapter.use_rslora,
-        target_modules=adapter.target_modules if adapter.target_modules == ALL_LINEAR else list(adapter.target_modules),
+        target_modules=_all_linear(model) if adapter.target_modules == ALL_LINEAR else list(adapter.target_modules),
         layers_to_transform=list(adapter.layers_to_transform) if adapter.layers_to_transform is not None else None,
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
@@ -100,6 +103,16 @@ def _peft_config(adapter: AdapterSpec, base: str) -> LoraConfig | PrefixTuningCo
     )
     config._register_custom_module({nn.Linear: NarrowLinear})
     return config
+
+
+def _all_linear(model: PreTrainedModel) -> list[str]:
+    """Return the names of the linear layers but for the output layer, as peft reads `all-linear`.
+
+    peft itself takes no `layers_to_transform` with that word.
+    """
+    output = model.get_output_embeddings()
+    linear = (n for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not output)
+    return sorted({name.rpartition(".")[2] for name in linear})
 
 
 def _check_width(model: PeftModel, width: int, base: str) -> None:
