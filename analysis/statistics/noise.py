@@ -138,7 +138,8 @@ def measured_values(points: pd.DataFrame, secrets: pd.DataFrame, name: str) -> A
     Without controls these are the values of the k secrets. With j controls, the score is the mean of one sample minus
     the mean of another one, and a row is scaled so that its mean is the score, and the standard error of its mean (ddof
     = 1) is sqrt(var_secrets / k + var_controls / j), as if it were one sample of independent values. The same holds for
-    the covariance between two rows, because all models have the same secrets and controls.
+    the covariance between two rows, because all models have the same secrets and controls. If the values of a control
+    are not known for every run, the controls are left out.
 
     Raises:
         ValueError: as `means_by_secret`.
@@ -146,7 +147,9 @@ def measured_values(points: pd.DataFrame, secrets: pd.DataFrame, name: str) -> A
     values = _complete(points, secrets, name)
     if not (secrets["score"] == controls_of(name)).any():
         return values
-    subtracted = _complete(points, secrets, controls_of(name))
+    subtracted = as_array(by_secret(points, secrets, controls_of(name))[0])
+    if not np.isfinite(subtracted).all():  # an earlier version has measured some of the runs
+        return values
     k, j = values.shape[1], subtracted.shape[1]
     if k < 2 or j < 2:
         return values
