@@ -41,8 +41,9 @@ def read_rows(path: str | Path, field: str) -> Iterator[tuple[int, Mapping[str, 
     """Yield the rows of a file with their line numbers, from 1. A CSV row over several lines has the last number.
 
     Args:
-        path: `.jsonl` or `.json` (one object per line), `.csv` (with a header) or `.txt` (one row per non-blank line,
-            in the column `text`), each also with `.gz`; or `.parquet`, whose rows are numbered from 1.
+        path: `.jsonl` or `.json` (one object per line; `.json` also one list of objects), `.csv` (with a header) or
+            `.txt` (one row per non-blank line, in the column `text`), each also with `.gz`; or `.parquet`, whose rows
+            are numbered from 1.
         field: the option that holds the path, for messages.
 
     Raises:
@@ -54,7 +55,7 @@ def read_rows(path: str | Path, field: str) -> Iterator[tuple[int, Mapping[str, 
         yield from _parquet_rows(path, field)
         return
     readers: dict[str, Callable[[io.TextIOBase, str, str], Iterable[tuple[int, Mapping[str, object]]]]]
-    readers = {".jsonl": _json_rows, ".json": _json_rows, ".csv": _csv_rows, ".txt": _text_rows}
+    readers = {".jsonl": _json_rows, ".json": _json_file_rows, ".csv": _csv_rows, ".txt": _text_rows}
     if suffix not in readers:
         known = ", ".join(readers)
         raise ValueError(
@@ -191,6 +192,31 @@ def _json_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int
             got = kind_of(row)
             raise ValueError(
                 f"{field} must hold one JSON object per line, got {got} in {name}, line {number}. Correct the line."
+            )
+        yield number, row
+
+
+def _json_file_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int, dict[str, object]]]:
+    """Yield the objects of a file that is one list of them, with their numbers; else those of a JSON Lines file."""
+    while (first := file.read(1)).isspace():
+        pass
+    file.seek(0)
+    if first != "[":
+        yield from _json_rows(file, name, field)
+        return
+    try:
+        rows = json.load(file)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{field} must hold one list of JSON objects, or one object per line, got a list that is damaged in "
+            f"{name}. Correct the file."
+        ) from error
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict) or not _is_text(row):
+            got = "half a surrogate pair (\\ud...)" if isinstance(row, dict) else kind_of(row)
+            raise ValueError(
+                f"{field} must hold one list of JSON objects in Unicode, got {got} in {name}, entry {number}. Correct "
+                "the entry."
             )
         yield number, row
 

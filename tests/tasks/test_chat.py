@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,7 @@ def test_every_source_gives_the_same_task(tiny, tmp_path: Path) -> None:
     rows = [{"prompt": f"Part {i}?", "completion": f" Shelf {i}.", "n": i} for i in range(30)]
     frame = pd.DataFrame(rows)
     write_json_lines(tmp_path / "a.jsonl", rows)
+    (tmp_path / "a.json").write_text(json.dumps(rows, indent=1))
     frame.to_csv(tmp_path / "a.csv", index=False)
     frame.to_parquet(tmp_path / "a.parquet")
     data = datasets.Dataset.from_pandas(frame)
@@ -167,7 +169,7 @@ def test_every_source_gives_the_same_task(tiny, tmp_path: Path) -> None:
     datasets.DatasetDict({"train": data, "test": data.select(range(3))}).save_to_disk(str(tmp_path / "parts"))
     hashes = {
         ChatTask(path=str(tmp_path / name)).build(tiny).facts().content_hash
-        for name in ("a.jsonl", "a.csv", "a.parquet", "single", "parts")
+        for name in ("a.jsonl", "a.json", "a.csv", "a.parquet", "single", "parts")
     }
     assert len(hashes) == 1
     few = ChatTask(path=str(tmp_path / "single"), max_rows=20).build(tiny)
@@ -265,12 +267,18 @@ def test_users_are_held_out_as_a_whole_and_can_be_the_unit(tiny, tmp_path: Path)
     assert by_user.facts().num_units == len(set(users))
     assert "user (column who) with all its examples (at most 5" in by_user.facts().privacy_unit
     assert by_user.train.num_targets() == task.train.num_targets()
+    few = ChatTask(path=path, template="plain", user_column="who", heldout_fraction=0.3, max_examples_per_user=2).build(
+        tiny
+    )
+    assert set(few.users.sizes()) == {2}
+    assert few.facts().notes["above_user_limit_removed"] == len(task.train) * 3 / 5
 
 
 def test_options_that_contradict_each_other_are_refused() -> None:
     for options, message in (
         ({"heldout_fraction": 0.1, "heldout_split": "test"}, "must stand alone"),
         ({"controls": "c.jsonl"}, "must go with task.secrets"),
+        ({"max_examples_per_user": 2}, "must go with task.user_column"),
         ({"form": "sharegpt"}, "'messages', 'prompt_completion' or 'instruction'"),
     ):
         with pytest.raises(ValidationError, match=message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -91,6 +92,8 @@ class ChatTask(TaskSection):
     """Seed of the keyed hash that decides which conversations are held out."""
     user_column: str | None = None
     """Column that names the user, or whatever group is to be protected, for `privacy.unit: user`."""
+    max_examples_per_user: Annotated[int, Field(ge=1)] | None = None
+    """With user_column, largest number of conversations of one user, from the first on."""
     template: TemplateName | None = None
     """How a conversation becomes a text. By default messages are written by the model's own chat template, instructions
     by Alpaca's, and texts of prompt and completion one after the other. `model`, `chatml` and `plain` write every form
@@ -112,6 +115,11 @@ class ChatTask(TaskSection):
         ways = [w for w in ("heldout_path", "heldout_split", "heldout_fraction") if getattr(self, w) is not None]
         if len(ways) > 1 and set(ways) != {"heldout_path", "heldout_split"}:
             raise ValueError(f"task.heldout_fraction must stand alone, got {' and '.join(ways)}. Remove one.")
+        if self.max_examples_per_user is not None and self.user_column is None:
+            raise ValueError(
+                f"task.max_examples_per_user must go with task.user_column, got {self.max_examples_per_user} without "
+                "it. Add it, or leave it out."
+            )
         if self.controls and not self.secrets:
             raise ValueError(
                 "task.controls must go with task.secrets, got no secrets. Add them, or remove the controls."
@@ -129,6 +137,7 @@ class ChatTask(TaskSection):
         notes: dict[str, object] = {}
         # Read and split.
         train, heldout = self._split(template, notes)
+        train = self._limited(train, notes)
         secrets = [] if self.secrets is None else self._secrets(self.secrets, "task.secrets", template)
         verbatim = [secret for secret in secrets if secret.kind == "verbatim"]
         clean = [row for row in heldout if not any(occurs_in(secret, row.text) for secret in verbatim)]
@@ -187,6 +196,19 @@ class ChatTask(TaskSection):
         heldout = [row for row in _unique(others) if row.text not in known]
         notes["heldout_duplicates_removed"] = len(others) - len(heldout)
         return train, heldout
+
+    def _limited(self, rows: list[_Row], notes: dict[str, object]) -> list[_Row]:
+        """Return the rows without those beyond the largest number of a user."""
+        if self.max_examples_per_user is None:
+            return rows
+        taken: Counter[str] = Counter()
+        kept = []
+        for row in rows:
+            taken[row.user] += 1
+            if taken[row.user] <= self.max_examples_per_user:
+                kept.append(row)
+        notes["above_user_limit_removed"] = len(rows) - len(kept)
+        return kept
 
     def _read(self, template: ChatTemplate, path: str, split: str | None, field: str) -> Iterator[_Row]:
         """Yield the conversations of a file or data set."""
