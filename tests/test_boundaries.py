@@ -43,15 +43,15 @@ FLOW = {
     ],
     "raydp.sweep": [
         "names", "store", "listing", "engine", "ending", "private_selection", "planning", "driver", "api",
-        "comparable", "counterfactual", "reports", "variants",
+        "comparable", "counterfactual", "reports", "variants", "imported",
     ],
     "raydp.selftest": [
         "base", "observe", "odd_layers", "linear", "ranks", "subjects", "spec_subject", "checks", "run",
     ],
     "raydp.cli": [
         "show", "arguments", "errors", "interrupts",
-        ("analyze", "audit", "data", "listing", "lookup", "mia", "pate", "plan", "predict", "report", "score",
-         "secrets", "variants"),
+        ("analyze", "audit", "data", "imported", "lookup", "mia", "pate", "plan", "predict", "report",
+         "score", "secrets", "variants"),
         "main",
     ],
     "analysis": ["tables", "statistics", "surface", "selection", "seeds", "figures", "report"],

@@ -54,7 +54,9 @@ def in_folder(name: str, folder: Path) -> dict[str, Any]:
 
 
 def test_every_method_has_a_spec() -> None:
-    assert {load_spec(SPECS / f"{name}.yaml").method.name for name in NAMES} == set(registries.names("methods"))
+    """But `imported`, which reads what others trained (tests/sweep/test_imported.py)."""
+    named = {load_spec(SPECS / f"{name}.yaml").method.name for name in NAMES}
+    assert named == set(registries.names("methods")) - {"imported"}
 
 
 @pytest.mark.parametrize("name", slow_unless(("dp_sgd", "dp_mf", "nonprivate", "output_perturbation"), NAMES))

@@ -18,6 +18,18 @@ LORA = AdapterSpec(r=2, alpha=4)
 PROMPT = AdapterSpec(type="soft_prompt", num_virtual_tokens=3)
 PREFIX = AdapterSpec(type="prefix", num_virtual_tokens=3)
 FULL = AdapterSpec(type="none")
+IA3 = AdapterSpec(type="ia3")
+BESIDE = AdapterSpec(r=2, modules_to_save=("lm_head",))
+BITFIT = AdapterSpec(type="bitfit")
+KINDS = {
+    "lora": LORA,
+    "soft prompt": PROMPT,
+    "prefix": PREFIX,
+    "full": FULL,
+    "ia3": IA3,
+    "lora and lm_head": BESIDE,
+    "bitfit": BITFIT,
+}
 TOKENS = torch.arange(5, 25)[None]
 
 
@@ -64,7 +76,7 @@ def alone(folder: Path) -> nn.Module:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-@pytest.mark.parametrize("adapter", [LORA, PROMPT, PREFIX, FULL], ids=["lora", "soft prompt", "prefix", "full"])
+@pytest.mark.parametrize("adapter", KINDS.values(), ids=KINDS)
 def test_every_model_is_the_one_that_was_saved_and_its_base_the_base(trained, adapter: AdapterSpec) -> None:
     folders = trained(adapter)
     expected = {name: logits(alone(folder)) if folder else logits(base().model) for name, folder in folders.items()}

@@ -24,12 +24,16 @@ from transformers import (
 
 from raydp.models import adapters, sharing
 from raydp.models import base_models as models
-from raydp.models.lora import NarrowLinear
+from raydp.models.peft_layers import NarrowLinear, ScaledLinear
 from raydp.spec.sections import AdapterSpec, ModelSpec
+from tests.builders.models import plain_gpt2
 
 ADAPTER = AdapterSpec(r=4, alpha=8, target_modules=("q_proj", "down_proj"))
 PROMPT = AdapterSpec(type="soft_prompt", num_virtual_tokens=5)
 PREFIX = AdapterSpec(type="prefix", num_virtual_tokens=5)
+IA3 = AdapterSpec(type="ia3")
+BESIDE = AdapterSpec(r=2, target_modules=("q_proj",), modules_to_save=("lm_head",))
+WHOLE = {"full": AdapterSpec(type="none"), "bitfit": AdapterSpec(type="bitfit")}
 IDS = torch.tensor([[5, 6, 7, 8]])
 
 
@@ -178,13 +182,15 @@ def test_a_model_whose_embeddings_are_narrower_than_its_layers_takes_no_soft_pro
 
 
 @pytest.mark.parametrize(
-    "adapter", [ADAPTER, PROMPT, PREFIX, AdapterSpec(type="none")], ids=["lora", "soft prompt", "prefix", "full"]
+    "adapter",
+    [ADAPTER, PROMPT, PREFIX, IA3, BESIDE, *WHOLE.values()],
+    ids=["lora", "soft prompt", "prefix", "ia3", "lora and lm_head", *WHOLE],
 )
 def test_the_base_model_can_be_had_back_for_a_moment(base: models.PretrainedModel, adapter: AdapterSpec) -> None:
     untrained = logits(base.model)
     model = adapters.attach_adapter(base, adapter)
     parameters = adapters.trainable_parameters(model, adapter)
-    weights = {n: p.detach().clone() for n, p in parameters.items()} if adapter.type == "none" else {}
+    weights = adapters.starting_values(model, adapter) if adapter.trains_base else {}
     with torch.no_grad():
         for parameter in parameters.values():
             parameter += 0.1
@@ -199,7 +205,11 @@ def test_the_base_model_can_be_had_back_for_a_moment(base: models.PretrainedMode
     assert not torch.allclose(trained, untrained)
 
 
-@pytest.mark.parametrize("adapter", [ADAPTER, PROMPT, PREFIX], ids=["lora", "soft prompt", "prefix"])
+@pytest.mark.parametrize(
+    "adapter",
+    [ADAPTER, PROMPT, PREFIX, IA3, BESIDE],
+    ids=["lora", "soft prompt", "prefix", "ia3", "lora and lm_head"],
+)
 def test_a_saved_adapter_is_pefts_own_and_names_no_path(
     base: models.PretrainedModel, tmp_path: Path, adapter: AdapterSpec
 ) -> None:
@@ -214,6 +224,55 @@ def test_a_saved_adapter_is_pefts_own_and_names_no_path(
     fresh = PeftModel.from_pretrained(models.load_base(ModelSpec(name="tiny")).model, tmp_path)
     torch.testing.assert_close(logits(fresh), logits(model), rtol=0, atol=0)
     assert not torch.equal(logits(fresh), logits(models.load_base(ModelSpec(name="tiny")).model))
+
+
+def test_ia3_scales_what_its_paper_does_and_computes_what_peft_does(
+    base: models.PretrainedModel, tmp_path: Path
+) -> None:
+    """Keys and values by their outputs, the feed-forward layer by its inputs (Liu et al. 2022, section 3.3)."""
+    model = adapters.attach_adapter(base, IA3)
+    parameters = adapters.trainable_parameters(model, IA3)
+    assert {name.split(".ia3_l")[0].rpartition(".")[2] for name in parameters} == {"k_proj", "v_proj", "down_proj"}
+    adapters.initialise(parameters, IA3, {}, seed=3)
+    assert all((p == 1).all() for p in parameters.values())
+    config = adapters.causal_model(model).config
+    widths = {n.split(".ia3_l")[0].rpartition(".")[2]: p.numel() for n, p in parameters.items()}
+    assert widths["down_proj"] == config.intermediate_size, "the inputs of down_proj"
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in parameters.values():
+            parameter.uniform_(0.5, 2, generator=generator)
+    model.save_pretrained(str(tmp_path))
+    pefts = PeftModel.from_pretrained(models.load_base(ModelSpec(name="tiny")).model, str(tmp_path)).eval()
+    assert not any(type(layer) is ScaledLinear for layer in pefts.modules())
+    assert torch.equal(logits(pefts), logits(model))
+    upper = adapters.attach_adapter(
+        models.load_base(ModelSpec(name="tiny")), IA3.model_copy(update={"layers_to_transform": (1,)})
+    )
+    assert {name.split(".layers.")[1][0] for name, _ in upper.named_parameters() if ".ia3_l." in name} == {"1"}
+
+
+def test_bitfit_trains_biases_and_norms_alone(base: models.PretrainedModel) -> None:
+    adapter = WHOLE["bitfit"]
+    trained = adapters.trainable_parameters(adapters.attach_adapter(base, adapter), adapter)
+    kinds = {name.split(".")[-2] for name in trained}
+    assert kinds == {"input_layernorm", "post_attention_layernorm", "norm"}, "tiny has no biases"
+    gpt2 = models.PretrainedModel(name="gpt2", model=plain_gpt2(), tokenizer=None, weight_hash="")
+    adapters.attach_adapter(gpt2, adapter)
+    named = {n for n, p in gpt2.model.named_parameters() if p.requires_grad}
+    assert named == {n for n, _ in gpt2.model.named_parameters() if n.endswith("bias") or ".ln_" in n}
+
+
+@pytest.mark.parametrize(
+    ("adapter", "message"),
+    [
+        (AdapterSpec(modules_to_save=("head",)), r"modules_to_save must name .*got \['head'\]\. There are .*lm_head"),
+        (AdapterSpec(type="ia3", target_modules=("k_proj", "mlp_x")), r"target_modules must .* got \['mlp_x'\]"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_the_model_is_refused(adapter: AdapterSpec, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        models.check(ModelSpec(name="tiny", adapter=adapter))
 
 
 def test_a_network_of_classification_has_no_tokenizer() -> None:
@@ -254,6 +313,8 @@ def test_pefts_own_words_mean_what_they_do_in_peft(base: models.PretrainedModel)
     assert {name.split(".layers.")[1][0] for name, _ in chosen.named_parameters() if "lora_A" in name} == {"1"}
     plain = {"type": "lora", "r": 8, "alpha": 16.0, "target_modules": ["q_proj", "v_proj"], "layers_to_transform": None}
     assert AdapterSpec().model_dump(mode="json") == plain, "the identity of earlier runs"
+    assert AdapterSpec(type="none").model_dump(mode="json") == {**plain, "type": "none"}
+    assert AdapterSpec(type="bitfit").model_dump(mode="json") == {"type": "bitfit"}
 
 
 @pytest.mark.parametrize(
@@ -263,8 +324,17 @@ def test_pefts_own_words_mean_what_they_do_in_peft(base: models.PretrainedModel)
         ({"target_modules": "q_proj"}, r"a list of names or 'all-linear', got 'q_proj'\. Write \[q_proj\]"),
         ({"target_modules": []}, "at least 1 item"),
         ({"type": "none", "use_rslora": True}, "use_rslora must be left out with type 'none'"),
+        ({"type": "ia3", "lora_dropout": 0.1}, "lora_dropout must be left out with type 'ia3'"),
+        ({"feedforward_modules": ["q_proj"]}, r"must be left out with type 'lora', .* use type 'ia3'"),
+        ({"type": "ia3", "target_modules": ["k_proj"], "feedforward_modules": ["up_proj"]}, "among target_modules"),
+        ({"lora_dropout": 1.0}, "less than 1"),
     ],
 )
 def test_an_adapter_that_is_ambiguous_is_refused(adapter: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AdapterSpec.model_validate(adapter)
+
+
+def test_modules_beside_an_adapter_are_trained_in_float32() -> None:
+    with pytest.raises(ValueError, match=r"model\.dtype must be float32 with adapter\.modules_to_save, got bfloat16"):
+        ModelSpec(name="tiny", adapter=BESIDE, dtype="bfloat16")

@@ -1,4 +1,4 @@
-"""`raydp models` and `raydp spaces`: registered models and named search spaces."""
+"""`raydp list`, `models` and `spaces`: existing sweeps, registered models and named search spaces."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from raydp.cli.arguments import DEFAULT_URI, Json, Uri
+from raydp.cli.arguments import DEFAULT_URI, Json, Storage, Uri
 from raydp.cli.errors import Group
 
 models_app = typer.Typer(cls=Group, help="The model registry.")
@@ -22,6 +22,17 @@ TrustedKey = Annotated[
     typer.Option(help="Only what this key has signed: ed25519:... or a file of public keys; repeatable."),
 ]
 Verify = Annotated[bool, typer.Option("--verify", help="Also read the models' files and compare them with their seal.")]
+
+
+def list_(storage: Storage = "raydp_runs", json: Json = False) -> None:
+    """The sweeps under a storage folder: their runs, the selected configuration, when they changed."""
+    from raydp.io.output import print_json
+    from raydp.sweep.listing import list_sweeps, show_sweeps
+
+    sweeps = list_sweeps(storage)
+    print_json([sweep.to_json() for sweep in sweeps]) if json else show_sweeps(storage, sweeps)
+
+
 SHOWN = ("model_uri", "sweep", "batch_size", "num_steps", "learning_rate", "seed", "epsilon", "utility_loss", "score")
 SPARE = ("sweep", "seed", "epsilon", "aliases", "learning_rate", "num_steps", "batch_size")
 """Columns that a narrow terminal omits, in this order."""

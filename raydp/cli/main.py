@@ -15,9 +15,9 @@ from raydp.cli.arguments import By, Json, MaxLoss, MinGain, OneSweep, Rule, Sour
 from raydp.cli.audit import audit_app
 from raydp.cli.data import data_app
 from raydp.cli.errors import InterruptibleGroup, complain, explain
+from raydp.cli.imported import import_
 from raydp.cli.interrupts import stoppable
-from raydp.cli.listing import list_
-from raydp.cli.lookup import models_app, spaces_app
+from raydp.cli.lookup import list_, models_app, spaces_app
 from raydp.cli.mia import mia
 from raydp.cli.pate import pate
 from raydp.cli.plan import plan
@@ -278,7 +278,8 @@ def schema() -> None:
 
 for _name, _command, _panel in (
     ("plan", plan, RUN), ("variants", variants, RUN), ("list", list_, READ), ("predict", predict, READ),
-    ("report", report, READ), ("score", score, MODELS), ("mia", mia, PRIVACY), ("pate", pate, PRIVACY),
+    ("report", report, READ), ("score", score, MODELS), ("import", import_, MODELS), ("mia", mia, PRIVACY),
+    ("pate", pate, PRIVACY),
 ):  # fmt: skip
     app.command(_name, rich_help_panel=_panel)(_command)
 for _name, _group, _panel in (

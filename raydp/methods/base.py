@@ -11,7 +11,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from raydp.privacy import MethodRecord
 from raydp.privacy.mechanisms.reference import WeightedSets
-from raydp.spec.sections import Section
+from raydp.spec.sections import PrivacySpec, Section
 from raydp.training.gradients.weights import UnitWeights
 from raydp.training.noise.stream import KeyedStream
 from raydp.training.schedule import LearningRateSchedule, Shape
@@ -68,11 +68,13 @@ class StepTraits:
         clipping: how gradients are scaled to max_grad_norm: "flat", "automatic" or "adaptive". None: they are not.
         reference_weight: the weight w of the reference data in the loss. None: all examples weigh alike.
         loss_decay: λ of a decay term that is clipped with every example's gradient. 0: there is no such term.
+        drops_inputs: whether examples get the dropout masks of `adapter.lora_dropout`, as in `raydp.training.loop`.
     """
 
     clipping: str | None = None
     reference_weight: float | None = None
     loss_decay: float = 0.0
+    drops_inputs: bool = False
 
 
 class Method(Protocol):
@@ -125,6 +127,9 @@ class Method(Protocol):
     def record_fields(self, plan: TrialPlan) -> MethodRecord:
         """Return the method's part of a run's privacy record."""
 
+    def planned(self, trial: TrialPlan, privacy: PrivacySpec) -> TrialPlan | None:
+        """Return a run as the method makes it, None if it makes none of this configuration and seed."""
+
 
 class MethodSection(Section):
     """Base of methods in a spec. By default a method trains every task and has a guarantee."""
@@ -149,6 +154,10 @@ class MethodSection(Section):
         """Return a part that adds nothing: the method runs the event as it is."""
         return MethodRecord()
 
+    def planned(self, trial: TrialPlan, privacy: PrivacySpec) -> TrialPlan | None:
+        """Return the run unchanged: the method trains every configuration with every seed."""
+        return trial
+
 
 class ScheduledSection(MethodSection):
     """Base of methods whose learning rate may change from step to step.
@@ -160,6 +169,11 @@ class ScheduledSection(MethodSection):
     """The learning rate after the warm-up: `constant` at η, or falling from η to 0 by the end, `linear` or `cosine`."""
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the steps at the start in which the learning rate rises to η."""
+
+    @property
+    def traits(self) -> StepTraits:
+        """Steps of `raydp.training.loop` that neither clip nor weigh examples."""
+        return StepTraits(drops_inputs=True)
 
     def schedule(self, plan: TrialPlan) -> LearningRateSchedule | None:
         """Return the learning rates of a run; None if all are η."""

@@ -128,7 +128,12 @@ class DPSGD(ScheduledSection):
     @property
     def traits(self) -> StepTraits:
         """How gradients are clipped, weighted and decayed."""
-        return StepTraits(clipping=self.clipping, reference_weight=self.reference_weight, loss_decay=self._loss_decay)
+        return StepTraits(
+            clipping=self.clipping,
+            reference_weight=self.reference_weight,
+            loss_decay=self._loss_decay,
+            drops_inputs=True,
+        )
 
     @property
     def _loss_decay(self) -> float:

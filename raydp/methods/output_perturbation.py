@@ -61,6 +61,11 @@ class OutputPerturbation(MethodSection):
                 f"model.name must be a linear network with method output_perturbation, got {spec.model.name!r}. Its "
                 "guarantee rests on a convex loss: write linear:SHAPE:CLASSES and a classification task."
             )
+        if spec.evaluate_every is not None:
+            raise ValueError(
+                f"evaluate_every must be left out with method output_perturbation, got {spec.evaluate_every}. Noise is "
+                "added at the end: an evaluation would see weights without noise. Remove it."
+            )
         if spec.stopping is not None:
             raise ValueError(
                 "stopping must be left out with method output_perturbation, got checks. Noise is added at the end: a "

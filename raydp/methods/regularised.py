@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch.nn import functional as F
 
+from raydp.methods.base import StepTraits
 from raydp.methods.nonprivate import NonPrivate
 from raydp.tasks.base import Task
 from raydp.tasks.classification.labelled import ClassificationTask
@@ -62,6 +63,11 @@ class RegularisedClassifier(NonPrivate):
     """λ >= 0, the weight of the regulariser in the loss."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Number of steps at the start that train the classifier without the regulariser."""
+
+    @property
+    def traits(self) -> StepTraits:
+        """Steps that are not those of `raydp.training.loop`."""
+        return StepTraits()
 
     def check(self, spec: SweepSpec, task: Task) -> None:
         """Raise ValueError if the task is not a classification task with reference data."""

@@ -50,7 +50,7 @@ class WeightedRiskMinimization(NonPrivate):
     @property
     def traits(self) -> StepTraits:
         """Weighted examples, without clipping."""
-        return StepTraits(reference_weight=self.reference_weight)
+        return StepTraits(reference_weight=self.reference_weight, drops_inputs=True)
 
     def check(self, spec: SweepSpec, task: Task) -> None:
         """Raise ValueError if the task has no reference data."""

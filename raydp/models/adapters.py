@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -21,10 +22,18 @@ from raydp.models.virtual_tokens import reading
 from raydp.spec.sections import ALL_LINEAR, AdapterSpec
 
 if TYPE_CHECKING:
-    from peft import LoraConfig, PeftModel, PrefixTuningConfig, PromptTuningConfig
+    from peft import IA3Config, LoraConfig, PeftModel, PrefixTuningConfig, PromptTuningConfig
 
     from raydp.models.pretrained import PretrainedModel
 
+MODULES_TO_SAVE = ".modules_to_save."
+"""Part of peft's name of a weight of the base that is trained beside an adapter."""
+_PARTS = {
+    "none": ("",),
+    "lora": (".lora_A.", ".lora_B.", MODULES_TO_SAVE),
+    "ia3": (".ia3_l.", MODULES_TO_SAVE),
+}
+"""Type of adapter -> parts of the names of its trained weights."""
 PREFIX_STD = 0.3
 """Standard deviation of a prefix before training. Keys and values then have the size of the model's own. peft's
 standard normal is more than ten times the values of SmolLM2's first layer, and doubles the loss. Equal values (0) would
@@ -39,16 +48,26 @@ def attach_adapter(base: PretrainedModel, adapter: AdapterSpec, *, copy: bool = 
             next needs no copy.
 
     Returns:
-        The peft model, or the base model itself if every weight is trained.
+        The peft model, or the base model itself if weights of its own are trained.
 
     Raises:
         ValueError: the adapter does not fit the model's layers.
     """
-    if adapter.type == "none":
+    if adapter.trains_base:
         for parameter in base.model.parameters():
             parameter.data = parameter.data.to(torch.float32, copy=copy)  # fp32 master weights
-        return base.model.requires_grad_(True)
+        base.model.requires_grad_(adapter.type == "none")
+        trained = trainable_parameters(base.model, adapter)
+        if not trained:
+            raise ValueError(
+                f"model.adapter.type must fit {base.name!r}, got 'bitfit': it has no biases and no norms. Use another."
+            )
+        for parameter in trained.values():
+            parameter.requires_grad_(True)
+        return base.model
     from peft import PromptTuningConfig, get_peft_model
+
+    from raydp.models.peft_layers import with_own_layers
 
     name = Path(base.name).name
     config = _peft_config(adapter, name, base.model)
@@ -59,8 +78,10 @@ def attach_adapter(base: PretrainedModel, adapter: AdapterSpec, *, copy: bool = 
             model = cast("PeftModel", get_peft_model(base.model, config).eval())  # not mixed
     except ValueError as error:
         raise ValueError(f"model.adapter must fit the layers of {base.name!r}: {error}") from error
-    if adapter.type == "lora":
+    if adapter.type in ("lora", "ia3"):
         _check_targets(model, adapter, base.name)
+        _check_saved_modules(model, adapter)
+        with_own_layers(model)
     elif isinstance(config, PromptTuningConfig):
         _check_width(model, config.token_dim, base.name)
     else:
@@ -82,22 +103,33 @@ def building_peft_model() -> Iterator[None]:
 
 def _peft_config(
     adapter: AdapterSpec, base: str, model: PreTrainedModel
-) -> LoraConfig | PrefixTuningConfig | PromptTuningConfig:
+) -> IA3Config | LoraConfig | PrefixTuningConfig | PromptTuningConfig:
     """Return peft's configuration of an adapter."""
-    from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig
+    from peft import IA3Config, LoraConfig, PrefixTuningConfig, PromptTuningConfig
 
-    if adapter.type != "lora":
+    if adapter.virtual_tokens:
         kind = PrefixTuningConfig if adapter.type == "prefix" else PromptTuningConfig
         return kind(num_virtual_tokens=adapter.virtual_tokens, task_type="CAUSAL_LM", base_model_name_or_path=base)
-    from raydp.models.lora import NarrowLinear
+    from raydp.models.peft_layers import NarrowLinear
 
+    targets = _all_linear(model) if adapter.target_modules == ALL_LINEAR else list(adapter.target_modules)
+    layers, whole = adapter.layers_to_transform, list(adapter.modules_to_save) or None
+    if adapter.type == "ia3":
+        return IA3Config(
+            target_modules=_in_layers(model, targets, layers),
+            feedforward_modules=_in_layers(model, adapter.feedforward_modules, layers),
+            modules_to_save=whole,
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=base,
+        )
     config = LoraConfig(
         r=adapter.r,
         lora_alpha=adapter.alpha,  # type: ignore[arg-type]  # peft only divides it
         use_rslora=adapter.use_rslora,
-        target_modules=_all_linear(model) if adapter.target_modules == ALL_LINEAR else list(adapter.target_modules),
-        layers_to_transform=list(adapter.layers_to_transform) if adapter.layers_to_transform is not None else None,
-        lora_dropout=0.0,
+        target_modules=targets,
+        layers_to_transform=list(layers) if layers is not None else None,
+        modules_to_save=whole,
+        lora_dropout=adapter.lora_dropout,
         task_type="CAUSAL_LM",
         base_model_name_or_path=base,
     )
@@ -113,6 +145,27 @@ def _all_linear(model: PreTrainedModel) -> list[str]:
     output = model.get_output_embeddings()
     linear = (n for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not output)
     return sorted({name.rpartition(".")[2] for name in linear})
+
+
+def _in_layers(model: PreTrainedModel, targets: Sequence[str], layers: Sequence[int] | None) -> list[str]:
+    """Return the names of target modules, in full if only some decoder layers have them: IA3 has no word for layers."""
+    if layers is None:
+        return list(targets)
+    named = ((name, re.search(r"\.(\d+)\.", name)) for name, _ in model.named_modules())
+    ends = tuple(f".{target}" for target in targets)
+    return [name for name, found in named if found and int(found[1]) in layers and name.endswith(ends)]
+
+
+def _check_saved_modules(model: nn.Module, adapter: AdapterSpec) -> None:
+    """Raise ValueError for modules to train as a whole that the model does not have."""
+    saved = [name for name, _ in model.named_parameters() if MODULES_TO_SAVE in name]
+    missing = [m for m in adapter.modules_to_save if not any(f".{m}{MODULES_TO_SAVE}" in f".{name}" for name in saved)]
+    if missing:
+        known = {name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "weight")}
+        raise ValueError(
+            f"model.adapter.modules_to_save must name modules with weights, got {missing}. There are "
+            f"{', '.join(sorted(known - {'default', 'base_layer'}))}."
+        )
 
 
 def _check_width(model: PeftModel, width: int, base: str) -> None:
@@ -148,8 +201,9 @@ def _check_targets(model: nn.Module, adapter: AdapterSpec, base: str) -> None:
     """Raise ValueError for target names without a linear layer. peft accepts such names silently."""
     if adapter.target_modules == ALL_LINEAR:
         return
-    adapted = [name for name, _ in model.named_parameters() if ".lora_A." in name]
-    idle = [t for t in adapter.target_modules if not any(f".{t}.lora_A." in f".{name}" for name in adapted)]
+    part = ".ia3_l." if adapter.type == "ia3" else ".lora_A."
+    adapted = [name for name, _ in model.named_parameters() if part in name]
+    idle = [t for t in adapter.target_modules if not any(f".{t}{part}" in f".{name}" for name in adapted)]
     if idle:
         linear = {n.rsplit(".", 1)[-1] for n, m in causal_model(model).named_modules() if hasattr(m, "in_features")}
         raise ValueError(target_names_message(base, idle, linear - {"default"}))
@@ -165,9 +219,28 @@ def without_adapter(model: nn.Module) -> AbstractContextManager[None]:
 
 def trainable_parameters(model: nn.Module, adapter: AdapterSpec) -> dict[str, nn.Parameter]:
     """Return the trained parameters by name, sorted; a tied weight occurs once."""
-    named = model.named_parameters()  # each tensor once
-    parts = {"none": ("",), "lora": (".lora_A.", ".lora_B.")}.get(adapter.type, ("prompt_encoder.",))
-    return {n: p for n, p in sorted(named) if any(part in n for part in parts)}
+    named = sorted(model.named_parameters())  # each tensor once
+    if adapter.type == "bitfit":
+        chosen = set(_biases_and_norms(model))
+        return {name: parameter for name, parameter in named if name in chosen}
+    return {n: p for n, p in named if any(part in n for part in _PARTS.get(adapter.type, ("prompt_encoder.",)))}
+
+
+def _biases_and_norms(model: nn.Module) -> Iterator[str]:
+    """Yield the names of all biases, and of the weights of layers whose class is called a norm."""
+    for path, module in model.named_modules():
+        norm = type(module).__name__.endswith("Norm")
+        yield from (f"{path}.{own}" for own in module._parameters if norm or own == "bias")
+
+
+def starting_values(model: nn.Module, adapter: AdapterSpec) -> dict[str, torch.Tensor]:
+    """Return a copy of those trained parameters that start from the base's values, by name."""
+    trained = trainable_parameters(model, adapter).items()
+    return {n: p.detach().clone() for n, p in trained if _starts_from_base(n, adapter)}
+
+
+def _starts_from_base(name: str, adapter: AdapterSpec) -> bool:
+    return adapter.trains_base or MODULES_TO_SAVE in name
 
 
 def causal_model(model: nn.Module) -> PreTrainedModel:
@@ -233,14 +306,14 @@ def initialise(
 ) -> None:
     """Set the trained parameters to their start.
 
-    LoRA: A is Kaiming uniform from the seed, as in peft; B is zero. A soft prompt: standard normal from the seed,
-    peft's default (its `prompt_tuning_init` RANDOM). A prefix: normal with `PREFIX_STD` from the seed. Full
-    fine-tuning: the base's values.
+    LoRA: A is Kaiming uniform from the seed, as in peft; B is zero. IA3: ones. A soft prompt: standard normal from the
+    seed, peft's default (its `prompt_tuning_init` RANDOM). A prefix: normal with `PREFIX_STD` from the seed. The base's
+    own weights: the values in `base` (`starting_values`).
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in parameters.items():
-            if adapter.type == "none":
+            if _starts_from_base(name, adapter):
                 parameter.copy_(base[name])
             elif adapter.virtual_tokens:
                 std = PREFIX_STD if adapter.type == "prefix" else 1.0
@@ -249,6 +322,8 @@ def initialise(
                 bound = math.sqrt(3) * math.sqrt(2 / (1 + 5)) / math.sqrt(parameter.shape[1])
                 start = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator)
                 parameter.copy_(start)
+            elif ".ia3_l." in name:
+                parameter.fill_(1)
             else:
                 parameter.zero_()
 

@@ -177,13 +177,19 @@ def check(spec: ModelSpec, *, sharded: bool = False) -> tuple[PreTrainedTokenize
 
 def num_trained(spec: ModelSpec) -> int:
     """Return the number of trained weights of a model with its adapter, without reading its weights into memory."""
+    trained = trainable_parameters(trained_form(spec), spec.adapter)
+    return sum(parameter.numel() for parameter in trained.values())
+
+
+def trained_form(spec: ModelSpec) -> nn.Module:
+    """Return the model with its adapter as it is trained. The weights of a language model are not read: they have
+    shapes alone."""
     folder, _ = model_folder(spec.name)
     if NetworkName.parse(spec.name) is not None:
-        return sum(parameter.numel() for parameter in load_base(spec).model.parameters())
+        return load_base(spec).model
     hollow = _hollow(spec.name, folder)
     with torch.device("meta"):
-        trained = trainable_parameters(attach_adapter(hollow, spec.adapter), spec.adapter)
-    return sum(parameter.numel() for parameter in trained.values())
+        return attach_adapter(hollow, spec.adapter)
 
 
 def _hollow(name: str, folder: Path) -> PretrainedModel:

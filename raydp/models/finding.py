@@ -39,7 +39,7 @@ def check_found(spec: ModelSpec) -> None:
         folder = local_folder(Path(spec.name), spec.name)
         if folder is None:
             hub_folder(spec.name, ["config.json"])
-    if folder is not None and spec.adapter.type == "lora" and spec.adapter.target_modules != ALL_LINEAR:
+    if folder is not None and spec.adapter.type in ("lora", "ia3") and spec.adapter.target_modules != ALL_LINEAR:
         _check_target_names(spec, folder)
 
 

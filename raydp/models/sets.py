@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from raydp.models.adapters import attach_adapter, building_peft_model
+from raydp.models.adapters import MODULES_TO_SAVE, attach_adapter, building_peft_model
 from raydp.models.base_models import LoadedModel
 from raydp.models.pretrained import PretrainedModel
 from raydp.spec.sections import AdapterSpec
@@ -81,7 +81,7 @@ class TrainedModels:
         adapter = _adapter_of(folder) if (folder / ADAPTER_CONFIG).is_file() else None
         if _kind(adapter) != _kind(self._config):
             raise ValueError(f"{name} must have the adapter of the other models, got another. Score it separately.")
-        self._put(_weights(folder), name)
+        self._put(weights_of(folder), name)
         yield self._loaded
 
     @contextmanager
@@ -99,13 +99,7 @@ class TrainedModels:
                 raise ValueError(f"the weights of {name} must be those of the base model, got none of {missing[0]!r}.")
             self._copy_in({key: weights[key] for key in self._loaded.base_weights})
             return
-        from peft import set_peft_model_state_dict
-
-        placed = cast("_IncompatibleKeys", set_peft_model_state_dict(self._loaded.model, weights))
-        wrong = [key for key in placed.missing_keys if ".lora_" in key]
-        wrong += [key for key in placed.unexpected_keys if key != "prompt_embeddings"]  # peft handles these separately
-        if wrong:
-            raise ValueError(f"the weights of {name} must be those of its adapter's layers, got others: {wrong[0]!r}.")
+        put_adapter(self._loaded.model, weights, name)
 
     def _copy_in(self, values: Mapping[str, torch.Tensor]) -> None:
         parameters = dict(self._loaded.model.named_parameters())
@@ -114,7 +108,26 @@ class TrainedModels:
                 parameters[name].copy_(value)
 
 
-def _weights(folder: Path) -> dict[str, torch.Tensor]:
+def put_adapter(model: nn.Module, weights: dict[str, torch.Tensor], name: str) -> None:
+    """Put an adapter's weights, as peft saves them, into a model with the same adapter.
+
+    Args:
+        name: the adapter's name, for the message.
+
+    Raises:
+        ValueError: the weights are those of other layers.
+    """
+    from peft import set_peft_model_state_dict
+
+    placed = cast("_IncompatibleKeys", set_peft_model_state_dict(model, weights))
+    own = (".lora_", ".ia3_l.", MODULES_TO_SAVE)
+    wrong = [key for key in placed.missing_keys if any(part in key for part in own)]
+    wrong += [key for key in placed.unexpected_keys if key != "prompt_embeddings"]  # peft handles these separately
+    if wrong:
+        raise ValueError(f"the weights of {name} must be those of its adapter's layers, got others: {wrong[0]!r}.")
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     """Read every tensor of a folder's safetensors files."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:

@@ -47,6 +47,7 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "dp_mf": "raydp.methods.mf:DPMF",
         "dp_sgd": "raydp.methods.dp:DPSGD",
         "dp_weights": "raydp.methods.dp_weights:DPWeights",
+        "imported": "raydp.methods.imported:Imported",
         "mmd": "raydp.methods.mmd:MMDRegularization",
         "nonprivate": "raydp.methods.nonprivate:NonPrivate",
         "output_perturbation": "raydp.methods.output_perturbation:OutputPerturbation",

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
+from transformers.pytorch_utils import Conv1D
 
-from raydp.models.adapters import causal_model
+from raydp.models.adapters import MODULES_TO_SAVE, causal_model
 from raydp.models.virtual_tokens import reading
 from raydp.scores.base import Context, Measurement, ModelSet, ScoreSection
 from raydp.scores.language.decoding import evaluating
@@ -22,6 +23,7 @@ from raydp.tasks.text.token_loss import IGNORE
 
 if TYPE_CHECKING:
     from peft import PeftModel
+    from peft.tuners.ia3 import IA3Layer
     from peft.tuners.lora import LoraLayer
     from torch import nn
 
@@ -181,14 +183,21 @@ def target_probabilities(loaded: LoadedModel, batch: Batch) -> torch.Tensor:
 
 
 def effective_weights(loaded: LoadedModel) -> Weights:
-    """Return the trained weights as they act on the model. A LoRA layer gives the factors scale · B and A."""
+    """Return the trained weights as they act on the model.
+
+    A LoRA layer gives the factors scale · B and A. An IA3 layer gives its vector, each number times the norm of the row
+    or column of the base's matrix that it scales, so that distances are those of the scaled matrices.
+    """
     if not hasattr(loaded.model, "peft_config"):
         return {name: p.detach().cpu().clone() for name, p in loaded.model.named_parameters()}
     model = cast("PeftModel", loaded.model)
     if model.active_peft_config.is_prompt_learning:
         return {n: p.detach().cpu().clone() for n, p in model.named_parameters() if "prompt_encoder." in n}
     adapter, weights = model.active_adapter, Weights()
+    weights.update((n, p.detach().cpu().clone()) for n, p in model.named_parameters() if MODULES_TO_SAVE in n)
     for name, module in model.named_modules():
+        if adapter in getattr(module, "ia3_l", {}):
+            weights[name] = _scaled_matrix(cast("IA3Layer", module), adapter)
         if adapter not in getattr(module, "lora_A", {}):
             continue
         layer = cast("LoraLayer", module)
@@ -196,6 +205,18 @@ def effective_weights(loaded: LoadedModel) -> Weights:
         assert down.dim() == 2, "the LoRA layers that raydp trains are linear"
         weights[name] = (up.detach().cpu() * layer.scaling[adapter], down.detach().cpu().clone())
     return weights
+
+
+def _scaled_matrix(layer: IA3Layer, adapter: str) -> torch.Tensor:
+    """Return an IA3 vector, each number times the norm of what it scales: a column, or a row with its bias."""
+    base = layer.get_base_layer()
+    matrix = cast("torch.Tensor", base.weight).detach().float()
+    matrix = matrix.T if isinstance(base, Conv1D) else matrix  # [out, in]
+    sizes = matrix.norm(dim=0 if layer.is_feedforward else 1)
+    if base.bias is not None and not layer.is_feedforward:
+        sizes = torch.hypot(sizes, cast("torch.Tensor", base.bias).detach().float())
+    scaled: torch.Tensor = layer.ia3_l[adapter].detach().flatten().float() * sizes
+    return scaled.cpu()
 
 
 def _square_distance(one: Weights, other: Weights) -> float:

@@ -28,11 +28,13 @@ class OptunaSearch(Section):
     and the study records that configuration. σ follows from (b, T) and is never sampled. A running configuration counts
     as bad until its result is known (a constant liar), so that parallel runs spread out.
 
-    Source: Ozaki et al. 2022 (multi-objective TPE); Deb et al. 2002 (NSGA-II); Optuna 5 for constraints.
+    Source: Ozaki et al. 2022 (multi-objective TPE); Daulton et al. 2020 (expected hypervolume improvement); Deb et al.
+    2002 (NSGA-II); Optuna 5 for constraints.
     """
 
-    sampler: Literal["tpe", "nsga2"] = "tpe"
-    """`tpe`, Parzen estimators of good and of other configurations; `nsga2`, a genetic algorithm."""
+    sampler: Literal["tpe", "gp", "nsga2"] = "tpe"
+    """`tpe`, Parzen estimators of good and of other configurations; `gp`, Gaussian processes and the expected gain of
+    dominated area under constraints; `nsga2`, a genetic algorithm."""
     initial: Annotated[int, Field(ge=2)] = 5
     """Configurations that are drawn at random before the first estimates; for nsga2 the size of the population."""
     max_cost_share: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -109,7 +111,8 @@ def _observations(points: pd.DataFrame, goal: Goal) -> dict[Configuration, Obser
         configuration: Observation(
             utility_loss=float(loss[at]),
             score=float(score[at]),
-            exceeds={name: float(by[at]) for name, by in exceeds.items() if not np.isnan(by[at])},
+            # a bound that one configuration says nothing about counts as kept: Optuna wants the same bounds of all
+            exceeds={name: float(np.nan_to_num(by[at])) for name, by in exceeds.items() if not np.isnan(by).all()},
         )
         for at, configuration in enumerate(configurations(means))
     }

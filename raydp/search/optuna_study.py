@@ -18,7 +18,7 @@ import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from optuna.exceptions import StorageInternalError
-from optuna.samplers import BaseSampler, NSGAIISampler, RandomSampler, TPESampler
+from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.storages import InMemoryStorage, RDBStorage
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
@@ -86,6 +86,8 @@ def new_sampler(name: str, initial: int, *, seed: Sequence[int]) -> BaseSampler:
     number = int(np.random.SeedSequence(list(seed)).generate_state(1)[0])
     if name == "nsga2":
         return NSGAIISampler(population_size=initial, seed=number)
+    if name == "gp":
+        return GPSampler(n_startup_trials=initial, seed=number, warn_independent_sampling=False)
     return TPESampler(n_startup_trials=initial, multivariate=True, constant_liar=True, seed=number)
 
 

@@ -66,6 +66,9 @@ class SweepSpec(Section):
     """How one configuration is chosen at the end."""
     stopping: StoppingSpec | None = None
     """Which runs end before their last step. By default none does."""
+    evaluate_every: Annotated[int, Field(ge=1)] | None = None
+    """Number of steps after which the utility is measured in training too: `heldout_loss` of a run's history, in Ray
+    Tune and in MLflow. By default it is measured at the end alone."""
     cluster: ClusterSpec = ClusterSpec()
     """Where the sweep runs. Nothing here changes a result."""
     storage: str = "raydp_runs"

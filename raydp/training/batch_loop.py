@@ -28,6 +28,7 @@ def run(plan: TrialPlan, context: TrainingContext, comm: Comm, step_fn: Callable
             raise Paused(f"paused after {step} of {plan.num_steps} steps; this method starts again")
         history.append({"step": step, **step_fn(step)})
         done = step + 1
+        history[-1] |= context.evaluate_fn(done)
         if context.progress is not None:
             context.progress(done, plan.num_steps, history[-1])
         if done in context.check_steps and context.check_fn(done):

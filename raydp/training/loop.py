@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from raydp.models.vector_layers import ExampleDropout, dropouts_of, dropping
 from raydp.tasks.base import Examples, Task
 from raydp.training import sharding
 from raydp.training.checkpoint import CheckpointStore
@@ -102,6 +104,7 @@ def run(
     parts = {name: sharding.part_of(p) for name, p in context.parameters.items()}
     in_parts = sharding.in_parts(context.parameters)
     holders = LocalComm(comm.device) if in_parts else comm  # the ranks that hold the same gradient as this rank
+    dropouts = dropouts_of(context.model)
     canaries = context.canaries
     if canaries is not None:
         assert not in_parts, "canaries need the whole sum"
@@ -117,7 +120,8 @@ def run(
         if canaries is not None:
             drawn = canaries.without_canaries(drawn)
         share = units.share(drawn if rule.weights is None else rule.weights.counting(drawn), comm)
-        while (sums := _accumulate(units, share, rule, context, task, total, comm)) is None:
+        dropout = partial(_dropping, dropouts, stream, step)
+        while (sums := _accumulate(units, share, rule, context, task, total, comm, dropout)) is None:
             context.budget.halve()
         # Sum over ranks. The sums also carry rank 0's request to pause.
         sums[PAUSE] += pause
@@ -144,8 +148,9 @@ def run(
         history.append(_record(step, sums, threshold))
         unclipped, counted = sums[2:PAUSE].tolist()
         rule.clipping.update(unclipped, counted, stream, step)
-        # Report, save, pause, or end early.
+        # Evaluate, report, save, pause, or end early.
         done = step + 1
+        history[-1] |= context.evaluate_fn(done)
         followup.after(done, history, pause=bool(sums[PAUSE]))
         if done in context.check_steps and context.check_fn(done):
             ended_early = True
@@ -197,8 +202,12 @@ def _accumulate(
     task: Task,
     total: dict[str, torch.Tensor],
     comm: Comm,
+    dropout: Callable[[NDArray[np.int64]], AbstractContextManager[None]],
 ) -> torch.Tensor | None:
     """Set `total` to the sum over this rank's units; if parameters are sharded, to this rank's part of the whole sum.
+
+    Args:
+        dropout: examples of a micro-batch -> block in which the model drops their inputs.
 
     Returns:
         [5] float64 sums of loss, norm, unclipped units and drawn units, and a place for `PAUSE`; None if smaller
@@ -224,7 +233,10 @@ def _accumulate(
         assert weights is None or per_unit == 1, "weights are of units of one example"
         # Add the micro-batch's gradients; if memory runs out, ask for smaller micro-batches or give up.
         try:
-            losses, norms = rule.gradients.accumulate(partial(losses_of, context, task, batch), into, per_unit, weights)
+            with dropout(indices):
+                losses, norms = rule.gradients.accumulate(
+                    partial(losses_of, context, task, batch), into, per_unit, weights
+                )
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -241,6 +253,25 @@ def _accumulate(
         drawn = torch.full_like(norms[0], len(norms))
         sums[:PAUSE] += torch.stack([losses.sum(), norms.sum(), unclipped.to(norms), drawn])
     return sums
+
+
+def _dropping(
+    dropouts: Sequence[ExampleDropout], stream: KeyedStream, step: int, examples: NDArray[np.int64]
+) -> AbstractContextManager[None]:
+    """Let a model drop inputs of a micro-batch for a block, by masks from the run's keyed stream.
+
+    A mask depends on the step, the layer and the example alone, so the clipped gradient of an example does too: the
+    guarantee is that of the same training without dropout. A share is rounded to a multiple of 2^-16.
+    """
+
+    def keep(layer: str, shape: torch.Size, share: float) -> torch.Tensor:
+        count = math.prod(shape[1:])
+        names = (f"{layer}:{example}" for example in examples)
+        drawn = [stream.bits(-(-count // 4), step=step, purpose="dropout", name=name) for name in names]
+        kept = np.stack([bits.view("<u2")[:count] for bits in drawn]) >= round(share * 2**16)
+        return torch.from_numpy(kept).view(shape)
+
+    return dropping(dropouts, keep) if dropouts else nullcontext()
 
 
 def losses_of(context: TrainingContext, task: Task, batch: Examples) -> torch.Tensor:

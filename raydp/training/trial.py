@@ -36,6 +36,8 @@ class TrainingContext:
         pause_fn: asked before each step whether to save the state and raise `Paused`; rank 0's answer counts.
         check_steps: numbers of steps after which check_fn is called.
         check_fn: called on every rank with the steps done. It returns the same on every rank: whether to end training.
+        evaluate_fn: called on every rank with the steps done, after each step. It returns further values of the step's
+            row, on rank 0; nothing for steps after which nothing is measured.
         ledger: records every noisy step before the step is used.
         canaries: gradient canaries of an audit. Such a run saves no checkpoint and starts again if it is interrupted.
     """
@@ -50,6 +52,7 @@ class TrainingContext:
     pause_fn: Callable[[], bool] | None = None
     check_steps: frozenset[int] = frozenset()
     check_fn: Callable[[int], bool] = lambda done: False
+    evaluate_fn: Callable[[int], Mapping[str, float]] = lambda done: {}
     ledger: Ledger | None = None
     canaries: GradientCanaries | None = None
 

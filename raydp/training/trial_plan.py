@@ -19,6 +19,7 @@ class TrialPlan:
         seed: public seed of the repetition, for initialisation and score sampling.
         claimed_epsilon: ε that a method claims without proof; None for methods whose ε is accounted.
         delta: δ of the claim; None for methods whose ε is accounted.
+        source: folder of a model that was trained elsewhere; None for a run that is trained.
     """
 
     run_id: str
@@ -30,6 +31,7 @@ class TrialPlan:
     noise_multiplier: float
     claimed_epsilon: float | None = None
     delta: float | None = None
+    source: str | None = None
 
     @property
     def configuration(self) -> Configuration:

@@ -218,7 +218,7 @@ BY_RULE = [f"select {rule}" for rule in analysis.RULES]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [BY_RULE, *([name] for name in ANALYSES if name not in BY_RULE)], ids=" ".join)
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(table=changed_tables())
 def test_an_answer_or_a_clear_error_on_many_tables(names: list[str], table: pd.DataFrame) -> None:
     for name in names:

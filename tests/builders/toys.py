@@ -80,7 +80,7 @@ def context(adapter: AdapterSpec = ADAPTER, **options: object) -> TrainingContex
 
 def train(comm: Comm | None = None, microbatch_size: int | None = None, **options: object) -> dict[str, torch.Tensor]:
     """Train PLAN and return the trained weights."""
-    toy = context(microbatch_size=microbatch_size)
+    toy = context(options.get("adapter", ADAPTER), microbatch_size=microbatch_size)
     method = options.get("method", METHOD)
     method.train(PLAN, toy, task_of(method), comm or LocalComm(), KEY, options.get("store"))
     return {name: p.detach().clone() for name, p in toy.parameters.items()}

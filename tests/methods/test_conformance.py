@@ -93,7 +93,8 @@ class TestPATE(MethodConformance):
 
 
 def test_every_registered_method_runs_the_suite() -> None:
-    assert {suite.name for suite in MethodConformance.__subclasses__()} >= set(BUILTIN["methods"])
+    """`imported` trains nothing: tests/sweep/test_imported.py."""
+    assert {suite.name for suite in MethodConformance.__subclasses__()} >= set(BUILTIN["methods"]) - {"imported"}
 
 
 class Claiming(DPSGD):

@@ -209,7 +209,7 @@ def test_the_record_says_that_it_is_a_claim() -> None:
     assert record.not_certified_because[0].startswith("claimed ε, not certified: ")
     assert record.seed_policy.startswith("sampling masks and noise come from a secret")
     card = card_markdown(PrivacyCard(record=record, guarantee=NO_GUARANTEE))
-    assert "No privacy guarantee is known: ε is infinite. The method claims (1, 1e-05)" in card
+    assert "No privacy guarantee is known: ε is infinite. (1, 1e-05) is claimed" in card
     assert CLAIM in card
     assert "differentially private" not in card
     event = PoissonGaussian(sample_rate=1.0, noise_multiplier=1.0, num_steps=1)

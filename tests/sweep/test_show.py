@@ -187,7 +187,10 @@ def test_predictions_warn_of_what_is_beyond_the_measured(capsys: pytest.CaptureF
         ({"name": "nonprivate"}, ["nothing bounds what one record does, so ε is infinite, whatever δ is"]),
         (
             {"name": "dp_weights"},
-            ["The method claims (8, ", "Not certified: the formula takes one record to move the trained weights by"],
+            [
+                ") is claimed, and nothing proves it",
+                "Not certified: the formula takes one record to move the trained weights by",
+            ],
         ),
         (
             {"name": "dp_mf", "num_bands": 2, "max_grad_norm": 0.1},

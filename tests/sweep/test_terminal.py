@@ -182,6 +182,7 @@ def test_a_status_says_how_far_the_runs_in_progress_are(trained: Trained, tmp_pa
     """Only while a driver writes it: what a killed driver has left is soon out of date."""
     folder = SweepFolder.open(Path(shutil.copytree(trained.folder.path, tmp_path / "running")))
     trial = trained.trials[0]
+    (folder.path / "summary.json").unlink(missing_ok=True)
     for name in ("result.json", "tracked.json"):
         (folder.trial(trial.run_id) / name).unlink()
     status = QueueStatus(running={trial.run_id: (1, 3), BASE_RUN: (0, 0)}, waiting=0)

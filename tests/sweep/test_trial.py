@@ -26,6 +26,9 @@ FULL = {"name": "tiny", "adapter": {"type": "none"}}
 LORA = {"name": "tiny", "adapter": {"r": 2, "alpha": 4}}
 PROMPT = {"name": "tiny", "adapter": {"type": "soft_prompt", "num_virtual_tokens": 3}}
 PREFIX = {"name": "tiny", "adapter": {"type": "prefix", "num_virtual_tokens": 3}}
+IA3 = {"name": "tiny", "adapter": {"type": "ia3"}}
+BITFIT = {"name": "tiny", "adapter": {"type": "bitfit"}}
+BESIDE = {"name": "tiny", "adapter": {"r": 2, "modules_to_save": ["lm_head"], "lora_dropout": 0.1}}
 SPACE = {"points": [[32, 4, 0.01]]}
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(100, 132))
 
@@ -41,7 +44,11 @@ def runner(folder: Path, key: bytes = TEST_KEY, **changes: Any):
     return TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), key), plan
 
 
-@pytest.mark.parametrize("model", [LORA, PROMPT, PREFIX, FULL], ids=["lora", "soft prompt", "prefix", "full"])
+@pytest.mark.parametrize(
+    "model",
+    [LORA, PROMPT, PREFIX, FULL, IA3, BITFIT, BESIDE],
+    ids=["lora", "soft prompt", "prefix", "full", "ia3", "bitfit", "lora with dropout, and lm_head"],
+)
 @pytest.mark.parametrize(
     "method",
     slow_after(1, [{"name": "dp_adam"}, {"name": "dp_sgd", "momentum": 0.5}, {"name": "nonprivate"}]),
@@ -74,6 +81,24 @@ def test_the_weights_of_a_run_depend_on_the_key(tmp_path: Path) -> None:
     first, again, other = weights
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not any(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_the_utility_is_measured_in_training_without_a_change_of_the_result(tmp_path: Path) -> None:
+    space = {"points": [[32, 5, 0.01]]}
+    trial_runner, plan = runner(tmp_path, model=LORA, space=space)
+    plain = trial_runner.run(plan.trials[0], files(tmp_path / "plain", plan.trials[0]), "attempt")
+    evaluated, again = runner(tmp_path, model=LORA, space=space, evaluate_every=2)
+    assert again.trials[0].run_id == plan.trials[0].run_id
+    result = evaluated.run(again.trials[0], files(tmp_path / "evaluated", again.trials[0]), "attempt")
+    measured = {row["step"]: row["heldout_loss"] for row in result.history if "heldout_loss" in row}
+    assert list(measured) == [1, 3], "after two and four of five steps"
+    assert len({*measured.values(), plain.loss}) == 3
+    assert result.loss == plain.loss
+    two, first_steps = runner(tmp_path, model=LORA, space={"points": [[32, 2, 0.01]]}, evaluate_every=1)
+    assert [
+        row.get("heldout_loss") is None
+        for row in two.run(first_steps.trials[0], files(tmp_path / "two", first_steps.trials[0]), "attempt").history
+    ] == [False, True], "the end has its utility"
 
 
 def test_a_run_without_noise_has_an_infinite_epsilon(tmp_path: Path) -> None:

@@ -93,7 +93,9 @@ def test_what_cannot_be_exported_says_why(registered, tracker, record, base_fold
         virtual = get_peft_model(AutoModelForCausalLM.from_pretrained(base_folder), config)
         virtual.save_pretrained(tmp_path / kind.__name__, save_embedding_layers=False)
         held = tracker.log_trial(record(kind.__name__, base=base, model_dir=tmp_path / kind.__name__))
-        with pytest.raises(ValueError, match=f"--merge must be for a LoRA adapter, got .* {config.peft_type.value}"):
+        with pytest.raises(
+            ValueError, match=f"--merge must be for a LoRA or IA3 adapter, got .* {config.peft_type.value}"
+        ):
             export_model(held, tmp_path / "out", tracking_uri=store, merge=True)
     with pytest.raises(ValueError, match="--output must be a new or empty folder"):
         export_model(uri, tmp_path, tracking_uri=store)

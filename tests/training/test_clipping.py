@@ -7,8 +7,11 @@ import torch
 from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from torch import nn
 
-from raydp.models.lora import NarrowLinear
+from raydp.models.adapters import attach_adapter, trainable_parameters
+from raydp.models.peft_layers import NarrowLinear
+from raydp.models.pretrained import PretrainedModel
 from raydp.selftest.odd_layers import with_odd_layers
+from raydp.spec.sections import AdapterSpec
 from raydp.tasks.base import Batch
 from raydp.tasks.text.token_loss import IGNORE, token_nll
 from raydp.training.gradients.clipping import ClippedGradients
@@ -63,8 +66,22 @@ def odd() -> nn.Module:
         return with_odd_layers(llama(tied=True))
 
 
+def adapted(model: nn.Module, adapter: AdapterSpec) -> nn.Module:
+    """With an adapter that is not at its start, as a sweep attaches it."""
+    base = PretrainedModel(name="random", model=model, tokenizer=None, weight_hash="")
+    attached = attach_adapter(base, adapter)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in trainable_parameters(attached, adapter).values():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return attached.eval()
+
+
 MODELS = {
     "lora": lora,
+    "ia3": lambda: adapted(llama(tied=True), AdapterSpec(type="ia3")),
+    "bitfit": lambda: adapted(gpt2(), AdapterSpec(type="bitfit")),
+    "lora and lm_head": lambda: adapted(llama(tied=True), AdapterSpec(r=2, modules_to_save=("lm_head",))),
     "soft prompt": lambda: soft_prompt(llama(tied=True)),
     "soft prompt, positions": lambda: soft_prompt(gpt2()),
     "prefix": lambda: prefix(llama(tied=True)),
@@ -187,7 +204,7 @@ def test_one_record_changes_the_sum_by_at_most_the_clipping_norm(kind: str, rule
     def flat_sum(rows: slice) -> torch.Tensor:
         total = {name: torch.zeros_like(p) for name, p in parameters.items()}
         part = Batch(input_ids=batch.input_ids[rows], labels=batch.labels[rows])
-        engine.accumulate(lambda: losses(model, part), total)
+        engine.accumulate(lambda: 100 * losses(model, part), total)  # gradients of a few vectors are small
         return torch.cat([t.flatten() for t in total.values()])
 
     change = (flat_sum(slice(0, 6)) - flat_sum(slice(0, 5))).norm().item()

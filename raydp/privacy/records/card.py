@@ -69,8 +69,8 @@ def epsilon_sentence(epsilon: float, delta: float, unit: str, claimed_epsilon: f
     """
     if claimed_epsilon:
         return (
-            "No privacy guarantee is known: ε is infinite. The method claims "
-            f"({claimed_epsilon:.4g}, {delta:.3g}), and nothing proves it: claimed ε, not certified."
+            f"No privacy guarantee is known: ε is infinite. ({claimed_epsilon:.4g}, {delta:.3g}) is claimed, and "
+            "nothing proves it: claimed ε, not certified."
         )
     if math.isinf(epsilon):
         return (

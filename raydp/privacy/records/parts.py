@@ -135,11 +135,13 @@ class MethodRecord:
         caveats: further reasons why the guarantee does not hold as stated (a sampler that shuffles, a claim without
             proof). Each makes the record uncertified.
         also_not_covered: further items that epsilon does not cover.
+        seed_policy: where masks and noise come from, if not from the sweep's key.
     """
 
     procedure: Procedure = field(default_factory=Procedure)
     caveats: tuple[str, ...] = ()
     also_not_covered: tuple[str, ...] = ()
+    seed_policy: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

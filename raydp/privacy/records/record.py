@@ -228,7 +228,7 @@ def privacy_record(
         mechanism=mechanism,
         procedure=replace(method.procedure, sampler=sampler),
         unit=unit,
-        seed_policy=SEED_POLICY[noise_key if private or claims else "none"],
+        seed_policy=method.seed_policy or SEED_POLICY[noise_key if private or claims else "none"],
         not_certified_because=tuple(reasons),
         not_covered=(*method.also_not_covered, *not_covered),
         data_sets=data_sets,

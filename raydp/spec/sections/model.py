@@ -17,16 +17,37 @@ from raydp.spec.sections.base import Positive, Section
 
 VIRTUAL = ("soft_prompt", "prefix")
 """Types of adapters that put virtual tokens before the text."""
+WHOLE = ("none", "bitfit")
+"""Types without an adapter: the base model's own weights are trained."""
 ALL_LINEAR = "all-linear"
 """peft's name for all linear layers but the output layer."""
+IA3_TARGETS, IA3_FEEDFORWARD = ("k_proj", "v_proj", "down_proj"), ("down_proj",)
+"""The layers that Liu et al. (2022) scale, in a Llama's names: keys and values, and the inputs of down_proj."""
+
+_OF_LORA, _OF_PEFT = ("lora",), ("lora", "ia3")
+_OWNERS = {
+    "r": _OF_LORA,
+    "alpha": _OF_LORA,
+    "use_rslora": _OF_LORA,
+    "lora_dropout": _OF_LORA,
+    "target_modules": _OF_PEFT,
+    "layers_to_transform": _OF_PEFT,
+    "modules_to_save": _OF_PEFT,
+    "feedforward_modules": ("ia3",),
+    "num_virtual_tokens": VIRTUAL,
+}
+"""Field -> the types of adapters that have it."""
+_LATER = {"use_rslora", "lora_dropout", "modules_to_save"}
+"""Fields that are a part of a run's identity only if they are used: earlier runs did not have them."""
 
 
 class AdapterSpec(Section):
-    """The trained weights: a LoRA adapter, a soft prompt, a prefix (from peft) or, with type "none", all weights."""
+    """The trained weights: an adapter of peft (LoRA, IA3, a soft prompt, a prefix) or weights of the base itself."""
 
-    type: Literal["lora", "soft_prompt", "prefix", "none"] = "lora"
-    """`lora`, `soft_prompt` (prompt tuning; Lester et al. 2021), `prefix` (prefix tuning without its reparametrisation;
-    Li and Liang 2021) or `none` (full fine-tuning)."""
+    type: Literal["lora", "ia3", "soft_prompt", "prefix", "bitfit", "none"] = "lora"
+    """`lora`, `ia3` (factors of the outputs or inputs of linear layers; Liu et al. 2022), `soft_prompt` (prompt tuning;
+    Lester et al. 2021), `prefix` (prefix tuning without its reparametrisation; Li and Liang 2021), `bitfit` (the base's
+    biases, and the weights of its norms; Ben Zaken et al. 2022) or `none` (full fine-tuning)."""
     r: Annotated[int, Field(ge=1, le=4096)] = 8
     """Rank of the LoRA adapter."""
     alpha: Annotated[Positive, Field(validation_alias=AliasChoices("alpha", "lora_alpha"))] = 16.0
@@ -35,9 +56,18 @@ class AdapterSpec(Section):
     """Whether the update is alpha / sqrt(r) times B A instead, so that its size does not fall with the rank
     (Kalajdzievski 2023)."""
     target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | Literal["all-linear"] = ("q_proj", "v_proj")
-    """Names of the linear layers that get a LoRA adapter, or `all-linear` for all but the output layer."""
+    """Names of the linear layers that get an adapter, or `all-linear` for all but the output layer. Of `ia3` the
+    default is k_proj, v_proj and down_proj."""
     layers_to_transform: tuple[Annotated[int, Field(ge=0)], ...] | None = None
-    """Positions of the decoder layers that get a LoRA adapter; all layers by default."""
+    """Positions of the decoder layers that get an adapter; all layers by default."""
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of a LoRA adapter's inputs that is set to 0 in training. The masks depend on the sweep's key, the run, the
+    step, the example and the layer alone, so a step that is repeated after a fault drops the same inputs."""
+    modules_to_save: tuple[str, ...] = ()
+    """Names of modules of the base, such as lm_head, that are trained as a whole and saved with the adapter."""
+    feedforward_modules: tuple[str, ...] = ()
+    """Those target modules of `ia3` whose inputs are scaled in place of their outputs. Default: down_proj, if
+    target_modules is left out."""
     num_virtual_tokens: Annotated[int, Field(ge=1, le=4096)] = 20
     """Length of the soft prompt or prefix, in tokens. Every virtual token stands before the text: as a trained
     embedding, or as trained keys and values of every layer."""
@@ -49,6 +79,13 @@ class AdapterSpec(Section):
             raise ValueError(
                 "model.adapter.alpha must be given once, got lora_alpha too, which is the same. Remove one."
             )
+        return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _layers_of_ia3(cls, values: object) -> object:
+        if isinstance(values, dict) and values.get("type") == "ia3" and "target_modules" not in values:
+            return {"feedforward_modules": IA3_FEEDFORWARD, **values, "target_modules": IA3_TARGETS}
         return values
 
     @field_validator("target_modules", mode="before")
@@ -63,31 +100,41 @@ class AdapterSpec(Section):
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> AdapterSpec:
-        for name, field in type(self).model_fields.items():
-            value, owners = getattr(self, name), VIRTUAL if name == "num_virtual_tokens" else ("lora",)
-            if name != "type" and self.type not in owners and value != field.default:
+        for name, owners in _OWNERS.items():
+            value = getattr(self, name)
+            if self.type not in owners and value != type(self).model_fields[name].default:
                 raise ValueError(
                     f"model.adapter.{name} must be left out with type {self.type!r}, got {value}. "
                     f"Remove it, or use type {' or '.join(map(repr, owners))}."
                 )
         return self
 
+    @model_validator(mode="after")
+    def _inputs_of_targets(self) -> AdapterSpec:
+        others = [name for name in self.feedforward_modules if name not in self.target_modules]
+        if others and self.target_modules != ALL_LINEAR:
+            raise ValueError(
+                f"model.adapter.feedforward_modules must be among target_modules, got {others}. Add them there."
+            )
+        return self
+
     @model_serializer(mode="wrap")
     def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave out the fields of other types. The identity of earlier runs contains LoRA's fields alone."""
+        """Leave out the fields of other types. In full fine-tuning, the identity of runs has always had LoRA's."""
         values: dict[str, object] = handler(self)
-        prompt = ("type", "num_virtual_tokens")
-        unused = () if self.use_rslora else ("use_rslora",)
-        return {
-            k: v
-            for k, v in values.items()
-            if k not in unused and (k == "type" or (k in prompt) == (self.type in VIRTUAL))
-        }
+        like = "lora" if self.type == "none" else self.type
+        unused = {name for name in _LATER if getattr(self, name) == type(self).model_fields[name].default}
+        return {k: v for k, v in values.items() if k == "type" or (like in _OWNERS[k] and k not in unused)}
 
     @property
     def virtual_tokens(self) -> int:
         """Return the number of positions before the text."""
         return self.num_virtual_tokens if self.type in VIRTUAL else 0
+
+    @property
+    def trains_base(self) -> bool:
+        """Return whether weights of the base itself are trained, so that the model is saved as a whole."""
+        return self.type in WHOLE
 
 
 class ModelSpec(Section):
@@ -98,13 +145,22 @@ class ModelSpec(Section):
     adapter: AdapterSpec = AdapterSpec()
     """What is trained on the base model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the base weights under an adapter. In full fine-tuning the weights are float32 and the matrix products of
-    training are computed in this type (autocast)."""
+    """Type of the base weights under an adapter. With type `none` or `bitfit` the weights are float32 and the matrix
+    products of training are computed in this type (autocast)."""
+
+    @model_validator(mode="after")
+    def _modules_are_trained_in_float32(self) -> ModelSpec:
+        if self.adapter.modules_to_save and self.dtype != "float32":
+            raise ValueError(
+                f"model.dtype must be float32 with adapter.modules_to_save, got {self.dtype}: these modules are "
+                "trained in float32 and read what the base computes. Write float32, or leave modules_to_save out."
+            )
+        return self
 
     @property
     def weight_dtype(self) -> Literal["float32", "bfloat16"]:
         """Return the type of the base weights in memory."""
-        return "float32" if self.adapter.type == "none" else self.dtype
+        return "float32" if self.adapter.trains_base else self.dtype
 
     @property
     def uses_autocast(self) -> bool:

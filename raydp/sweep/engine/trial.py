@@ -86,7 +86,7 @@ class TrialRunner:
         adapter = spec.model.adapter
         self._sharded = spec.cluster.sharding == "full" and comm.world_size > 1
         model = adapters.attach_adapter(pretrained, adapter, copy=not self._sharded)
-        full = adapter.type == "none"
+        full = adapter.trains_base
         if self._sharded:
             replicated = set() if full else set(adapters.trainable_parameters(model, adapter).values())
             sharding.shard(model, comm, replicated=replicated)
@@ -95,9 +95,11 @@ class TrialRunner:
             take_share(comm.device, spec.cluster.gpus_per_worker, needed)
             model.to(comm.device)
         self._parameters = adapters.trainable_parameters(model, adapter)
-        base = {name: p.detach().clone() for name, p in self._parameters.items()} if full else {}
+        self._start = adapters.starting_values(model, adapter)
         self._loaded = models.LoadedModel(
-            model=model, tokenizer=cast("PreTrainedTokenizerBase", pretrained.tokenizer), base_weights=base
+            model=model,
+            tokenizer=cast("PreTrainedTokenizerBase", pretrained.tokenizer),
+            base_weights=self._start if full else {},  # an adapter is switched off instead
         )
         cluster = spec.cluster
         if cluster.gradient_checkpointing:
@@ -141,7 +143,7 @@ class TrialRunner:
         Raises:
             Paused: the control asked for a pause. The state is saved.
         """
-        start = self._untrained(plan.seed) or self._loaded.base_weights
+        start = self._untrained(plan.seed) or self._start
         adapters.initialise(self._parameters, self._spec.model.adapter, start, plan.seed)
         ledger, notes, reasons = files.ledger(), list[str](), list[str]()
         context = self._context(plan, ledger, control, reasons)
@@ -199,6 +201,13 @@ class TrialRunner:
             reasons.extend([reason] if reason else [])
             return bool(self.comm.broadcast_object(reason))
 
+        def evaluate(done: int) -> dict[str, float]:
+            every = self._spec.evaluate_every
+            if every is None or done % every or done == plan.num_steps:  # the utility at the end is measured anyway
+                return {}
+            loss = self._on_rank_0(lambda loaded: self._task.utility(loaded.model))
+            return {} if loss is None else {"heldout_loss": loss}
+
         return TrainingContext(
             model=self._loaded.model,
             parameters=self._parameters,
@@ -210,6 +219,7 @@ class TrialRunner:
             pause_fn=control.must_pause if control is not None else None,
             check_steps=frozenset(checks),
             check_fn=check,
+            evaluate_fn=evaluate,
             ledger=ledger,
             canaries=self._canaries(plan),
         )

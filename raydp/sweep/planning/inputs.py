@@ -34,6 +34,7 @@ def build_task(spec: SweepSpec) -> tuple[Task, str]:
         task = task_of(spec, tokenizer)
         models.check_length(spec.model, int(max(task.lengths().max(), task.heldout_lengths().max())))
     _check_canaries(spec, task)
+    _check_dropout(spec)
     spec.method.params.check(spec, task)
     for score in spec.scores:
         score.params.check(task)
@@ -69,6 +70,16 @@ def _classification(spec: SweepSpec) -> Task:
             f"{', '.join(ARCHITECTURES)}."
         )
     return task
+
+
+def _check_dropout(spec: SweepSpec) -> None:
+    """Refuse dropout with a method that trains without the masks."""
+    share = spec.model.adapter.lora_dropout
+    if share and not spec.method.params.traits.drops_inputs:
+        raise ValueError(
+            f"model.adapter.lora_dropout must be 0 with the method {spec.method.name!r}, got {share:g}: the method "
+            "does not draw the masks. Leave it out."
+        )
 
 
 def _check_canaries(spec: SweepSpec, task: Task) -> None:

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from raydp.io.cache import cache_dir
 from raydp.methods.base import weighted_sets
@@ -109,7 +110,7 @@ class SweepPlan:
             "noise_multiplier": trial.noise_multiplier,
             "epsilon": json_number(record.accounted.epsilon),
             **({} if claimed is None else {"claimed_epsilon": claimed}),
-            "delta": self.delta,
+            "delta": record.accounted.delta,
             "compute": compute,
             "updates": float(compute * exact(trial.learning_rate)),
             "seeds": seeds,
@@ -143,16 +144,20 @@ def make_plan(
     trials, privacy = [], {}
     for configuration, calibration in zip(configurations, solved, strict=True):
         for seed in spec.seed_labels:
-            trial = replace(
+            possible = replace(
                 _trial(facts, configuration),
-                run_id=run_id(spec, facts, weight_hash, configuration, seed),
                 seed=seed,
                 noise_multiplier=calibration.noise_multiplier if calibration else 0.0,
                 claimed_epsilon=spec.privacy.target_epsilon if claims else None,
                 delta=delta if claims else None,
             )
+            trial = spec.method.params.planned(possible, spec.privacy)
+            if trial is None:
+                continue
+            trial = replace(trial, run_id=run_id(spec, facts, weight_hash, configuration, seed, source=trial.source))
             trials.append(trial)
-            record = _record(spec, facts, trial, calibration, delta, tuned_epsilon, len(configurations))
+            own_delta = delta if trial.delta is None else trial.delta
+            record = _record(spec, facts, trial, calibration, own_delta, tuned_epsilon, len(configurations))
             privacy[trial.run_id] = record
     _check_bounds(spec, privacy)
     order = {seed: position for position, seed in enumerate(spec.seed_labels)}
@@ -183,9 +188,26 @@ def drawn(plan: SweepPlan, spec: SweepSpec, weight_hash: str, key: bytes) -> Swe
     return replace(plan, trials=tuple(trials), privacy=privacy, configurations=plan.trials)
 
 
-def run_id(spec: SweepSpec, facts: TaskFacts, weight_hash: str, configuration: Configuration, seed: int) -> str:
-    """Return a run's identity: 16 hex digits of the SHA-256 of what defines its result (not where or how it runs)."""
+def run_id(
+    spec: SweepSpec,
+    facts: TaskFacts,
+    weight_hash: str,
+    configuration: Configuration,
+    seed: int,
+    *,
+    source: str | None = None,
+) -> str:
+    """Return a run's identity: 16 hex digits of the SHA-256 of what defines its result (not where or how it runs).
+
+    Args:
+        source: folder of a model that was trained elsewhere. Its weights define the result.
+    """
     target = spec.privacy.model_dump(mode="json")
+    weights_elsewhere = {}
+    if source is not None:
+        from raydp.models.base_models import weight_hash as hash_of_weights
+
+        weights_elsewhere = {"source": hash_of_weights(Path(source))}
     defines = {
         "method": spec.method.as_dict(),
         "configuration": [configuration.batch_size, configuration.num_steps, str(exact(configuration.learning_rate))],
@@ -194,6 +216,7 @@ def run_id(spec: SweepSpec, facts: TaskFacts, weight_hash: str, configuration: C
         "task": facts.content_hash,
         "weights": weight_hash,
         "model": spec.model.model_dump(mode="json", exclude={"name"}),
+        **weights_elsewhere,
     }
     return hashlib.sha256(json.dumps(defines, sort_keys=True).encode()).hexdigest()[:16]
 

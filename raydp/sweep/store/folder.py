@@ -37,7 +37,7 @@ CURRENT_SECONDS = 60.0
 """Age up to which progress.json counts. The driver of an older one has ended without removing it."""
 OF_START = ("spec.yaml", "plan.json", "sweep.key", "secret_counts.json", "driver.lock")
 """Files that the start of a sweep writes into its folder, beside the empty folder trials."""
-NOT_COMPARED = {"cluster", "tracking", "select", "stopping", "storage"}
+NOT_COMPARED = {"cluster", "tracking", "select", "stopping", "storage", "evaluate_every"}
 """Sections of the spec that may change between a run and its resume: they do not change what is trained."""
 
 

@@ -150,6 +150,12 @@ def _executed(result: RunResult | None) -> dict[str, object]:
     return {} if executed is None else {f"executed_{k}": executed[k] for k in ("num_steps", "epsilon")}
 
 
+def _stated(result: RunResult | None) -> dict[str, object]:
+    """Return the further columns of the table that a model came from, if it was trained elsewhere."""
+    stated = None if result is None else result.details.get("stated")
+    return {f"stated.{name}": value for name, value in stated.items()} if isinstance(stated, dict) else {}
+
+
 def _row(
     folder: SweepFolder,
     trial: TrialPlan,
@@ -181,5 +187,6 @@ def _row(
         **{f"score.{name}": measured.value for name, measured in scores.items()},
         **{f"score.{name}.std_error": measured.std_error for name, measured in scores.items()},
         **claimed_figures(result),
+        **_stated(result),
         "model_uri": folder.model_uri(trial.run_id),
     }

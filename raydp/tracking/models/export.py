@@ -152,8 +152,10 @@ def _merged(held: Path, folder: Path, uri: str, base: str | None, dtype: str | N
     from raydp.models.progress_bar import without_progress_bar
 
     kind = json.loads((held / ADAPTER_CONFIG).read_text(encoding="utf-8"))["peft_type"]
-    if kind != "LORA":
-        raise ValueError(f"--merge must be for a LoRA adapter, got one of type {kind}. Export it without --merge.")
+    if kind not in ("LORA", "IA3"):
+        raise ValueError(
+            f"--merge must be for a LoRA or IA3 adapter, got one of type {kind}. Export it without --merge."
+        )
     # Merge, and write the model and its tokenizer.
     merged: Any = load_folder(held, base, dtype)
     merged = merged.merge_and_unload()

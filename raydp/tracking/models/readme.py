@@ -11,7 +11,7 @@ from raydp.privacy.records.card import epsilon_sentence
 from raydp.tracking.portable import ADAPTER_CONFIG
 from raydp.tracking.sealing.seal import BASE_FILE, EXPORTED_BASE, PRIVACY_FILE, README_FILE, SEAL_FILE
 
-KINDS = {"LORA": "LoRA adapter", "PROMPT_TUNING": "soft prompt", "PREFIX_TUNING": "prefix"}
+KINDS = {"LORA": "LoRA adapter", "IA3": "IA3 adapter", "PROMPT_TUNING": "soft prompt", "PREFIX_TUNING": "prefix"}
 _TRY = """prompt = tokenizer("Hello", return_tensors="pt", return_token_type_ids=False)
 print(tokenizer.decode(model.generate(**prompt, max_new_tokens=20)[0]))"""
 
@@ -27,7 +27,7 @@ def write_readme(folder: Path, uri: str, *, merged: bool = False) -> None:
     recorded = _read(folder / BASE_FILE)
     privacy = _read(folder / PRIVACY_FILE)
     config = _read(folder / ADAPTER_CONFIG)
-    what = "LoRA adapter merged into" if merged else "whole model, trained from"
+    what = "adapter merged into" if merged else "whole model, trained from"
     if config:
         what = f"{KINDS.get(config['peft_type'], 'adapter')} on"
     lines = [

@@ -18,8 +18,10 @@ from torch import nn
 from torch.func import functional_call
 from transformers.pytorch_utils import Conv1D
 
+from raydp.models.vector_layers import Scaling
+
 Kind = Literal["linear", "conv1d", "embedding", "scale", "bias", "materialised"]
-KnownRule = Literal["linear", "conv1d", "embedding", "norm"]
+KnownRule = Literal["linear", "conv1d", "embedding", "norm", "scale"]
 Rule = KnownRule | Literal["vjp"]
 
 
@@ -198,6 +200,8 @@ def rule_of(module: nn.Module, names: Sequence[str]) -> Rule:
     Returns:
         "norm" for every layer whose class name ends in "Norm"; `scales_last_dimension` must confirm it.
     """
+    if type(module) is Scaling:
+        return "scale"
     exact: dict[object, Rule] = {
         nn.Linear.forward: "linear",
         Conv1D.forward: "conv1d",
@@ -215,7 +219,7 @@ def uses_of(
     """Return the uses of a module's own weights in one call.
 
     Args:
-        names: the module's weights that are trained: "weight", "bias".
+        names: the module's weights that are trained: "weight", "bias"; of `Scaling`, its adapter's name.
         x: its input, [B, ..., in] or [B, in]; ids [B, ...] or [B] for an embedding.
         g: gradient of its output, with the same leading shape.
     """
@@ -230,9 +234,11 @@ def uses_of(
     g = g.flatten(1, -2).float()
     if rule == "norm":
         weight = Use(kind="scale", x=_normalised(module, x).flatten(1, -2).float(), g=g)
+    elif rule == "scale":
+        weight = Use(kind="scale", x=x.flatten(1, -2).float(), g=g)
     else:
         weight = Use(kind=rule, x=x.flatten(1, -2), g=g)
-    return {name: weight if name == "weight" else Use(kind="bias", x=None, g=g) for name in names}
+    return {name: Use(kind="bias", x=None, g=g) if name == "bias" else weight for name in names}
 
 
 def close_by_example(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:

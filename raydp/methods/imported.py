@@ -1,0 +1,258 @@
+"""Models that others trained, in the place of training: a table of their folders, and what is stated of them."""
+
+from __future__ import annotations
+
+import csv
+import math
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raydp.methods.base import MethodSection
+from raydp.plugins.registries import resolve
+from raydp.privacy import MethodRecord, NonPrivate, PoissonGaussian, Procedure
+from raydp.spec.sections import PrivacySpec
+from raydp.training.comm import Comm
+from raydp.training.trial import Trained, TrainingContext
+from raydp.training.trial_plan import TrialPlan
+from search_spaces import Configuration
+
+if TYPE_CHECKING:
+    from raydp.spec.document import SweepSpec
+    from raydp.tasks.base import Task
+    from raydp.training.checkpoint import CheckpointStore
+
+REQUIRED = ("model", "batch_size", "num_steps", "learning_rate")
+OPTIONAL = ("seed", "noise_multiplier", "epsilon", "delta")
+WHY_STATED = (
+    "stated by whoever trained it, not certified: the model was trained elsewhere, and neither its noise nor its data "
+    "were seen here"
+)
+ELSEWHERE = "unknown: the model was trained elsewhere"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatedRun:
+    """One row of a table of models: where the model is, and what whoever trained it states.
+
+    Attributes:
+        folder: a folder that save_pretrained wrote.
+        configuration: b, T and η.
+        seed: label of the repetition; rows without one are numbered within their configuration.
+        noise_multiplier: σ; None if it is not stated.
+        epsilon, delta: the stated guarantee; inf for a model without one, None if σ is stated instead.
+        others: further columns, as text.
+    """
+
+    folder: Path
+    configuration: Configuration
+    seed: int
+    noise_multiplier: float | None
+    epsilon: float | None
+    delta: float | None
+    others: dict[str, str]
+
+
+def read_runs(path: str | Path) -> tuple[StatedRun, ...]:
+    """Read a table of models that others trained.
+
+    Args:
+        path: a CSV file with the columns model (a folder, relative to the file), batch_size, num_steps, learning_rate,
+            optionally seed, and noise_multiplier or epsilon with delta. Further columns are kept.
+
+    Raises:
+        ValueError: a column, a value or a folder is missing or wrong. The message names the row.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"RUNS must be an existing CSV file, got {str(path)!r}. Check the path.")
+    return _read(path.resolve(), path.stat().st_mtime_ns)
+
+
+@cache
+def _read(path: Path, changed: int) -> tuple[StatedRun, ...]:
+    """Read the table once for each version of the file."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            rows = list(csv.DictReader(stream, strict=True))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"RUNS must be a CSV file in UTF-8, got {path.name!r} ({error}). Write it again.") from error
+    missing = [name for name in REQUIRED if not rows or name not in rows[0]]
+    if missing:
+        raise ValueError(
+            f"RUNS must have the columns {', '.join(REQUIRED)} and a row for each model, got a table without "
+            f"{', '.join(missing)}. Optional are {', '.join(OPTIONAL)}."
+        )
+    counts: Counter[Configuration] = Counter()
+    runs: list[StatedRun] = []
+    for number, row in enumerate(rows, start=1):
+        run = _run(row, number, path.parent, counts)
+        if any((run.configuration, run.seed) == (other.configuration, other.seed) for other in runs):
+            raise ValueError(
+                f"RUNS must have one row for each configuration and seed, got {run.configuration} with seed {run.seed} "
+                f"again in row {number}. Number the repetitions in the column seed."
+            )
+        runs.append(run)
+    return tuple(runs)
+
+
+def _run(row: dict[str, str], number: int, beside: Path, counts: Counter[Configuration]) -> StatedRun:
+    """Check one row.
+
+    Args:
+        counts: rows of each configuration so far; changed in place.
+    """
+
+    def figure(name: str, *, whole: bool = False, least: float = 0.0) -> float | None:
+        text = (row.get(name) or "").strip()
+        if not text:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not value > least or (whole and value != math.floor(value)) or (math.isinf(value) and name != "epsilon"):
+            kind = "a whole number" if whole else "a number"
+            raise ValueError(
+                f"{name} must be {kind} > {least:g} in row {number} of RUNS. Correct it, or leave it empty."
+            )
+        return value
+
+    batch_size, num_steps = figure("batch_size", whole=True), figure("num_steps", whole=True)
+    learning_rate = figure("learning_rate")
+    if batch_size is None or num_steps is None or learning_rate is None or not row["model"]:
+        raise ValueError(f"RUNS must give {', '.join(REQUIRED)} in every row, got row {number} without. Add it.")
+    configuration = Configuration(
+        batch_size=int(batch_size), num_steps=int(num_steps), learning_rate=float(learning_rate)
+    )
+    seed, sigma = figure("seed", whole=True, least=-1), figure("noise_multiplier", least=-1e-300)
+    epsilon, delta = figure("epsilon"), figure("delta")
+    if sigma is None and epsilon is None:
+        raise ValueError(
+            f"RUNS must state noise_multiplier, or epsilon and delta, in every row, got row {number} with neither. A "
+            "model without a guarantee has epsilon inf."
+        )
+    if epsilon is not None and math.isfinite(epsilon) and not (delta is not None and delta < 1):
+        raise ValueError(f"delta must be below 1 and stated with epsilon, got row {number} of RUNS without. Add it.")
+    folder = beside / row["model"]
+    if not folder.is_dir():
+        raise ValueError(
+            f"model must be a folder, beside RUNS or absolute, got none in row {number}. Correct the path."
+        )
+    counts[configuration] += 1
+    return StatedRun(
+        folder=folder,
+        configuration=configuration,
+        seed=counts[configuration] - 1 if seed is None else int(seed),
+        noise_multiplier=sigma,
+        epsilon=epsilon,
+        delta=delta,
+        others={k: v for k, v in row.items() if k and v and k not in (*REQUIRED, *OPTIONAL)},
+    )
+
+
+class Imported(MethodSection):
+    """Reads models that were trained elsewhere, in place of training. Their ε is stated, and never certified.
+
+    `raydp import` writes the spec. A run's configuration, seed, σ, ε and δ are those of its row.
+
+    Guarantee:
+        None: the method's event is NonPrivate. What is stated is in the record as a claim.
+    """
+
+    private: ClassVar[bool] = False
+    claims: ClassVar[bool] = True
+    costs_its_steps: ClassVar[bool] = False
+    max_grad_norm: ClassVar[None] = None
+
+    runs: str
+    """A CSV file with a row for each model; see `raydp import --help`."""
+
+    def planned(self, trial: TrialPlan, privacy: PrivacySpec) -> TrialPlan | None:
+        """Return the run with its folder and what is stated of it; None without a row for it."""
+        rows = (r for r in read_runs(self.runs) if (r.configuration, r.seed) == (trial.configuration, trial.seed))
+        row = next(rows, None)
+        if row is None:
+            return None
+        delta = privacy.delta(trial.num_examples) if row.delta is None else row.delta
+        epsilon = row.epsilon
+        if epsilon is None:
+            epsilon = _epsilon_of(trial, row.noise_multiplier or 0.0, delta, privacy.accountant)
+        return replace(
+            trial,
+            noise_multiplier=row.noise_multiplier or 0.0,
+            claimed_epsilon=epsilon if math.isfinite(epsilon) else None,
+            delta=delta,
+            source=str(row.folder),
+        )
+
+    def check(self, spec: SweepSpec, task: Task) -> None:
+        """Raise ValueError unless every model fits the spec's base and adapter, and nothing asks for steps."""
+        from raydp.models.elsewhere import check_fits
+
+        for section in ("stopping", "evaluate_every"):
+            if getattr(spec, section) is not None:
+                raise ValueError(f"{section} must be left out with method imported: nothing is trained. Remove it.")
+        if spec.cluster.sharding != "none":
+            raise ValueError(
+                f"cluster.sharding must be none with method imported, got {spec.cluster.sharding}. Leave it out."
+            )
+        for row in read_runs(self.runs):
+            check_fits(spec.model, row.folder)
+
+    def event(self, plan: TrialPlan, noise_multiplier: float) -> NonPrivate:
+        """Return NonPrivate: nothing is known of how the model was trained."""
+        return NonPrivate()
+
+    def record_fields(self, plan: TrialPlan) -> MethodRecord:
+        """Return what is stated, and the caveat that it is only stated."""
+        procedure = Procedure(sampler=ELSEWHERE, divisor=ELSEWHERE, claimed_epsilon=plan.claimed_epsilon)
+        return MethodRecord(procedure=procedure, caveats=(WHY_STATED,), seed_policy=ELSEWHERE)
+
+    def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
+        """Return no units: nothing is trained."""
+        return np.empty(0, np.int64)
+
+    def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+        """Return an optimizer that is never used."""
+        return torch.optim.SGD(parameters, lr=plan.learning_rate)
+
+    def train(
+        self,
+        plan: TrialPlan,
+        context: TrainingContext,
+        task: Task,
+        comm: Comm,
+        key: bytes,
+        store: CheckpointStore | None,
+    ) -> Trained:
+        """Put the weights of the run's folder into the model."""
+        from raydp.models.elsewhere import put
+
+        assert plan.source is not None, "the plan names the folder"
+        started = time.perf_counter()
+        put(context.model, context.parameters, Path(plan.source))
+        row = next(r for r in read_runs(self.runs) if (r.configuration, r.seed) == (plan.configuration, plan.seed))
+        details = {"stated": row.others} if row.others else {}
+        seconds = time.perf_counter() - started
+        return Trained(history=[], ended_early=False, resumed_from=0, seconds=seconds, details=details)
+
+
+def _epsilon_of(trial: TrialPlan, noise_multiplier: float, delta: float, accountant: str) -> float:
+    """Return ε of DP-SGD with Poisson batches and this σ, the claim that goes with a stated σ alone."""
+    if not noise_multiplier:
+        return math.inf
+    event = PoissonGaussian(
+        sample_rate=trial.batch_size / trial.num_examples,
+        noise_multiplier=noise_multiplier,
+        num_steps=trial.num_steps,
+    )
+    bound: float = resolve("accountants", accountant, field="privacy.accountant")().epsilon(event, delta)
+    return bound

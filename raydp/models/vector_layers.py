@@ -1,0 +1,65 @@
+"""Layers without a matrix: factors that are trained, and dropout that a run can repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+KeepFn = Callable[[str, torch.Size, float], torch.Tensor]
+"""(layer, shape [B, ...], share to drop) -> [B, ...] bool, whether each input is kept."""
+
+
+class Scaling(nn.ParameterDict):
+    """The vectors of an IA3 layer by adapter, as a layer: x ∘ l, of the only adapter. peft gives l two dimensions."""
+
+    __call__ = nn.Module.__call__  # a dictionary of parameters refuses calls
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        (vector,) = self.values()
+        product: torch.Tensor = x * vector.flatten()
+        return product
+
+
+class ExampleDropout(nn.Module):
+    """Dropout whose masks come from outside, one for each example. Without masks it passes its input on.
+
+    torch's own draws the masks of a whole batch from one generator, so an example's mask would depend on the other
+    examples, and on the number of workers.
+
+    Args:
+        share: share of the inputs that is dropped.
+        layer: the layer's name, which tells its masks from those of other layers.
+    """
+
+    def __init__(self, share: float, *, layer: str) -> None:
+        super().__init__()
+        self.share, self.layer = share, layer
+        self.keep_fn: KeepFn | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.keep_fn is None:
+            return x
+        return x * self.keep_fn(self.layer, x.shape, self.share).to(x.device) / (1 - self.share)
+
+    def extra_repr(self) -> str:
+        return f"share={self.share}"
+
+
+def dropouts_of(model: nn.Module) -> list[ExampleDropout]:
+    """Return the layers of a model that drop inputs in training."""
+    return [module for module in model.modules() if isinstance(module, ExampleDropout)]
+
+
+@contextmanager
+def dropping(layers: Sequence[ExampleDropout], keep_fn: KeepFn) -> Iterator[None]:
+    """Let the layers drop inputs for the block."""
+    for layer in layers:
+        layer.keep_fn = keep_fn
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.keep_fn = None

@@ -1,0 +1,182 @@
+"""Models that others trained: scored, tracked and selected like ours, and never taken for a guarantee."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+
+from raydp.methods.imported import WHY_STATED, read_runs
+from raydp.models import base_models as models
+from raydp.models.elsewhere import adapter_section, check_fits
+from raydp.spec.sections import ModelSpec
+from raydp.sweep.api import Sweep
+from raydp.sweep.imported import imported_spec
+from raydp.tracking import find_models, load_model
+from tests.builders.data_files import write_json_lines
+from tests.builders.specs import small_spec
+
+ROOT = Path(__file__).parents[2]
+IDS = torch.tensor([[5, 6, 7, 8]])
+
+
+def adapter(folder: Path, seed: int, **options: Any) -> Path:
+    """A LoRA adapter of peft's own, with random weights."""
+    torch.manual_seed(seed)
+    base = models.load_base(ModelSpec(name="tiny")).model
+    config = LoraConfig(**{"r": 3, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj"], **options})
+    model = get_peft_model(base, config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".lora_B." in name:
+                parameter.normal_(std=0.02 * (1 + seed))
+    model.save_pretrained(str(folder))
+    return folder
+
+
+def table(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    path = folder / "runs.csv"
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, fieldnames=list(dict.fromkeys(key for row in rows for key in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def row(model: str, **changes: Any) -> dict[str, Any]:
+    plain = {"model": model, "batch_size": 32, "num_steps": 10, "learning_rate": 0.01}
+    return {**plain, "epsilon": 8, "delta": 1e-4, **changes}
+
+
+def rest(folder: Path) -> dict[str, Any]:
+    """A spec without what the table decides."""
+    spec = small_spec(folder)
+    for section in ("method", "space", "seeds"):
+        del spec[section]
+    del spec["model"]["adapter"]
+    return spec
+
+
+@pytest.mark.slow
+def test_they_are_scored_tracked_and_selected_and_never_found_by_a_guarantee(tmp_path: Path) -> None:
+    """Three of the four runs of two configurations; the ε of one row follows from its σ."""
+    for number in range(3):
+        adapter(tmp_path / f"m{number}", number)
+    runs = table(
+        tmp_path,
+        [
+            row("m0", seed=0, library="opacus"),
+            row("m1", seed=1, library="opacus"),
+            row("m2", batch_size=64, seed=1, epsilon="", delta="", noise_multiplier=1.5, library="jax_privacy"),
+        ],
+    )
+    sweep = Sweep(imported_spec(runs, rest(tmp_path)))
+    result = sweep.run()
+    points = sweep.points()
+    assert (result.counts.runs, result.counts.finished) == (3, 3), "a row that is not there is no run"
+    assert set(points["epsilon"]) == {"inf"}
+    stated = dict(zip(points["batch_size"], points["claimed_epsilon"], strict=True))
+    assert stated[32] == 8
+    assert 0 < stated[64] < 8, "of Poisson batches with the stated σ"
+    assert sorted(points["stated.library"]) == ["jax_privacy", "opacus", "opacus"]
+    assert set(points["noise_multiplier"]) == {0.0, 1.5}
+    # The model in the registry is the one that was given.
+    store = rest(tmp_path)["tracking"]["uri"]
+    asks: list[dict[str, Any]] = [
+        {"max_epsilon": 1e6},
+        {"max_delta": 0.5},
+        {"certified": True},
+        {"where": ["epsilon < 9"]},
+    ]
+    for asked in asks:
+        assert find_models(store, **asked).empty, "a look-up that asks for a guarantee"
+    found = find_models(store, registered_model="small")
+    assert len(found) == 3
+    loaded = load_model(found[found["batch_size"] == 64]["model_uri"].iloc[0], tracking_uri=store)
+    given = PeftModel.from_pretrained(models.load_base(ModelSpec(name="tiny")).model, str(tmp_path / "m2")).eval()
+    with torch.inference_mode():
+        assert torch.equal(loaded(IDS).logits, given(IDS).logits)
+    # The card says that nothing is certified.
+    card = sweep.folder.plan().record
+    assert not card.certified
+    assert WHY_STATED in card.not_certified_because
+    assert "unknown: the model was trained elsewhere" in (card.seed_policy, card.procedure.sampler)
+
+
+def test_the_section_of_an_adapter_is_pefts_own_configuration(tmp_path: Path) -> None:
+    given = adapter(tmp_path / "a", 0, r=5, lora_alpha=7, target_modules=["up_proj"], layers_to_transform=[1])
+    section = adapter_section(given)
+    assert section == {
+        "type": "lora", "r": 5, "alpha": 7, "use_rslora": False, "target_modules": ["up_proj"],
+        "layers_to_transform": [1],
+    }  # fmt: skip
+    check_fits(ModelSpec.model_validate({"name": "tiny", "adapter": section}), given)
+    with pytest.raises(ValueError, match=r"got 'a' without 'base_model.*layers\.0\.mlp\.up_proj.*'; its shape must be"):
+        check_fits(
+            ModelSpec.model_validate({"name": "tiny", "adapter": {**section, "layers_to_transform": [0]}}), given
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "gone"}, r"model must be a folder, .* got none in row 1"),
+        ({"batch_size": 3.5}, r"batch_size must be a whole number > 0 in row 1"),
+        ({"learning_rate": "fast"}, r"learning_rate must be a number > 0 in row 1"),
+        ({"num_steps": ""}, r"in every row, got row 1 without"),
+        ({"epsilon": ""}, r"must state noise_multiplier, or epsilon and delta, .* row 1 with neither"),
+        ({"delta": ""}, r"delta must be below 1 and stated with epsilon, got row 1"),
+        ({"delta": 2}, r"delta must be below 1"),
+        ({"noise_multiplier": -1}, r"noise_multiplier must be a number"),
+    ],
+)
+def test_a_wrong_row_is_refused_by_its_number(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    (tmp_path / "m").mkdir()
+    with pytest.raises(ValueError, match=message):
+        read_runs(table(tmp_path, [{**row("m"), **changes}]))
+
+
+def test_a_wrong_table_or_spec_is_refused(tmp_path: Path) -> None:
+    adapter(tmp_path / "m", 0)
+    with pytest.raises(ValueError, match=r"RUNS must be an existing CSV file"):
+        read_runs(tmp_path / "gone.csv")
+    with pytest.raises(ValueError, match=r"a table without learning_rate"):
+        read_runs(table(tmp_path, [{"model": "m", "batch_size": 1, "num_steps": 1}]))
+    with pytest.raises(ValueError, match=r"one row for each configuration and seed, .* again in row 2"):
+        read_runs(table(tmp_path, [row("m", seed=0), row("m", seed=0)]))
+    runs = table(tmp_path, [row("m"), row("m")])
+    assert [run.seed for run in read_runs(runs)] == [0, 1], "rows without a seed are numbered"
+    with pytest.raises(ValueError, match=r"SPEC must leave .* to RUNS, got method, space, seeds"):
+        imported_spec(runs, small_spec(tmp_path))
+    dora = adapter(tmp_path / "dora", 0, use_dora=True)
+    with pytest.raises(ValueError, match=r"got 'dora' with use_dora\. Merge it"):
+        adapter_section(dora)
+    with pytest.raises(ValueError, match=r"adapter_config\.json or a config\.json"):
+        adapter_section(tmp_path)
+
+
+@pytest.mark.slow
+def test_what_opacus_trained_in_a_plain_script_is_imported(tmp_path: Path) -> None:
+    sentences = [{"text": f"Ticket {k}: please call me back about order {k * 37 % 1000}."} for k in range(400)]
+    data = write_json_lines(tmp_path / "mails.jsonl", sentences)
+    script = [sys.executable, str(ROOT / "benchmarks" / "opacus_runs.py"), str(data), "--steps", "3", "--seeds", "1"]
+    subprocess.run([*script, "--rates", "0.01", "-o", str(tmp_path / "trained")], check=True, cwd=tmp_path)
+    secrets = write_json_lines(
+        tmp_path / "secrets.jsonl",
+        [{"id": "s", "prompt": "Ticket 7: please call me back about order ", "continuation": "259"}],
+    )
+    spec = rest(tmp_path)
+    spec["task"] = {"name": "text", "path": str(data), "secrets": str(secrets)}
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    command = [sys.executable, "-m", "raydp", "import", "trained/runs.csv", "--spec", "spec.json", "--json"]
+    answer = subprocess.run(command, check=True, cwd=tmp_path, capture_output=True, text=True)
+    document = json.loads(answer.stdout)
+    assert document["counts"]["finished"] == 2
+    assert document["selected"] is not None
