@@ -22,6 +22,8 @@ from tests.sweep.undisturbed import runs_in
 
 pytestmark = pytest.mark.slow
 
+LONG = 400
+"""Steps of a run that takes some seconds."""
 CONFIG = {"run_id", "batch_size", "num_steps", "learning_rate", "noise_multiplier", "seed"}
 
 
@@ -64,7 +66,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepResult, Seen, Br
     """A sweep of five runs in three rounds: one is long enough to be seen in its course, and one fails, because its
     learning rate overflows fp32."""
     folder = tmp_path_factory.mktemp("tune")
-    space = {"points": [[16, 2, 0.01], [16, 4, 0.01], [16, 1500, 0.001], [32, 3, 1e38], [16, 3, 0.01]]}
+    space = {"points": [[16, 2, 0.01], [16, 4, 0.01], [16, LONG, 0.001], [32, 3, 1e38], [16, 3, 0.01]]}
     method, cluster = {"name": "dp_sgd", "max_grad_norm": 0.1}, {"max_concurrent_trials": 1, "max_retries": 0}
     spec = small_spec(folder, space=space, method=method, cluster=cluster)
     seen, broken = Seen(), Broken()
@@ -107,14 +109,14 @@ def test_the_driver_runs_the_largest_first_across_rounds_and_goes_on_after_one_t
 
 def test_steps_are_reported_while_a_run_trains(ran: tuple[SweepResult, Seen, Broken, str]) -> None:
     result, seen, _, _ = ran
-    (long,) = (run_id for run_id, config in seen.configs.items() if config["num_steps"] == 1500)
+    (long,) = (run_id for run_id, config in seen.configs.items() if config["num_steps"] == LONG)
     stored = {row["step"]: row for row in SweepFolder(path=result.folder).result(long).history}
     running = [r for r in seen.results[long] if r["status"] == "running"]
     assert running, "it trained for seconds"
     steps = [r["step"] for r in running]
     assert steps == sorted(set(steps))
     for row in running:
-        assert (row["num_steps"], row["loss"]) == (1500, stored[row["step"] - 1]["loss"])
+        assert (row["num_steps"], row["loss"]) == (LONG, stored[row["step"] - 1]["loss"])
 
 
 def test_the_last_report_is_the_result(ran: tuple[SweepResult, Seen, Broken, str]) -> None:

@@ -20,7 +20,7 @@ class PRVAccountant(Accountant):
     """Privacy random variables: the library's upper estimate of ε.
 
     eps_error is 0.01; it is 1 % of ε if ε is below 1, and up to 0.05 if the library fails at 0.01. For different events
-    together it is at least 0.3 % of the largest loss on the grid: a finer grid of a large joint ε takes minutes.
+    together it is at least 0.1 % of the largest loss on the grid: a finer grid of a large joint ε takes minutes.
     delta_error is δ/1000, as in the library's own find_noise_multiplier. The upper estimate lies eps_error above the
     central one, so σ is larger than with 'pld': by 0.02 to 0.3 % at ε >= 1, by about 1 % below. The library bounds the
     direction in which a record is removed; 'pld' takes the worse direction.
@@ -32,7 +32,7 @@ class PRVAccountant(Accountant):
     distribution = "prv-accountant"
     eps_error = 0.01
     delta_error_ratio = 1e-3
-    joint_error_ratio = 3e-3
+    joint_error_ratio = 1e-3
     max_points = 12_000_000
 
     def tight_target(self, target: PrivacyTarget) -> PrivacyTarget:
