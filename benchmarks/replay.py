@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from analysis.selection.rules import Layout, choose
 from analysis.tables.points import KEY, configuration_means, configurations
@@ -27,6 +28,8 @@ class Replay:
         excess: the selected one's score less that of `of_all`, and relative to it; None without a selection, and the
             relative one where the score is not above 0.
         reason: why it ended.
+        reached: the share of the cost after which the choice from what had run stayed within 5 % of `of_all`'s score;
+            None if it never did. A search does not know it, and goes on until it ends.
     """
 
     order: tuple[Configuration, ...]
@@ -36,6 +39,10 @@ class Replay:
     excess: float | None
     relative_excess: float | None
     reason: str | None
+    reached: float | None
+
+
+WITHIN = 0.05
 
 
 def replay(points: pd.DataFrame, search: Search, goal: Goal, *, batch: int = 1, folder: Path | None = None) -> Replay:
@@ -71,7 +78,13 @@ def replay(points: pd.DataFrame, search: Search, goal: Goal, *, batch: int = 1, 
     known = set(order)
     ran = np.array([c in known for c in candidates])
     share = float(cost[ran].sum() / cost.sum())
-    found = {"order": tuple(order), "cost_share": share, "of_all": candidates[of_all], "reason": reason}
+    found = {
+        "order": tuple(order),
+        "cost_share": share,
+        "of_all": candidates[of_all],
+        "reason": reason,
+        "reached": _reached(goal.rule, layout, allowed, cost, [candidates.index(c) for c in order], of_all),
+    }
     if not (ran & allowed).any():
         return Replay(**found, selected=None, excess=None, relative_excess=None)
     selected = int(choose(goal.rule, layout, ran & allowed))
@@ -79,6 +92,21 @@ def replay(points: pd.DataFrame, search: Search, goal: Goal, *, batch: int = 1, 
     excess = float(score[selected] - score[of_all])
     relative = excess / float(score[of_all]) if score[of_all] > 0 else None
     return Replay(**found, selected=candidates[selected], excess=excess, relative_excess=relative)
+
+
+def _reached(
+    rule: str, layout: Layout, allowed: NDArray[np.bool_], cost: NDArray[np.float64], order: list[int], of_all: int
+) -> float | None:
+    """The cost share after which the choice stays close to that of the whole table."""
+    most = layout.score[of_all] + WITHIN * abs(layout.score[of_all])
+    ran, spent, since = np.zeros(len(cost), dtype=np.bool_), 0.0, None
+    for at in order:
+        ran[at] = True
+        spent += float(cost[at] / cost.sum())
+        pool = ran & allowed
+        close = bool(pool.any()) and layout.score[int(choose(rule, layout, pool))] <= most
+        since = (spent if since is None else since) if close else None
+    return since
 
 
 def _of(points: pd.DataFrame, order: list[Configuration]) -> pd.DataFrame | None:

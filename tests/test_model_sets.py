@@ -21,6 +21,7 @@ FULL = AdapterSpec(type="none")
 IA3 = AdapterSpec(type="ia3")
 BESIDE = AdapterSpec(r=2, modules_to_save=("lm_head",))
 BITFIT = AdapterSpec(type="bitfit")
+DORA = AdapterSpec(r=2, use_dora=True)
 KINDS = {
     "lora": LORA,
     "soft prompt": PROMPT,
@@ -29,6 +30,7 @@ KINDS = {
     "ia3": IA3,
     "lora and lm_head": BESIDE,
     "bitfit": BITFIT,
+    "dora": DORA,
 }
 TOKENS = torch.arange(5, 25)[None]
 

@@ -32,6 +32,7 @@ ADAPTER = AdapterSpec(r=4, alpha=8, target_modules=("q_proj", "down_proj"))
 PROMPT = AdapterSpec(type="soft_prompt", num_virtual_tokens=5)
 PREFIX = AdapterSpec(type="prefix", num_virtual_tokens=5)
 IA3 = AdapterSpec(type="ia3")
+DORA = AdapterSpec(r=4, alpha=6, use_dora=True, target_modules=("q_proj", "down_proj"))
 BESIDE = AdapterSpec(r=2, target_modules=("q_proj",), modules_to_save=("lm_head",))
 WHOLE = {"full": AdapterSpec(type="none"), "bitfit": AdapterSpec(type="bitfit")}
 IDS = torch.tensor([[5, 6, 7, 8]])
@@ -183,8 +184,8 @@ def test_a_model_whose_embeddings_are_narrower_than_its_layers_takes_no_soft_pro
 
 @pytest.mark.parametrize(
     "adapter",
-    [ADAPTER, PROMPT, PREFIX, IA3, BESIDE, *WHOLE.values()],
-    ids=["lora", "soft prompt", "prefix", "ia3", "lora and lm_head", *WHOLE],
+    [ADAPTER, PROMPT, PREFIX, IA3, BESIDE, DORA, *WHOLE.values()],
+    ids=["lora", "soft prompt", "prefix", "ia3", "lora and lm_head", "dora", *WHOLE],
 )
 def test_the_base_model_can_be_had_back_for_a_moment(base: models.PretrainedModel, adapter: AdapterSpec) -> None:
     untrained = logits(base.model)
@@ -250,6 +251,40 @@ def test_ia3_scales_what_its_paper_does_and_computes_what_peft_does(
         models.load_base(ModelSpec(name="tiny")), IA3.model_copy(update={"layers_to_transform": (1,)})
     )
     assert {name.split(".layers.")[1][0] for name, _ in upper.named_parameters() if ".ia3_l." in name} == {"1"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_dora_computes_what_pefts_own_does_and_is_saved_as_it(dtype: str, tmp_path: Path) -> None:
+    spec = ModelSpec(name="tiny", dtype=dtype)
+    model = adapters.attach_adapter(models.load_base(spec), DORA)
+    parameters = adapters.trainable_parameters(model, DORA)
+    start = adapters.starting_values(model, DORA)
+    adapters.initialise(parameters, DORA, start, seed=0)
+    assert {name.rpartition(".lora_")[2].partition(".")[0] for name in parameters} == {"A", "B", "magnitude_vector"}
+    assert {p.dtype for p in parameters.values()} == {torch.float32}
+    base = logits(models.load_base(spec).model)
+    close = {"rtol": 0, "atol": 1e-4 if dtype == "float32" else 0.1}
+    torch.testing.assert_close(logits(model), base, **close, msg="at its start it is the base")
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator) * (".lora_A." not in name))
+    model.save_pretrained(str(tmp_path))
+    pefts = PeftModel.from_pretrained(models.load_base(spec).model, str(tmp_path)).eval()
+    assert not any(type(layer) is NarrowLinear for layer in pefts.modules())
+    torch.testing.assert_close(logits(model), logits(pefts), **close)
+    assert not torch.allclose(logits(model), base, atol=0.5)
+    ours = logits(model)
+    model.merge_adapter()
+    torch.testing.assert_close(logits(model), ours, rtol=0, atol=1e-4 if dtype == "float32" else 0.5)
+
+
+def test_dora_refuses_transposed_layers() -> None:
+    gpt2 = models.PretrainedModel(name="gpt2", model=plain_gpt2(), tokenizer=None, weight_hash="")
+    with pytest.raises(
+        ValueError, match=r"must fit the layers of 'gpt2': use_dora must be false for layers of type Conv1D"
+    ):
+        adapters.attach_adapter(gpt2, AdapterSpec(use_dora=True, target_modules=("c_attn",)))
 
 
 def test_bitfit_trains_biases_and_norms_alone(base: models.PretrainedModel) -> None:

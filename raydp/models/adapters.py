@@ -28,9 +28,11 @@ if TYPE_CHECKING:
 
 MODULES_TO_SAVE = ".modules_to_save."
 """Part of peft's name of a weight of the base that is trained beside an adapter."""
+MAGNITUDE = ".lora_magnitude_vector."
+"""Part of peft's name of DoRA's magnitudes, which start as the norms of the base's rows."""
 _PARTS = {
     "none": ("",),
-    "lora": (".lora_A.", ".lora_B.", MODULES_TO_SAVE),
+    "lora": (".lora_A.", ".lora_B.", MAGNITUDE, MODULES_TO_SAVE),
     "ia3": (".ia3_l.", MODULES_TO_SAVE),
 }
 """Type of adapter -> parts of the names of its trained weights."""
@@ -76,12 +78,12 @@ def attach_adapter(base: PretrainedModel, adapter: AdapterSpec, *, copy: bool = 
     try:
         with building_peft_model():
             model = cast("PeftModel", get_peft_model(base.model, config).eval())  # not mixed
+        with_own_layers(model)
     except ValueError as error:
         raise ValueError(f"model.adapter must fit the layers of {base.name!r}: {error}") from error
     if adapter.type in ("lora", "ia3"):
         _check_targets(model, adapter, base.name)
         _check_saved_modules(model, adapter)
-        with_own_layers(model)
     elif isinstance(config, PromptTuningConfig):
         _check_width(model, config.token_dim, base.name)
     else:
@@ -126,6 +128,7 @@ def _peft_config(
         r=adapter.r,
         lora_alpha=adapter.alpha,  # type: ignore[arg-type]  # peft only divides it
         use_rslora=adapter.use_rslora,
+        use_dora=adapter.use_dora,
         target_modules=targets,
         layers_to_transform=list(layers) if layers is not None else None,
         modules_to_save=whole,
@@ -240,7 +243,7 @@ def starting_values(model: nn.Module, adapter: AdapterSpec) -> dict[str, torch.T
 
 
 def _starts_from_base(name: str, adapter: AdapterSpec) -> bool:
-    return adapter.trains_base or MODULES_TO_SAVE in name
+    return adapter.trains_base or MODULES_TO_SAVE in name or MAGNITUDE in name
 
 
 def causal_model(model: nn.Module) -> PreTrainedModel:

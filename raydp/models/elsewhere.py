@@ -22,6 +22,7 @@ _FIELDS = {
         "r": "r",
         "lora_alpha": "alpha",
         "use_rslora": "use_rslora",
+        "use_dora": "use_dora",
         "target_modules": "target_modules",
         "layers_to_transform": "layers_to_transform",
         "modules_to_save": "modules_to_save",
@@ -34,7 +35,6 @@ _FIELDS = {
 }
 """peft's kind of adapter -> its field -> the field of `model.adapter`."""
 _CHANGES = (
-    "use_dora",
     "rank_pattern",
     "alpha_pattern",
     "lora_bias",

@@ -5,13 +5,22 @@ They have peft's parameters under peft's names. peft saves and loads them as its
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft.tuners import ia3, lora
+from peft.tuners.lora.dora import DoraLinearLayer
 from torch import nn
 
-from raydp.models.vector_layers import ExampleDropout, Scaling
+from raydp.models.vector_layers import ExampleDropout, Scaling, VectorProduct
+
+
+class Magnitude(VectorProduct, DoraLinearLayer):
+    """The magnitudes m of a DoRA layer, as a layer: x ∘ m."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # peft's takes the whole LoRA layer
+        product: torch.Tensor = x * self.weight
+        return product
 
 
 class NarrowLinear(lora.Linear):
@@ -19,10 +28,13 @@ class NarrowLinear(lora.Linear):
 
     The product A x has r columns, B A x has as many as W x. With s = 1, nothing is scaled at all. The values are those
     of peft's layer but for rounding, and the same bits where s is a power of two.
+
+    With DoRA (Liu et al. 2024) it is m ∘ (W x + B (s A x)) / ‖W + s B A‖, where the norm of each row counts as a
+    constant in the gradient (their section 4.3).
     """
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        plain = not (args or kwargs or self.disable_adapters or self.merged or self.lora_variant)
+        plain = not (args or kwargs or self.disable_adapters or self.merged)
         if not plain or len(self.active_adapters) != 1:
             result: torch.Tensor = super().forward(x, *args, **kwargs)
             return result
@@ -30,9 +42,25 @@ class NarrowLinear(lora.Linear):
         down, up, scaling = self.lora_A[name], self.lora_B[name], self.scaling[name]
         assert isinstance(down, nn.Linear)
         narrow = down(self.lora_dropout[name](self._cast_input_dtype(x, down.weight.dtype)))
+        update: torch.Tensor = up(narrow if scaling == 1 else narrow * scaling)
         wide: torch.Tensor = self.base_layer(x)
-        sum_: torch.Tensor = wide + up(narrow if scaling == 1 else narrow * scaling)
-        return sum_.to(wide.dtype)
+        if name not in self.lora_magnitude_vector:
+            return (wide + update).to(wide.dtype)
+        bias = 0.0 if self.base_layer.bias is None else cast("torch.Tensor", self.base_layer.bias)
+        direction = (wide - bias + update) / self.row_norms(name)
+        scaled: torch.Tensor = self.lora_magnitude_vector[name](direction)
+        return (scaled + bias).to(wide.dtype)
+
+    @torch.no_grad()
+    def row_norms(self, name: str) -> torch.Tensor:
+        """Return [out] ‖W + s B A‖ of each row, without a matrix of the size of W: W Aᵀ is as wide as the rank."""
+        layers = (self.base_layer, self.lora_A[name], self.lora_B[name])
+        base, down, up = (cast("torch.Tensor", layer.weight) for layer in layers)
+        base, scale = base.to(down.dtype), self.scaling[name]
+        cross = ((base @ down.T) * up).sum(dim=1)
+        own = ((up @ (down @ down.T)) * up).sum(dim=1)
+        squares: torch.Tensor = base.square().sum(dim=1) + 2 * scale * cross + scale**2 * own
+        return squares.clamp(min=0).sqrt()
 
 
 class ScaledLinear(ia3.Linear):
@@ -62,6 +90,11 @@ def with_own_layers(model: nn.Module) -> None:
             module.__class__ = ScaledLinear
             module.ia3_l.__class__ = Scaling
         elif isinstance(module, lora.Linear):
-            for name, dropout in module.lora_dropout.items():
+            for magnitude in module.lora_magnitude_vector.values():
+                if type(module) is not NarrowLinear:
+                    kind = type(module.get_base_layer()).__name__
+                    raise ValueError(f"use_dora must be false for layers of type {kind}, got true. Leave it out.")
+                magnitude.__class__ = Magnitude
+            for name, dropout in list(module.lora_dropout.items()):
                 if isinstance(dropout, nn.Dropout):
                     module.lora_dropout[name] = ExampleDropout(dropout.p, layer=path)

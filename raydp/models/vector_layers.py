@@ -12,7 +12,11 @@ KeepFn = Callable[[str, torch.Size, float], torch.Tensor]
 """(layer, shape [B, ...], share to drop) -> [B, ...] bool, whether each input is kept."""
 
 
-class Scaling(nn.ParameterDict):
+class VectorProduct(nn.Module):
+    """A layer that computes x ∘ w along the last dimension, with its only weight w."""
+
+
+class Scaling(VectorProduct, nn.ParameterDict):
     """The vectors of an IA3 layer by adapter, as a layer: x ∘ l, of the only adapter. peft gives l two dimensions."""
 
     __call__ = nn.Module.__call__  # a dictionary of parameters refuses calls

@@ -185,8 +185,9 @@ def target_probabilities(loaded: LoadedModel, batch: Batch) -> torch.Tensor:
 def effective_weights(loaded: LoadedModel) -> Weights:
     """Return the trained weights as they act on the model.
 
-    A LoRA layer gives the factors scale · B and A. An IA3 layer gives its vector, each number times the norm of the row
-    or column of the base's matrix that it scales, so that distances are those of the scaled matrices.
+    A LoRA layer gives the factors scale · B and A, with DoRA its whole matrix. An IA3 layer gives its vector, each
+    number times the norm of the row or column of the base's matrix that it scales, so that distances are those of the
+    scaled matrices.
     """
     if not hasattr(loaded.model, "peft_config"):
         return {name: p.detach().cpu().clone() for name, p in loaded.model.named_parameters()}
@@ -201,10 +202,23 @@ def effective_weights(loaded: LoadedModel) -> Weights:
         if adapter not in getattr(module, "lora_A", {}):
             continue
         layer = cast("LoraLayer", module)
+        if adapter in layer.lora_magnitude_vector:
+            weights[name] = _rescaled_matrix(layer, adapter)
+            continue
         down, up = (cast("nn.Linear", factors[adapter]).weight for factors in (layer.lora_A, layer.lora_B))
         assert down.dim() == 2, "the LoRA layers that raydp trains are linear"
         weights[name] = (up.detach().cpu() * layer.scaling[adapter], down.detach().cpu().clone())
     return weights
+
+
+def _rescaled_matrix(layer: LoraLayer, adapter: str) -> torch.Tensor:
+    """Return [out, in] the matrix of a DoRA layer: rows of W + s B A with the learnt norms."""
+    down, up = (cast("nn.Linear", factors[adapter]).weight.detach() for factors in (layer.lora_A, layer.lora_B))
+    weight = cast("torch.Tensor", layer.get_base_layer().weight).detach()
+    matrix = weight.to(down.dtype) + layer.scaling[adapter] * (up @ down)
+    magnitudes = cast("torch.Tensor", layer.lora_magnitude_vector[adapter].weight).detach()
+    rescaled: torch.Tensor = matrix * (magnitudes / matrix.norm(dim=1))[:, None]
+    return rescaled.cpu()
 
 
 def _scaled_matrix(layer: IA3Layer, adapter: str) -> torch.Tensor:

@@ -19,7 +19,7 @@ from raydp.tasks.base import TaskFacts
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.text.token_loss import IGNORE
-from tests.test_model_sets import BESIDE, FULL, IA3, LORA, PREFIX, PROMPT, alone, base, train
+from tests.test_model_sets import BESIDE, DORA, FULL, IA3, LORA, PREFIX, PROMPT, alone, base, train
 
 NAMES = ("a", "b", "c")
 
@@ -49,8 +49,8 @@ def merged(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     "folders",
-    [LORA, AdapterSpec(r=2, alpha=4, target_modules=["up_proj"]), FULL, IA3, BESIDE],
-    ids=["lora", "wide lora", "full", "ia3", "lora and lm_head"],
+    [LORA, AdapterSpec(r=2, alpha=4, target_modules=["up_proj"]), FULL, IA3, BESIDE, DORA],
+    ids=["lora", "wide lora", "full", "ia3", "lora and lm_head", "dora"],
     indirect=True,
 )
 @pytest.mark.parametrize("held_bytes", [2**30, 1], ids=["all in memory", "one at a time"])

@@ -20,6 +20,7 @@ from raydp.search.optuna_search import OptunaSearch, _observations
 from raydp.search.optuna_study import FILE, SearchStudy, _Nearest, opened
 from raydp.search.random_order import RandomSearch
 from search_spaces import Configuration, grid
+from tests.marks import slow_unless
 from tests.search.made_up import SPACE, median_loss, surface
 
 CANDIDATES = tuple(sorted(SPACE, key=lambda c: c.key))
@@ -77,6 +78,23 @@ def test_constraints_turn_it_away_from_what_does_not_keep_to_them() -> None:
             order = replay(table, OptunaSearch(num_configurations=20), goal).order
             kept[name] += sum(loss.loc[c.key] <= limit for c in order[5:])
     assert kept["with"] > 1.5 * kept["without"]
+
+
+@pytest.mark.parametrize("sampler", slow_unless(["nsga2"], ["gp", "nsga2"]))
+def test_every_sampler_keeps_to_constraints_and_its_study_can_be_resumed(tmp_path: Path, sampler: str) -> None:
+    """What a sampler asks for depends on the seed and the study alone, whether a process was killed in between."""
+    table = surface(np.random.default_rng(5))
+    goal = Goal(max_loss=median_loss(table), max_score=2.0)
+    search = OptunaSearch(sampler=sampler, num_configurations=6, initial=4)
+    order = replay(table, search, goal, folder=tmp_path).order
+    assert len(set(order)) == 6
+    if sampler == "gp":  # nsga2 keeps its generations in the folder's study
+        assert order == replay(table, search, goal).order
+    assert [ran(trial) for trial in trials(tmp_path)] == list(order)
+    started = state(table, tmp_path / "again", *order[:4])
+    (tmp_path / "again").mkdir()
+    first = search.propose(started, goal, 2).configurations
+    assert search.propose(started, goal, 2).configurations == first, "asked for before a kill"
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ def test_the_section_of_an_adapter_is_pefts_own_configuration(tmp_path: Path) ->
     given = adapter(tmp_path / "a", 0, r=5, lora_alpha=7, target_modules=["up_proj"], layers_to_transform=[1])
     section = adapter_section(given)
     assert section == {
-        "type": "lora", "r": 5, "alpha": 7, "use_rslora": False, "target_modules": ["up_proj"],
+        "type": "lora", "r": 5, "alpha": 7, "use_rslora": False, "use_dora": False, "target_modules": ["up_proj"],
         "layers_to_transform": [1],
     }  # fmt: skip
     check_fits(ModelSpec.model_validate({"name": "tiny", "adapter": section}), given)
@@ -155,9 +155,9 @@ def test_a_wrong_table_or_spec_is_refused(tmp_path: Path) -> None:
     assert [run.seed for run in read_runs(runs)] == [0, 1], "rows without a seed are numbered"
     with pytest.raises(ValueError, match=r"SPEC must leave .* to RUNS, got method, space, seeds"):
         imported_spec(runs, small_spec(tmp_path))
-    dora = adapter(tmp_path / "dora", 0, use_dora=True)
-    with pytest.raises(ValueError, match=r"got 'dora' with use_dora\. Merge it"):
-        adapter_section(dora)
+    ranks = adapter(tmp_path / "ranks", 0, rank_pattern={"q_proj": 2})
+    with pytest.raises(ValueError, match=r"got 'ranks' with rank_pattern\. Merge it"):
+        adapter_section(ranks)
     with pytest.raises(ValueError, match=r"adapter_config\.json or a config\.json"):
         adapter_section(tmp_path)
 

@@ -81,6 +81,7 @@ MODELS = {
     "lora": lora,
     "ia3": lambda: adapted(llama(tied=True), AdapterSpec(type="ia3")),
     "bitfit": lambda: adapted(gpt2(), AdapterSpec(type="bitfit")),
+    "dora": lambda: adapted(llama(tied=True), AdapterSpec(r=3, use_dora=True, target_modules="all-linear")),
     "lora and lm_head": lambda: adapted(llama(tied=True), AdapterSpec(r=2, modules_to_save=("lm_head",))),
     "soft prompt": lambda: soft_prompt(llama(tied=True)),
     "soft prompt, positions": lambda: soft_prompt(gpt2()),

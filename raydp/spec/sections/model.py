@@ -29,6 +29,7 @@ _OWNERS = {
     "r": _OF_LORA,
     "alpha": _OF_LORA,
     "use_rslora": _OF_LORA,
+    "use_dora": _OF_LORA,
     "lora_dropout": _OF_LORA,
     "target_modules": _OF_PEFT,
     "layers_to_transform": _OF_PEFT,
@@ -37,7 +38,7 @@ _OWNERS = {
     "num_virtual_tokens": VIRTUAL,
 }
 """Field -> the types of adapters that have it."""
-_LATER = {"use_rslora", "lora_dropout", "modules_to_save"}
+_LATER = {"use_rslora", "use_dora", "lora_dropout", "modules_to_save"}
 """Fields that are a part of a run's identity only if they are used: earlier runs did not have them."""
 
 
@@ -55,6 +56,8 @@ class AdapterSpec(Section):
     use_rslora: bool = False
     """Whether the update is alpha / sqrt(r) times B A instead, so that its size does not fall with the rank
     (Kalajdzievski 2023)."""
+    use_dora: bool = False
+    """Whether the adapter also learns the norm of each row of the adapted matrices (DoRA; Liu et al. 2024)."""
     target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | Literal["all-linear"] = ("q_proj", "v_proj")
     """Names of the linear layers that get an adapter, or `all-linear` for all but the output layer. Of `ia3` the
     default is k_proj, v_proj and down_proj."""

@@ -18,7 +18,7 @@ from torch import nn
 from torch.func import functional_call
 from transformers.pytorch_utils import Conv1D
 
-from raydp.models.vector_layers import Scaling
+from raydp.models.vector_layers import VectorProduct
 
 Kind = Literal["linear", "conv1d", "embedding", "scale", "bias", "materialised"]
 KnownRule = Literal["linear", "conv1d", "embedding", "norm", "scale"]
@@ -200,7 +200,7 @@ def rule_of(module: nn.Module, names: Sequence[str]) -> Rule:
     Returns:
         "norm" for every layer whose class name ends in "Norm"; `scales_last_dimension` must confirm it.
     """
-    if type(module) is Scaling:
+    if isinstance(module, VectorProduct):
         return "scale"
     exact: dict[object, Rule] = {
         nn.Linear.forward: "linear",
@@ -219,7 +219,7 @@ def uses_of(
     """Return the uses of a module's own weights in one call.
 
     Args:
-        names: the module's weights that are trained: "weight", "bias"; of `Scaling`, its adapter's name.
+        names: the module's weights that are trained: "weight", "bias"; of a `VectorProduct`, its only one.
         x: its input, [B, ..., in] or [B, in]; ids [B, ...] or [B] for an embedding.
         g: gradient of its output, with the same leading shape.
     """

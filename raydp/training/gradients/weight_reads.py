@@ -59,7 +59,8 @@ class _Reads(TorchFunctionMode):
         kwargs: dict[str, object] | None = None,
     ) -> object:
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor | tuple | list):  # other results are a dtype, a device and the like
+        # Other results are a dtype, a device and the like; without a gradient, a weight counts as a constant.
+        if torch.is_grad_enabled() and isinstance(result, torch.Tensor | tuple | list):
             for value in tree_iter((args, kwargs)):
                 name = self._names.get(id(value))
                 if name is not None and self._running[name] == 0:
