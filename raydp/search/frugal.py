@@ -68,7 +68,7 @@ class FrugalSearch(Section):
     """The search ends when the probability that one more configuration would win is below this."""
     tolerance: Annotated[float, Field(ge=0)] = 0.05
     """A win is an improvement by more than this share of the selected score's size."""
-    initial: Annotated[int, Field(ge=FEWEST)] = 5
+    initial: Annotated[int, Field(ge=FEWEST)] = 4
     """Configurations that are run before the first surfaces are fitted: cheap ones that lie far apart."""
     max_cost_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the compute of the whole space that may be spent; what is left over is not run."""
