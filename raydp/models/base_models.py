@@ -24,6 +24,7 @@ from raydp.models.finding import SMOLLM2, TINY, hub_folder, local_folder, smollm
 from raydp.models.networks import Network, NetworkName, add_classes
 from raydp.models.pretrained import PretrainedModel
 from raydp.models.progress_bar import without_progress_bar
+from raydp.models.quantization import check_quantization
 from raydp.spec.sections import ModelSpec
 
 T = TypeVar("T")
@@ -154,6 +155,12 @@ def check(spec: ModelSpec, *, sharded: bool = False) -> tuple[PreTrainedTokenize
         ValueError: the model cannot be found, is not a causal language model, does not fit the adapter, or cannot be
             sharded because its layers are not known.
     """
+    check_quantization(spec.quantization)
+    if sharded and spec.quantization is not None:
+        raise ValueError(
+            f"cluster.sharding must be none with model.quantization {spec.quantization}, got full: layers in few bits "
+            "cannot be cut. Leave one of them out."
+        )
     folder, _ = model_folder(spec.name)
     if NetworkName.parse(spec.name) is not None:
         _check_network(spec, sharded)
@@ -266,7 +273,14 @@ def load_base(spec: ModelSpec, *, new_tokens: int = 0) -> PretrainedModel:
         assert tokenizer is not None, "only a network has no tokenizer"
         _add_tokens(model, first_new_token(tokenizer), new_tokens)
     model.requires_grad_(False).eval()
-    return PretrainedModel(name=spec.name, model=model, tokenizer=tokenizer, weight_hash=weight_hash(folder), note=note)
+    return PretrainedModel(
+        name=spec.name,
+        model=model,
+        tokenizer=tokenizer,
+        weight_hash=weight_hash(folder),
+        note=note,
+        quantization=spec.quantization,
+    )
 
 
 def first_new_token(tokenizer: PreTrainedTokenizerBase) -> int:

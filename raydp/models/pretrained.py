@@ -15,6 +15,8 @@ class PretrainedModel:
         name: the name in the spec.
         weight_hash: SHA-256 (hex) of the weight files.
         note: what a reader of results must know about the weights, or "".
+        quantization: precision of the linear layers where the model is used, "nf4" or "int8". The weights are whole, so
+            that processes can share them, until `raydp.models.quantization.quantise` replaces them.
     """
 
     name: str
@@ -22,3 +24,4 @@ class PretrainedModel:
     tokenizer: PreTrainedTokenizerBase | None
     weight_hash: str
     note: str = ""
+    quantization: str | None = None

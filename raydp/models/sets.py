@@ -16,6 +16,7 @@ from torch import nn
 from raydp.models.adapters import MODULES_TO_SAVE, attach_adapter, building_peft_model
 from raydp.models.base_models import LoadedModel
 from raydp.models.pretrained import PretrainedModel
+from raydp.models.quantization import quantise
 from raydp.spec.sections import AdapterSpec
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class TrainedModels:
         trained = [folder for folder in folders.values() if folder is not None]
         self._config = next((_adapter_of(f) for f in trained if (f / ADAPTER_CONFIG).is_file()), None)
         self._full = bool(trained) and self._config is None
+        quantise(base)
         model: nn.Module = base.model
         if self._full:
             model = attach_adapter(base, AdapterSpec(type="none"))

@@ -93,7 +93,11 @@ def _base(spec: SweepSpec, folder: Path, record: dict[str, Any]) -> PretrainedMo
     """Load the spec's base model, which must be the base that a registered model was trained on."""
     full = not (folder / ADAPTER_CONFIG).is_file()
     dtype = "float32" if full else spec.model.dtype
-    base = models.load_base(ModelSpec.model_validate({"name": spec.model.name, "dtype": dtype}))
+    base = models.load_base(
+        ModelSpec.model_validate({
+            "name": spec.model.name, "dtype": dtype, "quantization": None if full else spec.model.quantization,
+        })
+    )  # fmt: skip
     if record and base.weight_hash != record["base"]["weight_hash"]:
         raise ValueError(
             f"model.name must be the base that MODEL was trained on, {record['base']['name']!r} with the SHA-256 "

@@ -28,6 +28,8 @@ PROMPT = {"name": "tiny", "adapter": {"type": "soft_prompt", "num_virtual_tokens
 PREFIX = {"name": "tiny", "adapter": {"type": "prefix", "num_virtual_tokens": 3}}
 IA3 = {"name": "tiny", "adapter": {"type": "ia3"}}
 BITFIT = {"name": "tiny", "adapter": {"type": "bitfit"}}
+NF4 = {"name": "tiny", "quantization": "nf4", "adapter": {"r": 2, "alpha": 4}}
+INT8 = {"name": "tiny", "quantization": "int8", "dtype": "bfloat16", "adapter": {"type": "ia3"}}
 BESIDE = {"name": "tiny", "adapter": {"r": 2, "modules_to_save": ["lm_head"], "lora_dropout": 0.1}}
 SPACE = {"points": [[32, 4, 0.01]]}
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(100, 132))
@@ -46,8 +48,8 @@ def runner(folder: Path, key: bytes = TEST_KEY, **changes: Any):
 
 @pytest.mark.parametrize(
     "model",
-    [LORA, PROMPT, PREFIX, FULL, IA3, BITFIT, BESIDE],
-    ids=["lora", "soft prompt", "prefix", "full", "ia3", "bitfit", "lora with dropout, and lm_head"],
+    [LORA, PROMPT, PREFIX, FULL, IA3, BITFIT, BESIDE, NF4, INT8],
+    ids=["lora", "soft prompt", "prefix", "full", "ia3", "bitfit", "lora with dropout, and lm_head", "nf4", "int8"],
 )
 @pytest.mark.parametrize(
     "method",
@@ -123,6 +125,7 @@ def test_the_identity_is_what_defines_the_result(tmp_path: Path) -> None:
         run_ids(model={"name": "tiny", "adapter": {"type": "soft_prompt", "num_virtual_tokens": 3}}),
         run_ids(model={"name": "tiny", "adapter": {"type": "soft_prompt", "num_virtual_tokens": 4}}),
         run_ids(model=PREFIX),
+        run_ids(model={**LORA, "quantization": "nf4"}),
         run_ids(task={**SMALL_TASK, "data_seed": 1}),
         run_ids(privacy={"target_epsilon": 4, "accountant": "rdp", "noise_key": "test"}),
     ]

@@ -10,6 +10,7 @@ from torch import nn
 from raydp.models.adapters import attach_adapter, trainable_parameters
 from raydp.models.peft_layers import NarrowLinear
 from raydp.models.pretrained import PretrainedModel
+from raydp.models.quantization import quantise
 from raydp.selftest.odd_layers import with_odd_layers
 from raydp.spec.sections import AdapterSpec
 from raydp.tasks.base import Batch
@@ -66,9 +67,10 @@ def odd() -> nn.Module:
         return with_odd_layers(llama(tied=True))
 
 
-def adapted(model: nn.Module, adapter: AdapterSpec) -> nn.Module:
+def adapted(model: nn.Module, adapter: AdapterSpec, quantization: str | None = None) -> nn.Module:
     """With an adapter that is not at its start, as a sweep attaches it."""
-    base = PretrainedModel(name="random", model=model, tokenizer=None, weight_hash="")
+    base = PretrainedModel(name="random", model=model, tokenizer=None, weight_hash="", quantization=quantization)
+    quantise(base)
     attached = attach_adapter(base, adapter)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -82,6 +84,8 @@ MODELS = {
     "ia3": lambda: adapted(llama(tied=True), AdapterSpec(type="ia3")),
     "bitfit": lambda: adapted(gpt2(), AdapterSpec(type="bitfit")),
     "dora": lambda: adapted(llama(tied=True), AdapterSpec(r=3, use_dora=True, target_modules="all-linear")),
+    "lora on nf4": lambda: adapted(llama(tied=True), AdapterSpec(r=2), "nf4"),
+    "lora on int8": lambda: adapted(llama(tied=True), AdapterSpec(r=2), "int8"),
     "lora and lm_head": lambda: adapted(llama(tied=True), AdapterSpec(r=2, modules_to_save=("lm_head",))),
     "soft prompt": lambda: soft_prompt(llama(tied=True)),
     "soft prompt, positions": lambda: soft_prompt(gpt2()),

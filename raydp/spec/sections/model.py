@@ -151,6 +151,26 @@ class ModelSpec(Section):
     """Type of the base weights under an adapter. With type `none` or `bitfit` the weights are float32 and the matrix
     products of training are computed in this type (autocast)."""
 
+    quantization: Literal["nf4", "int8"] | None = None
+    """Precision of the frozen linear layers under an adapter, by bitsandbytes: `nf4` (4 bits; Dettmers et al. 2023) or
+    `int8` (Dettmers et al. 2022). Embeddings, norms, the output layer and the adapter keep theirs."""
+
+    @model_validator(mode="after")
+    def _few_bits_are_frozen(self) -> ModelSpec:
+        if self.quantization and (self.adapter.trains_base or self.adapter.use_dora):
+            what = "use_dora" if self.adapter.use_dora else f"type {self.adapter.type!r}"
+            raise ValueError(
+                f"model.quantization must be left out with model.adapter {what}, got {self.quantization}: the base's "
+                "weights are then trained or read as numbers. Use another adapter, or leave it out."
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_asked_for(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out the precision of a model that is not quantised, so that earlier runs keep their identity."""
+        values: dict[str, object] = handler(self)
+        return {k: v for k, v in values.items() if k != "quantization" or v is not None}
+
     @model_validator(mode="after")
     def _modules_are_trained_in_float32(self) -> ModelSpec:
         if self.adapter.modules_to_save and self.dtype != "float32":

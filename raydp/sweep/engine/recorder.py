@@ -195,7 +195,7 @@ class Recorder:
     def _record(self, trial: TrialPlan, result: RunResult) -> TrialRecord:
         base, card = self.context.folder.result(BASE_RUN), self._privacy(trial, result)
         claimed = card.record.procedure.claimed_epsilon
-        scores = result.scores
+        scores, quantization = result.scores, self.context.spec.model.quantization
         method = self.context.spec.method.params.model_dump(mode="json")
         return TrialRecord(
             run_id=trial.run_id,
@@ -221,6 +221,7 @@ class Recorder:
                 "name": _public_name(self.context.spec.model.name),
                 "weight_hash": self.context.weight_hash,
                 "dtype": self.context.spec.model.weight_dtype,
+                **({} if quantization is None else {"quantization": quantization}),
             },
             model_dir=self.context.folder.trial(trial.run_id) / "model",
             seconds=(result.train_seconds or 0.0) + (result.score_seconds or 0.0),

@@ -18,6 +18,7 @@ from raydp.models import adapters
 from raydp.models import base_models as models
 from raydp.models.networks import untrained_weights
 from raydp.models.pretrained import PretrainedModel
+from raydp.models.quantization import quantise
 from raydp.scores.base import Measurement, measured
 from raydp.spec.document import SweepSpec
 from raydp.sweep.engine.stopping import check_steps
@@ -85,6 +86,7 @@ class TrialRunner:
         self._key = key
         adapter = spec.model.adapter
         self._sharded = spec.cluster.sharding == "full" and comm.world_size > 1
+        quantise(pretrained)
         model = adapters.attach_adapter(pretrained, adapter, copy=not self._sharded)
         full = adapter.trains_base
         if self._sharded:
@@ -121,7 +123,7 @@ class TrialRunner:
                 task,
                 model,
                 self._parameters,
-                weight_hash=pretrained.weight_hash,
+                weight_hash=pretrained.weight_hash + (spec.model.quantization or ""),
                 folder=prefix_folder(),
                 max_bytes=spec.cluster.prefix_cache_gib * 2**30,
                 say=logging.getLogger(__name__).warning,

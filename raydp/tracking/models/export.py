@@ -156,6 +156,11 @@ def _merged(held: Path, folder: Path, uri: str, base: str | None, dtype: str | N
         raise ValueError(
             f"--merge must be for a LoRA or IA3 adapter, got one of type {kind}. Export it without --merge."
         )
+    if quantization := recorded_base(held).get("quantization"):
+        raise ValueError(
+            f"--merge must be for a base with whole weights, got one in {quantization}: the sum would be another "
+            "model. Export it without --merge."
+        )
     # Merge, and write the model and its tokenizer.
     merged: Any = load_folder(held, base, dtype)
     merged = merged.merge_and_unload()

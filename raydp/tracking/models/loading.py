@@ -127,12 +127,16 @@ def _adapted(folder: Path, recorded: dict[str, str], base: str | None, dtype: st
 
     from raydp.models.adapters import building_peft_model
     from raydp.models.base_models import load_base
+    from raydp.models.quantization import quantise
     from raydp.spec.sections import ModelSpec
 
     _require_safetensors(folder)
     name = base or recorded["name"]
     try:
-        pretrained = load_base(ModelSpec.model_validate({"name": name, "dtype": dtype}))
+        quantization = recorded.get("quantization")
+        spec = ModelSpec.model_validate({"name": name, "dtype": dtype, "quantization": quantization})
+        pretrained = load_base(spec)
+        quantise(pretrained)
     except ValueError as error:
         raise ValueError(
             f"base must be loadable here, got {name!r}: {error} Give the base model's folder or hub id as base."
