@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypedDict
 
 import typer
 
@@ -13,6 +13,13 @@ from raydp.cli.errors import Group
 secrets_app = typer.Typer(cls=Group, help="Secrets of data: extraction and filters.")
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="A new file; written with mode 0600.")]
+class SplitOptions(TypedDict):
+    """How the training part of data is found."""
+
+    heldout_fraction: float
+    split_seed: int
+
+
 Show = Annotated[bool, typer.Option("--show", help="Also print the secrets, to a terminal only.")]
 
 
@@ -20,25 +27,31 @@ Show = Annotated[bool, typer.Option("--show", help="Also print the secrets, to a
 def extract(
     data: Annotated[Path, typer.Argument(metavar="DATA", help="JSON Lines or CSV, gzipped or not.")],
     output: Output,
-    kind: Annotated[Literal["mail", "qa"], typer.Option(help="Texts, or question/answer rows by author.")] = "mail",
-    tokenizer: Annotated[str | None, typer.Option(help="Model whose tokens are counted (mail).")] = None,
+    kind: Annotated[
+        Literal["mail", "chat", "qa"],
+        typer.Option(help="Texts, conversations (what the assistant says), or question/answer rows by author."),
+    ] = "mail",
+    tokenizer: Annotated[str | None, typer.Option(help="Model whose tokens are counted (mail, chat).")] = None,
     column: Annotated[str, typer.Option(help="The column with the text (mail).")] = "content",
     n: Annotated[
-        int | None, typer.Option("--n", min=2, help="Tokens of an n-gram (mail); 50, 20 and 10 by default.")
+        int | None, typer.Option("--n", min=2, help="Tokens of an n-gram (mail, chat); 50, 20 and 10 by default.")
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="n-grams that are merged (mail).")] = 500,
-    min_count: Annotated[int, typer.Option(min=1, help="Texts that a secret must be in (mail).")] = 2,
-    detect: Annotated[str, typer.Option(help="Detectors, comma-separated; '' for none (mail).")] = (
+    top: Annotated[int, typer.Option(min=1, help="n-grams that are merged (mail, chat).")] = 500,
+    min_count: Annotated[int, typer.Option(min=1, help="Texts that a secret must be in (mail, chat).")] = 2,
+    detect: Annotated[str, typer.Option(help="Detectors, comma-separated; '' for none (mail, chat).")] = (
         "phone,email,address,key,number"
     ),
     order: Annotated[
         Literal["secret", "count"],
-        typer.Option(help="List what looks secret first, without boilerplate; or all, the commonest first (mail)."),
+        typer.Option(help="List what looks secret first, without boilerplate; or all, the commonest first (mail, chat)."),
     ] = "secret",
-    max_detected: Annotated[int, typer.Option(min=1, help="Secrets of each detector, the commonest (mail).")] = 100,
-    region: Annotated[str, typer.Option(help="Country of phone numbers without a code (mail).")] = "US",
-    heldout_fraction: Annotated[float, typer.Option(min=0, max=1, help="As in the task: not read (both).")] = 0.1,
-    split_seed: Annotated[int, typer.Option(help="As in the task (mail).")] = 0,
+    max_detected: Annotated[int, typer.Option(min=1, help="Secrets of each detector, the commonest (mail, chat).")] = 100,
+    region: Annotated[str, typer.Option(help="Country of phone numbers without a code (mail, chat).")] = "US",
+    heldout_fraction: Annotated[float, typer.Option(min=0, max=1, help="As in the task: not read.")] = 0.1,
+    split_seed: Annotated[int, typer.Option(help="As in the task (mail, chat).")] = 0,
+    template: Annotated[
+        str | None, typer.Option(help="As in the task: model, alpaca, chatml or plain (chat).")
+    ] = None,
     rows_per_author: Annotated[int, typer.Option(min=2, help="As in the task (qa).")] = 20,
     review: Annotated[Path | None, typer.Option(help="Also a file for task.review, to complete (qa).")] = None,
     show: Show = False,
@@ -62,7 +75,7 @@ def extract(
         if unknown := [word for word in wanted if word not in KINDS]:
             raise ValueError(f"--detect must be of {', '.join(KINDS)}, got {unknown[0]!r}. Correct it.")
         if tokenizer is None:
-            raise ValueError("--tokenizer must be given with --kind mail, got nothing. Name the model to be trained.")
+            raise ValueError(f"--tokenizer must be given with --kind {kind}, got nothing. Name the model to be trained.")
         options = MailOptions(
             n=n,
             top=top,
@@ -72,9 +85,11 @@ def extract(
             region=region,
             order=order,
         )
-        answer = commands.extract_from_mail(
-            data, output, tokenizer, options, column=column, heldout_fraction=heldout_fraction, split_seed=split_seed
-        )
+        split: SplitOptions = {"heldout_fraction": heldout_fraction, "split_seed": split_seed}
+        if kind == "chat":
+            answer = commands.extract_from_chat(data, output, tokenizer, options, {**split, "template": template})
+        else:
+            answer = commands.extract_from_mail(data, output, tokenizer, options, column=column, **split)
     _answer(answer, output, show, json)
 
 

@@ -6,14 +6,18 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from raydp.io.output import print_table, stderr
 from raydp.secrets.files import require_new, write_secrets
 from raydp.secrets.mail import MailOptions
 from raydp.tasks.reading import read_json_rows
 from raydp.tasks.secret import read_secrets
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def extract_from_mail(
@@ -27,6 +31,32 @@ def extract_from_mail(
     split_seed: int,
 ) -> dict[str, object]:
     """Write the file of `raydp secrets extract --kind mail`, and return counts of every step and of the types."""
+    from raydp.secrets import mail
+
+    def texts_fn(of_model: PreTrainedTokenizerBase) -> list[str]:
+        return mail.training_texts(data, column, heldout_fraction=heldout_fraction, split_seed=split_seed)
+
+    return _extracted(output, tokenizer, options, texts_fn)
+
+
+def extract_from_chat(
+    data: Path, output: Path, tokenizer: str, options: MailOptions, parameters: Mapping[str, object]
+) -> dict[str, object]:
+    """Write the file of `raydp secrets extract --kind chat`: secrets that the assistant says.
+
+    Args:
+        parameters: of the task `chat`, as far as they decide what is trained on.
+    """
+    from raydp.tasks.chat.task import ChatTask
+
+    task = ChatTask.model_validate({"path": str(data), **parameters})
+    return _extracted(output, tokenizer, options, task.replies)
+
+
+def _extracted(
+    output: Path, tokenizer: str, options: MailOptions, texts_fn: Callable[[PreTrainedTokenizerBase], list[str]]
+) -> dict[str, object]:
+    """Extract the secrets of texts, and write them."""
     from raydp.models.base_models import load_tokenizer
     from raydp.secrets import mail
     from raydp.secrets.detectors import check_region
@@ -35,9 +65,8 @@ def extract_from_mail(
     if "phone" in options.detect:
         check_region(options.region)
     with stderr.status("reading") as status:
-        texts = mail.training_texts(data, column, heldout_fraction=heldout_fraction, split_seed=split_seed)
         of_model = load_tokenizer(tokenizer)
-        rows, notes = mail.extract(texts, of_model, options, progress=status.update)
+        rows, notes = mail.extract(texts_fn(of_model), of_model, options, progress=status.update)
     return _written(output, rows, notes)
 
 

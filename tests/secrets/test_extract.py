@@ -10,7 +10,9 @@ import sys
 
 import pytest
 
+from raydp.models.base_models import load_tokenizer
 from raydp.secrets.detectors import find
+from raydp.tasks.chat.task import ChatTask
 from raydp.tasks.secret import read_secrets
 from tests.builders.text import line
 
@@ -42,6 +44,27 @@ def data(tmp_path):
 
 def extract(raydp, data, *options):
     return raydp("secrets", "extract", data, "-o", "secrets.jsonl", "--tokenizer", "tiny", "--n", 16, *options)
+
+
+def test_of_conversations_only_what_the_assistant_says_is_searched(raydp, tmp_path):
+    """The secrets are read again by the task, which finds them in the training conversations."""
+    rng = random.Random(1)
+    path = tmp_path / "chats.jsonl"
+    said = [f"{line(rng, 9)}\nCall the desk at 503-555-0123 for ticket {i}." for i in range(60)]
+    asked = [f"{line(rng, 9)} My own number is 503-555-0777." for _ in said]
+    turns = [
+        [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        for question, answer in zip(asked, said, strict=True)
+    ]
+    path.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in turns))
+    options = ["--kind", "chat", "--tokenizer", "tiny", "--template", "plain", "--json"]
+    answer = raydp("secrets", "extract", path, "-o", "secrets.jsonl", *options)
+    assert answer.code == 0, answer.err
+    rows = [json.loads(row) for row in (tmp_path / "secrets.jsonl").read_text().splitlines()]
+    assert any(row["continuation"].endswith("555-0123") for row in rows)
+    assert not any("0777" in row["prompt"] + row["continuation"] for row in rows), "the user's own words"
+    task = ChatTask(path=str(path), secrets=str(tmp_path / "secrets.jsonl"), template="plain")
+    assert task.build(load_tokenizer("tiny")).secrets(), "they stand in the training conversations"
 
 
 def test_what_was_planted_is_found_with_its_counts(raydp, data, tmp_path):

@@ -180,6 +180,16 @@ class ChatTask(TaskSection):
             users=Users.named(examples.users, noun),
         )
 
+    def replies(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+        """Return what the assistant says in each training conversation, without repetitions.
+
+        Raises:
+            ValueError: the data are missing or malformed.
+        """
+        train, _ = self._split(ChatTemplate(tokenizer, self.template), {})
+        said = ("\n".join(part.text for part in row.parts if part.said) for row in self._limited(train, {}))
+        return list(dict.fromkeys(said))
+
     def _split(self, template: ChatTemplate, notes: dict[str, object]) -> tuple[list[_Row], list[_Row]]:
         """Return the training rows and the held-out rows, without duplicates."""
         rows = list(self._read(template, self.path, self.split, "task.path"))
