@@ -13,6 +13,8 @@ from raydp.cli.errors import Group
 secrets_app = typer.Typer(cls=Group, help="Secrets of data: extraction and filters.")
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="A new file; written with mode 0600.")]
+
+
 class SplitOptions(TypedDict):
     """How the training part of data is found."""
 
@@ -43,15 +45,17 @@ def extract(
     ),
     order: Annotated[
         Literal["secret", "count"],
-        typer.Option(help="List what looks secret first, without boilerplate; or all, the commonest first (mail, chat)."),
+        typer.Option(
+            help="List what looks secret first, without boilerplate; or all, the commonest first (mail, chat)."
+        ),
     ] = "secret",
-    max_detected: Annotated[int, typer.Option(min=1, help="Secrets of each detector, the commonest (mail, chat).")] = 100,
+    max_detected: Annotated[
+        int, typer.Option(min=1, help="Secrets of each detector, the commonest (mail, chat).")
+    ] = 100,
     region: Annotated[str, typer.Option(help="Country of phone numbers without a code (mail, chat).")] = "US",
     heldout_fraction: Annotated[float, typer.Option(min=0, max=1, help="As in the task: not read.")] = 0.1,
     split_seed: Annotated[int, typer.Option(help="As in the task (mail, chat).")] = 0,
-    template: Annotated[
-        str | None, typer.Option(help="As in the task: model, alpaca, chatml or plain (chat).")
-    ] = None,
+    template: Annotated[str | None, typer.Option(help="As in the task: model, alpaca, chatml or plain (chat).")] = None,
     rows_per_author: Annotated[int, typer.Option(min=2, help="As in the task (qa).")] = 20,
     review: Annotated[Path | None, typer.Option(help="Also a file for task.review, to complete (qa).")] = None,
     show: Show = False,
@@ -75,7 +79,9 @@ def extract(
         if unknown := [word for word in wanted if word not in KINDS]:
             raise ValueError(f"--detect must be of {', '.join(KINDS)}, got {unknown[0]!r}. Correct it.")
         if tokenizer is None:
-            raise ValueError(f"--tokenizer must be given with --kind {kind}, got nothing. Name the model to be trained.")
+            raise ValueError(
+                f"--tokenizer must be given with --kind {kind}, got nothing. Name the model to be trained."
+            )
         options = MailOptions(
             n=n,
             top=top,

@@ -50,7 +50,7 @@ def test_of_conversations_only_what_the_assistant_says_is_searched(raydp, tmp_pa
     """The secrets are read again by the task, which finds them in the training conversations."""
     rng = random.Random(1)
     path = tmp_path / "chats.jsonl"
-    said = [f"{line(rng, 9)}\nCall the desk at 503-555-0123 for ticket {i}." for i in range(60)]
+    said = [f"{line(rng, 9)}" + ("\nCall the desk at 503-555-0123, please." if i % 3 == 0 else "") for i in range(90)]
     asked = [f"{line(rng, 9)} My own number is 503-555-0777." for _ in said]
     turns = [
         [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]

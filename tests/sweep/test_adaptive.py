@@ -210,7 +210,7 @@ def test_a_threshold_by_gain_waits_for_the_untrained_model(tmp_path: Path) -> No
         ("frugl", "Did you mean 'frugal'"),
         ({"name": "frugal", "stop_probability": 2}, "space.search.stop_probability must"),
         ("random", "space.search.num_configurations must be given"),
-        ({"name": "optuna", "sampler": "gp"}, "space.search.sampler must"),
+        ({"name": "optuna", "sampler": "cma"}, "space.search.sampler must"),
         ({"num_configurations": 3}, "space.search must be a mapping with a name"),
     ],
 )

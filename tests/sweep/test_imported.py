@@ -6,6 +6,7 @@ import csv
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,7 @@ def test_a_wrong_table_or_spec_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_opacus_trained_in_a_plain_script_is_imported(tmp_path: Path) -> None:
+def test_what_opacus_trained_in_a_plain_script_is_imported(tmp_path: Path, raydp: Callable[..., Any]) -> None:
     sentences = [{"text": f"Ticket {k}: please call me back about order {k * 37 % 1000}."} for k in range(400)]
     data = write_json_lines(tmp_path / "mails.jsonl", sentences)
     script = [sys.executable, str(ROOT / "benchmarks" / "opacus_runs.py"), str(data), "--steps", "3", "--seeds", "1"]
@@ -175,8 +176,7 @@ def test_what_opacus_trained_in_a_plain_script_is_imported(tmp_path: Path) -> No
     spec = rest(tmp_path)
     spec["task"] = {"name": "text", "path": str(data), "secrets": str(secrets)}
     (tmp_path / "spec.json").write_text(json.dumps(spec))
-    command = [sys.executable, "-m", "raydp", "import", "trained/runs.csv", "--spec", "spec.json", "--json"]
-    answer = subprocess.run(command, check=True, cwd=tmp_path, capture_output=True, text=True)
-    document = json.loads(answer.stdout)
-    assert document["counts"]["finished"] == 2
-    assert document["selected"] is not None
+    answer = raydp("import", "trained/runs.csv", "--spec", "spec.json", "--json")
+    assert answer.code == 0, answer.err
+    assert answer.json()["counts"]["finished"] == 2
+    assert answer.json()["selected"] is not None
