@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from raydp.models.base_models import LoadedModel, load_base
+from raydp.models.quantization import quantise
 from raydp.spec.sections import ModelSpec
 from raydp.sweep.api import Sweep, sweep_folder
 from raydp.sweep.store.folder import SweepFolder
@@ -29,12 +30,14 @@ class NonPrivateRuns:
         store: the tracking store.
         base_name: name of the base model.
         dtype: recorded type of the base model's weights.
+        quantization: recorded precision of its linear layers; None if they are whole.
     """
 
     uris: tuple[str, ...]
     store: str
     base_name: str
     dtype: str
+    quantization: str | None = None
 
     @classmethod
     def registered(cls, uris: Sequence[str], store: str, base: str | None = None) -> NonPrivateRuns:
@@ -53,8 +56,14 @@ class NonPrivateRuns:
         names = {record["base"]["name"] for record in shown}
         if base is None and len(names) > 1:
             raise ValueError(f"--model must name models of one base, got {', '.join(sorted(names))}. Filter apart.")
-        dtype = shown[0]["base"].get("dtype", "float32")
-        return cls(uris=tuple(uris), store=store, base_name=base or names.pop(), dtype=dtype)
+        recorded = shown[0]["base"]
+        return cls(
+            uris=tuple(uris),
+            store=store,
+            base_name=base or names.pop(),
+            dtype=recorded.get("dtype", "float32"),
+            quantization=recorded.get("quantization"),
+        )
 
     @classmethod
     def of_sweep(cls, source: str, storage: str) -> NonPrivateRuns:
@@ -91,7 +100,9 @@ class NonPrivateRuns:
 
     def base(self) -> LoadedModel:
         """Return the untrained model."""
-        loaded = load_base(ModelSpec.model_validate({"name": self.base_name, "dtype": self.dtype}))
+        spec = {"name": self.base_name, "dtype": self.dtype, "quantization": self.quantization}
+        loaded = load_base(ModelSpec.model_validate(spec))
+        quantise(loaded)
         return LoadedModel(model=loaded.model, tokenizer=cast("PreTrainedTokenizerBase", loaded.tokenizer))
 
     def models(self) -> Iterator[LoadedModel]:

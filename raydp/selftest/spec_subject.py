@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from raydp.models import base_models as models
+from raydp.models.quantization import quantise
 from raydp.selftest.subjects import NUM_EXAMPLES, ROUNDING, Subject, typed_trainee
 from raydp.spec.document import SweepSpec
 from raydp.tasks.base import Task, task_of
@@ -36,6 +37,7 @@ def spec_subject(spec: SweepSpec) -> Subject:
     # Load the task and the model with its adapter.
     task: Task = with_fixed_twins(task_of(spec, models.tokenizer_if_any(spec.model.name)))
     pretrained = models.load_base(spec.model, new_tokens=task.facts().num_new_tokens)
+    quantise(pretrained)
     context = typed_trainee(pretrained, spec.model, spec.cluster.microbatch_size)
     # Choose units of evenly spread lengths.
     units = Units.of(task)

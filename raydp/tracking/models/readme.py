@@ -91,6 +91,12 @@ def _loading(folder: Path, recorded: Mapping[str, str], *, adapted: bool, merged
         'model = PeftModel.from_pretrained(base, ".")',
         f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(words)})",
     ]
+    if quantization := recorded.get("quantization"):
+        remark = [
+            *remark,
+            f"It was trained and scored on the base with linear layers in {quantization}; on whole weights it is a "
+            "slightly different model.",
+        ]
     return ["With `transformers` and `peft`, in this folder:", "", *_python(code), "", *remark]
 
 
