@@ -258,13 +258,13 @@ def test_dora_computes_what_pefts_own_does_and_is_saved_as_it(dtype: str, tmp_pa
     spec = ModelSpec(name="tiny", dtype=dtype)
     model = adapters.attach_adapter(models.load_base(spec), DORA)
     parameters = adapters.trainable_parameters(model, DORA)
-    start = adapters.starting_values(model, DORA)
-    adapters.initialise(parameters, DORA, start, seed=0)
+    adapters.initialise(parameters, DORA, adapters.starting_values(model, DORA), seed=0)
     assert {name.rpartition(".lora_")[2].partition(".")[0] for name in parameters} == {"A", "B", "magnitude_vector"}
     assert {p.dtype for p in parameters.values()} == {torch.float32}
     base = logits(models.load_base(spec).model)
     close = {"rtol": 0, "atol": 1e-4 if dtype == "float32" else 0.1}
-    torch.testing.assert_close(logits(model), base, **close, msg="at its start it is the base")
+    start = {"rtol": 0, "atol": 1e-4 if dtype == "float32" else 0.01}
+    torch.testing.assert_close(logits(model), base, **start, msg="at its start it is the base")
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in parameters.items():
@@ -277,6 +277,15 @@ def test_dora_computes_what_pefts_own_does_and_is_saved_as_it(dtype: str, tmp_pa
     ours = logits(model)
     model.merge_adapter()
     torch.testing.assert_close(logits(model), ours, rtol=0, atol=1e-4 if dtype == "float32" else 0.5)
+
+
+def test_a_module_to_save_is_the_one_that_is_named(base: models.PretrainedModel) -> None:
+    """peft itself would take every module whose name ends so."""
+    adapter = AdapterSpec(r=2, modules_to_save=("norm",))
+    trained = adapters.trainable_parameters(adapters.attach_adapter(base, adapter), adapter)
+    assert [n for n in trained if "modules_to_save" in n] == [
+        "base_model.model.model.norm.modules_to_save.default.weight"
+    ]
 
 
 def test_dora_refuses_transposed_layers() -> None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from raydp.methods.base import MethodSection
 from raydp.plugins.registries import resolve
 from raydp.privacy import MethodRecord, NonPrivate, PoissonGaussian, Procedure
+from raydp.privacy.accounting.base import AccountantError
 from raydp.spec.sections import PrivacySpec
 from raydp.training.comm import Comm
 from raydp.training.trial import Trained, TrainingContext
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 REQUIRED = ("model", "batch_size", "num_steps", "learning_rate")
 OPTIONAL = ("seed", "noise_multiplier", "epsilon", "delta")
+MOST = 2**53
+"""Whole numbers are below this, so that a double holds each of them."""
 WHY_STATED = (
     "stated by whoever trained it, not certified: the model was trained elsewhere, and neither its noise nor its data "
     "were seen here"
@@ -110,7 +113,7 @@ def _run(row: dict[str, str], number: int, beside: Path, counts: Counter[Configu
         counts: rows of each configuration so far; changed in place.
     """
 
-    def figure(name: str, *, whole: bool = False, least: float = 0.0) -> float | None:
+    def figure(name: str, *, whole: bool = False, above: float = 0.0, least: float | None = None) -> float | None:
         text = (row.get(name) or "").strip()
         if not text:
             return None
@@ -118,11 +121,12 @@ def _run(row: dict[str, str], number: int, beside: Path, counts: Counter[Configu
             value = float(text)
         except ValueError:
             value = math.nan
-        if not value > least or (whole and value != math.floor(value)) or (math.isinf(value) and name != "epsilon"):
+        fits = value > above if least is None else value >= least
+        fits &= math.isfinite(value) or name == "epsilon"
+        if not fits or (whole and (value != math.floor(value) or value >= MOST)):
             kind = "a whole number" if whole else "a number"
-            raise ValueError(
-                f"{name} must be {kind} > {least:g} in row {number} of RUNS. Correct it, or leave it empty."
-            )
+            bound = f"> {above:g}" if least is None else f">= {least:g}"
+            raise ValueError(f"{name} must be {kind} {bound} in row {number} of RUNS. Correct it.")
         return value
 
     batch_size, num_steps = figure("batch_size", whole=True), figure("num_steps", whole=True)
@@ -132,14 +136,15 @@ def _run(row: dict[str, str], number: int, beside: Path, counts: Counter[Configu
     configuration = Configuration(
         batch_size=int(batch_size), num_steps=int(num_steps), learning_rate=float(learning_rate)
     )
-    seed, sigma = figure("seed", whole=True, least=-1), figure("noise_multiplier", least=-1e-300)
+    seed, sigma = figure("seed", whole=True, least=0), figure("noise_multiplier", least=0)
     epsilon, delta = figure("epsilon"), figure("delta")
     if sigma is None and epsilon is None:
         raise ValueError(
             f"RUNS must state noise_multiplier, or epsilon and delta, in every row, got row {number} with neither. A "
             "model without a guarantee has epsilon inf."
         )
-    if epsilon is not None and math.isfinite(epsilon) and not (delta is not None and delta < 1):
+    needs_delta = epsilon is not None and math.isfinite(epsilon)
+    if (needs_delta and delta is None) or (delta is not None and delta >= 1):
         raise ValueError(f"delta must be below 1 and stated with epsilon, got row {number} of RUNS without. Add it.")
     folder = beside / row["model"]
     if not folder.is_dir():
@@ -200,6 +205,11 @@ class Imported(MethodSection):
         for section in ("stopping", "evaluate_every"):
             if getattr(spec, section) is not None:
                 raise ValueError(f"{section} must be left out with method imported: nothing is trained. Remove it.")
+        if task.facts().num_canaries or spec.task.name in ("audited", "planted"):
+            raise ValueError(
+                f"task.name must not plant canaries with method imported, got {spec.task.name!r}: the models have not "
+                "seen them. An audit of models that others trained is not possible; name the data's own task."
+            )
         if spec.cluster.sharding != "none":
             raise ValueError(
                 f"cluster.sharding must be none with method imported, got {spec.cluster.sharding}. Leave it out."
@@ -239,8 +249,9 @@ class Imported(MethodSection):
         assert plan.source is not None, "the plan names the folder"
         started = time.perf_counter()
         put(context.model, context.parameters, Path(plan.source))
-        row = next(r for r in read_runs(self.runs) if (r.configuration, r.seed) == (plan.configuration, plan.seed))
-        details = {"stated": row.others} if row.others else {}
+        rows = (r for r in read_runs(self.runs) if (r.configuration, r.seed) == (plan.configuration, plan.seed))
+        row = next(rows, None)
+        details = {"stated": row.others} if row is not None and row.others else {}
         seconds = time.perf_counter() - started
         return Trained(history=[], ended_early=False, resumed_from=0, seconds=seconds, details=details)
 
@@ -254,5 +265,11 @@ def _epsilon_of(trial: TrialPlan, noise_multiplier: float, delta: float, account
         noise_multiplier=noise_multiplier,
         num_steps=trial.num_steps,
     )
-    bound: float = resolve("accountants", accountant, field="privacy.accountant")().epsilon(event, delta)
+    try:
+        bound: float = resolve("accountants", accountant, field="privacy.accountant")().epsilon(event, delta)
+    except AccountantError as error:
+        raise ValueError(
+            f"RUNS must state epsilon and delta for {trial.configuration}, got noise_multiplier {noise_multiplier:g} "
+            f"alone, of which the accountant {accountant} finds no ε: {error}"
+        ) from error
     return bound

@@ -115,7 +115,7 @@ def _peft_config(
     from raydp.models.peft_layers import NarrowLinear
 
     targets = _all_linear(model) if adapter.target_modules == ALL_LINEAR else list(adapter.target_modules)
-    layers, whole = adapter.layers_to_transform, list(adapter.modules_to_save) or None
+    layers, whole = adapter.layers_to_transform, _whole_modules(model, adapter.modules_to_save)
     if adapter.type == "ia3":
         return IA3Config(
             target_modules=_in_layers(model, targets, layers),
@@ -148,6 +148,15 @@ def _all_linear(model: PreTrainedModel) -> list[str]:
     output = model.get_output_embeddings()
     linear = (n for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not output)
     return sorted({name.rpartition(".")[2] for name in linear})
+
+
+def _whole_modules(model: PreTrainedModel, names: Sequence[str]) -> list[str] | None:
+    """Return the full names of modules, None without any. peft would also take modules whose names end like one."""
+    found = [
+        next((full for full, _ in model.named_modules() if full == name or full.endswith(f".{name}")), name)
+        for name in names
+    ]
+    return found or None
 
 
 def _in_layers(model: PreTrainedModel, targets: Sequence[str], layers: Sequence[int] | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from raydp.models.base_models import trained_form
+from raydp.models.base_models import trained_form, weight_hash
 from raydp.models.sets import ADAPTER_CONFIG, put_adapter, weights_of
-from raydp.spec.sections import ModelSpec
+from raydp.spec.sections import AdapterSpec, ModelSpec
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -34,22 +35,21 @@ _FIELDS = {
     },
 }
 """peft's kind of adapter -> its field -> the field of `model.adapter`."""
-_CHANGES = (
-    "rank_pattern",
-    "alpha_pattern",
-    "lora_bias",
-    "layer_replication",
-    "exclude_modules",
-    "corda_config",
-)
-"""Options of peft that change what an adapter computes, and that `model.adapter` does not have."""
+_HARMLESS = {
+    "auto_mapping", "base_model_name_or_path", "fan_in_fan_out", "inference_mode", "init_ia3_weights",
+    "init_lora_weights", "lora_dropout", "megatron_core", "peft_type", "peft_version", "qalora_group_size", "revision",
+    "runtime_config", "task_type",
+}  # fmt: skip
+"""Options of peft that do not change what a trained adapter computes, but for some values of init_lora_weights."""
+_PLAIN_STARTS = (None, True, False, "gaussian", "orthogonal")
+"""Starts that leave the base's weights as they are."""
 
 
 def adapter_section(folder: Path) -> dict[str, object]:
     """Return the section `model.adapter` for a folder that peft or transformers wrote.
 
     Raises:
-        ValueError: the folder holds no model, or one of another kind.
+        ValueError: the folder holds no model, or one that the section cannot describe.
     """
     if not (folder / ADAPTER_CONFIG).is_file():
         if not (folder / "config.json").is_file():
@@ -58,36 +58,88 @@ def adapter_section(folder: Path) -> dict[str, object]:
                 "save_pretrained."
             )
         return {"type": "none"}
-    config: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    config = _config(folder)
     kind = str(config.get("peft_type"))
     if kind not in _FIELDS:
         raise ValueError(
-            f"model must be a LoRA or IA3 adapter or a whole model, got {folder.name!r} with {kind}. Merge it into its "
-            "base and save the whole model."
+            f"model must be a LoRA or IA3 adapter or a whole model, got {folder.name!r} with {kind}. {_MERGE}"
         )
-    unknown = [name for name in _CHANGES if config.get(name)]
-    if unknown or config.get("bias", "none") != "none" or isinstance(config["target_modules"], str):
+    known = {*_FIELDS[kind], *_HARMLESS}
+    usual = _usual(kind)
+    unknown = [name for name, value in config.items() if name not in known and value and value != usual.get(name)]
+    if config.get("init_lora_weights") not in _PLAIN_STARTS:
+        unknown.append("init_lora_weights")
+    targets = config.get("target_modules")
+    if not isinstance(targets, list) or not targets:
+        unknown.append("target_modules, which must be a list of names,")
+    if unknown:
         raise ValueError(
-            f"model must be an adapter that model.adapter can describe, got {folder.name!r} with "
-            f"{', '.join(unknown) or 'a bias or a pattern of target modules'}. Merge it into its base and save the "
-            "whole model."
+            f"model must be an adapter that model.adapter can describe, got {folder.name!r} with {', '.join(unknown)}. "
+            f"{_MERGE}"
         )
     section = {own: config[name] for name, own in _FIELDS[kind].items() if config.get(name) is not None}
     for name in ("target_modules", "feedforward_modules", "modules_to_save"):
         if name in section:
             section[name] = sorted(section[name])  # peft writes a set
+    if isinstance(layer := section.get("layers_to_transform"), int):
+        section["layers_to_transform"] = [layer]
     return {"type": kind.lower(), **section}
 
 
+_MERGE = "Merge it into its base and save the whole model."
+
+
+def _usual(kind: str) -> dict[str, Any]:
+    """Return peft's defaults of a kind of adapter."""
+    from peft import IA3Config, LoraConfig
+
+    config: Any = LoraConfig() if kind == "LORA" else IA3Config()
+    usual: dict[str, Any] = config.to_dict()
+    return usual
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"model must hold a whole {ADAPTER_CONFIG}, got {folder.name!r} with another text. Save it again."
+        ) from error
+    return config if isinstance(config, dict) else {}
+
+
+def base_name_of(folder: Path) -> str | None:
+    """Return the name of the base that an adapter records, None for a whole model or without a record."""
+    return _config(folder).get("base_model_name_or_path") if (folder / ADAPTER_CONFIG).is_file() else None
+
+
+def hash_of_model(folder: Path) -> str:
+    """Return the SHA-256 (hex) of a folder's weights and of its adapter's configuration."""
+    digest = hashlib.sha256(weight_hash(folder).encode())
+    if (folder / ADAPTER_CONFIG).is_file():
+        digest.update((folder / ADAPTER_CONFIG).read_bytes())
+    return digest.hexdigest()
+
+
 def check_fits(spec: ModelSpec, folder: Path) -> None:
-    """Check that a folder's weights have the names and shapes of what the spec trains, without loading them.
+    """Check that a folder holds the adapter of the spec, with weights of its names and shapes.
 
     Raises:
-        ValueError: they do not. The message names the first weight that differs.
+        ValueError: it does not. The message names the first field or weight that differs.
     """
-    wanted, given = _saved_form(spec), {name: tensor.shape for name, tensor in weights_of(folder).items()}
-    for name in sorted(wanted.keys() | given.keys() if spec.adapter.type != "none" else wanted.keys()):
-        if (has := given.get(name)) == (needs := wanted.get(name)):
+    own = AdapterSpec.model_validate(adapter_section(folder))
+    for name in AdapterSpec.model_fields:
+        given, wanted = getattr(own, name), getattr(spec.adapter, name)
+        if name != "lora_dropout" and _unordered(given) != _unordered(wanted):
+            raise ValueError(
+                f"model must be adapted as model.adapter says, got {folder.name!r} with {name} {given!r} in place of "
+                f"{wanted!r}. Import models of one kind and size together, and the others by themselves."
+            )
+    trained = trained_form(spec)
+    saved, weights = _saved_form(trained), weights_of(folder)
+    for name in sorted({*saved, *weights}):
+        has, needs = (None if tensors.get(name) is None else tensors[name].shape for tensors in (weights, saved))
+        if has == needs or (has is not None and needs is None and _is_tied(trained, name, weights)):
             continue
         problem = f"without {name!r}" if has is None else f"with {name!r} of shape {tuple(has)}"
         instead = "nothing of that name is trained" if needs is None else f"its shape must be {tuple(needs)}"
@@ -95,6 +147,17 @@ def check_fits(spec: ModelSpec, folder: Path) -> None:
             f"model must have the weights of model.adapter on {spec.name!r}, got {folder.name!r} {problem}; {instead}. "
             "Name its own base as model.name, and leave model.adapter out."
         )
+
+
+def _unordered(value: object) -> object:
+    return sorted(value) if isinstance(value, tuple) else value
+
+
+def _is_tied(model: nn.Module, name: str, weights: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether a weight is saved again although it is tied to another one, with the same values."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    partners = [other for other, p in named.items() if name in named and p is named[name] and other in weights]
+    return len(partners) > 1 and all(torch.equal(weights[name], weights[other]) for other in partners)
 
 
 def put(model: nn.Module, parameters: Mapping[str, nn.Parameter], folder: Path) -> None:
@@ -108,12 +171,11 @@ def put(model: nn.Module, parameters: Mapping[str, nn.Parameter], folder: Path) 
             parameter.copy_(weights[name])
 
 
-def _saved_form(spec: ModelSpec) -> dict[str, torch.Size]:
-    """Return the names and shapes of the weights that a model of the spec saves, each tied weight once."""
-    model = trained_form(spec)
+def _saved_form(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the weights that a model saves by name, each tied weight once. Their values do not matter."""
     if not hasattr(model, "peft_config"):
-        return {name: parameter.shape for name, parameter in model.named_parameters()}
+        return dict(model.named_parameters())
     from peft import get_peft_model_state_dict
 
     saved: dict[str, torch.Tensor] = get_peft_model_state_dict(cast("PeftModel", model), save_embedding_layers=False)
-    return {name: tensor.shape for name, tensor in saved.items()}
+    return saved

@@ -95,6 +95,8 @@ def with_own_layers(model: nn.Module) -> None:
                     kind = type(module.get_base_layer()).__name__
                     raise ValueError(f"use_dora must be false for layers of type {kind}, got true. Leave it out.")
                 magnitude.__class__ = Magnitude
+                if magnitude.weight.device.type != "meta":  # peft's are rounded to the base's type
+                    magnitude.weight.data = module.row_norms(module.active_adapters[0])
             for name, dropout in list(module.lora_dropout.items()):
                 if isinstance(dropout, nn.Dropout):
                     module.lora_dropout[name] = ExampleDropout(dropout.p, layer=path)

@@ -223,8 +223,10 @@ def _rescaled_matrix(layer: LoraLayer, adapter: str) -> torch.Tensor:
 
 def _scaled_matrix(layer: IA3Layer, adapter: str) -> torch.Tensor:
     """Return an IA3 vector, each number times the norm of what it scales: a column, or a row with its bias."""
+    from peft.utils.integrations import dequantize_module_weight
+
     base = layer.get_base_layer()
-    matrix = cast("torch.Tensor", base.weight).detach().float()
+    matrix = cast("torch.Tensor", dequantize_module_weight(base)).detach().float()
     matrix = matrix.T if isinstance(base, Conv1D) else matrix  # [out, in]
     sizes = matrix.norm(dim=0 if layer.is_feedforward else 1)
     if base.bias is not None and not layer.is_feedforward:

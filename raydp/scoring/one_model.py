@@ -93,9 +93,10 @@ def _base(spec: SweepSpec, folder: Path, record: dict[str, Any]) -> PretrainedMo
     """Load the spec's base model, which must be the base that a registered model was trained on."""
     full = not (folder / ADAPTER_CONFIG).is_file()
     dtype = "float32" if full else spec.model.dtype
+    quantization = record["base"].get("quantization") if record else spec.model.quantization
     base = models.load_base(
         ModelSpec.model_validate({
-            "name": spec.model.name, "dtype": dtype, "quantization": None if full else spec.model.quantization,
+            "name": spec.model.name, "dtype": dtype, "quantization": None if full else quantization,
         })
     )  # fmt: skip
     if record and base.weight_hash != record["base"]["weight_hash"]:

@@ -112,7 +112,11 @@ def _observations(points: pd.DataFrame, goal: Goal) -> dict[Configuration, Obser
             utility_loss=float(loss[at]),
             score=float(score[at]),
             # a bound that one configuration says nothing about counts as kept: Optuna wants the same bounds of all
-            exceeds={name: float(np.nan_to_num(by[at])) for name, by in exceeds.items() if not np.isnan(by).all()},
+            exceeds={
+                name: float(np.nan_to_num(by[at], posinf=1e9, neginf=-1e9))
+                for name, by in exceeds.items()
+                if not np.isnan(by).all()
+            },
         )
         for at, configuration in enumerate(configurations(means))
     }

@@ -90,9 +90,13 @@ M = TypeVar("M", bound=NoisyMethod)
 
 
 def with_sgd(method: M, indices_fn: IndicesFn | None = None) -> M:
-    """Return the method with plain SGD, so that its update is the privatised gradient, and optionally given batches."""
+    """Return the method with plain SGD at one rate, so that its update is the privatised gradient, and optionally given
+    batches."""
 
     class Observed(type(method)):  # type: ignore[misc]
+        def schedule(self, plan: TrialPlan) -> None:
+            return None
+
         def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
             return torch.optim.SGD(parameters, lr=plan.learning_rate)
 

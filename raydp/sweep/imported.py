@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from raydp.io.output import stderr
 from raydp.methods.imported import StatedRun, read_runs
-from raydp.models.elsewhere import adapter_section
+from raydp.models.elsewhere import adapter_section, base_name_of
 from raydp.spec.document import written_spec
 
 DECIDED_BY_RUNS = ("method", "space", "seeds", "stopping")
@@ -36,6 +37,13 @@ def imported_spec(runs: str | Path, spec: str | Path | Mapping[str, object]) -> 
     if not isinstance(model, Mapping):
         raise ValueError(
             "model must be a mapping with a name, got none. Name the base that the models were trained on."
+        )
+    named = {Path(recorded).name for row in rows if (recorded := base_name_of(row.folder))}
+    if others := sorted(named - {Path(str(model.get("name"))).name}):
+        stderr.print(
+            f"warning: adapters name the base {', '.join(others)}, and model.name is {model.get('name')}. Of another "
+            "base with the same shapes, scores are those of a model that nobody trained.",
+            markup=False,
         )
     configurations = dict.fromkeys(row.configuration for row in rows)
     return {

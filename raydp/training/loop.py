@@ -22,6 +22,7 @@ from raydp.training.comm import Comm, LocalComm
 from raydp.training.gradients.memory import is_out_of_memory
 from raydp.training.gradients.microbatches import Units
 from raydp.training.gradients.thresholds import Clipping
+from raydp.training.gradients.vjp import unsupported
 from raydp.training.gradients.weights import UnitWeights
 from raydp.training.noise.correlated import CorrelatedNoise
 from raydp.training.noise.lattice import NOISE_WIDENING, add_lattice_noise, lattice_step
@@ -265,6 +266,8 @@ def _dropping(
     """
 
     def keep(layer: str, shape: torch.Size, share: float) -> torch.Tensor:
+        if shape[0] != len(examples):
+            raise ValueError(unsupported(layer, f"its input {tuple(shape)} has no row for each example"))
         count = math.prod(shape[1:])
         names = (f"{layer}:{example}" for example in examples)
         drawn = [stream.bits(-(-count // 4), step=step, purpose="dropout", name=name) for name in names]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,15 +32,22 @@ def test_the_command_passes_and_answers_with_every_check(raydp: Command) -> None
         assert subject in names
 
 
+SCHEDULED = {"name": "dp_adam", "max_grad_norm": 0.1, "learning_rate_schedule": "cosine", "warmup_ratio": 0.2}
+QUANTISED = {"name": "tiny", "quantization": "nf4", "adapter": {"r": 2, "lora_dropout": 0.1}}
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes", [{}, {"method": SCHEDULED, "model": QUANTISED}], ids=["plain", "a schedule, dropout and four bits"]
+)
 def test_a_specs_own_task_model_and_method_are_checked(
-    write_spec: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    write_spec: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
     """The toys and the audit are those of the test above."""
     monkeypatch.setattr("raydp.selftest.run.toy_subjects", list)
     monkeypatch.setattr("raydp.selftest.run.audit_check", lambda: check("audit", 3.0, 2.4, 4.0, "not run"))
     said: list[str] = []
-    checks = run_selftest(load_spec(write_spec()), said.append)
+    checks = run_selftest(load_spec(write_spec(**changes)), said.append)
     own = [c for c in checks if "small: tiny" in c.name]
     assert len(own) == 4, "clipped sum, one record, alone as in company, one unit by itself"
     assert all(c.passed for c in own)

@@ -13,13 +13,18 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 
 from raydp.methods.imported import WHY_STATED, read_runs
 from raydp.models import base_models as models
 from raydp.models.elsewhere import adapter_section, check_fits
+from raydp.spec.document import load_spec
 from raydp.spec.sections import ModelSpec
 from raydp.sweep.api import Sweep
+from raydp.sweep.ending.notes import card_of
 from raydp.sweep.imported import imported_spec
+from raydp.sweep.planning.inputs import build_task
+from raydp.sweep.planning.plan import make_plan, plan_to_keep
 from raydp.tracking import find_models, load_model
 from tests.builders.data_files import write_json_lines
 from tests.builders.specs import small_spec
@@ -119,10 +124,63 @@ def test_the_section_of_an_adapter_is_pefts_own_configuration(tmp_path: Path) ->
         "layers_to_transform": [1],
     }  # fmt: skip
     check_fits(ModelSpec.model_validate({"name": "tiny", "adapter": section}), given)
-    with pytest.raises(ValueError, match=r"got 'a' without 'base_model.*layers\.0\.mlp\.up_proj.*'; its shape must be"):
-        check_fits(
-            ModelSpec.model_validate({"name": "tiny", "adapter": {**section, "layers_to_transform": [0]}}), given
-        )
+    for field, value in (("layers_to_transform", [0]), ("alpha", 8), ("r", 4), ("use_rslora", True)):
+        other = ModelSpec.model_validate({"name": "tiny", "adapter": {**section, field: value}})
+        with pytest.raises(ValueError, match=rf"got 'a' with {field} .* in place of"):
+            check_fits(other, given)
+    weights = load_file(given / "adapter_model.safetensors")
+    weights.pop(next(iter(weights)))
+    save_file(weights, given / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match=r"got 'a' without 'base_model.*; its shape must be"):
+        check_fits(ModelSpec.model_validate({"name": "tiny", "adapter": section}), given)
+
+
+def test_a_whole_model_must_be_the_base_and_nothing_more(tmp_path: Path) -> None:
+    spec = ModelSpec.model_validate({"name": "tiny", "adapter": {"type": "none"}})
+    base = models.load_base(ModelSpec(name="tiny")).model
+    base.save_pretrained(tmp_path / "whole")
+    check_fits(spec, tmp_path / "whole")
+    weights = load_file(tmp_path / "whole" / "model.safetensors")
+    save_file(
+        {**weights, "lm_head.weight": weights["model.embed_tokens.weight"] * 2},
+        tmp_path / "whole" / "model.safetensors",
+    )
+    with pytest.raises(ValueError, match=r"with 'lm_head\.weight' .*; nothing of that name is trained"):
+        check_fits(spec, tmp_path / "whole")
+    save_file(
+        {**weights, "lm_head.weight": weights["model.embed_tokens.weight"].clone()},
+        tmp_path / "whole" / "model.safetensors",
+    )
+    check_fits(spec, tmp_path / "whole")
+
+
+def test_what_is_stated_and_the_adapters_scale_are_a_part_of_the_identity(tmp_path: Path) -> None:
+    def identity(**stated: Any) -> str:
+        adapter(tmp_path / "m", 0, lora_alpha=stated.pop("alpha", 6))
+        spec = load_spec(imported_spec(table(tmp_path, [row("m", **stated)]), rest(tmp_path)))
+        task, weight_hash = build_task(spec)
+        (trial,) = make_plan(spec, task.facts(), weight_hash).trials
+        return trial.run_id
+
+    assert identity() == identity()
+    assert len({identity(), identity(epsilon=2), identity(delta=1e-5), identity(alpha=60)}) == 4
+
+
+def test_canaries_that_the_models_have_not_seen_are_refused(tmp_path: Path) -> None:
+    adapter(tmp_path / "m", 0)
+    spec = imported_spec(table(tmp_path, [row("m")]), rest(tmp_path))
+    planted = {"name": "planted", "of": spec["task"], "copies": {4: 2}}
+    with pytest.raises(ValueError, match=r"task\.name must not plant canaries with method imported, got 'planted'"):
+        build_task(load_spec({**spec, "task": planted}))
+
+
+def test_the_card_of_a_sweep_shows_the_range_of_what_is_stated(tmp_path: Path) -> None:
+    adapter(tmp_path / "m", 0)
+    rows = [row("m", seed=k, epsilon=e) for k, e in enumerate((1, 4, "inf"))]
+    spec = load_spec(imported_spec(table(tmp_path, rows), rest(tmp_path)))
+    task, weight_hash = build_task(spec)
+    plan = plan_to_keep(make_plan(spec, task.facts(), weight_hash), "0" * 16)
+    assert card_of(plan)["Claimed ε"] == "1 to 4, for 2 of 3 models, not certified"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +193,10 @@ def test_the_section_of_an_adapter_is_pefts_own_configuration(tmp_path: Path) ->
         ({"epsilon": ""}, r"must state noise_multiplier, or epsilon and delta, .* row 1 with neither"),
         ({"delta": ""}, r"delta must be below 1 and stated with epsilon, got row 1"),
         ({"delta": 2}, r"delta must be below 1"),
-        ({"noise_multiplier": -1}, r"noise_multiplier must be a number"),
+        ({"noise_multiplier": -1}, r"noise_multiplier must be a number >= 0 in row 1"),
+        ({"batch_size": "inf"}, r"batch_size must be a whole number > 0 in row 1"),
+        ({"seed": 1e20}, r"seed must be a whole number >= 0 in row 1"),
+        ({"epsilon": "", "delta": 2, "noise_multiplier": 1}, r"delta must be below 1"),
     ],
 )
 def test_a_wrong_row_is_refused_by_its_number(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -158,6 +219,16 @@ def test_a_wrong_table_or_spec_is_refused(tmp_path: Path) -> None:
         imported_spec(runs, small_spec(tmp_path))
     ranks = adapter(tmp_path / "ranks", 0, rank_pattern={"q_proj": 2})
     with pytest.raises(ValueError, match=r"got 'ranks' with rank_pattern\. Merge it"):
+        adapter_section(ranks)
+    changed = json.loads((ranks / "adapter_config.json").read_text()) | {
+        "rank_pattern": {},
+        "init_lora_weights": "pissa",
+    }
+    (ranks / "adapter_config.json").write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match=r"got 'ranks' with init_lora_weights\. Merge it"):
+        adapter_section(ranks)
+    (ranks / "adapter_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"a whole adapter_config\.json, got 'ranks'"):
         adapter_section(ranks)
     with pytest.raises(ValueError, match=r"adapter_config\.json or a config\.json"):
         adapter_section(tmp_path)

@@ -123,9 +123,12 @@ def card_of(plan: Plan) -> dict[str, str]:
     """Return the rows of the report's card about the guarantee."""
     record, caveats = plan.record, plan.facts.notes.get("caveats", [])
     accounted, procedure = record.accounted, record.procedure
-    claimed = procedure.claimed_epsilon
+    claims = [one.procedure.claimed_epsilon for one in plan.privacy.values()]
+    stated = sorted({claim for claim in claims if claim is not None})
+    words = f"{stated[0]:g}" if len(stated) == 1 else f"{stated[0]:g} to {stated[-1]:g}" if stated else ""
+    some = f", for {len(claims) - claims.count(None)} of {len(claims)} models" if None in claims else ""
     return {
-        **({} if claimed is None else {"Claimed ε": f"{claimed:g}, not certified"}),
+        **({"Claimed ε": f"{words}{some}, not certified"} if stated else {}),
         "Unit of privacy": record.unit,
         **({"Caveats": f"{len(caveats)}, among the notes at the end"} if caveats else {}),
         "Adjacency": ADJACENCY.replace("-", " "),

@@ -154,11 +154,16 @@ def make_plan(
             trial = spec.method.params.planned(possible, spec.privacy)
             if trial is None:
                 continue
-            trial = replace(trial, run_id=run_id(spec, facts, weight_hash, configuration, seed, source=trial.source))
+            trial = replace(trial, run_id=run_id(spec, facts, weight_hash, configuration, seed, stated=trial))
             trials.append(trial)
             own_delta = delta if trial.delta is None else trial.delta
             record = _record(spec, facts, trial, calibration, own_delta, tuned_epsilon, len(configurations))
             privacy[trial.run_id] = record
+    if not trials:
+        raise ValueError(
+            f"space must have a configuration that method {spec.method.name} has a model of, got none with the seeds "
+            f"{', '.join(map(str, spec.seed_labels))}. Use `raydp import`, which reads both from its table."
+        )
     _check_bounds(spec, privacy)
     order = {seed: position for position, seed in enumerate(spec.seed_labels)}
     trials.sort(key=lambda t: (-t.batch_size * t.num_steps, order[t.seed], *t.configuration.key))
@@ -195,21 +200,26 @@ def run_id(
     configuration: Configuration,
     seed: int,
     *,
-    source: str | None = None,
+    stated: TrialPlan | None = None,
 ) -> str:
     """Return a run's identity: 16 hex digits of the SHA-256 of what defines its result (not where or how it runs).
 
     Args:
-        source: folder of a model that was trained elsewhere. Its weights define the result.
+        stated: the run, if its model was trained elsewhere. Its weights and what is stated of them define the result.
     """
     target = spec.privacy.model_dump(mode="json")
-    weights_elsewhere = {}
-    if source is not None:
-        from raydp.models.base_models import weight_hash as hash_of_weights
+    weights_elsewhere: dict[str, object] = {}
+    method = spec.method.as_dict()
+    if stated is not None and stated.source is not None:
+        from raydp.models.elsewhere import hash_of_model
 
-        weights_elsewhere = {"source": hash_of_weights(Path(source))}
+        weights_elsewhere = {
+            "source": hash_of_model(Path(stated.source)),
+            "stated": [stated.noise_multiplier, stated.claimed_epsilon, stated.delta],
+        }
+        method = {name: value for name, value in method.items() if name != "runs"}  # a path says nothing of a result
     defines = {
-        "method": spec.method.as_dict(),
+        "method": method,
         "configuration": [configuration.batch_size, configuration.num_steps, str(exact(configuration.learning_rate))],
         "privacy": target,
         "seed": seed,
@@ -347,7 +357,7 @@ def _warnings(spec: SweepSpec, facts: TaskFacts, delta: float) -> list[str]:
         )
     if spec.privacy.noise_key == "test":
         warnings.append("privacy.noise_key is 'test': the noise is reproducible and the guarantee is not certified.")
-    if not spec.method.params.costs_its_steps:
+    if not spec.method.params.costs_its_steps and spec.method.name != "imported":
         warnings.append(
             f"method {spec.method.name} costs more than its steps: compute and cost_tokens count the (b, T) of the "
             "configuration alone."

@@ -181,13 +181,19 @@ class ChatTask(TaskSection):
         )
 
     def replies(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-        """Return what the assistant says in each training conversation, without repetitions.
+        """Return the replies of the assistant in the training conversations, without repetitions or template.
 
         Raises:
-            ValueError: the data are missing or malformed.
+            ValueError: the data are missing or malformed, or hold no reply.
         """
         train, _ = self._split(ChatTemplate(tokenizer, self.template), {})
-        said = ("\n".join(part.text for part in row.parts if part.said) for row in self._limited(train, {}))
+        said: list[str] = []
+        for row in self._limited(train, {}):
+            conversation = row.conversation
+            said += [m.content for m in conversation.messages if m.role == "assistant"]
+            said += conversation.texts[1:] if conversation.texts else ()
+        if not any(said):
+            raise ValueError("DATA must hold replies of the assistant to train on, got none. Give more data.")
         return list(dict.fromkeys(said))
 
     def _split(self, template: ChatTemplate, notes: dict[str, object]) -> tuple[list[_Row], list[_Row]]:
