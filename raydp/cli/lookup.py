@@ -22,6 +22,9 @@ TrustedKey = Annotated[
     typer.Option(help="Only what this key has signed: ed25519:... or a file of public keys; repeatable."),
 ]
 Verify = Annotated[bool, typer.Option("--verify", help="Also read the models' files and compare them with their seal.")]
+SHOWN = ("model_uri", "sweep", "batch_size", "num_steps", "learning_rate", "seed", "epsilon", "utility_loss", "score")
+SPARE = ("sweep", "seed", "epsilon", "aliases", "learning_rate", "num_steps", "batch_size")
+"""Columns that a narrow terminal omits, in this order."""
 
 
 def list_(storage: Storage = "raydp_runs", json: Json = False) -> None:
@@ -31,11 +34,6 @@ def list_(storage: Storage = "raydp_runs", json: Json = False) -> None:
 
     sweeps = list_sweeps(storage)
     print_json([sweep.to_json() for sweep in sweeps]) if json else show_sweeps(storage, sweeps)
-
-
-SHOWN = ("model_uri", "sweep", "batch_size", "num_steps", "learning_rate", "seed", "epsilon", "utility_loss", "score")
-SPARE = ("sweep", "seed", "epsilon", "aliases", "learning_rate", "num_steps", "batch_size")
-"""Columns that a narrow terminal omits, in this order."""
 
 
 @models_app.command("find")

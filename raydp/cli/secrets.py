@@ -13,6 +13,7 @@ from raydp.cli.errors import Group
 secrets_app = typer.Typer(cls=Group, help="Secrets of data: extraction and filters.")
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="A new file; written with mode 0600.")]
+Show = Annotated[bool, typer.Option("--show", help="Also print the secrets, to a terminal only.")]
 
 
 class SplitOptions(TypedDict):
@@ -20,9 +21,6 @@ class SplitOptions(TypedDict):
 
     heldout_fraction: float
     split_seed: int
-
-
-Show = Annotated[bool, typer.Option("--show", help="Also print the secrets, to a terminal only.")]
 
 
 @secrets_app.command("extract")

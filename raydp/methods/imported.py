@@ -182,8 +182,7 @@ class Imported(MethodSection):
 
     def planned(self, trial: TrialPlan, privacy: PrivacySpec) -> TrialPlan | None:
         """Return the run with its folder and what is stated of it; None without a row for it."""
-        rows = (r for r in read_runs(self.runs) if (r.configuration, r.seed) == (trial.configuration, trial.seed))
-        row = next(rows, None)
+        row = self._row_of(trial)
         if row is None:
             return None
         delta = privacy.delta(trial.num_examples) if row.delta is None else row.delta
@@ -197,6 +196,10 @@ class Imported(MethodSection):
             delta=delta,
             source=str(row.folder),
         )
+
+    def _row_of(self, trial: TrialPlan) -> StatedRun | None:
+        rows = (row for row in read_runs(self.runs) if row.seed == trial.seed)
+        return next((row for row in rows if row.configuration == trial.configuration), None)
 
     def check(self, spec: SweepSpec, task: Task) -> None:
         """Raise ValueError unless every model fits the spec's base and adapter, and nothing asks for steps."""
@@ -214,8 +217,7 @@ class Imported(MethodSection):
             raise ValueError(
                 f"cluster.sharding must be none with method imported, got {spec.cluster.sharding}. Leave it out."
             )
-        for row in read_runs(self.runs):
-            check_fits(spec.model, row.folder)
+        check_fits(spec.model, [row.folder for row in read_runs(self.runs)])
 
     def event(self, plan: TrialPlan, noise_multiplier: float) -> NonPrivate:
         """Return NonPrivate: nothing is known of how the model was trained."""
@@ -249,8 +251,7 @@ class Imported(MethodSection):
         assert plan.source is not None, "the plan names the folder"
         started = time.perf_counter()
         put(context.model, context.parameters, Path(plan.source))
-        rows = (r for r in read_runs(self.runs) if (r.configuration, r.seed) == (plan.configuration, plan.seed))
-        row = next(rows, None)
+        row = self._row_of(plan)
         details = {"stated": row.others} if row is not None and row.others else {}
         seconds = time.perf_counter() - started
         return Trained(history=[], ended_early=False, resumed_from=0, seconds=seconds, details=details)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -121,12 +121,19 @@ def hash_of_model(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def check_fits(spec: ModelSpec, folder: Path) -> None:
-    """Check that a folder holds the adapter of the spec, with weights of its names and shapes.
+def check_fits(spec: ModelSpec, folders: Iterable[Path]) -> None:
+    """Check that each folder holds the adapter of the spec, with weights of its names and shapes.
 
     Raises:
-        ValueError: it does not. The message names the first field or weight that differs.
+        ValueError: one does not. The message names the folder, and the first field or weight that differs.
     """
+    trained = trained_form(spec)
+    for folder in folders:
+        _check_adapter(spec, folder)
+        _check_weights(spec, trained, folder)
+
+
+def _check_adapter(spec: ModelSpec, folder: Path) -> None:
     own = AdapterSpec.model_validate(adapter_section(folder))
     for name in AdapterSpec.model_fields:
         given, wanted = getattr(own, name), getattr(spec.adapter, name)
@@ -135,7 +142,9 @@ def check_fits(spec: ModelSpec, folder: Path) -> None:
                 f"model must be adapted as model.adapter says, got {folder.name!r} with {name} {given!r} in place of "
                 f"{wanted!r}. Import models of one kind and size together, and the others by themselves."
             )
-    trained = trained_form(spec)
+
+
+def _check_weights(spec: ModelSpec, trained: nn.Module, folder: Path) -> None:
     saved, weights = _saved_form(trained), weights_of(folder)
     for name in sorted({*saved, *weights}):
         has, needs = (None if tensors.get(name) is None else tensors[name].shape for tensors in (weights, saved))

@@ -123,35 +123,35 @@ def test_the_section_of_an_adapter_is_pefts_own_configuration(tmp_path: Path) ->
         "type": "lora", "r": 5, "alpha": 7, "use_rslora": False, "use_dora": False, "target_modules": ["up_proj"],
         "layers_to_transform": [1],
     }  # fmt: skip
-    check_fits(ModelSpec.model_validate({"name": "tiny", "adapter": section}), given)
+    check_fits(ModelSpec.model_validate({"name": "tiny", "adapter": section}), [given])
     for field, value in (("layers_to_transform", [0]), ("alpha", 8), ("r", 4), ("use_rslora", True)):
         other = ModelSpec.model_validate({"name": "tiny", "adapter": {**section, field: value}})
         with pytest.raises(ValueError, match=rf"got 'a' with {field} .* in place of"):
-            check_fits(other, given)
+            check_fits(other, [given])
     weights = load_file(given / "adapter_model.safetensors")
     weights.pop(next(iter(weights)))
     save_file(weights, given / "adapter_model.safetensors")
     with pytest.raises(ValueError, match=r"got 'a' without 'base_model.*; its shape must be"):
-        check_fits(ModelSpec.model_validate({"name": "tiny", "adapter": section}), given)
+        check_fits(ModelSpec.model_validate({"name": "tiny", "adapter": section}), [given])
 
 
 def test_a_whole_model_must_be_the_base_and_nothing_more(tmp_path: Path) -> None:
     spec = ModelSpec.model_validate({"name": "tiny", "adapter": {"type": "none"}})
     base = models.load_base(ModelSpec(name="tiny")).model
     base.save_pretrained(tmp_path / "whole")
-    check_fits(spec, tmp_path / "whole")
+    check_fits(spec, [tmp_path / "whole"])
     weights = load_file(tmp_path / "whole" / "model.safetensors")
     save_file(
         {**weights, "lm_head.weight": weights["model.embed_tokens.weight"] * 2},
         tmp_path / "whole" / "model.safetensors",
     )
     with pytest.raises(ValueError, match=r"with 'lm_head\.weight' .*; nothing of that name is trained"):
-        check_fits(spec, tmp_path / "whole")
+        check_fits(spec, [tmp_path / "whole"])
     save_file(
         {**weights, "lm_head.weight": weights["model.embed_tokens.weight"].clone()},
         tmp_path / "whole" / "model.safetensors",
     )
-    check_fits(spec, tmp_path / "whole")
+    check_fits(spec, [tmp_path / "whole"])
 
 
 def test_what_is_stated_and_the_adapters_scale_are_a_part_of_the_identity(tmp_path: Path) -> None:
