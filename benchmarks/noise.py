@@ -45,7 +45,7 @@ def ways(totals: dict[str, torch.Tensor]) -> dict[str, Callable[[], Any]]:
 
     def keyed_and_added() -> None:
         for name, total in totals.items():
-            noise = stream.normal(total.numel(), step=0, purpose="noise", name=name)
+            noise = stream.normal_on(total.device, total.numel(), step=0, purpose="noise", name=name)
             add_lattice_noise(total, noise, std=std, step=lattice)
 
     def torchs() -> None:

@@ -149,8 +149,9 @@ class DPWeights(MethodSection):
         """
         std = self.noise_std(plan, epsilon)
         for name, parameter in context.parameters.items():
-            noise = stream.normal(parameter.numel(), step=plan.num_steps, purpose=f"weights at {epsilon!r}", name=name)
-            weights = noiseless[name].double() + std * torch.from_numpy(noise).view(parameter.shape).to(
-                parameter.device
+            purpose = f"weights at {epsilon!r}"
+            noise = stream.normal_on(
+                parameter.device, parameter.numel(), step=plan.num_steps, purpose=purpose, name=name
             )
+            weights = noiseless[name].to(noise.device).double() + std * noise.view(parameter.shape)
             parameter.data.copy_(weights)

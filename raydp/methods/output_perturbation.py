@@ -168,7 +168,7 @@ class OutputPerturbation(MethodSection):
         parts = {weight_name: (weight, theta[:, :-1]), bias_name: (bias, theta[:, -1])}
         for name, (parameter, exact) in parts.items():
             released = exact.contiguous()
-            noise = stream.normal(released.numel(), step=plan.num_steps, purpose="noise", name=name)
+            noise = stream.normal_on(released.device, released.numel(), step=plan.num_steps, purpose="noise", name=name)
             add_lattice_noise(released, noise, std=std, step=lattice)
             parameter.data.copy_(released)
         return history

@@ -41,7 +41,8 @@ class NarrowLinear(lora.Linear):
         (name,) = self.active_adapters
         down, up, scaling = self.lora_A[name], self.lora_B[name], self.scaling[name]
         assert isinstance(down, nn.Linear)
-        narrow = down(self.lora_dropout[name](self._cast_input_dtype(x, down.weight.dtype)))
+        inputs = x if torch.is_autocast_enabled(x.device.type) else self._cast_input_dtype(x, down.weight.dtype)
+        narrow = down(self.lora_dropout[name](inputs))
         update: torch.Tensor = up(narrow if scaling == 1 else narrow * scaling)
         wide: torch.Tensor = self.base_layer(x)
         if name not in self.lora_magnitude_vector:
@@ -57,8 +58,9 @@ class NarrowLinear(lora.Linear):
         layers = (self.base_layer, self.lora_A[name], self.lora_B[name])
         base, down, up = (cast("torch.Tensor", layer.weight) for layer in layers)
         base, scale = base.to(down.dtype), self.scaling[name]
-        cross = ((base @ down.T) * up).sum(dim=1)
-        own = ((up @ (down @ down.T)) * up).sum(dim=1)
+        with torch.autocast(base.device.type, enabled=False):
+            cross = ((base @ down.T) * up).sum(dim=1)
+            own = ((up @ (down @ down.T)) * up).sum(dim=1)
         squares: torch.Tensor = base.square().sum(dim=1) + 2 * scale * cross + scale**2 * own
         return squares.clamp(min=0).sqrt()
 

@@ -8,6 +8,7 @@ import logging
 from functools import cache
 from typing import Any
 
+import torch
 from torch import nn
 
 from raydp.models.pretrained import PretrainedModel
@@ -22,12 +23,15 @@ def check_quantization(quantization: str | None) -> None:
         )
 
 
-def quantise(base: PretrainedModel) -> None:
+def quantise(base: PretrainedModel, device: torch.device | str | None = None) -> None:
     """Replace the linear layers of a base model, but for the output layer, by layers in 4 or 8 bits, in place.
 
     It does nothing for a model without `quantization`. bitsandbytes' layers take gradients through to their inputs, and
     none to their weights. Their matrix products are computed in the model's dtype (nf4) or in integers (int8), where
     the inputs are rounded token by token: an example's loss depends on that example alone.
+
+    Args:
+        device: where the new layers are; None for where the weights are. A GPU quantises faster than a CPU.
 
     Raises:
         ValueError: bitsandbytes is not installed, or the model has no linear layers.
@@ -46,7 +50,8 @@ def quantise(base: PretrainedModel) -> None:
         )
     for name in chosen:
         parent, _, own = name.rpartition(".")
-        setattr(base.model.get_submodule(parent), own, _quantised(base.model.get_submodule(name), base.quantization))
+        layer = _quantised(base.model.get_submodule(name), base.quantization, device)
+        setattr(base.model.get_submodule(parent), own, layer)
     base.model.requires_grad_(False).eval()
 
 
@@ -57,8 +62,27 @@ def _library() -> Any:
     return importlib.import_module("bitsandbytes")
 
 
-def _quantised(layer: nn.Module, quantization: str) -> nn.Module:
-    """Return a linear layer with its weights in 4 or 8 bits, on the layer's device."""
+@cache
+def _linear_8bit() -> type[nn.Module]:
+    """Return bitsandbytes' layer, which can also be moved to another device.
+
+    Moving its module moves the weights only, not what the layer keeps beside them.
+    """
+    linear: Any = _library().nn.Linear8bitLt
+
+    class Linear8bit(linear):  # type: ignore[misc]
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for holder in (self.weight, self.state):
+                if holder.CB is not None and holder.CB.device != x.device:
+                    holder.CB, holder.SCB = self.weight.data, holder.SCB.to(x.device)
+            output: torch.Tensor = super().forward(x)
+            return output
+
+    return Linear8bit
+
+
+def _quantised(layer: nn.Module, quantization: str, device: torch.device | str | None) -> nn.Module:
+    """Return a linear layer with its weights in 4 or 8 bits, on a device or on the layer's own."""
     assert isinstance(layer, nn.Linear)
     weight, sizes, bias = layer.weight, (layer.in_features, layer.out_features), layer.bias is not None
     bnb = _library()
@@ -69,9 +93,9 @@ def _quantised(layer: nn.Module, quantization: str) -> nn.Module:
         # change at its first evaluation, and differ between machines.
         made.support_avx512bf16_for_cpu = False
     else:
-        made = bnb.nn.Linear8bitLt(*sizes, bias=bias, has_fp16_weights=False, device="meta")
+        made = _linear_8bit()(*sizes, bias=bias, has_fp16_weights=False, device="meta")
         made.weight = bnb.nn.Int8Params(weight.data, requires_grad=False, has_fp16_weights=False)
     if bias:
         made.bias = layer.bias
-    moved: nn.Module = made.to(weight.device)  # this is where bitsandbytes quantises
+    moved: nn.Module = made.to(device or weight.device)  # this is where bitsandbytes quantises
     return moved

@@ -50,7 +50,7 @@ class TrainedModels:
         trained = [folder for folder in folders.values() if folder is not None]
         self._config = next((_adapter_of(f) for f in trained if (f / ADAPTER_CONFIG).is_file()), None)
         self._full = bool(trained) and self._config is None
-        quantise(base)
+        quantise(base, device)
         model: nn.Module = base.model
         if self._full:
             model = attach_adapter(base, AdapterSpec(type="none"))

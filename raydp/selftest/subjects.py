@@ -163,7 +163,7 @@ def typed_trainee(base: PretrainedModel, spec: ModelSpec, microbatch_size: int |
     """Return the model with the adapter and in the type of a spec."""
     base.model.to(getattr(torch, spec.weight_dtype))
     context = start_trainee(base, spec.adapter, microbatch_size)
-    return replace(context, autocast=torch.bfloat16 if spec.uses_autocast else None)
+    return replace(context, autocast=torch.bfloat16 if spec.autocasts_on("cpu") else None)
 
 
 def start_trainee(base: PretrainedModel, adapter: AdapterSpec, microbatch_size: int | None = None) -> TrainingContext:

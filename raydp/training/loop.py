@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +34,8 @@ from raydp.training.trial_plan import TrialPlan
 
 PAUSE = 4
 """Position in a step's sums at which rank 0 asks for a pause."""
+DRAWN_TOGETHER = 1 << 23
+"""Number of coordinates of small parameters whose noise a GPU draws at once. It takes some 50 bytes for each."""
 START_AGAIN = (
     "a micro-batch of a sharded model did not fit into memory, and the other workers wait in the middle of a pass. The "
     "next attempt takes half as many tokens; or set cluster.microbatch_size."
@@ -327,9 +329,27 @@ def _add_noise(
     """
     lattice = lattice_step(threshold, sum(part.count for part in parts.values()))
     std = noise_multiplier * threshold * NOISE_WIDENING
-    for name, gradient in total.items():
-        noise = source.normal(stream, parts[name], step=step, name=name)
+    for names in _drawn_together(total):
+        views = [total[name].view(-1) for name in names]
+        gradient = views[0] if len(views) == 1 else torch.cat(views)
+        noise = source.normals(stream, {name: parts[name] for name in names}, step=step, device=gradient.device)
         add_lattice_noise(gradient, noise, std=std, step=lattice)
+        if len(views) > 1:
+            torch._foreach_copy_(views, gradient.split([len(view) for view in views]))
+
+
+def _drawn_together(total: Mapping[str, torch.Tensor]) -> list[list[str]]:
+    """Return the names in groups. A GPU is kept busy by many small parameters at once; a CPU by one at a time."""
+    groups: list[list[str]] = []
+    room = 0
+    for name, gradient in total.items():
+        size = gradient.numel() if gradient.device.type == "cuda" else DRAWN_TOGETHER
+        if size > room:
+            groups.append([])
+            room = DRAWN_TOGETHER
+        groups[-1].append(name)
+        room -= size
+    return groups
 
 
 def _record(step: int, sums: torch.Tensor, threshold: float) -> dict[str, float]:

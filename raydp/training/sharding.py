@@ -76,6 +76,11 @@ class Part:
     start: int
     stop: int
 
+    @property
+    def is_whole(self) -> bool:
+        """Return whether the rank holds the whole tensor."""
+        return (self.start, self.stop) == (0, self.count)
+
 
 def part_of(tensor: torch.Tensor) -> Part:
     """Return the part that this rank holds: everything, or the rank's rows of a sharded tensor."""

@@ -58,11 +58,11 @@ def test_without_a_fault_nothing_fails(method: DPSGD) -> None:
 def test_noise_that_repeats_after_some_steps(monkeypatch: pytest.MonkeyPatch, where: str, cut: str) -> None:
     """In whichever place the counter is cut, a run has the noise of an earlier step again."""
     if where == "loop":
-        rewrite(monkeypatch, loop, "_add_noise", ("step=step, name=name", f"step={cut}, name=name"))
+        rewrite(monkeypatch, loop, "_add_noise", ("step=step, device", f"step={cut}, device"))
     elif where == "noise":
         rewrite(monkeypatch, CorrelatedNoise, "_row", ("step=step", f"step={cut}"))
     else:
-        rewrite(monkeypatch, KeyedStream, "bits", ("self.run_id, step,", f"self.run_id, {cut},"))
+        rewrite(monkeypatch, KeyedStream, "_subkey", ("self.run_id, step,", f"self.run_id, {cut},"))
     found = failed(repeat_checks(DPSGD()))
     assert BY_RUN in found
     assert (BY_STREAM in found) == (where != "loop")
@@ -87,7 +87,7 @@ def test_correlated_noise_that_repeats_after_256_steps(monkeypatch: pytest.Monke
     ids=["without the run", "without the parameter", "without the purpose", "a label of 12 bits"],
 )
 def test_streams_that_share_their_words(monkeypatch: pytest.MonkeyPatch, label: str, caught: set[str]) -> None:
-    rewrite(monkeypatch, KeyedStream, "bits", ("[self.run_id, step, purpose, name]", label))
+    rewrite(monkeypatch, KeyedStream, "_subkey", ("[self.run_id, step, purpose, name]", label))
     assert caught <= failed(repeat_checks(DPSGD()))
 
 
@@ -98,7 +98,10 @@ def test_streams_that_share_their_words(monkeypatch: pytest.MonkeyPatch, label: 
         [
             (
                 "_words",
-                ("block, skip = divmod(start, BLOCK_WORDS)", "block, skip = divmod(start % 2**17, BLOCK_WORDS)"),
+                (
+                    "block, skip = divmod(start, chacha.BLOCK_WORDS)",
+                    "block, skip = divmod(start % 2**17, chacha.BLOCK_WORDS)",
+                ),
             ),
             ("_words", ("block.to_bytes(16", "(block % 2**24).to_bytes(16")),
         ],
@@ -143,7 +146,7 @@ def test_normals_in_single_precision(monkeypatch: pytest.MonkeyPatch, where: str
     "change",
     [
         ("add_lattice_noise(gradient, noise, std=std, step=lattice)",
-         "gradient += torch.from_numpy(noise * std).to(gradient).view_as(gradient)"),
+         "gradient += (noise * std).to(gradient).view_as(gradient)"),
         ("lattice_step(threshold,", "lattice_step(float(max(map(torch.norm, total.values()))) / 7 + 1e-3,"),
         ("sum(part.count for part in parts.values())", "1"),
     ],

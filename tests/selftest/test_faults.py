@@ -150,9 +150,9 @@ def test_a_tied_weight_counted_twice(plant: pytest.MonkeyPatch) -> None:
 def test_each_parameter_clipped_by_itself(plant: pytest.MonkeyPatch) -> None:
     rewrite(
         plant, ClippedGradients, "accumulate",
-        ("total[name] += _clipped_sum(use, gradient, factors, finite,",
-         "total[name] += _clipped_sum(use, gradient, "
-         "(self.clipping.max_grad_norm / _norm_squared(used, gradients[name]).sqrt()).clamp(max=1), finite,"),
+        ("_add_clipped(sums, use, gradient, factors, keep)",
+         "_add_clipped(sums, use, gradient, "
+         "(self.clipping.max_grad_norm / _norm_squared(used, gradients[name]).sqrt()).clamp(max=1), keep)"),
     )  # fmt: skip
     assert {"clipped sum", "one record"} <= sensitivity_failures("LoRA")
 

@@ -98,7 +98,7 @@ def test_what_a_step_releases_are_multiples_of_a_public_step() -> None:
     ("owner", "name", "change"),
     [
         (loop, "_add_noise", ("add_lattice_noise(gradient, noise, std=std, step=lattice)",
-                              "gradient += torch.from_numpy(noise * std).to(gradient).view_as(gradient)")),
+                              "gradient += (noise * std).to(gradient).view_as(gradient)")),
         (lattice, "add_lattice_noise", ("* (std / step)).round_()", "* (std / step))")),
         (lattice, "add_lattice_noise", (".div_(step).round_()", ".div_(step)")),
         (loop, "_add_noise", ("lattice_step(threshold,",
@@ -118,7 +118,7 @@ def test_noise_that_is_not_on_the_lattice_is_seen(
 
 def test_the_noise_is_the_streams_computed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """release = Δ (round(S / Δ) + round(std N / Δ)) in exact arithmetic, parameter by parameter; added in pieces."""
-    monkeypatch.setattr(lattice, "CACHED", 13)
+    monkeypatch.setattr(lattice, "CACHED", {"cpu": 13})
     parts, sums = released_sum()
     step = public_step(C, sum(part.size for part in parts))
     std = Fraction(SIGMA) * Fraction(C) * (1 + Fraction(1, 2**12))
@@ -132,7 +132,7 @@ def test_the_noise_is_the_streams_computed_apart(monkeypatch: pytest.MonkeyPatch
 
 def differences(add_noise_fn: Callable[..., None], one: float, two: float) -> set[float]:
     """Release of a sum less release of its neighbour, over the step, for many draws of noise."""
-    noise = np.random.default_rng(0).normal(size=500)
+    noise = torch.from_numpy(np.random.default_rng(0).normal(size=500))
     sums = [torch.full((500,), value, dtype=torch.float64) for value in (one, two)]
     for total in sums:
         add_noise_fn(total, noise, std=1.0, step=2.0**-20)
@@ -152,8 +152,8 @@ def test_neighbours_have_the_same_support(one: float, two: float) -> None:
 def test_plain_sums_of_floats_do_not_have_it() -> None:
     """What the lattice is there for, in double precision: the low-order bits of sum + noise depend on the sum."""
 
-    def plain(gradient: torch.Tensor, noise: np.ndarray, *, std: float, step: float) -> None:
-        gradient += torch.from_numpy(noise) * std
+    def plain(gradient: torch.Tensor, noise: torch.Tensor, *, std: float, step: float) -> None:
+        gradient += noise * std
 
     assert len(differences(plain, 0.3, 0.1)) > 1
 
@@ -170,7 +170,7 @@ def test_rounding_the_sum_adds_at_most_its_share_to_the_sensitivity(d: int, c: f
     for one in (sums, np.round(sums / step) * step + step / 2 * (1 - 1e-6) * -np.sign(shift)):
         rounded = [torch.from_numpy(one.copy()), torch.from_numpy(one + shift)]
         for total in rounded:
-            add_lattice_noise(total, np.zeros(d), std=1.0, step=step)
+            add_lattice_noise(total, torch.zeros(d, dtype=torch.float64), std=1.0, step=step)
         apart = float((rounded[0] - rounded[1]).norm())
         assert apart <= (c + step * math.sqrt(d)) * (1 + 1e-12)  # fp64 of the norm
         assert apart <= c * (1 + LATTICE_SHARE) * (1 + 1e-12)

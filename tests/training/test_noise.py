@@ -20,6 +20,7 @@ from raydp.sweep.planning.plan import make_plan
 from raydp.training.comm import LocalComm
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.thresholds import Clipping
+from raydp.training.noise import chacha
 from raydp.training.noise import stream as streams
 from raydp.training.noise.lattice import NOISE_WIDENING
 from raydp.training.noise.stream import KeyedStream, new_key
@@ -161,9 +162,28 @@ def test_a_part_of_the_noise_is_that_part(count: int, start: int, stop: int) -> 
     stream = KeyedStream(key=toys.KEY, run_id="access")
     whole = stream.normal(count, step=1, purpose="noise")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streams, "CHUNK_PAIRS", 16)
+        patch.setattr(streams, "CHUNK_PAIRS", {"cpu": 16})
         part = stream.normal(count, step=1, purpose="noise", part=slice(start, stop))
     np.testing.assert_array_equal(part, whole[start:stop])
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 2**35 - 100), st.integers(0, 90))
+def test_a_device_has_the_words_of_the_stream(start: int, count: int) -> None:
+    """By torch's operations, here on a CPU; `test_gpu` tests them and the kernel on a GPU."""
+    stream = KeyedStream(key=toys.KEY, run_id="device")
+    segment = chacha.Segment(stream._subkey(1, "noise", "w"), start, count)
+    expected = stream.bits(count, step=1, purpose="noise", name="w", start=start)
+    np.testing.assert_array_equal(chacha.words(*segment, streams.CPU).numpy().view(np.uint64), expected)
+    uniforms = stream.uniform(count, step=1, purpose="noise", name="w", start=start)
+    np.testing.assert_array_equal(chacha.uniforms([segment], streams.CPU).numpy(), uniforms)
+
+
+def test_normals_of_several_streams_are_those_of_each() -> None:
+    stream, counts = KeyedStream(key=toys.KEY, run_id="together"), {"a": 1, "b": 101, "c": 64}
+    together = stream.normals_on(streams.CPU, counts, step=3, purpose="noise").numpy()
+    alone = [stream.normal(count, step=3, purpose="noise", name=name) for name, count in counts.items()]
+    np.testing.assert_array_equal(together, np.concatenate(alone))
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 101])

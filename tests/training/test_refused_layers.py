@@ -167,13 +167,13 @@ def _unprompted(model: nn.Module) -> nn.Module:
 
 def test_the_rule_for_norms_is_not_taken_from_the_name() -> None:
     x = torch.randn(2, 3, 5)
-    assert layers.scales_last_dimension(nn.LayerNorm(5), x)
-    assert layers.scales_last_dimension(OffsetNorm(5), x)
-    assert not layers.scales_last_dimension(ExponentialNorm(5), x)
-    assert not layers.scales_last_dimension(CentredNorm(5), x)
-    assert not layers.scales_last_dimension(CentredNorm(5), x[:1]), "whatever the micro-batch"
-    assert not layers.scales_last_dimension(nn.GroupNorm(3, 3), x)
-    assert not layers.scales_last_dimension(nn.GroupNorm(5, 5), torch.randn(2, 5, 5))
+    assert layers.norm_rule(nn.LayerNorm(5), x) == "norm"
+    assert layers.norm_rule(OffsetNorm(5), x) == "shifted_norm"
+    assert layers.norm_rule(ExponentialNorm(5), x) == "vjp"
+    assert layers.norm_rule(CentredNorm(5), x) == "vjp"
+    assert layers.norm_rule(CentredNorm(5), x[:1]) == "vjp", "whatever the micro-batch"
+    assert layers.norm_rule(nn.GroupNorm(3, 3), x) == "vjp"
+    assert layers.norm_rule(nn.GroupNorm(5, 5), torch.randn(2, 5, 5)) == "vjp"
 
 
 class CrampedNorm(CentredNorm):

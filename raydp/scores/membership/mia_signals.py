@@ -15,7 +15,7 @@ from raydp.scores.language.decoding import evaluating
 from raydp.tasks.base import Batch, Task
 from raydp.tasks.text.examples import batches_by_length
 from raydp.tasks.text.language import LanguageModelingTask
-from raydp.tasks.text.token_loss import CHUNK_TOKENS, IGNORE, token_logits
+from raydp.tasks.text.token_loss import IGNORE, chunk_tokens, token_logits
 
 if TYPE_CHECKING:
     from torch import nn
@@ -90,13 +90,13 @@ def _of_targets(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tens
 
     A value is standardised by the mean and the standard deviation of the next token's log-probability under the model.
     """
-    parts = []
-    for start in range(0, len(targets), CHUNK_TOKENS):
-        log_probs = logits[start : start + CHUNK_TOKENS].float().log_softmax(dim=-1)
+    parts, size = [], chunk_tokens(logits.device)
+    for start in range(0, len(targets), size):
+        log_probs = logits[start : start + size].float().log_softmax(dim=-1)
         probs = log_probs.exp()
         mean = (probs * log_probs).sum(dim=-1)
         variance = (probs * (log_probs - mean[:, None]) ** 2).sum(dim=-1)
-        of_target = log_probs.gather(1, targets[start : start + CHUNK_TOKENS, None])[:, 0]
+        of_target = log_probs.gather(1, targets[start : start + size, None])[:, 0]
         parts.append((of_target, (of_target - mean) / variance.clamp(min=SMALLEST_VARIANCE).sqrt()))
     plain, standardised = (torch.cat(column).double() for column in zip(*parts, strict=True))
     return plain, standardised

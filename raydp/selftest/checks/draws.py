@@ -72,7 +72,7 @@ def resolution_checks() -> list[Check]:
     normals = KeyedStream(key=TEST_KEY, run_id=RUN_IDS[0]).normal(LARGE, step=0, purpose="noise", name="large")
     radii = normals[: LARGE // 2] ** 2 + normals[LARGE // 2 :] ** 2
     total = torch.zeros(LARGE, dtype=torch.float64)
-    add_lattice_noise(total, normals, std=1.0, step=2.0**-48)  # finer than single precision
+    add_lattice_noise(total, torch.from_numpy(normals), std=1.0, step=2.0**-48)  # finer than single precision
     among = f"of {LARGE} normals, those that single precision holds"
     return [
         check("normals of too few bits", _coarse(normals), 0, _most_coarse(LARGE), among),
@@ -107,14 +107,14 @@ def _normals() -> Iterator[NDArray[np.float64]]:
     for number, (run_id, name) in enumerate(product(RUN_IDS, NAMES)):
         stream = KeyedStream(key=TEST_KEY, run_id=run_id)
         for step in _steps(4 * NEAR if number == 0 else NEAR):
-            yield noise.normal(stream, everything, step=step, name=name)
+            yield noise.normal(stream, everything, step=step, name=name).numpy()
     stream = KeyedStream(key=TEST_KEY, run_id=RUN_IDS[0])
     for start in (0, LARGE // 3):  # two workers of a sharded model
         stop = LARGE // 3 if start == 0 else LARGE
-        yield noise.normal(stream, Part(count=LARGE, start=start, stop=stop), step=0, name="large")
+        yield noise.normal(stream, Part(count=LARGE, start=start, stop=stop), step=0, name="large").numpy()
     for exponent in range(18, 35):  # positions of a parameter of 2^35 coordinates, far apart
         part = Part(count=2**35, start=2**exponent, stop=2**exponent + COORDINATES)
-        yield noise.normal(stream, part, step=1, name="large")
+        yield noise.normal(stream, part, step=1, name="large").numpy()
 
 
 def _words() -> Iterator[NDArray[np.uint64]]:

@@ -86,7 +86,7 @@ class TrialRunner:
         self._key = key
         adapter = spec.model.adapter
         self._sharded = spec.cluster.sharding == "full" and comm.world_size > 1
-        quantise(pretrained)
+        quantise(pretrained, comm.device)
         model = adapters.attach_adapter(pretrained, adapter, copy=not self._sharded)
         full = adapter.trains_base
         if self._sharded:
@@ -116,7 +116,7 @@ class TrialRunner:
             cluster.sharding,
             width=getattr(getattr(pretrained.model, "config", None), "hidden_size", None),
         )
-        self._autocast = torch.bfloat16 if spec.model.uses_autocast else None
+        self._autocast = torch.bfloat16 if spec.model.autocasts_on(comm.device.type) else None
         self._task = task
         if isinstance(task, LanguageModelingTask) and not self._sharded:
             self._task = with_frozen_prefix(

@@ -15,10 +15,16 @@ from raydp.models.virtual_tokens import Reading, reading
 from raydp.tasks.base import Batch
 
 IGNORE = -100
-CHUNK_TOKENS = 128
-"""Number of tokens whose logits exist at a time: small enough for the caches, large enough for the matrix product."""
+CHUNK_TOKENS = {"cpu": 128, "cuda": 2048}
+"""Number of tokens whose logits exist at a time: small enough for the caches, large enough for the matrix product. A
+GPU reads the whole output layer for each chunk, so its chunks are larger."""
 PLAIN_HEADS = {"gpt2", "llama", "mistral", "qwen2", "qwen3"}
 """Architectures that compute logits from the last hidden state by the output layer alone."""
+
+
+def chunk_tokens(device: torch.device) -> int:
+    """Return how many tokens' logits exist at a time on a device."""
+    return CHUNK_TOKENS.get(device.type, CHUNK_TOKENS["cpu"])
 
 
 def token_nll(model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -35,8 +41,8 @@ def token_nll(model: nn.Module, batch: Batch) -> torch.Tensor:
                 logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1), ignore_index=IGNORE, reduction="none"
             )
             return flat.view(labels.shape)
-        with calling(model, lambda: _fused_nll(causal, read, labels)):
-            nll: torch.Tensor = model()
+        with calling(model, lambda ids: _fused_nll(causal, read, labels)):
+            nll: torch.Tensor = model(batch.input_ids)  # a model that is sharded on GPUs must be given something
             return nll
 
 
@@ -94,15 +100,16 @@ class FrozenHeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return [N] losses (fp32, nats) for hidden [N, H] and weight [V, H] of one dtype, and targets [N]."""
+        size = chunk_tokens(hidden.device)
         nll = torch.empty(len(targets), device=hidden.device)
         gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        logits = torch.empty(CHUNK_TOKENS, len(weight), dtype=weight.dtype, device=hidden.device)
-        scores = torch.empty(CHUNK_TOKENS, len(weight), device=hidden.device)
-        part = torch.zeros(CHUNK_TOKENS, hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
+        logits = torch.empty(size, len(weight), dtype=weight.dtype, device=hidden.device)
+        scores = torch.empty(size, len(weight), device=hidden.device)
+        part = torch.zeros(size, hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
         # Every chunk has the same shape (the last one with unused rows), and every buffer is reused. A new shape would
         # generate and keep another kernel, and new memory would cause page faults.
-        for start in range(0, len(targets), CHUNK_TOKENS):
-            target = targets[start : start + CHUNK_TOKENS, None]
+        for start in range(0, len(targets), size):
+            target = targets[start : start + size, None]
             used = len(target)
             part[:used] = hidden[start : start + used]
             scores.copy_(torch.mm(part, weight.T, out=logits))

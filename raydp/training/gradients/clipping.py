@@ -18,7 +18,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from raydp.training.gradients.layers import Rule, Use, cross_term, joined, rule_of, scales_last_dimension, uses_of
+from raydp.training.gradients.layers import Rule, Use, cross_term, joined, norm_rule, rule_of, uses_of
 from raydp.training.gradients.thresholds import Clipping
 from raydp.training.gradients.vjp import check_supported, only_input, per_example_gradients, unsupported
 from raydp.training.gradients.weight_reads import only_by_their_layers
@@ -137,9 +137,12 @@ class ClippedGradients:
             if weights is not None:
                 factors = factors * weights
             # Add the clipped sum, and the clipped weight decay.
+            keep = None if not finite.is_cuda and bool(finite.all()) else finite  # a GPU would have to be waited for
             for name, used in uses.items():
                 for use, gradient in zip(used, gradients[name], strict=True):
-                    total[name] += _clipped_sum(use, gradient, factors, finite, self.parameters[name].shape)
+                    sums = total[name]
+                    _add_clipped(sums, use, gradient, factors, keep)
+                    total[name] = sums  # a sharded sum is sent to its holders here
                 if decay:  # finite norms need finite weights; 0 times infinity would reveal an example
                     decayed = decay * factors.sum() * self.parameters[name].float()
                     total[name] += torch.where(any_finite, decayed, 0.0)
@@ -228,8 +231,7 @@ class ClippedGradients:
         """Return the uses of a layer's own weights in one call."""
         module, names = call.module, list(self._modules[call.module])
         if module in self._unproven:
-            if not scales_last_dimension(module, call.x):
-                self._rules[module] = "vjp"
+            self._rules[module] = norm_rule(module, call.x)
             self._unproven.remove(module)  # after the test: if it runs out of memory, it is repeated
         rule = self._rules[module]
         if rule != "vjp":
@@ -245,7 +247,7 @@ class ClippedGradients:
 def _norm_squared(uses: list[Use], gradients: list[torch.Tensor | None]) -> torch.Tensor:
     """Return [B] the squared norm of one parameter's per-example gradient, with the cross term of a tied weight."""
     squares = (
-        use.norm_squared() if gradient is None else gradient.flatten(1).square().sum(dim=1)
+        use.norm_squared() if gradient is None else _squares_of_rows(gradient.flatten(1))
         for use, gradient in zip(uses, gradients, strict=True)
     )
     total = cast(torch.Tensor, sum(squares))  # there is at least one use
@@ -255,18 +257,32 @@ def _norm_squared(uses: list[Use], gradients: list[torch.Tensor | None]) -> torc
     return total
 
 
-def _clipped_sum(
-    use: Use, gradient: torch.Tensor | None, factors: torch.Tensor, finite: torch.Tensor, shape: torch.Size
-) -> torch.Tensor:
-    """Return Σ_i factors_i · gradient_i. An example whose gradient is not finite contributes nothing."""
-    if not bool(finite.all()):
+def _squares_of_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Return [B] the sum of squares of each row. On a GPU no squares are written to memory."""
+    if rows.is_cuda:
+        return torch.linalg.vector_norm(rows, dim=1).square()
+    return rows.square().sum(dim=1)
+
+
+def _add_clipped(
+    sums: torch.Tensor, use: Use, gradient: torch.Tensor | None, factors: torch.Tensor, finite: torch.Tensor | None
+) -> None:
+    """Add Σ_i factors_i · gradient_i, in place. An example whose gradient is not finite contributes nothing.
+
+    Args:
+        finite: [B] whether the gradient of an example is finite; None if all are.
+    """
+    if gradient is None and use.is_narrow():
+        use.add_weighted_sum(sums, factors)  # leaves out every example whose factor is 0
+        return
+    if finite is not None:
         keep = finite.view(-1, *[1] * (use.g.dim() - 1))
         use = replace(use, g=torch.where(keep, use.g, 0.0))
         if use.x is not None and use.x.is_floating_point():
             use = replace(use, x=torch.where(keep, use.x, 0.0))
-        gradient = (
-            None if gradient is None else torch.where(finite.view(-1, *[1] * (gradient.dim() - 1)), gradient, 0.0)
-        )
+        if gradient is not None:
+            gradient = torch.where(finite.view(-1, *[1] * (gradient.dim() - 1)), gradient, 0.0)
     if gradient is not None:
-        return (factors @ gradient.flatten(1)).view(shape)
-    return use.weighted_sum(factors, shape)
+        sums += (factors @ gradient.flatten(1)).view(sums.shape)
+    else:
+        use.add_weighted_sum(sums, factors)

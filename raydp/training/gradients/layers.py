@@ -19,9 +19,10 @@ from torch.func import functional_call
 from transformers.pytorch_utils import Conv1D
 
 from raydp.models.vector_layers import VectorProduct
+from raydp.training.gradients import narrow_products
 
 Kind = Literal["linear", "conv1d", "embedding", "scale", "bias", "materialised"]
-KnownRule = Literal["linear", "conv1d", "embedding", "norm", "scale"]
+KnownRule = Literal["linear", "conv1d", "embedding", "norm", "shifted_norm", "scale"]
 Rule = KnownRule | Literal["vjp"]
 
 
@@ -33,7 +34,8 @@ class Use:
         kind: linear: y = x Wᵀ; conv1d: y = x W; embedding: y = W[x]; scale: y = x ∘ w; bias: y = w; materialised: g is
             the gradient of the weight itself.
         x: the input, [B, T, in]; token ids [B, T] for an embedding; None for bias and materialised.
-        g: gradient of the summed loss by the output, [B, T, out]; if materialised by the weight, [B, *weight].
+        g: gradient of the summed loss by the output, [B, T, out]; if materialised by the weight, [B, *weight]. It is
+            fp32, or of linear and conv1d in 16 bits where a product of such numbers has 32-bit sums.
     """
 
     kind: Kind
@@ -75,7 +77,7 @@ class Use:
         if self.kind == "materialised":
             return self.g
         if self.kind == "bias":
-            return self.g.sum(dim=1)
+            return self.g.sum(dim=1, dtype=torch.float32)
         if self.kind == "scale":
             return (self.g * self.read).sum(dim=1)
         if self.kind == "embedding":
@@ -83,10 +85,7 @@ class Use:
             out = self.g.new_zeros(len(self.g), *shape)
             return out.scatter_add_(1, self.read[:, :, None].expand_as(self.g), self.g)
         x, g = self.read.to(self.g.dtype), self.g
-        gradient: torch.Tensor = (
-            torch.einsum("bto,bti->boi", g, x) if self.kind == "linear" else torch.einsum("bti,bto->bio", x, g)
-        )
-        return gradient
+        return narrow_products.batched(g.mT, x) if self.kind == "linear" else narrow_products.batched(x.mT, g)
 
     def norm_squared(self) -> torch.Tensor:
         """Return [B] ‖Σ_t x_t g_tᵀ‖² = Σ_{t,s} (x_t · x_s)(g_t · g_s), the ghost norm; embeddings sum by distinct id.
@@ -98,7 +97,8 @@ class Use:
         if self.kind == "embedding":
             return self._norm_squared_by_id()
         x = self.read.to(self.g.dtype)
-        terms, width = torch.bmm(self.g, self.g.mT) * torch.bmm(x, x.mT), max(self.g.shape[2], x.shape[2])
+        product, width = narrow_products.batched, max(self.g.shape[2], x.shape[2])
+        terms = product(self.g, self.g.mT) * product(x, x.mT)
         allowance = 4 * 2.0**-24 * width**0.5 * torch.diagonal(terms, dim1=1, dim2=2).sum(dim=1)
         squares: torch.Tensor = terms.sum(dim=(1, 2)) + allowance
         return squares
@@ -131,14 +131,15 @@ class Use:
         if gradient is not None:
             flat, tensor = gradient.flatten(1), weight.flatten()
             return flat @ tensor, unit * flat.shape[1] ** 0.5 * flat.norm(dim=1) * tensor.norm()
+        g = self.g.float()
         if self.kind == "embedding":
             picked, size = weight[self.read], weight[self.read].norm(dim=2)
         else:
-            x = self.read.to(self.g.dtype)
+            x = self.read.float()
             picked = x @ (weight.T if self.kind == "linear" else weight)
             size = x.norm(dim=2) * weight.norm()
         width = max(weight.shape)
-        return (self.g * picked).sum(dim=(1, 2)), unit * width**0.5 * (self.g.norm(dim=2) * size).sum(dim=1)
+        return (g * picked).sum(dim=(1, 2)), unit * width**0.5 * (g.norm(dim=2) * size).sum(dim=1)
 
     def weighted_sum(self, weights: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """Return [*weight] Σ_i weights_i · (gradient of example i), for a kind that is not written out."""
@@ -153,6 +154,18 @@ class Use:
             g = g * weights[:, None, None]
         x, g = x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
         return g.T @ x if self.kind == "linear" else x.T @ g
+
+    def is_narrow(self) -> bool:
+        """Return whether the input and the gradient have 16 bits and their products 32."""
+        return self.kind in ("linear", "conv1d") and narrow_products.is_narrow(self.g)
+
+    def add_weighted_sum(self, into: torch.Tensor, weights: torch.Tensor) -> None:
+        """Add Σ_i weights_i · (gradient of example i) to an fp32 tensor [*weight], in place."""
+        if self.is_narrow():
+            left, right = (self.g, self.read) if self.kind == "linear" else (self.read, self.g)
+            narrow_products.add_weighted_sum(into, left, right, weights)
+        else:
+            into += self.weighted_sum(weights, into.shape)
 
 
 def _in_a_row(values: torch.Tensor, size: int) -> torch.Tensor:
@@ -198,7 +211,7 @@ def rule_of(module: nn.Module, names: Sequence[str]) -> Rule:
         names: the layer's own weights that are trained.
 
     Returns:
-        "norm" for every layer whose class name ends in "Norm"; `scales_last_dimension` must confirm it.
+        "norm" for every layer whose class name ends in "Norm"; `norm_rule` must confirm it.
     """
     if isinstance(module, VectorProduct):
         return "scale"
@@ -231,9 +244,14 @@ def uses_of(
         return {"weight": Use(kind="embedding", x=x.reshape(len(x), -1), g=g.reshape(len(x), -1, g.shape[-1]))}
     if g.dim() == 2:
         x, g = x[:, None], g[:, None]
-    g = g.flatten(1, -2).float()
-    if rule == "norm":
-        weight = Use(kind="scale", x=_normalised(module, x).flatten(1, -2).float(), g=g)
+    g = g.flatten(1, -2)
+    if rule in ("linear", "conv1d") and narrow_products.is_narrow(g):
+        x = x.to(g.dtype)  # as the layer multiplied it
+    else:
+        g = g.float()
+    if rule in ("norm", "shifted_norm"):
+        factor = _normalised(module, x, shifted=rule == "shifted_norm")
+        weight = Use(kind="scale", x=factor.flatten(1, -2).float(), g=g)
     elif rule == "scale":
         weight = Use(kind="scale", x=x.flatten(1, -2).float(), g=g)
     else:
@@ -252,12 +270,18 @@ def close_by_example(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tens
     return ~far
 
 
-def _normalised(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """Return the factor of a norm layer's weight. The layer is affine in the weight, so the factor is f(1) - f(0)."""
+def _normalised(module: nn.Module, x: torch.Tensor, *, shifted: bool) -> torch.Tensor:
+    """Return the factor of a norm layer's weight. The layer is affine in the weight, so the factor is f(1) - f(0).
+
+    Args:
+        shifted: whether f(0) may differ from 0, as in a layer that computes x̂ (1 + w).
+    """
     own = stand_ins(module, x)
-    one, zero = (functional_call(module, own | {"weight": torch.full_like(own["weight"], v)}, (x,)) for v in (1.0, 0.0))
-    scaled: torch.Tensor = one - zero
-    return scaled
+    one: torch.Tensor = functional_call(module, own | {"weight": torch.ones_like(own["weight"])}, (x,))
+    if not shifted:
+        return one
+    zero: torch.Tensor = functional_call(module, own, (x,))
+    return one - zero
 
 
 def stand_ins(module: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -269,16 +293,21 @@ def stand_ins(module: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
-def scales_last_dimension(module: nn.Module, x: torch.Tensor) -> bool:
-    """Return whether a layer computes x̂ ∘ w + b along the last dimension, with x̂ from the example alone.
+def norm_rule(module: nn.Module, x: torch.Tensor) -> Literal["norm", "shifted_norm", "vjp"]:
+    """Return the rule of a layer that may compute x̂ ∘ w + b along the last dimension, with x̂ from the example alone.
 
     The layer is tested on two random examples of x's shape, with weights that differ in every coordinate.
+
+    Returns:
+        "norm"; "shifted_norm" if its output for w = b = 0 is not 0; "vjp" if it computes something else.
     """
     own = stand_ins(module, x)
     if not set(own) <= {"weight", "bias"} or "weight" not in own or any(p.shape != x.shape[-1:] for p in own.values()):
-        return False
+        return "vjp"
     tried = {name: torch.linspace(0.5, 2, p.numel(), device=p.device).to(p) for name, p in own.items()}
     two = torch.randn((2, *x.shape[1:]), generator=torch.Generator().manual_seed(0)).to(x)
     output, base, alone = (functional_call(module, w, (v,)) for w, v in ((tried, two), (own, two), (tried, two[:1])))
-    expected = base + _normalised(module, two) * tried["weight"] + tried.get("bias", 0.0)
-    return bool(close_by_example(output, expected).all() and close_by_example(alone, output[:1]).all())
+    expected = base + _normalised(module, two, shifted=True) * tried["weight"] + tried.get("bias", 0.0)
+    if not (close_by_example(output, expected).all() and close_by_example(alone, output[:1]).all()):
+        return "vjp"
+    return "shifted_norm" if bool(base.any()) else "norm"

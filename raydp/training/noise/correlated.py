@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
 
-from raydp.training.noise.stream import KeyedStream
+from raydp.training.noise.stream import CPU, KeyedStream
 from raydp.training.sharding import Part
 
 
@@ -17,9 +16,9 @@ class CorrelatedNoise:
 
     Z has independent standard normal entries. C is lower-triangular, banded and Toeplitz.
 
-    Only the last rows are kept, in memory and in double precision: 8 (b̂ - 1) bytes a coordinate on the rank that draws
-    the noise. They are never saved, because a checkpoint must not reveal the noise. A resumed run draws all rows again
-    from the keyed stream, and gets the same rows bit for bit.
+    Only the last rows are kept, in the host's memory and in double precision: 8 (b̂ - 1) bytes a coordinate on the rank
+    that draws the noise. They are never saved, because a checkpoint must not reveal the noise. A resumed run draws all
+    rows again from the keyed stream, and gets the same rows bit for bit.
 
     Args:
         strategy: [b̂] the first column of C; (1,) gives independent noise.
@@ -31,23 +30,39 @@ class CorrelatedNoise:
         self._diagonal, *self._below = (float(c) for c in strategy)
         assert self._below or self._diagonal == 1, "columns have norm 1"
         self._done: dict[str, int] = {}
-        self._past: dict[str, deque[NDArray[np.float64]]] = {}
+        self._past: dict[str, deque[torch.Tensor]] = {}
 
-    def normal(self, stream: KeyedStream, part: Part, *, step: int, name: str) -> NDArray[np.float64]:
-        """Return [length of part] a step's noise on the held part of a parameter. Steps must be asked for in order."""
+    def normal(
+        self, stream: KeyedStream, part: Part, *, step: int, name: str, device: torch.device = CPU
+    ) -> torch.Tensor:
+        """Return [length of part] a step's noise (fp64) on the held part of a parameter, on a device.
+
+        Steps must be asked for in order. Independent noise is drawn on the device. Correlated noise is made in the
+        memory of the host, where the earlier rows are.
+        """
         if not self._below:
-            return self._row(stream, part, step, name)
+            return self._row(stream, part, step, name, device)
         done, past = self._done.get(name, 0), self._past.setdefault(name, deque(maxlen=len(self._below)))
         assert done <= step, "earlier rows are not kept"
         for row in range(done, step + 1):
-            noise = self._row(stream, part, row, name) / self._diagonal
+            noise = self._row(stream, part, row, name, CPU) / self._diagonal
             for coefficient, before in zip(self._below, past, strict=False):  # newest first
                 noise -= coefficient / self._diagonal * before
             past.appendleft(noise)
         self._done[name] = step + 1
-        return past[0]
+        return past[0].to(device)
 
-    def _row(self, stream: KeyedStream, part: Part, step: int, name: str) -> NDArray[np.float64]:
+    def normals(
+        self, stream: KeyedStream, parts: Mapping[str, Part], *, step: int, device: torch.device
+    ) -> torch.Tensor:
+        """Return a step's noise on the held parts of several parameters, one after another."""
+        if len(parts) > 1 and not self._below and all(part.is_whole for part in parts.values()):
+            counts = {name: part.count for name, part in parts.items()}
+            return stream.normals_on(device, counts, step=step, purpose="noise")
+        drawn = [self.normal(stream, part, step=step, name=name, device=device) for name, part in parts.items()]
+        return drawn[0] if len(drawn) == 1 else torch.cat(drawn)
+
+    def _row(self, stream: KeyedStream, part: Part, step: int, name: str, device: torch.device) -> torch.Tensor:
         """Return z_t."""
         held = slice(part.start, part.stop)
-        return stream.normal(part.count, step=step, purpose="noise", name=name, part=held)
+        return stream.normal_on(device, part.count, step=step, purpose="noise", name=name, part=held)

@@ -6,7 +6,7 @@ checkpoint.
 
 Each stream has random access: any part of it can be drawn without the rest. Normals are sampled in double precision
 (Box-Muller on 53-bit uniforms) and end at 8.65 standard deviations. `raydp.training.noise.lattice` ensures that their
-low-order bits do not leak.
+low-order bits do not leak. On a GPU they are drawn there (`raydp.training.noise.chacha`), from the same words.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import hmac
 import json
 import math
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -25,11 +25,12 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from numpy.typing import NDArray
 
+from raydp.training.noise import chacha
+
 KEY_BYTES = 32
-BLOCK_WORDS = 8
-"""Number of 64-bit words in a ChaCha20 block, the unit of its counter."""
-CHUNK_PAIRS = 1 << 15
-"""Number of pairs of normals that are computed at a time, so that they fit the processor's cache."""
+CHUNK_PAIRS = {"cpu": 1 << 15, "cuda": 1 << 21}
+"""Number of pairs of normals that are computed at a time, so that they fit the cache of the processor or of the GPU."""
+CPU = torch.device("cpu")
 TEST_KEY = bytes(KEY_BYTES)
 """The fixed, public key of `privacy.noise_key: test`. Records of runs that use it are not certified."""
 
@@ -59,8 +60,12 @@ class KeyedStream:
 
     def bits(self, count: int, *, step: int, purpose: str, name: str = "", start: int = 0) -> NDArray[np.uint64]:
         """Return [count] uniform 64-bit integers of the stream, from position start on."""
+        return _words(self._subkey(step, purpose, name), start, count)
+
+    def _subkey(self, step: int, purpose: str, name: str) -> bytes:
+        """Return the 32 bytes that are the key of one stream."""
         label = json.dumps([self.run_id, step, purpose, name]).encode()  # unambiguous: quoted and separated
-        return _words(hmac.digest(self.key, label, "sha256"), start, count)
+        return hmac.digest(self.key, label, "sha256")
 
     def uniform(self, count: int, *, step: int, purpose: str, name: str = "", start: int = 0) -> NDArray[np.float64]:
         """Return [count] uniforms in (0, 1], from position start on.
@@ -76,25 +81,31 @@ class KeyedStream:
     def normal(
         self, count: int, *, step: int, purpose: str, name: str = "", part: slice = slice(None)
     ) -> NDArray[np.float64]:
-        """Return independent standard normals (Box and Muller 1958).
+        """Return independent standard normals as an array; see `normal_on`."""
+        return self.normal_on(CPU, count, step=step, purpose=purpose, name=name, part=part).numpy()
+
+    def normal_on(
+        self, device: torch.device, count: int, *, step: int, purpose: str, name: str = "", part: slice = slice(None)
+    ) -> torch.Tensor:
+        """Return independent standard normals (Box and Muller 1958), fp64, drawn on a device.
 
         Args:
             count: length of the whole stream.
-            part: the part to draw, without stride. The result is normal(count)[part], at the cost of this part.
+            part: the part to draw, without stride. The result is that part of all normals, at the cost of this part.
 
         Returns:
             [length of part]. The pair of uniforms at positions i and half + i gives the values at these positions,
-            where half = count / 2, rounded up. Values are the same on every machine, up to the last bits of logarithm,
-            sine and cosine.
+            where half = count / 2, rounded up. Values are the same on every machine and device, up to the last bits of
+            logarithm, sine and cosine.
         """
         start, stop, stride = part.indices(count)
         assert stride == 1, "a part has no stride"
         half = (count + 1) // 2
-        drawn = torch.empty(max(0, stop - start), dtype=torch.float64)
+        drawn = torch.empty(max(0, stop - start), dtype=torch.float64, device=device)
         cosines, sines = (start, min(stop, half)), (max(start, half) - half, stop - half)
-        for first, last in _chunks(cosines, sines):
+        for first, last in _chunks(CHUNK_PAIRS.get(device.type, CHUNK_PAIRS["cpu"]), cosines, sines):
             radius, angle = (
-                torch.from_numpy(self.uniform(last - first, step=step, purpose=purpose, name=name, start=position))
+                self._uniform_on(device, last - first, step=step, purpose=purpose, name=name, start=position)
                 for position in (first, half + first)
             )
             radius.log_().mul_(-2).sqrt_()
@@ -103,7 +114,32 @@ class KeyedStream:
                 torch.mul(radius, angle.cos(), out=drawn[first - start : last - start])
             if sines[0] <= first < sines[1]:
                 torch.mul(radius, angle.sin(), out=drawn[half + first - start : half + last - start])
-        return drawn.numpy()
+        return drawn
+
+    def _uniform_on(
+        self, device: torch.device, count: int, *, step: int, purpose: str, name: str, start: int
+    ) -> torch.Tensor:
+        """Return [count] uniforms on a device, bit for bit those of `uniform`."""
+        if device.type == "cpu":  # the library's ChaCha20 is the fastest there
+            return torch.from_numpy(self.uniform(count, step=step, purpose=purpose, name=name, start=start))
+        return chacha.uniforms([chacha.Segment(self._subkey(step, purpose, name), start, count)], device)
+
+    def normals_on(self, device: torch.device, counts: Mapping[str, int], *, step: int, purpose: str) -> torch.Tensor:
+        """Return the normals of several streams, one after another: `normal_on` of each name, drawn together.
+
+        Args:
+            counts: name -> length of its whole stream. All of them must fit into the device's memory.
+        """
+        keys = [self._subkey(step, purpose, name) for name in counts]
+        halves = [(count + 1) // 2 for count in counts.values()]
+        radius = chacha.uniforms([chacha.Segment(key, 0, half) for key, half in zip(keys, halves, strict=True)], device)
+        angle = chacha.uniforms([chacha.Segment(k, half, half) for k, half in zip(keys, halves, strict=True)], device)
+        radius.log_().mul_(-2).sqrt_()
+        angle.mul_(2 * math.pi)
+        cosines, sines = ((radius * of_angle).split(halves) for of_angle in (angle.cos(), angle.sin()))
+        lengths = [count - half for count, half in zip(counts.values(), halves, strict=True)]
+        pairs = zip(cosines, sines, lengths, strict=True)
+        return torch.cat([piece for cosine, sine, length in pairs for piece in (cosine, sine[:length])])
 
     def poisson_mask(
         self, num_examples: int, batch_size: int, *, step: int, purpose: str = "mask"
@@ -126,17 +162,17 @@ def _words(subkey: bytes, start: int, count: int) -> NDArray[np.uint64]:
     RFC 8439 has a 32-bit counter of blocks, then the nonce. The nonce is 0, because every subkey is used for one
     stream. The library raises an error if the counter would overflow.
     """
-    block, skip = divmod(start, BLOCK_WORDS)
+    block, skip = divmod(start, chacha.BLOCK_WORDS)
     encryptor = Cipher(ChaCha20(subkey, block.to_bytes(16, "little")), mode=None).encryptor()
     stream = np.empty(8 * (skip + count), np.uint8)
     encryptor.update_into(bytes(len(stream)), stream.data)
     return stream.view("<u8")[skip:]
 
 
-def _chunks(*ranges: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """Yield (first, last) of pieces of at most CHUNK_PAIRS that cover the ranges. No piece crosses a range's edge."""
+def _chunks(size: int, *ranges: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """Yield (first, last) of pieces of at most `size` that cover the ranges. No piece crosses a range's edge."""
     edges = sorted({edge for first, last in ranges if first < last for edge in (first, last)})
     for begin, end in pairwise(edges):
         if any(first <= begin < last for first, last in ranges):
-            for first in range(begin, end, CHUNK_PAIRS):
-                yield first, min(first + CHUNK_PAIRS, end)
+            for first in range(begin, end, size):
+                yield first, min(first + size, end)

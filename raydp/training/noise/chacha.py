@@ -1,0 +1,76 @@
+"""The key stream of `raydp.training.noise.stream` on a GPU: ChaCha20 (RFC 8439) in integer operations on tensors.
+
+Every device computes the same words bit for bit. torch's own operations are the reference and run on every device. On
+CUDA, a Triton kernel keeps the state of a block in registers, where torch's operations write it to memory 500 times.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+try:
+    from raydp.training.noise.chacha_kernel import drawn_uniforms
+except ImportError:  # Triton comes with torch's builds for CUDA only
+    drawn_uniforms = None  # type: ignore[assignment]
+
+CONSTANTS = struct.unpack("<4i", b"expand 32-byte k")
+BLOCK_WORDS = 8
+"""Number of 64-bit words in a block."""
+ROUNDS = 10
+"""Number of double rounds."""
+
+
+class Segment(NamedTuple):
+    """A piece of a key stream: the key of 32 bytes, the position of the first word, and the number of words."""
+
+    subkey: bytes
+    start: int
+    count: int
+
+
+def uniforms(segments: Sequence[Segment], device: torch.device) -> torch.Tensor:
+    """Return uniforms in (0, 1] (fp64) for the words of all segments, as `KeyedStream.uniform` makes them."""
+    if device.type == "cuda" and drawn_uniforms is not None:
+        return drawn_uniforms(segments, device)
+    bits = torch.cat([words(*segment, device) for segment in segments])
+    return ((bits >> 11) & (2**53 - 1)).double().add_(0.5).mul_(2.0**-53)  # >> repeats the sign bit
+
+
+def words(subkey: bytes, start: int, count: int, device: torch.device) -> torch.Tensor:
+    """Return [count] 64-bit words (int64) of a ChaCha20 key stream, from position `start` on. The nonce is 0."""
+    first, skip = divmod(start, BLOCK_WORDS)
+    blocks = torch.arange(first, first + -(-(skip + count) // BLOCK_WORDS), device=device)
+    fixed = torch.tensor([*CONSTANTS, *struct.unpack("<8i", subkey)], dtype=torch.int32, device=device)
+    counter = blocks.view(torch.int32).view(-1, 2).T  # [2, blocks] low and high half
+    begin = torch.cat([fixed[:, None].expand(-1, len(blocks)), counter, torch.zeros_like(counter)])
+    a, b, c, d = begin.clone().split(4)
+    for _ in range(ROUNDS):
+        a, b, c, d = _quarter_rounds(a, b, c, d)  # columns of the state
+        a, b, c, d = _quarter_rounds(a, b.roll(-1, 0), c.roll(-2, 0), d.roll(-3, 0))  # its diagonals
+        b, c, d = b.roll(1, 0), c.roll(2, 0), d.roll(3, 0)
+    stream = (torch.cat([a, b, c, d]) + begin).T.flatten()  # the 16 words of a block, one block after another
+    return stream.view(torch.int64)[skip : skip + count]
+
+
+def _quarter_rounds(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return four quarter rounds (RFC 8439, section 2.1) on [4, blocks] int32; sums wrap around."""
+    a = a + b
+    d = _rotated(d ^ a, 16)
+    c = c + d
+    b = _rotated(b ^ c, 12)
+    a = a + b
+    d = _rotated(d ^ a, 8)
+    c = c + d
+    b = _rotated(b ^ c, 7)
+    return a, b, c, d
+
+
+def _rotated(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Rotate the 32 bits of each value to the left."""
+    return (x << bits) | ((x >> (32 - bits)) & ((1 << bits) - 1))  # >> repeats the sign bit
