@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from machine import describe  # the folder of the other benchmarks
 from steps import CASES
 
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 PARTS = ("tests", "ceilings", "products", *CASES, "generation", "sharing")
 LONGEST = {"tests": 240, "sharing": 150}
 """Seconds after which a part is ended; 120 for the others."""

@@ -25,6 +25,8 @@ except ImportError:  # no Triton, no GPU
 
 SHAPES = [(64, 2048, 8192), (512, 2048, 8192), (2048, 2048, 8192), (512, 2048, 2048), (512, 768, 3072)]
 """Tokens of an example, inputs, outputs."""
+THIN = [(512, 4096, 16), (512, 16, 4096), (512, 14_336, 16), (512, 16, 14_336)]
+"""The same of LoRA's matrices at 8B, whose per-example gradients are written out."""
 TOKENS = 8192
 TILES = [
     {"ROWS": rows, "COLUMNS": columns, "STEPS": steps, "GROUP": 8, "num_warps": warps, "num_stages": stages}
@@ -68,7 +70,7 @@ def main() -> None:
     on_gpu = args.device != "cpu"
     synchronise = torch.accelerator.synchronize if on_gpu else lambda: None
     results = {}
-    for length, inputs, outputs in [(4, 8, 16)] if args.small else SHAPES:
+    for length, inputs, outputs in [(4, 8, 16), (8, 16, 4)] if args.small else [*SHAPES, *THIN]:
         count = 4 if args.small else TOKENS // length
         x, g = (torch.randn(count, length, n, device=args.device, dtype=torch.bfloat16) for n in (inputs, outputs))
         factors = torch.rand(count, device=args.device)
@@ -77,9 +79,11 @@ def main() -> None:
             "fp32": lambda x=x, g=g, f=factors: (
                 (g.float() * f[:, None, None]).flatten(0, 1).T @ x.float().flatten(0, 1)
             ),
+            "each_example": lambda x=x, g=g: narrow_products.batched(g.mT, x),
+            "each_example_16_bits": lambda x=x, g=g: torch.bmm(g.mT, x),
             "ghost_norm": lambda x=x, g=g: narrow_products.batched(g, g.mT) * narrow_products.batched(x, x.mT),
         }
-        if on_gpu:
+        if on_gpu and min(inputs, outputs) > 16:
             sums = torch.zeros(outputs, inputs, device=args.device)
             ways["by_example"] = lambda x=x, g=g, f=factors, s=sums: narrow_products.add_by_example(s, g, x, f)
             for number, tile in enumerate(TILES):
@@ -89,7 +93,7 @@ def main() -> None:
         for way, call in ways.items():
             try:
                 results[name][way] = milliseconds(call, synchronise)
-            except Exception as error:  # a tile that does not fit
+            except Exception as error:  # noqa: BLE001 - a tile that does not fit
                 results[name][way] = f"{type(error).__name__}: {str(error)[:100]}"
         print(name, results[name], flush=True)
         args.output.write_text(json.dumps(results, indent=1) + "\n")

@@ -15,6 +15,7 @@ from raydp.selftest.odd_layers import with_odd_layers
 from raydp.spec.sections import AdapterSpec
 from raydp.tasks.base import Batch
 from raydp.tasks.text.token_loss import IGNORE, token_nll
+from raydp.training.gradients import clipping
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.thresholds import AutomaticClipping, Clipping
 from tests.builders.models import plain_gpt2, plain_llama
@@ -148,6 +149,26 @@ def test_equals_clipped_autograd(kind: str, width: int, max_grad_norm: float) ->
     ClippedGradients(model, parameters, Clipping(max_grad_norm)).accumulate(lambda: losses(model, batch), total)
     assert relative_error(total, expected) <= TOLERANCE
     assert all(p.requires_grad for p in parameters.values()), "parameters are left as they were"
+
+
+@pytest.mark.parametrize("group_bytes", [1 << 30, 2000], ids=["one group", "several groups"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_gradients_side_by_side_give_the_same_sum(kind: str, group_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, also beside an example whose gradient is not finite."""
+    model = MODELS[kind]()
+    parameters = {n: p for n, p in sorted(model.named_parameters()) if p.requires_grad}
+    batch, broken = batch_of(5, 4), torch.tensor([1, 1, 1, 1, float("nan")])
+    engine = ClippedGradients(model, parameters, Clipping(0.05))
+    sums, norms = [], []
+    for devices in (set(), {"cpu"}):
+        monkeypatch.setattr(clipping, "SIDE_BY_SIDE", devices)
+        monkeypatch.setattr(clipping, "GROUP_BYTES", group_bytes)
+        total = {name: torch.zeros_like(p) for name, p in parameters.items()}
+        norms.append(engine.accumulate(lambda: losses(model, batch) * broken, total)[1])
+        sums.append(total)
+    torch.testing.assert_close(norms[1], norms[0], equal_nan=True)
+    assert relative_error(sums[1], {name: value.double() for name, value in sums[0].items()}) <= 1e-6
+    assert all(torch.isfinite(value).all() for value in sums[1].values())
 
 
 @pytest.mark.parametrize("max_grad_norm", [0.05, 1.0, 1e3], ids=["all clipped", "some clipped", "none clipped"])

@@ -24,6 +24,11 @@ from raydp.training.gradients.vjp import check_supported, only_input, per_exampl
 from raydp.training.gradients.weight_reads import only_by_their_layers
 from raydp.training.sharding import is_sharded
 
+SIDE_BY_SIDE = {"cuda"}
+"""Types of devices on which small gradients are put side by side."""
+GROUP_BYTES = 1 << 30
+"""Largest size of gradients that are put side by side."""
+
 
 @dataclass(kw_only=True)
 class _Call:
@@ -126,8 +131,11 @@ class ClippedGradients:
             # Squared norms over all parameters, with weight decay.
             uses = self._collect(calls, len(losses), examples_per_unit)
             gradients = {name: [u.gradient() for u in used] for name, used in uses.items()}
-            squares = torch.stack([_norm_squared(used, gradients[n]) for n, used in uses.items()]).sum(0)
-            if decay := self.weight_decay * examples_per_unit:
+            decay = self.weight_decay * examples_per_unit
+            groups = _Rows.taken_from(gradients) if losses.device.type in SIDE_BY_SIDE and not decay else []
+            each = [_norm_squared(uses[name], own) for name, own in gradients.items()]
+            squares = torch.stack([*each, *(_squares_of_rows(group.rows) for group in groups)]).sum(0)
+            if decay:
                 squares = self._with_decay(squares, uses, gradients, decay)
             # Clipping factors. A unit whose gradient is not finite gets factor 0.
             norms = squares.clamp(min=0).sqrt()
@@ -138,8 +146,10 @@ class ClippedGradients:
                 factors = factors * weights
             # Add the clipped sum, and the clipped weight decay.
             keep = None if not finite.is_cuda and bool(finite.all()) else finite  # a GPU would have to be waited for
-            for name, used in uses.items():
-                for use, gradient in zip(used, gradients[name], strict=True):
+            for group in groups:
+                group.add_clipped(total, factors, keep)
+            for name, own in gradients.items():
+                for use, gradient in zip(uses[name], own, strict=True):
                     sums = total[name]
                     _add_clipped(sums, use, gradient, factors, keep)
                     total[name] = sums  # a sharded sum is sent to its holders here
@@ -244,6 +254,57 @@ class ClippedGradients:
         return {name: Use(kind="materialised", x=None, g=gradient) for name, gradient in gradients.items()}
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """Written-out gradients of several parameters side by side, so that one operation treats all of them.
+
+    A GPU takes longer to be asked for an operation on one small parameter than to do it.
+
+    Attributes:
+        sizes: name of a parameter -> number of its coordinates, in the order of the columns.
+        rows: [B, D] one row an example.
+    """
+
+    sizes: dict[str, int]
+    rows: torch.Tensor
+
+    @classmethod
+    def taken_from(cls, gradients: dict[str, list[torch.Tensor | None]]) -> list[_Rows]:
+        """Take the parameters with one written-out gradient out of `gradients`, and return them in groups."""
+        groups: list[list[tuple[str, torch.Tensor]]] = []
+        room = 0
+        for name, own in list(gradients.items()):
+            if len(own) == 1 and own[0] is not None and own[0].nbytes <= GROUP_BYTES // 2:
+                if own[0].nbytes > room:
+                    groups.append([])
+                    room = GROUP_BYTES
+                groups[-1].append((name, own[0]))
+                room -= own[0].nbytes
+                del gradients[name]
+        return [
+            cls(
+                sizes={name: gradient[0].numel() for name, gradient in group},
+                rows=torch.cat([gradient.flatten(1).float() for _, gradient in group], dim=1),
+            )
+            for group in groups
+        ]
+
+    def add_clipped(
+        self, total: MutableMapping[str, torch.Tensor], factors: torch.Tensor, finite: torch.Tensor | None
+    ) -> None:
+        """Add Σ_i factors_i · gradient_i to the sums; see `_add_clipped`."""
+        rows = self.rows if finite is None else torch.where(finite[:, None], self.rows, 0.0)
+        pieces = (factors @ rows).split(list(self.sizes.values()))
+        if isinstance(total, dict):
+            sums = [total[name] for name in self.sizes]
+            torch._foreach_add_(sums, [piece.view_as(own) for piece, own in zip(pieces, sums, strict=True)])
+            return
+        for name, piece in zip(self.sizes, pieces, strict=True):
+            own = total[name]
+            own += piece.view_as(own)
+            total[name] = own
+
+
 def _norm_squared(uses: list[Use], gradients: list[torch.Tensor | None]) -> torch.Tensor:
     """Return [B] the squared norm of one parameter's per-example gradient, with the cross term of a tied weight."""
     squares = (
@@ -260,7 +321,8 @@ def _norm_squared(uses: list[Use], gradients: list[torch.Tensor | None]) -> torc
 def _squares_of_rows(rows: torch.Tensor) -> torch.Tensor:
     """Return [B] the sum of squares of each row. On a GPU no squares are written to memory."""
     if rows.is_cuda:
-        return torch.linalg.vector_norm(rows, dim=1).square()
+        norms: torch.Tensor = torch.linalg.vector_norm(rows, dim=1)
+        return norms.square()
     return rows.square().sum(dim=1)
 
 

@@ -252,10 +252,10 @@ def uses_of(
     if rule in ("norm", "shifted_norm"):
         factor = _normalised(module, x, shifted=rule == "shifted_norm")
         weight = Use(kind="scale", x=factor.flatten(1, -2).float(), g=g)
-    elif rule == "scale":
-        weight = Use(kind="scale", x=x.flatten(1, -2).float(), g=g)
-    else:
+    elif rule in ("linear", "conv1d"):
         weight = Use(kind=rule, x=x.flatten(1, -2), g=g)
+    else:
+        weight = Use(kind="scale", x=x.flatten(1, -2).float(), g=g)
     return {name: Use(kind="bias", x=None, g=g) if name == "bias" else weight for name in names}
 
 

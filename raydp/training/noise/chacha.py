@@ -29,7 +29,7 @@ class Segment(NamedTuple):
 
     subkey: bytes
     start: int
-    count: int
+    length: int
 
 
 def uniforms(segments: Sequence[Segment], device: torch.device) -> torch.Tensor:
