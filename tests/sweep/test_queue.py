@@ -286,6 +286,22 @@ def test_a_closed_queue_sends_idle_slots_home() -> None:
     run(scenario())
 
 
+def test_what_a_slot_prepares_is_known_until_it_has_a_run() -> None:
+    async def scenario() -> None:
+        queue = TrialQueue(expected=1, max_retries=0)
+        for slot in (0, 1):
+            await queue.register(slot, None, [])
+        await queue.prepare(0, "loads the base model")
+        assert (await queue.status()).preparing == {0: "loads the base model", 1: "waits for the base model"}
+        await queue.enqueue(["a"])
+        assert await queue.lease(0) is not None
+        assert (await queue.status()).preparing == {1: "waits for the base model"}
+        assert await queue.lease(1) is None, "there is no other run"
+        assert (await queue.status()).preparing == {}
+
+    run(scenario())
+
+
 def test_what_is_abandoned_is_nobodys_any_more() -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=2, max_retries=5)

@@ -17,7 +17,7 @@ from rich.console import Console
 from raydp.io import output
 from raydp.io.table_layout import ELSEWHERE, HEADERS
 from raydp.sweep.api import select
-from raydp.sweep.engine.progress import FirstPass, SweepProgress
+from raydp.sweep.engine.progress import FirstPass, SweepProgress, follow_start
 from raydp.sweep.engine.queue import QueueStatus
 from raydp.sweep.names import run_name
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
@@ -176,6 +176,36 @@ def test_before_the_first_run_has_ended_its_steps_tell_the_time_left(monkeypatch
     assert progress._line().endswith(
         "2 running (step 3 of 10, 2 of 10), 0 failed, about 1 min 40 s left, scores not counted"
     )
+
+
+def test_the_start_says_what_each_worker_does() -> None:
+    """In a file a line comes when something has changed, at most every five seconds."""
+    works = (
+        [{}] * 3
+        + [{0: "loads the base model"}] * 8
+        + [{0: "waits for a run", 1: "computes the frozen prefix, 40 %"}] * 9
+    )
+    waits = iter([False] * len(works) + [True])
+    file = StringIO()
+    follow_start(
+        Console(file=file, width=200),
+        "starting the workers",
+        poll=lambda: QueueStatus(running={}, waiting=2, preparing=works.pop(0)),
+        wait=lambda seconds: next(waits),
+        slots=2,
+    )
+    assert file.getvalue().splitlines() == [
+        "starting the workers (0 of 2 have started)",
+        "starting the workers (1 of 2 have started; worker 0 loads the base model)",
+        "starting the workers (2 of 2 have started; worker 0 waits for a run; worker 1 computes the frozen prefix, 40 %)",
+    ]
+
+
+def test_workers_that_still_start_are_counted() -> None:
+    status = QueueStatus(running={"a": (0, 0)}, waiting=1, preparing={1: "loads the base model"})
+    progress = SweepProgress(Console(), {"a": 40, "b": 40}, 0, lambda: status, names={})
+    progress._refresh()
+    assert "0 failed, 1 starting (loads the base model), time left" in progress._line()
 
 
 def test_a_status_says_how_far_the_runs_in_progress_are(trained: Trained, tmp_path: Path, raydp: Command) -> None:

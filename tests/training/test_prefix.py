@@ -46,6 +46,18 @@ def test_what_stands_before_the_text_is_read_by_every_layer_so_nothing_is_kept(k
     assert not list(tmp_path.iterdir())
 
 
+def test_its_progress_is_told_by_the_process_that_computes_it(tmp_path: Path) -> None:
+    shares: list[float] = []
+    for _ in range(2):
+        toy = toys.context(LAST_LAYER)
+        with_frozen_prefix(
+            toys.task(), toy.model, toy.parameters,
+            weight_hash="toy", folder=tmp_path, max_bytes=1e9, say=print, progress=shares.append,
+        )  # fmt: skip
+    assert shares == sorted(shares)
+    assert shares.count(1.0) == 1
+
+
 def test_it_is_computed_once_and_found_again(tmp_path: Path) -> None:
     cached_task(tmp_path, [])
     (built,) = [p for p in tmp_path.iterdir() if p.is_dir()]

@@ -21,6 +21,8 @@ from raydp.sweep.store.state import DriverProgress
 REFRESH_SECONDS = 1.0
 PLAIN_SECONDS = 30.0
 """Time between two lines if the output is no terminal."""
+FIRST_LINES = (5.0, 10.0, 20.0)
+"""Seconds after which the first lines come if the output is no terminal."""
 RECORD_SECONDS = 5.0
 """Time between two records of the progress."""
 MOST_STEPS = 4
@@ -38,6 +40,35 @@ class FirstPass:
 
     run_ids: frozenset[str]
     further_cost: float
+
+
+def follow_start(
+    console: Console, what: str, *, poll: Callable[[], QueueStatus], wait: Callable[[float], bool], slots: int
+) -> None:
+    """Say what the workers do until one of them has taken a run.
+
+    Args:
+        what: the phase in words.
+        poll: returns the queue's status.
+        wait: waits for at most so many seconds, and returns whether a worker has taken a run.
+        slots: number of worker groups that start.
+    """
+    said = text = f"{what} (0 of {slots} have started)"
+    display = console.status(text) if console.is_terminal else nullcontext()
+    if not console.is_terminal:
+        console.print(text, markup=False)
+    silent = 0.0
+    with display as status:
+        while not wait(REFRESH_SECONDS):
+            preparing = poll().preparing
+            works = "; ".join(f"worker {slot} {work}" for slot, work in sorted(preparing.items()))
+            text = f"{what} ({len(preparing)} of {slots} have started{'; ' + works if works else ''})"
+            silent += REFRESH_SECONDS
+            if status is not None:
+                status.update(text)
+            elif silent >= FIRST_LINES[0] and text != said:
+                console.print(text, markup=False)
+                said, silent = text, 0.0
 
 
 class SweepProgress:
@@ -107,7 +138,7 @@ class SweepProgress:
                     self._keep(DriverProgress(sentence=self._line(), running=dict(self._status.running)))
                 if live is not None:
                     live.update(self._render())
-                elif seconds % PLAIN_SECONDS == 0:
+                elif seconds in FIRST_LINES or seconds % PLAIN_SECONDS == 0:
                     self._console.print(self._line())
 
     def _keep(self, progress: DriverProgress | None) -> None:
@@ -134,7 +165,9 @@ class SweepProgress:
             of_first = len(self._first_pass.run_ids)
             further = f"{max(0, done - of_first)} of at most {total - of_first} further runs"
             share = f"first pass {min(done, of_first)}/{of_first}, {further}"
+        preparing = "; ".join(dict.fromkeys(self._status.preparing.values()))
         parts = [f"{share} done", self._running(), f"{failed} failed"]
+        parts += [f"{len(self._status.preparing)} starting ({preparing})"] if preparing else []
         parts += [f"{stopped} stopped early"] if stopped else []
         return ", ".join([*parts, self._time_left()])
 

@@ -84,11 +84,13 @@ class QueueStatus:
         running: run_id -> (steps done, steps in all) of each run that a slot holds. Both are 0 before the first step.
         waiting: number of runs that wait for a slot.
         retried: run_id and reason of each attempt that failed and is made again, in order.
+        preparing: slot -> what its workers do before they take a run.
     """
 
     running: Mapping[str, tuple[int, int]]
     waiting: int
     retried: tuple[tuple[str, str], ...] = ()
+    preparing: Mapping[int, str] = field(default_factory=dict)
 
 
 class TrialQueue:
@@ -125,6 +127,7 @@ class TrialQueue:
         self._nodes: dict[int, frozenset[str]] = {}  # slot -> ids of its workers' nodes
         self._draining: frozenset[str] = frozenset()
         self._explained: dict[int, str] = {}
+        self._preparing: dict[int, str] = {}
         self._shared: list[ObjectRef[WorkerInputs]] = []
         self._actors: dict[str, set[str]] = {}
         self._abandoned: str | None = None
@@ -217,7 +220,14 @@ class TrialQueue:
             self._changed.notify_all()
             self._expire(slot=slot, reason="the worker group died")
             self._idle_starts[slot] = self._idle_starts.get(slot, 0) + 1
+            if self._abandoned is None:
+                self._preparing[slot] = "waits for the base model"
             return self._idle_starts[slot] <= self._max_idle_starts
+
+    @ray.method
+    async def prepare(self, slot: int, work: str) -> None:
+        """Note what a slot's workers do before they take a run, such as "loads the base model"."""
+        self._preparing[slot] = work
 
     @ray.method
     async def drain(self, nodes: Iterable[str]) -> None:
@@ -271,9 +281,11 @@ class TrialQueue:
                     item.heartbeat, item.step = time.monotonic(), 0
                     self._held[item.run_id] = item
                     self._idle_starts[slot] = 0
+                    self._preparing.pop(slot, None)
                     self._changed.notify_all()
                     return item.run_id, item.token
                 if len(self._items) >= self._expected:
+                    self._preparing.pop(slot, None)
                     return None
                 try:
                     await asyncio.wait_for(self._changed.wait(), timeout=LEASE_SECONDS / 4)
@@ -391,6 +403,7 @@ class TrialQueue:
         async with self._changed:
             reason = "; ".join([reason, *dict.fromkeys(self._explained.values())])
             self._waiting.clear()
+            self._preparing.clear()
             self._abandoned = reason
             for item in list(self._held.values()):  # a result that a holder still hands in is refused
                 self._let_go(item)
@@ -403,7 +416,12 @@ class TrialQueue:
     async def status(self) -> QueueStatus:
         """Return what runs now."""
         running = {i.run_id: (i.step, i.num_steps) for i in self._held.values()}
-        return QueueStatus(running=running, waiting=len(self._waiting), retried=tuple(self._retried))
+        return QueueStatus(
+            running=running,
+            waiting=len(self._waiting),
+            retried=tuple(self._retried),
+            preparing=dict(self._preparing),
+        )
 
     def _expire(self, *, slot: int | None, reason: str) -> None:
         """End the leases of a slot; with slot None, the leases without a recent heartbeat."""

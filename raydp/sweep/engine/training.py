@@ -19,7 +19,7 @@ from raydp.sweep.engine.committer import Committer
 from raydp.sweep.engine.context import SweepContext, WorkerInputs
 from raydp.sweep.engine.further_seeds import SeedSource
 from raydp.sweep.engine.listeners import RunListener
-from raydp.sweep.engine.progress import FirstPass, SweepProgress
+from raydp.sweep.engine.progress import FirstPass, SweepProgress, follow_start
 from raydp.sweep.engine.slots import Slots, start_ray
 from raydp.sweep.engine.stopping import EarlyStopping
 from raydp.sweep.engine.tune.callbacks import GuardedCallback
@@ -72,17 +72,18 @@ def train(
         early_stopping=_early_stopping(context),
     ) as slots:
         queue = slots.queue
-        nodes = "adding nodes, " if spec.cluster.autoscaling else ""
-        with phase(console, f"{nodes}starting the workers, loading the base model, opening the tracking store"):
+        with phase(console, "loading the base model"):
             slots.share(_worker_inputs(context, task))
+        with phase(console, "opening the tracking store"):
             committer = Committer(context=context, listener=open_listener())
-            base = _measure_base(queue) if measure_base else None
-            source = _source(committer)
-            out = OUT_PER_SLOT * slots.num_slots if source is None else slots.num_slots
-            first = [t.run_id for t in left] if source is None else source.upcoming(out)
-            queue.enqueue.remote(first[:out])  # these runs begin before Tune starts, whose trials then follow them
-            if first or measure_base:
-                ray.get(queue.first_lease.remote())
+        base = _measure_base(queue) if measure_base else None
+        source = _source(committer)
+        out = OUT_PER_SLOT * slots.num_slots if source is None else slots.num_slots
+        first = [t.run_id for t in left] if source is None else source.upcoming(out)
+        queue.enqueue.remote(first[:out])  # these runs begin before Tune starts, whose trials then follow them
+        if first or measure_base:
+            nodes = "adding nodes, " if spec.cluster.autoscaling else ""
+            _wait_for_workers(console, f"{nodes}starting the workers", queue, slots.num_slots)
         with _progress(context, left, console, queue, searched=source is not None) as progress:
             committer.attach(queue, base, progress)
             tuning = TuneRun(
@@ -105,6 +106,18 @@ def train(
     for callback in guarded:
         callback.end()
     return committer
+
+
+def _wait_for_workers(console: Console, what: str, queue: ActorProxy[TrialQueue], num_slots: int) -> None:
+    """Wait until a worker has taken a run or no slot is left, and say what the workers do meanwhile."""
+    lease = queue.first_lease.remote()
+    follow_start(
+        console,
+        what,
+        poll=lambda: ray.get(queue.status.remote()),
+        wait=lambda seconds: bool(ray.wait([lease], timeout=seconds)[0]),
+        slots=num_slots,
+    )
 
 
 def _worker_inputs(context: SweepContext, task: Task) -> WorkerInputs:

@@ -78,10 +78,22 @@ class TrialRunner:
     Args:
         pretrained: the base model; the adapter is attached to it in place.
         key: the sweep's secret key.
+        prepare: takes what the runner does before it can run, in words; None says nothing.
     """
 
-    def __init__(self, spec: SweepSpec, task: Task, pretrained: PretrainedModel, comm: Comm, key: bytes) -> None:
+    def __init__(
+        self,
+        spec: SweepSpec,
+        task: Task,
+        pretrained: PretrainedModel,
+        comm: Comm,
+        key: bytes,
+        *,
+        prepare: Callable[[str], object] | None = None,
+    ) -> None:
         self.comm = comm
+        say = prepare or (lambda work: None)
+        say("loads the base model")
         self._spec = spec
         self._key = key
         adapter = spec.model.adapter
@@ -119,6 +131,7 @@ class TrialRunner:
         self._autocast = torch.bfloat16 if spec.model.autocasts_on(comm.device.type) else None
         self._task = task
         if isinstance(task, LanguageModelingTask) and not self._sharded:
+            say("looks for the frozen prefix, which one worker computes")
             self._task = with_frozen_prefix(
                 task,
                 model,
@@ -127,7 +140,9 @@ class TrialRunner:
                 folder=prefix_folder(),
                 max_bytes=spec.cluster.prefix_cache_gib * 2**30,
                 say=logging.getLogger(__name__).warning,
+                progress=lambda share: say(f"computes the frozen prefix, {share:.0%}"),
             )
+        say("waits for a run")
 
     def run(
         self, plan: TrialPlan, files: TrialFiles, attempt: str, control: TrialControl | None = None

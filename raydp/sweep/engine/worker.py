@@ -6,6 +6,7 @@ import secrets
 import threading
 from collections.abc import Mapping
 from contextlib import closing, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import ray
@@ -47,7 +48,10 @@ def work(config: LoopConfig) -> None:
         raise
     try:
         torch.set_num_threads(max(1, int(shared.spec.cluster.cpus_per_worker)))
-        runner = TrialRunner(shared.spec, shared.task, sharing.assemble(shared.model), comm, shared.key)
+        prepare = partial(queue.prepare.remote, slot) if comm.rank == 0 else None
+        runner = TrialRunner(
+            shared.spec, shared.task, sharing.assemble(shared.model), comm, shared.key, prepare=prepare
+        )
     except Exception as error:
         ray.get(queue.explain.remote(slot, f"{type(error).__name__}: {error}"))
         raise

@@ -53,6 +53,7 @@ def with_frozen_prefix(
     folder: Path,
     max_bytes: float,
     say: Callable[[str], None],
+    progress: Callable[[float], object] = lambda share: None,
 ) -> LanguageModelingTask:
     """Return the task with batches that carry the hidden states that enter the first trained layer.
 
@@ -61,6 +62,7 @@ def with_frozen_prefix(
         folder: where the hidden states are kept.
         max_bytes: largest size of the hidden states; above it the task is returned unchanged.
         say: called with a sentence if the prefix is not used although it could save time.
+        progress: called with the share of the tokens whose hidden states are computed, if this process computes them.
     """
     # Nothing to cache, or too much of it.
     layer = first_trained_layer(model, parameters)
@@ -75,7 +77,7 @@ def with_frozen_prefix(
     # Build the cache once, under a hash of what defines it.
     content = [task.facts().content_hash, weight_hash, layer, str(dtype), transformers.__version__, 1]
     path = folder / hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
-    stored_once(path, lambda part: _build(task, model, layer, dtype, part))
+    stored_once(path, lambda part: _build(task, model, layer, dtype, part, progress))
     parts = (("train.bin", task.all_examples()), ("heldout.bin", task.heldout))
     cached = task.with_hidden(*(_mapped(path / name, examples, width, dtype, layer) for name, examples in parts))
     # Use it only if the losses agree.
@@ -90,8 +92,23 @@ class _Reached(Exception):  # noqa: N818 - a way out of the forward pass, not an
     """Carries the hidden states that enter the layer out of the forward pass."""
 
 
-def _build(task: LanguageModelingTask, model: nn.Module, layer: int, dtype: torch.dtype, path: Path) -> None:
+def _build(
+    task: LanguageModelingTask,
+    model: nn.Module,
+    layer: int,
+    dtype: torch.dtype,
+    path: Path,
+    progress: Callable[[float], object],
+) -> None:
     """Compute and write both splits, on all cores, because all other processes wait for them."""
+    total = len(task.all_examples().token_ids) + len(task.heldout.token_ids)
+    done = 0
+
+    def count(tokens: int) -> None:
+        nonlocal done
+        done += tokens
+        progress(done / total)
+
     threads = torch.get_num_threads()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     path.mkdir()
@@ -99,13 +116,24 @@ def _build(task: LanguageModelingTask, model: nn.Module, layer: int, dtype: torc
         for name, examples in (("train.bin", task.all_examples()), ("heldout.bin", task.heldout)):
             with (path / name).open("wb") as stream:
                 stream.truncate(len(examples.token_ids) * causal_model(model).config.hidden_size * dtype.itemsize)
-            _fill(examples, model, layer, _array(path / name, causal_model(model).config.hidden_size, dtype, "r+"))
+            out = _array(path / name, causal_model(model).config.hidden_size, dtype, "r+")
+            _fill(examples, model, layer, out, count)
     finally:
         torch.set_num_threads(threads)
 
 
-def _fill(examples: TokenizedExamples, model: nn.Module, layer: int, out: NDArray[np.generic]) -> None:
-    """Compute the hidden states that enter a layer, for all examples, and write them into `out`."""
+def _fill(
+    examples: TokenizedExamples,
+    model: nn.Module,
+    layer: int,
+    out: NDArray[np.generic],
+    count: Callable[[int], None],
+) -> None:
+    """Compute the hidden states that enter a layer, for all examples, and write them into `out`.
+
+    Args:
+        count: called with the number of tokens after each micro-batch.
+    """
     causal = causal_model(model)
     device = next(causal.parameters()).device
     backbone_and_layers = decoder_layers(model)
@@ -128,6 +156,7 @@ def _fill(examples: TokenizedExamples, model: nn.Module, layer: int, out: NDArra
             for row, i in enumerate(indices):
                 start, end = examples.offsets[i], examples.offsets[i + 1]
                 out[start:end] = raw[row, : end - start]
+            count(int(examples.lengths()[indices].sum()))
     finally:
         handle.remove()
 
