@@ -84,11 +84,14 @@ class Method(Protocol):
         private: whether its event is a guarantee, which is calibrated to the spec's (ε, δ).
         claims: whether the spec's ε is only a claim of the method without proof; its event is then NonPrivate.
         costs_its_steps: whether the time of a run is proportional to its steps, so that a few steps predict it.
+        covers_each_step: whether the guarantee, if there is one, also covers the weights between two steps, so that
+            they may be evaluated.
     """
 
     private: ClassVar[bool]
     claims: ClassVar[bool]
     costs_its_steps: ClassVar[bool]
+    covers_each_step: ClassVar[bool]
 
     @property
     def max_grad_norm(self) -> float | None:
@@ -137,6 +140,7 @@ class MethodSection(Section):
     private: ClassVar[bool] = True
     claims: ClassVar[bool] = False
     costs_its_steps: ClassVar[bool] = True
+    covers_each_step: ClassVar[bool] = True
 
     @property
     def traits(self) -> StepTraits:

@@ -38,6 +38,7 @@ class DPWeights(MethodSection):
 
     private: ClassVar[bool] = False
     claims: ClassVar[bool] = True
+    covers_each_step: ClassVar[bool] = False
 
     max_grad_norm: Annotated[float, Field(ge=1e-12, le=1e6)] = 1.0
     """Clipping norm C of an example's gradient in training."""
@@ -61,11 +62,6 @@ class DPWeights(MethodSection):
 
     def check(self, spec: SweepSpec, task: Task) -> None:
         """Raise ValueError if weights are sharded: every worker adds the noise to whole weights."""
-        if spec.evaluate_every is not None:
-            raise ValueError(
-                f"evaluate_every must be left out with method dp_weights, got {spec.evaluate_every}. Noise is added at "
-                "the end: an evaluation would see weights without noise. Remove it."
-            )
         if spec.cluster.sharding != "none":
             raise ValueError(
                 f"cluster.sharding must be none with method dp_weights, got {spec.cluster.sharding!r}. Leave it out."

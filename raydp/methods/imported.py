@@ -175,6 +175,7 @@ class Imported(MethodSection):
     private: ClassVar[bool] = False
     claims: ClassVar[bool] = True
     costs_its_steps: ClassVar[bool] = False
+    covers_each_step: ClassVar[bool] = False
     max_grad_norm: ClassVar[None] = None
 
     runs: str
@@ -205,9 +206,6 @@ class Imported(MethodSection):
         """Raise ValueError unless every model fits the spec's base and adapter, and nothing asks for steps."""
         from raydp.models.elsewhere import check_fits
 
-        for section in ("stopping", "evaluate_every"):
-            if getattr(spec, section) is not None:
-                raise ValueError(f"{section} must be left out with method imported: nothing is trained. Remove it.")
         if task.facts().num_canaries or spec.task.name in ("audited", "planted"):
             raise ValueError(
                 f"task.name must not plant canaries with method imported, got {spec.task.name!r}: the models have not "

@@ -47,6 +47,7 @@ class OutputPerturbation(MethodSection):
     """
 
     max_grad_norm: ClassVar[None] = None
+    covers_each_step: ClassVar[bool] = False
 
     max_input_norm: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
     """R: in training, inputs with a larger L2 norm are scaled down to R."""
@@ -54,22 +55,12 @@ class OutputPerturbation(MethodSection):
     """λ of λ/2 ‖θ‖², over all weights and biases; with a larger λ one example moves the weights less."""
 
     def check(self, spec: SweepSpec, task: Task) -> None:
-        """Raise ValueError unless a linear network is trained on labelled examples, without checks for stopping."""
+        """Raise ValueError unless a linear network is trained on labelled examples."""
         network = NetworkName.parse(spec.model.name)
         if not isinstance(task, ClassificationTask) or network is None or network.architecture != "linear":
             raise ValueError(
                 f"model.name must be a linear network with method output_perturbation, got {spec.model.name!r}. Its "
                 "guarantee rests on a convex loss: write linear:SHAPE:CLASSES and a classification task."
-            )
-        if spec.evaluate_every is not None:
-            raise ValueError(
-                f"evaluate_every must be left out with method output_perturbation, got {spec.evaluate_every}. Noise is "
-                "added at the end: an evaluation would see weights without noise. Remove it."
-            )
-        if spec.stopping is not None:
-            raise ValueError(
-                "stopping must be left out with method output_perturbation, got checks. Noise is added at the end: a "
-                "check would see weights without noise. Remove it."
             )
 
     def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian:

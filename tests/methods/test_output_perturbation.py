@@ -348,6 +348,7 @@ def test_its_profile_is_that_of_one_release_whatever_the_steps(tmp_path: Path) -
         ({"model": {"name": "linear:1x8x8:10"}}, r"model\.adapter\.type must be none for 'linear:1x8x8:10'"),
         ({"cluster": {"sharding": "full", "workers_per_trial": 2}}, r"cluster\.sharding must be none for 'linear"),
         ({"stopping": {}}, r"stopping must be left out with method output_perturbation"),
+        ({"evaluate_every": 5}, r"evaluate_every must be left out with method output_perturbation"),
         ({"space": {"points": [[128, 10, 3.0]]}}, r"space\.learning_rate must be at most 0\.2352"),
     ],
 )  # fmt: skip

@@ -197,7 +197,8 @@ def test_the_start_says_what_each_worker_does() -> None:
     assert file.getvalue().splitlines() == [
         "starting the workers (0 of 2 have started)",
         "starting the workers (1 of 2 have started; worker 0 loads the base model)",
-        "starting the workers (2 of 2 have started; worker 0 waits for a run; worker 1 computes the frozen prefix, 40 %)",
+        "starting the workers (2 of 2 have started; "
+        "worker 0 waits for a run; worker 1 computes the frozen prefix, 40 %)",
     ]
 
 

@@ -35,10 +35,21 @@ def build_task(spec: SweepSpec) -> tuple[Task, str]:
         models.check_length(spec.model, int(max(task.lengths().max(), task.heldout_lengths().max())))
     _check_canaries(spec, task)
     _check_dropout(spec)
+    _check_between_steps(spec)
     spec.method.params.check(spec, task)
     for score in spec.scores:
         score.params.check(task)
     return task, weight_hash
+
+
+def _check_between_steps(spec: SweepSpec) -> None:
+    """Refuse to look at weights between the steps of a method that has no such weights, or none with noise."""
+    for section in ("stopping", "evaluate_every"):
+        if getattr(spec, section) is not None and not spec.method.params.covers_each_step:
+            raise ValueError(
+                f"{section} must be left out with method {spec.method.name}: it would look at weights between two "
+                "steps, which the method does not release. Remove it."
+            )
 
 
 def _takes_a_network(spec: SweepSpec) -> bool:
