@@ -29,18 +29,21 @@ class Curve(NamedTuple):
         score: the run's score, which gives the line its colour.
         steps: [k] steps, ascending from 0.
         losses: [k] mean loss of the examples that were drawn for each step.
+        heldout: (steps done, loss on held-out data) of each evaluation.
     """
 
     name: str
     score: float
     steps: Sequence[int]
     losses: Sequence[float]
+    heldout: Sequence[tuple[int, float]] = ()
 
 
 def training_curves(curves: Sequence[Curve]) -> go.Figure:
     """Plot the training loss of runs against their steps. Dark lines leak least, yellow lines most.
 
-    The losses are of small random batches. The lines are exponentially weighted means of them.
+    The losses are of small random batches. The lines are exponentially weighted means of them. Dots are losses on
+    held-out data.
 
     Args:
         curves: at most `MOST_CURVES` runs are drawn, evenly by score. Steps are thinned evenly to 60.
@@ -50,15 +53,27 @@ def training_curves(curves: Sequence[Curve]) -> go.Figure:
     drawn = [drawn[at] for at in evenly(len(drawn), MOST_CURVES)] if drawn else []
     for place, curve in enumerate(drawn):
         kept = evenly(len(curve.losses), _MOST_STEPS)
+        colour = sample_colorscale("Viridis", place / max(1, len(drawn) - 1))[0]
+        text = f"{curve.name}, score {curve.score:.4g}<br>step %{{x}}"
         figure.add_trace(
             go.Scatter(
                 x=[int(curve.steps[at]) for at in kept],
                 y=[float(f"{value:.4g}") for value in _smoothed(curve.losses)[kept]],
                 mode="lines",
-                line={"width": 1.2, "color": sample_colorscale("Viridis", place / max(1, len(drawn) - 1))[0]},
-                hovertemplate=f"{curve.name}, score {curve.score:.4g}<br>step %{{x}}, loss %{{y:.4g}}<extra></extra>",
+                line={"width": 1.2, "color": colour},
+                hovertemplate=f"{text}, loss %{{y:.4g}}<extra></extra>",
             )
         )
+        if curve.heldout:
+            figure.add_trace(
+                go.Scatter(
+                    x=[step for step, _ in curve.heldout],
+                    y=[float(f"{loss:.4g}") for _, loss in curve.heldout],
+                    mode="markers",
+                    marker={"size": 5, "color": colour},
+                    hovertemplate=f"{text}, held-out loss %{{y:.4g}}<extra></extra>",
+                )
+            )
     return quiet_axes(figure)
 
 

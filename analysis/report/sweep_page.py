@@ -137,7 +137,7 @@ def write_report(
         ),
         "How sure is the choice": [paragraph(_FIXED, css="soft"), contenders_table(headline), _steps_table(headline)],
         **_analyses(points),
-        **({"Runs": [_curves(len(curves))]} if curves else {}),
+        **({"Runs": [_curves(curves)]} if curves else {}),
         "Configurations": [configurations_table(at_thresholds, headline.rule)],
     }
     if by_secret is not None:
@@ -225,13 +225,14 @@ def _analyses(points: pd.DataFrame) -> dict[str, list[str]]:
     }
 
 
-def _curves(num_runs: int) -> str:
+def _curves(curves: Sequence[Curve]) -> str:
     """Return the place of the figure of training curves."""
+    dots = " Dots are losses on held-out data." if any(curve.heldout for curve in curves) else ""
     return plot(
         "curves",
         "Lines of the training loss of single runs against their steps.",
-        f"Training loss of {min(num_runs, MOST_CURVES)} runs, smoothed. Dark lines have the lowest scores, yellow "
-        "lines the highest.",
+        f"Training loss of {min(len(curves), MOST_CURVES)} runs, smoothed. Dark lines have the lowest scores, yellow "
+        f"lines the highest.{dots}",
     )
 
 

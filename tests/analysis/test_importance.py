@@ -83,4 +83,7 @@ def test_curves_are_sorted_by_score_smoothed_and_thinned() -> None:
     assert y[0] == pytest.approx(losses[0], abs=1e-3)
     assert np.abs(y[20:] - 2).max() < 0.15, "the mean of about 70 losses"
     assert len(training_curves([Curve("one", 0.0, [0], [1.5])]).data) == 1
+    line, dots = training_curves([Curve("one", 0.0, [0, 1], [1.5, 1.4], [(2, 1.45)])]).data
+    assert (dots.mode, list(dots.x), list(dots.y)) == ("markers", [2], [1.45])
+    assert dots.marker.color == line.line.color
     assert len(training_curves([]).data) == 0

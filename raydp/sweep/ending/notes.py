@@ -92,6 +92,9 @@ def _curves(folder: SweepFolder, plan: Plan, score: str) -> list[Curve]:
                 score=result.scores[score].value,
                 steps=[int(row["step"]) for row in rows],
                 losses=[row["loss"] for row in rows],
+                heldout=[
+                    (int(row["step"]) + 1, row["heldout_loss"]) for row in result.history if "heldout_loss" in row
+                ],
             )
         )
     return curves
