@@ -12,6 +12,7 @@ from pathlib import Path
 
 from raydp.io.cache import cache_dir
 from raydp.methods.base import weighted_sets
+from raydp.models.precision import warning_of
 from raydp.privacy import (
     AccountedEpsilon,
     Calibration,
@@ -357,6 +358,8 @@ def _warnings(spec: SweepSpec, facts: TaskFacts, delta: float) -> list[str]:
         )
     if spec.privacy.noise_key == "test":
         warnings.append("privacy.noise_key is 'test': the noise is reproducible and the guarantee is not certified.")
+    if spec.cluster.address == "local" and not spec.cluster.gpus_per_worker:
+        warnings += filter(None, [warning_of(spec.model.dtype)])
     if not spec.method.params.costs_its_steps and spec.method.name != "imported":
         warnings.append(
             f"method {spec.method.name} costs more than its steps: compute and cost_tokens count the (b, T) of the "
