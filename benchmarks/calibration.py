@@ -70,10 +70,13 @@ def main() -> None:
     """Run both over the grid and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="where the JSON goes")
-    output: Path = parser.parse_args().output
+    parser.add_argument("--pairs", type=int, help="only the last so many pairs (b, T)")
+    args = parser.parse_args()
+    output: Path = args.output
     for name in ("prv", "pld"):  # imports and first calls
         calibrate(CalibrationRequest.of_batches(num_examples=1000, batch_size=10, num_steps=2, target=TARGET), name)
-    rows = [compare(batch_size, num_steps) for batch_size in BATCH_SIZES for num_steps in NUM_STEPS]
+    pairs = [(batch_size, num_steps) for batch_size in BATCH_SIZES for num_steps in NUM_STEPS]
+    rows = [compare(*pair) for pair in pairs[-(args.pairs or len(pairs)) :]]
     both = [row for row in rows if "library_seconds" in row]
     grid = [request(row["batch_size"], row["num_steps"]) for row in both for _ in LEARNING_RATES]
     _, one_process = timed(lambda: calibrate_many(grid, "prv", max_workers=1))

@@ -26,7 +26,7 @@ from raydp.tasks.base import Secret
 from raydp.training import sharding
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import DistributedComm, LocalComm
-from raydp.training.gradients import narrow_products
+from raydp.training.gradients import layers, narrow_products
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.memory import TokenBudget, is_out_of_memory, take_share
 from raydp.training.gradients.prefix import with_frozen_prefix
@@ -328,3 +328,23 @@ def test_a_sum_in_bf16_is_that_of_the_same_gradients_in_fp32(monkeypatch: pytest
         sums.append(torch.cat([t.flatten() for t in total.values()]))
     torch.testing.assert_close(norms[0], norms[1], rtol=2e-3, atol=0)
     assert float((sums[0] - sums[1]).norm() / sums[1].norm()) < 5e-3, "inputs are rounded to what the layer multiplied"
+
+
+@pytest.mark.parametrize("width", [64, 4096])
+def test_positions_that_cancel_in_bf16_do_not_hide_an_example(width: int) -> None:
+    """As in test_clipping, with factors that bf16 holds: the norm of what is added is at most c."""
+    c = 0.5
+    generator = torch.Generator(GPU).manual_seed(0)
+    base = torch.randn(1, 1, width, generator=generator, device=GPU).bfloat16()
+    direction = torch.randn(1, 1, width, generator=generator, device=GPU).bfloat16()
+    near = base * (1 + 2**-7)  # the next bf16 numbers, so that the two positions nearly cancel
+    x, g = torch.cat([base, near.bfloat16()], dim=1), torch.cat([direction, -direction], dim=1)
+    use = layers.Use(kind="linear", x=x, g=g)
+    assert use.is_narrow()
+    norm = use.norm_squared().sqrt()
+    factors = Clipping(c).factors(norm)
+    total = torch.zeros(width, width, device=GPU)
+    use.add_weighted_sum(total, factors)
+    exact = (g.double().mT @ x.double()).norm()
+    assert norm.double() >= exact * (1 - 1e-5)
+    assert float(total.double().norm()) <= c * (1 + 1e-5)

@@ -92,14 +92,16 @@ class Use:
 
         If positions cancel, rounding could make the sum too small, and the example would be clipped too little. An
         allowance prevents this: 4 units in the last place of sqrt(width) Σ_t ‖x_t‖² ‖g_t‖², the rounding of inner
-        products of this width (Higham 2002, section 4.2, probabilistic). It is 1e-6 of the norm if nothing cancels.
+        products of this width (Higham 2002, section 4.2, probabilistic). It is 1e-6 of the norm if nothing cancels. In
+        16 bits it is `narrow_products.largest_error`, because a GPU's matrix units do not round to nearest.
         """
         if self.kind == "embedding":
             return self._norm_squared_by_id()
         x = self.read.to(self.g.dtype)
         product, width = narrow_products.batched, max(self.g.shape[2], x.shape[2])
         terms = product(self.g, self.g.mT) * product(x, x.mT)
-        allowance = 4 * 2.0**-24 * width**0.5 * torch.diagonal(terms, dim1=1, dim2=2).sum(dim=1)
+        error = narrow_products.largest_error(width) if self.is_narrow() else 4 * 2.0**-24 * width**0.5
+        allowance = error * torch.diagonal(terms, dim1=1, dim2=2).sum(dim=1)
         squares: torch.Tensor = terms.sum(dim=(1, 2)) + allowance
         return squares
 

@@ -22,6 +22,16 @@ def is_narrow(values: torch.Tensor) -> bool:
     return values.is_cuda and values.dtype in NARROW
 
 
+def largest_error(width: int) -> float:
+    """Return the largest relative error of a product of two inner products of positive sums of this width.
+
+    A GPU's matrix units add a few products at a time to a 32-bit sum, and cut off what does not fit (Fasi et al. 2021,
+    "Numerical behavior of NVIDIA tensor cores"). Unlike roundings, these errors do not cancel: each of width / 16
+    additions can lose 2^-22 of the sum, and there are two inner products.
+    """
+    return 2 * 2.0**-22 * max(1.0, width / 16)
+
+
 def batched(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return [B, m, n] fp32 products of [B, m, k] and [B, k, n], both of one dtype."""
     if is_narrow(left):
