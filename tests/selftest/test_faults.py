@@ -152,7 +152,7 @@ def test_each_parameter_clipped_by_itself(plant: pytest.MonkeyPatch) -> None:
         plant, ClippedGradients, "accumulate",
         ("_add_clipped(sums, use, gradient, factors, keep)",
          "_add_clipped(sums, use, gradient, "
-         "(self.clipping.max_grad_norm / _norm_squared(used, gradients[name]).sqrt()).clamp(max=1), keep)"),
+         "(self.clipping.max_grad_norm / _norm_squared(uses[name], own).sqrt()).clamp(max=1), keep)"),
     )  # fmt: skip
     assert {"clipped sum", "one record"} <= sensitivity_failures("LoRA")
 
@@ -166,7 +166,8 @@ def test_each_example_of_a_user_clipped_instead_of_their_sum(plant: pytest.Monke
 def test_a_layer_without_a_rule_left_out_of_the_norm(plant: pytest.MonkeyPatch) -> None:
     rewrite(
         plant, ClippedGradients, "accumulate",
-        ("for n, used in uses.items()])", "for n, used in uses.items() if used[0].kind != 'materialised'])"),
+        ("for name, own in gradients.items()]",
+         "for name, own in gradients.items() if uses[name][0].kind != 'materialised']"),
     )  # fmt: skip
     assert {"clipped sum", "one record"} <= sensitivity_failures("without a rule")
 
