@@ -18,7 +18,7 @@ SLOW = 1.2
 def bfloat16_factor() -> float:
     """Return the time of a linear layer in bfloat16 over that in float32, on one thread of this machine's processor.
 
-    The shorter of a few measurements counts for each. It takes some 20 ms where bfloat16 is fast, and a second at most.
+    The shorter of a few measurements counts for each. It takes some 20 ms where bfloat16 is fast.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -34,6 +34,8 @@ from raydp.training.trial_plan import TrialPlan
 
 PAUSE = 4
 """Position in a step's sums at which rank 0 asks for a pause."""
+MANY_AT_ONCE = {"cuda"}
+"""Types of devices that draw the noise of several small parameters at once."""
 DRAWN_TOGETHER = 1 << 23
 """Number of coordinates of small parameters whose noise a GPU draws at once. It takes some 50 bytes for each."""
 START_AGAIN = (
@@ -343,8 +345,8 @@ def _drawn_together(total: Mapping[str, torch.Tensor]) -> list[list[str]]:
     groups: list[list[str]] = []
     room = 0
     for name, gradient in total.items():
-        size = gradient.numel() if gradient.device.type == "cuda" else DRAWN_TOGETHER
-        if size > room:
+        size = gradient.numel() if gradient.device.type in MANY_AT_ONCE else DRAWN_TOGETHER
+        if not groups or size > room:
             groups.append([])
             room = DRAWN_TOGETHER
         groups[-1].append(name)

@@ -298,6 +298,23 @@ def test_what_a_slot_prepares_is_known_until_it_has_a_run() -> None:
         assert (await queue.status()).preparing == {1: "waits for the base model"}
         assert await queue.lease(1) is None, "there is no other run"
         assert (await queue.status()).preparing == {}
+        await queue.prepare(0, "computes the frozen prefix, 90 %")
+        assert (await queue.status()).preparing == {}, "this note came late"
+
+    run(scenario())
+
+
+def test_a_slot_that_gives_up_prepares_nothing_any_more() -> None:
+    async def scenario() -> None:
+        queue = TrialQueue(expected=2, max_retries=0, max_idle_starts=1)
+        assert await queue.register(0, None, [])
+        assert not await queue.register(0, None, [])
+        assert not await queue.has_work_for(0)
+        assert (await queue.status()).preparing == {}
+        await queue.register(1, None, [])
+        await queue.pause()
+        assert await queue.lease(1) is None
+        assert (await queue.status()).preparing == {}
 
     run(scenario())
 

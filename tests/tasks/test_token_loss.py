@@ -11,6 +11,7 @@ from raydp.models import base_models as models
 from raydp.spec.sections import AdapterSpec, ModelSpec
 from raydp.tasks.base import Batch
 from raydp.tasks.text.token_loss import IGNORE, FrozenHeadLoss, chunk_tokens, token_nll
+from tests.builders.models import plain_gpt2
 
 CHUNK = chunk_tokens(torch.device("cpu"))
 
@@ -28,6 +29,15 @@ def test_equals_cross_entropy(count: int) -> None:
     torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-6)
     ours, theirs = (torch.autograd.grad((loss * factors).sum(), hidden)[0] for loss in (fused, plain))
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_hidden_states_of_another_dtype_than_the_output_layers() -> None:
+    """Under autocast on a GPU the last norm of GPT-2 is fp32 beside an output layer in bf16."""
+    model = plain_gpt2().requires_grad_(False)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.bfloat16(), requires_grad=False)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    nll = token_nll(model, Batch(input_ids=ids, labels=ids))
+    assert torch.isfinite(nll).all()
 
 
 def test_certain_and_hopeless_targets_stay_finite() -> None:

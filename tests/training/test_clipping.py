@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+
 import pytest
 import torch
 from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
@@ -15,7 +17,7 @@ from raydp.selftest.odd_layers import with_odd_layers
 from raydp.spec.sections import AdapterSpec
 from raydp.tasks.base import Batch
 from raydp.tasks.text.token_loss import IGNORE, token_nll
-from raydp.training.gradients import clipping
+from raydp.training.gradients import clipping, layers
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.thresholds import AutomaticClipping, Clipping
 from tests.builders.models import plain_gpt2, plain_llama
@@ -252,6 +254,47 @@ def test_positions_that_cancel_do_not_hide_an_example(rule: type[Clipping]) -> N
         engine = ClippedGradients(layer, dict(layer.named_parameters()), rule(c))
         engine.accumulate(lambda x=inputs, w=weights, m=layer: (m(x) * w).sum(dim=(1, 2)), total)
         assert total["weight"].norm() <= c * (1 + TOLERANCE)
+
+
+@pytest.mark.parametrize(("width", "unit"), [(576, 16), (1024, 64)])
+def test_repeated_positions_whose_rounding_repeats_do_not_hide_an_example(width: int, unit: int) -> None:
+    """Four shares of the positions have the gradient 3 h, three have -4 h, all with one input: they cancel exactly, but
+    the errors of their products are alike and add up. One position more has the example's gradient."""
+    c = 1.0
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        x, h = (torch.randn(width, generator=generator) for _ in range(2))
+        direction = torch.nn.functional.normalize(torch.randn(width, generator=generator), dim=0)
+        g = torch.cat([(3 * h).repeat(4 * unit, 1), (-4 * h).repeat(3 * unit, 1), direction[None] * 5])[None]
+        inputs = x.repeat(7 * unit + 1, 1)[None]
+        layer = nn.Linear(width, width, bias=False).eval()
+        total = {"weight": torch.zeros_like(layer.weight)}
+        engine = ClippedGradients(layer, dict(layer.named_parameters()), Clipping(c))
+        engine.accumulate(lambda x=inputs, g=g, m=layer: (m(x) * g).sum(dim=(1, 2)), total)
+        assert total["weight"].norm() <= c * (1 + 1 / (2 * layers.CANCELLED))
+
+
+def test_the_order_of_sharded_sums_does_not_depend_on_the_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adding to a sharded sum is collective: ranks with other micro-batches must add in the same order."""
+
+    class Sharded(UserDict[str, torch.Tensor]):
+        def __setitem__(self, name: str, value: torch.Tensor) -> None:
+            order.append(name)
+            super().__setitem__(name, value)
+
+    monkeypatch.setattr(clipping, "SIDE_BY_SIDE", {"cpu"})
+    model = llama(tied=False)
+    parameters = {n: p for n, p in sorted(model.named_parameters()) if p.requires_grad}
+    engine = ClippedGradients(model, parameters, Clipping(1.0))
+    orders = []
+    for width in (4, 40):
+        order: list[str] = []
+        total = Sharded({name: torch.zeros_like(p) for name, p in parameters.items()})
+        order.clear()
+        batch = batch_of(3, width)
+        engine.accumulate(lambda batch=batch: losses(model, batch), total)
+        orders.append(order)
+    assert orders[0] == orders[1] == list(parameters)
 
 
 def test_tokens_that_cancel_do_not_round_away_what_others_added() -> None:

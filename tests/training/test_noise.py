@@ -17,11 +17,13 @@ from raydp.methods.base import poisson_batch
 from raydp.methods.dp import DPSGD
 from raydp.spec.document import load_spec
 from raydp.sweep.planning.plan import make_plan
+from raydp.training import loop, sharding
 from raydp.training.comm import LocalComm
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.thresholds import Clipping
 from raydp.training.noise import chacha
 from raydp.training.noise import stream as streams
+from raydp.training.noise.correlated import CorrelatedNoise
 from raydp.training.noise.lattice import NOISE_WIDENING
 from raydp.training.noise.stream import KeyedStream, new_key
 from tests.builders import toys
@@ -177,6 +179,26 @@ def test_a_device_has_the_words_of_the_stream(start: int, count: int) -> None:
     np.testing.assert_array_equal(chacha.words(*segment, streams.CPU).numpy().view(np.uint64), expected)
     uniforms = stream.uniform(count, step=1, purpose="noise", name="w", start=start)
     np.testing.assert_array_equal(chacha.uniforms([segment], streams.CPU).numpy(), uniforms)
+
+
+@pytest.mark.parametrize("bands", [1, 3])
+def test_noise_of_small_parameters_drawn_together_is_that_of_each(bands: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: the same sums to the last bit, over several steps, in groups of any size."""
+    sizes = {"a": 7, "b": 500, "c": 1, "d": 64, "e": 300}
+    stream, strategy = KeyedStream(key=toys.KEY, run_id="groups"), (0.8, 0.6, 0.0)[:bands] if bands > 1 else (1.0,)
+    released = []
+    for devices, room in ((set(), 1), ({"cpu"}, 1 << 23), ({"cpu"}, 400)):
+        monkeypatch.setattr(loop, "MANY_AT_ONCE", devices)
+        monkeypatch.setattr(loop, "DRAWN_TOGETHER", room)
+        source, sums = CorrelatedNoise(strategy), []
+        for step in range(3):
+            total = {name: torch.linspace(-1, 1, size) for name, size in sizes.items()}
+            parts = {name: sharding.part_of(value) for name, value in total.items()}
+            loop._add_noise(total, parts, stream, step, 0.7, 0.1, source)
+            sums.append(torch.cat(list(total.values())))
+        released.append(torch.cat(sums))
+    assert torch.equal(released[0], released[1])
+    assert torch.equal(released[0], released[2])
 
 
 def test_normals_of_several_streams_are_those_of_each() -> None:

@@ -149,7 +149,8 @@ class ModelSpec(Section):
     """What is trained on the base model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the base weights under an adapter. With type `none` or `bitfit` the weights are float32 and the matrix
-    products of training are computed in this type (autocast). So are those of an adapter on a GPU."""
+    products of training are computed in this type (autocast). A GPU computes the products of an adapter in this type,
+    too; a CPU computes them in float32, so its results differ in their last digits."""
 
     quantization: Literal["nf4", "int8"] | None = None
     """Precision of the frozen linear layers under an adapter, by bitsandbytes: `nf4` (4 bits; Dettmers et al. 2023) or
@@ -188,7 +189,7 @@ class ModelSpec(Section):
     def autocasts_on(self, device_type: str) -> bool:
         """Return whether training computes matrix products in another type than the weights'.
 
-        The weights are float32 in full fine-tuning, and those of an adapter on a bfloat16 base are. A GPU computes the
-        adapter's products in bfloat16 too: in float32 they would take nearly as long as those of the base.
+        Trained weights are float32 in every case. A GPU computes the products of an adapter on a bfloat16 base in
+        bfloat16, because in float32 they would take nearly as long as the products of the base.
         """
         return self.dtype != self.weight_dtype or (device_type == "cuda" and self.dtype == "bfloat16")

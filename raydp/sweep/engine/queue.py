@@ -220,14 +220,16 @@ class TrialQueue:
             self._changed.notify_all()
             self._expire(slot=slot, reason="the worker group died")
             self._idle_starts[slot] = self._idle_starts.get(slot, 0) + 1
-            if self._abandoned is None:
+            goes_on = self._idle_starts[slot] <= self._max_idle_starts
+            if goes_on and self._abandoned is None:
                 self._preparing[slot] = "waits for the base model"
-            return self._idle_starts[slot] <= self._max_idle_starts
+            return goes_on
 
     @ray.method
     async def prepare(self, slot: int, work: str) -> None:
         """Note what a slot's workers do before they take a run, such as "loads the base model"."""
-        self._preparing[slot] = work
+        if slot in self._preparing:  # a note that comes late says nothing any more
+            self._preparing[slot] = work
 
     @ray.method
     async def drain(self, nodes: Iterable[str]) -> None:
@@ -260,6 +262,7 @@ class TrialQueue:
         """
         async with self._changed:
             self._expire(slot=slot, reason="the worker group's controller died")
+            self._preparing.pop(slot, None)
             exhausted = self._paused or (not self._waiting and len(self._items) >= self._expected)
             return not exhausted and self._idle_starts.get(slot, 0) <= self._max_idle_starts
 
@@ -291,6 +294,8 @@ class TrialQueue:
                     await asyncio.wait_for(self._changed.wait(), timeout=LEASE_SECONDS / 4)
                 except TimeoutError:
                     continue  # look for expired leases
+            if self._starts.get(slot, 0) == start:
+                self._preparing.pop(slot, None)
         return None
 
     @ray.method

@@ -118,6 +118,7 @@ def _wait_for_workers(console: Console, what: str, queue: ActorProxy[TrialQueue]
         wait=lambda seconds: bool(ray.wait([lease], timeout=seconds)[0]),
         slots=num_slots,
     )
+    ray.get(lease)  # raises what ended the wait, if it failed
 
 
 def _worker_inputs(context: SweepContext, task: Task) -> WorkerInputs:

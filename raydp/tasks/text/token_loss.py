@@ -42,7 +42,7 @@ def token_nll(model: nn.Module, batch: Batch) -> torch.Tensor:
             )
             return flat.view(labels.shape)
         with calling(model, lambda ids: _fused_nll(causal, read, labels)):
-            nll: torch.Tensor = model(batch.input_ids)  # a model that is sharded on GPUs must be given something
+            nll: torch.Tensor = model(batch.input_ids)  # FSDP2 on GPUs fails for a call without arguments
             return nll
 
 
@@ -73,7 +73,8 @@ def _fused_nll(causal: PreTrainedModel, read: Reading, labels: torch.Tensor) -> 
     """Return [B, L - 1] the negative log-likelihood of targets through a frozen output layer."""
     hidden = getattr(causal, causal.base_model_prefix)(**read.inputs).last_hidden_state[:, read.columns : -1]
     wanted = labels != IGNORE
-    inputs = hidden[wanted], causal.get_output_embeddings().weight, labels[wanted]
+    weight = causal.get_output_embeddings().weight
+    inputs = hidden[wanted].to(weight.dtype), weight, labels[wanted]  # autocast leaves GPT-2's last norm in fp32
     nll: torch.Tensor = FrozenHeadLoss.apply(*inputs)  # type: ignore[no-untyped-call]  # torch's own has no types
     return torch.zeros(labels.shape, device=nll.device).masked_scatter(wanted, nll)
 
@@ -101,6 +102,8 @@ class FrozenHeadLoss(torch.autograd.Function):
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return [N] losses (fp32, nats) for hidden [N, H] and weight [V, H] of one dtype, and targets [N]."""
         size = chunk_tokens(hidden.device)
+        if hidden.device.type == "cuda":  # on a CPU a new shape would make another kernel
+            size = max(1, min(size, len(targets)))
         nll = torch.empty(len(targets), device=hidden.device)
         gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         logits = torch.empty(size, len(weight), dtype=weight.dtype, device=hidden.device)

@@ -132,7 +132,8 @@ class ClippedGradients:
             uses = self._collect(calls, len(losses), examples_per_unit)
             gradients = {name: [u.gradient() for u in used] for name, used in uses.items()}
             decay = self.weight_decay * examples_per_unit
-            groups = _Rows.taken_from(gradients) if losses.device.type in SIDE_BY_SIDE and not decay else []
+            grouped = losses.device.type in SIDE_BY_SIDE and isinstance(total, dict) and not decay
+            groups = _Rows.taken_from(gradients) if grouped else []  # sharded sums need one order on all ranks
             each = [_norm_squared(uses[name], own) for name, own in gradients.items()]
             squares = torch.stack([*each, *(_squares_of_rows(group.rows) for group in groups)]).sum(0)
             if decay:
@@ -275,19 +276,19 @@ class _Rows:
         room = 0
         for name, own in list(gradients.items()):
             if len(own) == 1 and own[0] is not None and own[0].nbytes <= GROUP_BYTES // 2:
-                if own[0].nbytes > room:
+                if not groups or own[0].nbytes > room:
                     groups.append([])
                     room = GROUP_BYTES
                 groups[-1].append((name, own[0]))
                 room -= own[0].nbytes
                 del gradients[name]
-        return [
-            cls(
-                sizes={name: gradient[0].numel() for name, gradient in group},
-                rows=torch.cat([gradient.flatten(1).float() for _, gradient in group], dim=1),
-            )
-            for group in groups
-        ]
+        joined_groups = []
+        for group in groups:
+            sizes = {name: gradient[0].numel() for name, gradient in group}
+            rows = torch.cat([gradient.flatten(1).float() for _, gradient in group], dim=1)
+            joined_groups.append(cls(sizes=sizes, rows=rows))
+            group.clear()  # its gradients are not needed twice
+        return joined_groups
 
     def add_clipped(
         self, total: MutableMapping[str, torch.Tensor], factors: torch.Tensor, finite: torch.Tensor | None
@@ -295,14 +296,8 @@ class _Rows:
         """Add Σ_i factors_i · gradient_i to the sums; see `_add_clipped`."""
         rows = self.rows if finite is None else torch.where(finite[:, None], self.rows, 0.0)
         pieces = (factors @ rows).split(list(self.sizes.values()))
-        if isinstance(total, dict):
-            sums = [total[name] for name in self.sizes]
-            torch._foreach_add_(sums, [piece.view_as(own) for piece, own in zip(pieces, sums, strict=True)])
-            return
-        for name, piece in zip(self.sizes, pieces, strict=True):
-            own = total[name]
-            own += piece.view_as(own)
-            total[name] = own
+        sums = [total[name] for name in self.sizes]
+        torch._foreach_add_(sums, [piece.view_as(own) for piece, own in zip(pieces, sums, strict=True)])
 
 
 def _norm_squared(uses: list[Use], gradients: list[torch.Tensor | None]) -> torch.Tensor:
@@ -337,13 +332,13 @@ def _add_clipped(
     if gradient is None and use.is_narrow():
         use.add_weighted_sum(sums, factors)  # leaves out every example whose factor is 0
         return
-    if finite is not None:
+    if finite is not None and gradient is not None:
+        gradient = torch.where(finite.view(-1, *[1] * (gradient.dim() - 1)), gradient, 0.0)
+    elif finite is not None:
         keep = finite.view(-1, *[1] * (use.g.dim() - 1))
         use = replace(use, g=torch.where(keep, use.g, 0.0))
         if use.x is not None and use.x.is_floating_point():
             use = replace(use, x=torch.where(keep, use.x, 0.0))
-        if gradient is not None:
-            gradient = torch.where(finite.view(-1, *[1] * (gradient.dim() - 1)), gradient, 0.0)
     if gradient is not None:
         sums += (factors @ gradient.flatten(1)).view(sums.shape)
     else:

@@ -25,6 +25,9 @@ Kind = Literal["linear", "conv1d", "embedding", "scale", "bias", "materialised"]
 KnownRule = Literal["linear", "conv1d", "embedding", "norm", "shifted_norm", "scale"]
 Rule = KnownRule | Literal["vjp"]
 
+CANCELLED = 64
+"""A squared norm below this multiple of what rounding can come to gets that much as an allowance."""
+
 
 @dataclass(kw_only=True)
 class Use:
@@ -91,9 +94,12 @@ class Use:
         """Return [B] ‖Σ_t x_t g_tᵀ‖² = Σ_{t,s} (x_t · x_s)(g_t · g_s), the ghost norm; embeddings sum by distinct id.
 
         If positions cancel, rounding could make the sum too small, and the example would be clipped too little. An
-        allowance prevents this: 4 units in the last place of sqrt(width) Σ_t ‖x_t‖² ‖g_t‖², the rounding of inner
-        products of this width (Higham 2002, section 4.2, probabilistic). It is 1e-6 of the norm if nothing cancels. In
-        16 bits it is `narrow_products.largest_error`, because a GPU's matrix units do not round to nearest.
+        allowance prevents this. With γ, the rounding of inner products of this width (4 units in the last place of
+        sqrt(width); Higham 2002, section 4.2, probabilistic; in 16 bits `narrow_products.largest_error`), it is
+        γ Σ_t a_t² for a_t = ‖x_t‖ ‖g_t‖: what independent errors of the T² terms come to. It is 1e-6 of the norm if
+        nothing cancels. Where positions repeat, the errors of their terms repeat too, and come to at most γ (Σ_t a_t)².
+        That much is allowed where the sum is less than CANCELLED times it. Above that the norm can be too small by at
+        most a share of 1 / (2 CANCELLED), and only if the errors repeat.
         """
         if self.kind == "embedding":
             return self._norm_squared_by_id()
@@ -101,9 +107,10 @@ class Use:
         product, width = narrow_products.batched, max(self.g.shape[2], x.shape[2])
         terms = product(self.g, self.g.mT) * product(x, x.mT)
         error = narrow_products.largest_error(width) if self.is_narrow() else 4 * 2.0**-24 * width**0.5
-        allowance = error * torch.diagonal(terms, dim1=1, dim2=2).sum(dim=1)
-        squares: torch.Tensor = terms.sum(dim=(1, 2)) + allowance
-        return squares
+        diagonal = torch.diagonal(terms, dim1=1, dim2=2).clamp(min=0)
+        squares: torch.Tensor = terms.sum(dim=(1, 2))
+        repeated = error * diagonal.sqrt().sum(dim=1).square()
+        return squares + torch.where(squares < CANCELLED * repeated, repeated, error * diagonal.sum(dim=1))
 
     def _norm_squared_by_id(self) -> torch.Tensor:
         """Return [B] Σ_v ‖Σ_{t: id_t = v} g_t‖². The memory is that of g, while T² products could exceed it.

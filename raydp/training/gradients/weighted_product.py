@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 import triton
 import triton.language as tl
@@ -24,7 +26,9 @@ def add_weighted_product(into: torch.Tensor, left: torch.Tensor, right: torch.Te
     def grid(meta: dict[str, int]) -> tuple[int]:
         return (triton.cdiv(rows, meta["ROWS"]) * triton.cdiv(columns, meta["COLUMNS"]),)
 
-    _weighted_product[grid](left, right, weights.float().contiguous(), into, size, length, rows, columns, **TILE)
+    factors = weights.float().contiguous()
+    with torch.cuda.device(left.device) if left.is_cuda else nullcontext():
+        _weighted_product[grid](left, right, factors, into, size, length, rows, columns, **TILE)
 
 
 @triton.jit

@@ -6,8 +6,10 @@ CUDA, a Triton kernel keeps the state of a block in registers, where torch's ope
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -32,9 +34,22 @@ class Segment(NamedTuple):
     length: int
 
 
+@cache
+def kernel_runs(device: torch.device) -> bool:
+    """Return whether the kernel runs on a device: Triton must be installed and find a compiler."""
+    if device.type != "cuda" or drawn_uniforms is None:
+        return False
+    try:
+        drawn_uniforms([Segment(bytes(32), 0, 1)], device)
+    except Exception as error:  # noqa: BLE001 - whatever keeps Triton from running, torch's operations draw the same
+        logging.getLogger(__name__).warning("noise is drawn without Triton, which takes longer: %s", error)
+        return False
+    return True
+
+
 def uniforms(segments: Sequence[Segment], device: torch.device) -> torch.Tensor:
     """Return uniforms in (0, 1] (fp64) for the words of all segments, as `KeyedStream.uniform` makes them."""
-    if device.type == "cuda" and drawn_uniforms is not None:
+    if kernel_runs(device):
         return drawn_uniforms(segments, device)
     bits = torch.cat([words(*segment, device) for segment in segments])
     return ((bits >> 11) & (2**53 - 1)).double().add_(0.5).mul_(2.0**-53)  # >> repeats the sign bit

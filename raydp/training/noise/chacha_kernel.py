@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 BLOCK_WORDS = 8
+MOST_SEGMENTS = 65_535
 BLOCKS = 256
 """Number of blocks that one program computes."""
 
@@ -27,7 +28,10 @@ def drawn_uniforms(segments: Sequence[tuple[bytes, int, int]], device: torch.dev
     inputs = torch.tensor(rows, dtype=torch.int64).to(device)
     if total:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            _uniform_kernel[(triton.cdiv(largest, BLOCKS), len(rows))](out, inputs, SIZE=BLOCKS, FIELDS=len(rows[0]))
+            # CUDA allows 2^31 programs along the first axis, and 65,535 along the second.
+            for first in range(0, len(rows), MOST_SEGMENTS):
+                some = inputs[first : first + MOST_SEGMENTS]
+                _uniform_kernel[(triton.cdiv(largest, BLOCKS), len(some))](out, some, SIZE=BLOCKS, FIELDS=len(rows[0]))
     return out
 
 
