@@ -70,12 +70,13 @@ def key_of_the_runner(inputs: WorkerInputs, monkeypatch: pytest.MonkeyPatch) -> 
     given: list[bytes] = []
     train = SimpleNamespace(get_context=lambda: SimpleNamespace(get_world_size=lambda: 1))
     util = SimpleNamespace(get_current_placement_group=lambda: None)
-    queue = SimpleNamespace(shared=SimpleNamespace(remote=lambda: [inputs]))
+    shared, prepare = (SimpleNamespace(remote=call) for call in (lambda: [inputs], lambda slot, work: None))
+    queue = SimpleNamespace(shared=shared, prepare=prepare)
     with monkeypatch.context() as patch:
         patch.setattr(worker, "ray", SimpleNamespace(train=train, util=util, get=lambda value: value))
         patch.setattr(worker, "get_device", lambda: torch.device("cpu"))
         patch.setattr(worker, "_register", lambda *arguments: True)
-        patch.setattr(worker, "TrialRunner", lambda spec, task, model, comm, key: given.append(key))
+        patch.setattr(worker, "TrialRunner", lambda spec, task, model, comm, key, *, prepare: given.append(key))
         patch.setattr(torch, "set_num_threads", lambda count: None)
         worker.work(SimpleNamespace(queue=queue, slot=0, max_trials=0))
     (key,) = given
