@@ -20,8 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import step as steps
 import torch
+import ways
 from machine import describe
 
 from raydp.training.noise.lattice import NOISE_WIDENING, add_lattice_noise, lattice_step
@@ -32,7 +32,7 @@ NUM_EXAMPLES = 32
 SIGMA, MAX_GRAD_NORM = 1.0, 0.5
 
 
-def ways(totals: dict[str, torch.Tensor]) -> dict[str, Callable[[], Any]]:
+def draws(totals: dict[str, torch.Tensor]) -> dict[str, Callable[[], Any]]:
     """What is timed, by name."""
     stream = KeyedStream(key=TEST_KEY, run_id="benchmark")
     generator = torch.Generator().manual_seed(0)
@@ -68,9 +68,9 @@ def seconds(call: Callable[[], Any]) -> float:
 
 def measure(case: str, rounds: int) -> dict[str, Any]:
     """One model."""
-    bench = steps.Bench(steps.CASES[case], torch.float32)
+    bench = ways.Bench(ways.CASES[case], torch.float32)
     totals = {name: torch.zeros_like(p) for name, p in bench.parameters.items()}
-    calls = ways(totals)
+    calls = draws(totals)
     for call in calls.values():
         call()
     times: dict[str, list[float]] = {name: [] for name in calls}
@@ -78,9 +78,9 @@ def measure(case: str, rounds: int) -> dict[str, Any]:
         for name, call in calls.items():
             times[name].append(seconds(call))
     medians = {name: statistics.median(values) for name, values in times.items()}
-    microbatch = steps.plain(bench)
+    microbatch = ways.plain(bench)
     microbatch()
-    repeats = NUM_EXAMPLES // steps.CASES[case]["microbatch"]
+    repeats = NUM_EXAMPLES // ways.CASES[case]["microbatch"]
     plain = repeats * min(seconds(microbatch) for _ in range(2))
     return {
         "coordinates": sum(t.numel() for t in totals.values()),
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("noise.json"))
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    settings = {"rounds": args.rounds, "threads": args.threads, "num_examples": NUM_EXAMPLES, "tokens": steps.TOKENS}
+    settings = {"rounds": args.rounds, "threads": args.threads, "num_examples": NUM_EXAMPLES, "tokens": ways.TOKENS}
     document = describe("torch", "numpy", "cryptography") | {"settings": settings, "cases": {}}
     for case in CASES:
         document["cases"][case] = result = measure(case, args.rounds)
