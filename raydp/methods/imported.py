@@ -203,7 +203,7 @@ class Imported(MethodSection):
         return next((row for row in rows if row.configuration == trial.configuration), None)
 
     def check(self, spec: SweepSpec, task: Task) -> None:
-        """Raise ValueError unless every model fits the spec's base and adapter, and nothing asks for steps."""
+        """Raise ValueError unless every model fits the spec's base and adapter, and no canaries are planted."""
         from raydp.models.elsewhere import check_fits
 
         if task.facts().num_canaries or spec.task.name in ("audited", "planted"):

@@ -358,8 +358,9 @@ def _warnings(spec: SweepSpec, facts: TaskFacts, delta: float) -> list[str]:
         )
     if spec.privacy.noise_key == "test":
         warnings.append("privacy.noise_key is 'test': the noise is reproducible and the guarantee is not certified.")
-    if spec.cluster.address == "local" and not spec.cluster.gpus_per_worker:
-        warnings += filter(None, [warning_of(spec.model.dtype)])
+    here = spec.cluster.address == "local" and not spec.cluster.gpus_per_worker
+    if here and (slow := warning_of(spec.model.dtype)) is not None:
+        warnings.append(slow)
     if not spec.method.params.costs_its_steps and spec.method.name != "imported":
         warnings.append(
             f"method {spec.method.name} costs more than its steps: compute and cost_tokens count the (b, T) of the "

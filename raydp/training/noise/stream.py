@@ -108,8 +108,7 @@ class KeyedStream:
                 self._uniform_on(device, last - first, step=step, purpose=purpose, name=name, start=position)
                 for position in (first, half + first)
             )
-            radius.log_().mul_(-2).sqrt_()
-            angle.mul_(2 * math.pi)
+            _to_polar(radius, angle)
             if cosines[0] <= first < cosines[1]:
                 torch.mul(radius, angle.cos(), out=drawn[first - start : last - start])
             if sines[0] <= first < sines[1]:
@@ -134,8 +133,7 @@ class KeyedStream:
         halves = [(count + 1) // 2 for count in counts.values()]
         radius = chacha.uniforms([chacha.Segment(key, 0, half) for key, half in zip(keys, halves, strict=True)], device)
         angle = chacha.uniforms([chacha.Segment(k, half, half) for k, half in zip(keys, halves, strict=True)], device)
-        radius.log_().mul_(-2).sqrt_()
-        angle.mul_(2 * math.pi)
+        _to_polar(radius, angle)
         cosines, sines = ((radius * of_angle).split(halves) for of_angle in (angle.cos(), angle.sin()))
         lengths = [count - half for count, half in zip(counts.values(), halves, strict=True)]
         pairs = zip(cosines, sines, lengths, strict=True)
@@ -167,6 +165,12 @@ def _words(subkey: bytes, start: int, count: int) -> NDArray[np.uint64]:
     stream = np.empty(8 * (skip + count), np.uint8)
     encryptor.update_into(bytes(len(stream)), stream.data)
     return stream.view("<u8")[skip:]
+
+
+def _to_polar(radius: torch.Tensor, angle: torch.Tensor) -> None:
+    """Turn pairs of uniforms into the radii and angles of Box and Muller, in place."""
+    radius.log_().mul_(-2).sqrt_()
+    angle.mul_(2 * math.pi)
 
 
 def _chunks(size: int, *ranges: tuple[int, int]) -> Iterator[tuple[int, int]]:
