@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from analysis import configuration_means, load_points
 from analysis.selection.equivalents import Precision
 from analysis.selection.rules import Layout, choose
-from analysis.tables.points import KEY
+from analysis.tables.points import KEY, with_settings
 from analysis.tables.utility_filter import loss_threshold, within
 
 Array = NDArray[np.float64]
@@ -174,7 +174,7 @@ def generated(family: str, number: int, *, size: int, errors: Errors) -> Sweep:
 def drawn(points: pd.DataFrame, number: int, *, seeds: int, min_utility_gain: float) -> Sweep:
     """Draw a few seeds of each configuration; the truth is the mean of the others."""
     rng = np.random.default_rng(number)
-    order = points.assign(_place=rng.random(len(points))).groupby(KEY)["_place"].rank()
+    order = with_settings(points).assign(_place=rng.random(len(points))).groupby(KEY)["_place"].rank()
     few, rest = points[order <= seeds], points[order > seeds]
     means = configuration_means(few)
     threshold = loss_threshold(means, min_utility_gain=min_utility_gain)

@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.selection.rules import Layout, choose
-from analysis.tables.points import KEY, configuration_means, configurations
+from analysis.tables.points import configuration_means, configurations
 from analysis.tables.utility_filter import loss_threshold, pool_within
 from raydp.search.base import Goal, Search, SearchState
 from search_spaces import Configuration
@@ -113,6 +113,6 @@ def _of(points: pd.DataFrame, order: list[Configuration]) -> pd.DataFrame | None
     """The rows of what has run, in the order in which it did."""
     if not order:
         return None
-    places = {c.key: place for place, c in enumerate(order)}
-    place = pd.Series([places.get(key, -1) for key in points[KEY].itertuples(index=False, name=None)])
+    places = {configuration: place for place, configuration in enumerate(order)}
+    place = pd.Series([places.get(configuration, -1) for configuration in configurations(points)])
     return points.iloc[place[place >= 0].sort_values(kind="stable").index]

@@ -26,7 +26,7 @@ from machine import describe
 from replay import Replay, replay
 
 from analysis import configuration_means, load_points
-from analysis.tables.points import KEY
+from analysis.tables.points import configurations
 from raydp.search.base import Goal
 from raydp.search.frugal import FrugalSearch
 from raydp.search.optuna_search import OptunaSearch
@@ -99,8 +99,7 @@ def compare(name: str, points: pd.DataFrame, optuna_seeds: int) -> list[dict[str
 def front_share(means: pd.DataFrame, one: Replay, goal: Goal) -> float:
     """The dominated area of what was run over that of the whole grid; NaN where the grid's is none."""
     allowed = means[means["utility_loss"] <= goal.max_loss]
-    ran = {c.key for c in one.order}
-    mask = [key in ran for key in allowed[KEY].itertuples(index=False, name=None)]
+    mask = [configuration in one.order for configuration in configurations(allowed)]
     corner = allowed[["utility_loss", "score"]].max().to_numpy()
     of_all = dominated_area(allowed, corner)
     return dominated_area(allowed[mask], corner) / of_all if of_all > 0 else float("nan")

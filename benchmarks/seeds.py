@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from analysis import load_points, select
 from analysis.seeds.allocation import SeedLimits, next_seed
 from analysis.selection.constraints import Constraints
-from analysis.tables.points import KEY
+from analysis.tables.points import KEY, with_settings
 from search_spaces import Configuration
 
 Array = NDArray[np.float64]
@@ -135,12 +135,12 @@ def like(points: pd.DataFrame, number: int) -> World:
     Scores are drawn from gamma distributions, because they are not negative.
     """
     rng = np.random.default_rng(number)
-    runs = points.groupby(KEY)
+    runs = with_settings(points).groupby(KEY)
     mean, std = (getattr(runs["score"], figure)().to_numpy()[:, None] for figure in ("mean", "std"))
     loss, loss_std = (getattr(runs["utility_loss"], figure)().to_numpy()[:, None] for figure in ("mean", "std"))
     size = (len(mean), AT_MOST)
     return World(
-        listed=[Configuration(batch_size=int(b), num_steps=int(t), learning_rate=float(r)) for (t, b, r), _ in runs],
+        listed=[Configuration(batch_size=int(b), num_steps=int(t), learning_rate=float(r)) for (t, b, r, _), _ in runs],
         scores=rng.gamma((mean / std) ** 2, std**2 / mean, size)[..., None],
         losses=rng.normal(loss, loss_std, size),
         truth=mean[:, 0],

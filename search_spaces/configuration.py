@@ -1,23 +1,30 @@
-"""One configuration (b, T, η) of differentially private training, and exact arithmetic on it."""
+"""One configuration of differentially private training, (b, T, η) and further fields, and exact arithmetic on it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
-from typing import TypedDict
+from typing import Any, NotRequired, TypedDict
+
+from search_spaces.settings import EMPTY, settings_in_words, settings_of, settings_text
 
 HYPERPARAMETERS = ["batch_size", "num_steps", "learning_rate"]
-"""The hyperparameters that a sweep varies, in the order (b, T, η)."""
+"""The hyperparameters that every sweep varies, in the order (b, T, η)."""
 
 
 class Hyperparameters(TypedDict):
-    """A configuration as a part of a JSON document. Rows of results extend it by their figures."""
+    """A configuration as a part of a JSON document. Rows of results extend it by their figures.
+
+    `settings` has the further fields that the configuration sets, and is left out if it sets none.
+    """
 
     batch_size: int
     num_steps: int
     learning_rate: float
+    settings: NotRequired[dict[str, object]]
 
 
 def exact(value: float | str) -> Fraction:
@@ -51,14 +58,18 @@ class Configuration:
         batch_size: b, expected number of examples in a batch.
         num_steps: T, optimizer steps.
         learning_rate: η.
+        settings: the further fields of the spec that it sets, as one text (see `search_spaces.settings`); the empty
+            text if it sets none.
 
     Raises:
-        ValueError: a value that is not positive, or not a whole number where one is needed.
+        ValueError: a value that is not positive, or not a whole number where one is needed, or a text that is not of
+            fields.
     """
 
     batch_size: int
     num_steps: int
     learning_rate: float
+    settings: str = EMPTY
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "num_steps"):
@@ -68,20 +79,38 @@ class Configuration:
         rate = self.learning_rate
         if not isinstance(rate, float) or not math.isfinite(rate) or rate <= 0:
             raise ValueError(f"learning_rate must be a finite number > 0, got {rate!r}. Write it like 1.0e-3.")
+        settings_of(self.settings)
 
     @classmethod
     def from_json(cls, row: Hyperparameters) -> Configuration:
         """Return the configuration of a row."""
-        return cls(batch_size=row["batch_size"], num_steps=row["num_steps"], learning_rate=row["learning_rate"])
+        return cls(
+            batch_size=row["batch_size"],
+            num_steps=row["num_steps"],
+            learning_rate=row["learning_rate"],
+            settings=settings_text(row.get("settings", {})),
+        )
 
     def to_json(self) -> Hyperparameters:
         """Return the configuration as data for JSON."""
-        return {"batch_size": self.batch_size, "num_steps": self.num_steps, "learning_rate": self.learning_rate}
+        row: Hyperparameters = {
+            "batch_size": self.batch_size,
+            "num_steps": self.num_steps,
+            "learning_rate": self.learning_rate,
+        }
+        if self.settings:
+            row["settings"] = self.fields
+        return row
 
     @property
-    def key(self) -> tuple[int, int, float]:
-        """Return (T, b, η), the order in which configurations are listed and ties are resolved."""
-        return (self.num_steps, self.batch_size, self.learning_rate)
+    def fields(self) -> dict[str, object]:
+        """Return the further fields that the configuration sets: dotted path in the spec -> value."""
+        return settings_of(self.settings)
+
+    @property
+    def key(self) -> tuple[int, int, float, str]:
+        """Return (T, b, η, settings), the order in which configurations are listed and ties are resolved."""
+        return (self.num_steps, self.batch_size, self.learning_rate, self.settings)
 
     @property
     def compute(self) -> int:
@@ -94,4 +123,22 @@ class Configuration:
         return self.compute * exact(self.learning_rate)
 
     def __str__(self) -> str:
-        return f"(b={self.batch_size}, T={self.num_steps}, η={self.learning_rate:g})"
+        further = "".join(f", {name}" for name in [settings_in_words(self.fields).replace(" = ", "=")] if name)
+        return f"(b={self.batch_size}, T={self.num_steps}, η={self.learning_rate:g}{further})"
+
+
+def point_of(configuration: Configuration) -> list[object]:
+    """Return a configuration as a point of a list: [b, T, η], and its further fields if it sets any."""
+    c = configuration
+    return [c.batch_size, c.num_steps, c.learning_rate, *([c.fields] if c.settings else [])]
+
+
+def configuration_at(point: Sequence[Any]) -> Configuration:
+    """Return the configuration of a point that `point_of` has written."""
+    batch_size, num_steps, learning_rate, *fields = point
+    return Configuration(
+        batch_size=batch_size,
+        num_steps=num_steps,
+        learning_rate=learning_rate,
+        settings=settings_text(fields[0] if fields else {}),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -9,10 +10,10 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from analysis.figures.style import INK, MARGIN, SEQUENCE, blank, quiet_axes
-from analysis.statistics.effects import MOVING, SERIES, Hyperparameter, Series, hyperparameter_effects
+from analysis.figures.style import INK, MARGIN, SEQUENCE, blank, plain, quiet_axes
+from analysis.statistics.effects import MOVING, SERIES, Effect, Series, hyperparameter_effects, moving_value
 from analysis.surface.importance import hyperparameter_importance
-from search_spaces.configuration import HYPERPARAMETERS
+from search_spaces.settings import short_names, value_in_words
 
 _PANELS = {
     "batch_size": ("b", "T, η fixed"),
@@ -21,6 +22,9 @@ _PANELS = {
     "compute": ("b", "C, η fixed"),
     "updates": ("η", "U fixed"),
 }
+_SYMBOLS = {name: symbol for name, (symbol, _) in _PANELS.items()}
+MOST_FIELDS = 3
+"""The largest number of further fields that have a panel. The others have no effect of their own in the figure."""
 _Figure = Literal["score", "utility_loss"]
 _ROWS: tuple[tuple[_Figure, str, str], ...] = (
     ("score", "Score", SEQUENCE[1]),
@@ -38,22 +42,24 @@ def effect_lines(points: pd.DataFrame) -> go.Figure:
 
     Returns:
         Five columns: batch size, steps and learning rate with the other two fixed, batch size at fixed compute,
-        learning rate at fixed updates. Each series is one thin line. A panel without series shows "none".
+        learning rate at fixed updates; and one for each further field that varies, with everything else fixed, of at
+        most 3. Each series is one thin line. A panel without series shows "none".
 
     Raises:
         ValueError: as `configuration_means`.
     """
     effects = hyperparameter_effects(points)
-    titles = ["{} ({})".format(*_PANELS[name]) for name in SERIES]
+    panels = _panels(effects)
+    titles = ["{} ({})".format(*panel) for panel in panels.values()]
     figure = make_subplots(
-        rows=2, cols=len(SERIES), shared_xaxes=True, shared_yaxes=True, subplot_titles=titles, horizontal_spacing=0.02,
+        rows=2, cols=len(panels), shared_xaxes=True, shared_yaxes=True, subplot_titles=titles, horizontal_spacing=0.02,
         vertical_spacing=0.06,
     )  # fmt: skip
     figure.update_layout(template="none", font_color=INK, margin=MARGIN | {"t": 28}, hovermode="closest")
     figure.update_layout(showlegend=False)
     figure.update_annotations(font_size=13)
-    for column, name in enumerate(SERIES, start=1):
-        symbol, moving = _PANELS[name][0], MOVING[name]
+    for column, (name, (symbol, _)) in enumerate(panels.items(), start=1):
+        moving = MOVING.get(name, name)
         series = sorted(effects[name]["series"], key=lambda one: -len(one["points"]))[:MOST_SERIES]
         for row, (figure_name, label, colour) in enumerate(_ROWS, start=1):
             for one in series:
@@ -61,7 +67,7 @@ def effect_lines(points: pd.DataFrame) -> go.Figure:
             if not series:
                 empty = go.Scatter(x=[1], y=[None], mode="text", text=["none"], hoverinfo="skip")
                 figure.add_trace(empty, row=row, col=column)
-        axis = {"type": "log", **_ticks(series, moving)} if series else {"visible": False}
+        axis = _axis(series, moving) if series else {"visible": False}
         figure.update_xaxes(col=column, **axis)
         figure.update_xaxes(title_text=symbol, row=2, col=column)
     for row, (_, label, _) in enumerate(_ROWS, start=1):
@@ -70,7 +76,7 @@ def effect_lines(points: pd.DataFrame) -> go.Figure:
 
 
 def importance_bars(points: pd.DataFrame) -> go.Figure:
-    """Plot the importance of b, T and η for the mean score and for the mean utility loss as bars.
+    """Plot the importance of b, T, η and the further fields for the mean score and the mean utility loss as bars.
 
     Args:
         points: a points table.
@@ -82,12 +88,14 @@ def importance_bars(points: pd.DataFrame) -> go.Figure:
     """
     importance = hyperparameter_importance(points)
     figure = blank(xaxis_title_text="Importance", xaxis_tickformat=".0%", barmode="group", bargap=0.4)
-    names = [*reversed(HYPERPARAMETERS)]
+    shown = next((shares for shares in (importance["score"], importance["utility_loss"]) if shares is not None), {})
+    names = [*reversed(list(shown) or ["batch_size", "num_steps", "learning_rate"])]
+    texts = {**short_names([name for name in names if name not in _PANELS]), **_SYMBOLS}
     for figure_name, label, colour in reversed(_ROWS):
         shares = importance[figure_name]
         figure.add_trace(
             go.Bar(
-                y=[_PANELS[name][0] for name in names],
+                y=[texts[name] for name in names],
                 x=[0.0 if shares is None else shares[name] for name in names],
                 orientation="h",
                 name=label,
@@ -103,22 +111,44 @@ def importance_bars(points: pd.DataFrame) -> go.Figure:
     return quiet_axes(figure)
 
 
-def _line(series: Series, moving: Hyperparameter, figure_name: _Figure, label: str, colour: str) -> go.Scatter:
-    fixed = ", ".join(f"{name} {value:g}" for name, value in series["fixed"].items())
+def _panels(effects: dict[str, Effect]) -> dict[str, tuple[str, str]]:
+    """Return the panels: kind of series -> symbol of what moves, and what is fixed."""
+    fields = [name for name in effects if name not in SERIES][:MOST_FIELDS]
+    return {**_PANELS, **{path: (name, "the rest fixed") for path, name in short_names(fields).items()}}
+
+
+def _line(series: Series, moving: str, figure_name: _Figure, label: str, colour: str) -> go.Scatter:
+    fixed = ", ".join(f"{name} {value_in_words(value)}" for name, value in series["fixed"].items())
     return go.Scatter(
-        x=[one[moving] for one in series["points"]],
+        x=_values(series, moving),
         y=[one[figure_name] for one in series["points"]],
         mode="lines+markers",
         line={"color": colour, "width": 1.2},
         marker={"size": 5},
         opacity=0.75,
-        hovertemplate=f"{moving} %{{x:g}}<br>{label.lower()} %{{y:.4g}}<extra>{fixed}</extra>",
+        hovertemplate=f"{plain(moving)} %{{x}}<br>{label.lower()} %{{y:.4g}}<extra>{plain(fixed)}</extra>",
     )
 
 
-def _ticks(series: list[Series], moving: Hyperparameter) -> dict[str, object]:
-    """Return the axis ticks: the values that occur if there are at most five, else about four chosen by plotly."""
-    values = np.unique([float(one[moving]) for s in series for one in s["points"]])
+def _values(series: Series, moving: str) -> list[float | str]:
+    """Return the values of what moves along a series: positive numbers, or the texts of other values."""
+    values = [moving_value(one, moving) for one in series["points"]]
+    return [float(value) if _is_positive(value) else value_in_words(value) for value in values]  # type: ignore[arg-type]
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _axis(series: Sequence[Series], moving: str) -> dict[str, object]:
+    """Return a logarithmic axis of positive numbers, or an axis of texts.
+
+    Its ticks are the numbers that occur if there are at most five, else about four chosen by plotly.
+    """
+    occurring = [value for one in series for value in _values(one, moving)]
+    if any(isinstance(value, str) for value in occurring):
+        return {"type": "category"}
+    values = np.unique(occurring)
     if len(values) > 5:
-        return {"nticks": 4}
-    return {"tickvals": values.tolist(), "ticktext": [f"{value:g}" for value in values]}
+        return {"type": "log", "nticks": 4}
+    return {"type": "log", "tickvals": values.tolist(), "ticktext": [f"{value:g}" for value in values]}

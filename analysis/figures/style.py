@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from analysis.tables.thinning import evenly
 from search_spaces.configuration import Configuration
+from search_spaces.settings import settings_in_words
 
 INK = "#1c2128"
 POINT, LINE = "#6b7c93", "#8a939c"
@@ -67,10 +68,17 @@ def quiet_axes(figure: go.Figure) -> go.Figure:
     return figure
 
 
+def configuration_in_words(configuration: Configuration) -> str:
+    """Return a configuration as text, such as "b = 64, T = 120, η = 0.02, r = 16"."""
+    c = configuration
+    further = f", {settings_in_words(c.fields)}" if c.settings else ""
+    return f"b = {c.batch_size}, T = {c.num_steps}, η = {c.learning_rate:g}{further}"
+
+
 def describe(configuration: Configuration) -> str:
     """Return the hover text of a configuration."""
     c = configuration
-    name = f"b = {c.batch_size}, T = {c.num_steps}, η = {c.learning_rate:g}"
+    name = plain(configuration_in_words(c))
     return f"{name}<br>C = {c.compute}, U = {float(c.updates):g}"
 
 

@@ -12,6 +12,7 @@ from analysis.selection.choice import Selection
 from analysis.tables.per_secret import by_secret as values_by_secret
 from analysis.tables.points import configurations
 from search_spaces.configuration import Configuration
+from search_spaces.settings import settings_in_words
 
 MOST_SECRETS = 200
 """The largest number of rows in the table of secrets. The secrets that the selected model leaks most come first."""
@@ -54,14 +55,17 @@ def contenders_table(selected: Selection) -> str:
     marked = []
     for place, row in enumerate(compared.rows[:MOST_CONTENDERS]):
         inside = "may be" if row["indistinguishable"] else "is not"
-        settings: list[Cell] = [row["batch_size"], row["num_steps"], row["learning_rate"]]
-        rows.append([*settings, row["score"], row["std_error"], percent(row["probability"], 1), inside])
-        if Configuration.from_json(row) == selected.configuration:
+        c = Configuration.from_json(row)
+        further = [settings_in_words(c.fields) or "–"] if any("settings" in each for each in compared.rows) else []
+        name: list[Cell] = [c.batch_size, c.num_steps, c.learning_rate, *further]
+        rows.append([*name, row["score"], row["std_error"], percent(row["probability"], 1), inside])
+        if c == selected.configuration:
             marked.append(place)
     over = " and ".join(compared.levels)
     of = f", the first {MOST_CONTENDERS} of {len(compared.rows)}" if len(compared.rows) > MOST_CONTENDERS else ""
     caption = f"By mean score{of}; standard errors and probabilities over {over}; the last column at 95 %"
-    headers = ["b", "T", "η", "Score", "Std. error", "Probability", "The lowest"]
+    fields = ["Further fields"] if any("settings" in each for each in compared.rows) else []
+    headers = ["b", "T", "η", *fields, "Score", "Std. error", "Probability", "The lowest"]
     outlook = None if compared.verdict == "supported" else selected.outlook
     note = "" if outlook is None else paragraph(outlook.sentence, css="soft")
     return "\n".join([table(caption, headers, rows, marked=marked), note])

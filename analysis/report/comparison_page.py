@@ -17,6 +17,7 @@ from analysis.statistics.heuristics import heuristic_accuracy
 from analysis.statistics.trends import Group, GroupRatio, variance_trends
 from analysis.tables.per_secret import own_score
 from analysis.tables.points import configuration_means
+from search_spaces.settings import settings_in_words
 
 
 def write_comparison(
@@ -126,6 +127,7 @@ def _lead(groups: Mapping[str, pd.DataFrame], spreads: Sequence[Group]) -> str:
 
 def _selections_table(groups: Mapping[str, pd.DataFrame], selections: Mapping[str, Sequence[Selection]]) -> str:
     rows: list[list[Cell]] = []
+    further = ["Further fields"] if any(of[0].configuration.settings for of in selections.values()) else []
     claims = ["claimed_epsilon"] if any("claimed_epsilon" in points for points in groups.values()) else []
     for name, (selected, best) in ((name, (selections[name][0], selections[name][-1])) for name in groups):
         c = selected.configuration
@@ -138,6 +140,7 @@ def _selections_table(groups: Mapping[str, pd.DataFrame], selections: Mapping[st
                 c.batch_size,
                 c.num_steps,
                 c.learning_rate,
+                *([settings_in_words(c.fields) or "–"] if further else []),
                 selected.utility_loss,
                 selected.score,
                 best.utility_loss,
@@ -146,7 +149,20 @@ def _selections_table(groups: Mapping[str, pd.DataFrame], selections: Mapping[st
             ]
         )
     epsilons = ["ε", *("claimed ε, not certified" for _ in claims)]
-    headers = ["Group", "Score is", *epsilons, "b", "T", "η", "Loss", "Score", "Best loss", "Its score", "Choice is"]
+    headers = [
+        "Group",
+        "Score is",
+        *epsilons,
+        "b",
+        "T",
+        "η",
+        *further,
+        "Loss",
+        "Score",
+        "Best loss",
+        "Its score",
+        "Choice is",
+    ]
     return table("What is selected in each group, beside the configuration of best utility", headers, rows)
 
 

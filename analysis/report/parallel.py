@@ -9,13 +9,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.figures.style import drawn_positions
+from analysis.tables.coordinates import NOT_SET, is_numeric, varied_fields
 from analysis.tables.thinning import evenly
+from search_spaces.settings import short_names, value_in_words
 
 _AXES = {"batch_size": "b", "num_steps": "T", "learning_rate": "η", "utility_loss": "Utility loss", "score": "Score"}
 _LOGARITHMIC = ("batch_size", "num_steps", "learning_rate")
 _MOST_TICKS = 8
 _LABEL = (
-    "Every configuration as a line through b, T, η, its mean utility loss and its mean score. The table of "
+    "Every configuration as a line through its hyperparameters, its mean utility loss and its mean score. The table of "
     "configurations holds the figures."
 )
 _CAPTION = (
@@ -42,17 +44,35 @@ def parallel_data(means: pd.DataFrame) -> dict[str, object]:
 
     Returns:
         "drawn": positions of the configurations that are drawn; "axes": label, values by drawn configuration (a
-        logarithm for b, T and η) and ticks with their texts.
+        logarithm for b, T, η and positive numbers of further fields) and ticks with their texts.
     """
     drawn = drawn_positions(means)
     some = means.iloc[drawn]
-    return {"drawn": drawn.tolist(), "axes": [_axis(some[name], label) for name, label in _AXES.items()]}
+    axes = {
+        name: _axis(some[name].to_numpy(dtype=np.float64), label, logarithmic=name in _LOGARITHMIC)
+        for name, label in _AXES.items()
+    }
+    fields = varied_fields(some)
+    names = short_names(list(fields))
+    further = [_axis_of_field(values, names[path]) for path, values in fields.items()]
+    first = [axes.pop(name) for name in _LOGARITHMIC]
+    return {"drawn": drawn.tolist(), "axes": [*first, *further, *axes.values()]}
 
 
-def _axis(values: pd.Series, label: str) -> dict[str, object]:
-    numbers = values.to_numpy(dtype=np.float64)
+def _axis_of_field(values: list[object], label: str) -> dict[str, object]:
+    """Return the axis of a further field: of numbers, or of one place for each value."""
+    if is_numeric(values) and None not in values:
+        numbers = np.array(values, dtype=np.float64)
+        return _axis(numbers, label, logarithmic=bool(numbers.min() > 0))
+    texts = [NOT_SET if value is None else value_in_words(value) for value in values]
+    levels = sorted(set(texts))
+    places = [float(levels.index(text)) for text in texts]
+    return {"label": label, "values": places, "ticks": [*map(float, range(len(levels)))], "texts": levels}
+
+
+def _axis(numbers: NDArray[np.float64], label: str, *, logarithmic: bool) -> dict[str, object]:
     ticks = np.linspace(numbers.min(), numbers.max(), 5)
-    if values.name not in _LOGARITHMIC:
+    if not logarithmic:
         return {"label": label, "values": numbers.tolist(), "ticks": ticks.tolist(), "texts": _texts(ticks)}
     ticks = np.unique(numbers)
     ticks = ticks[evenly(len(ticks), _MOST_TICKS)]

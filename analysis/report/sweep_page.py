@@ -22,6 +22,7 @@ from analysis.figures import (
     selection_risks,
     training_curves,
 )
+from analysis.figures.style import configuration_in_words
 from analysis.report.card import card, contenders_table, secret_means, secrets_table
 from analysis.report.markup import Cell, bullets, code, contents, number, page, paragraph, percent, plot, section, table
 from analysis.report.parallel import parallel_data, parallel_section
@@ -184,7 +185,7 @@ def _analyses(points: pd.DataFrame) -> dict[str, list[str]]:
     """Return the sections that analyse all configurations: heading -> parts, with their figures."""
     importance = plot(
         "importance",
-        "Bars of the importance of b, T and η for the score and for the utility loss.",
+        "Bars of the importance of each hyperparameter for the score and for the utility loss.",
         "Share of the variance that one hyperparameter explains alone, in a random forest of the configurations' means "
         "(functional analysis of variance).",
         css="low",
@@ -261,8 +262,7 @@ def _direction(difference: float) -> str:
 
 
 def _name(configuration: Configuration) -> str:
-    name = f"b = {configuration.batch_size}, T = {configuration.num_steps}, η = {configuration.learning_rate:g}"
-    return name.replace(" = ", "\u00a0=\u00a0")
+    return configuration_in_words(configuration).replace(" = ", "\u00a0=\u00a0")
 
 
 def _precision(selected: Selection) -> Precision | None:

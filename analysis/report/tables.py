@@ -33,7 +33,8 @@ def effects_table(points: pd.DataFrame) -> str:
     """Return the mean change of the score per doubling of each hyperparameter."""
     rows: list[list[Cell]] = []
     for name, effect in hyperparameter_effects(points).items():
-        rows.append([_VARIED[name], effect["series_count"], effect["per_doubling"], effect["std_error"]])
+        varied = _VARIED.get(name, name)
+        rows.append([varied, effect["series_count"], effect["per_doubling"], effect["std_error"]])
     caption = "Change of the score for a doubling, mean over series of configurations that differ in nothing else"
     return table(caption, ["Doubled", "Series", "Change", "Std. error"], rows)
 

@@ -10,13 +10,25 @@ import pandas as pd
 from analysis.figures.scatter import drawn_rows
 from analysis.report.markup import Cell, number, paragraph, percent, plot, table
 from analysis.selection.by_threshold import SelectionsByThreshold
-from analysis.tables.points import configurations
+from analysis.tables.coordinates import further_columns
+from analysis.tables.points import SETTINGS, configurations
 from analysis.tables.utility_filter import shown_threshold, threshold_text, within
+from search_spaces.configuration import HYPERPARAMETERS
+from search_spaces.settings import settings_in_words
 
 MOST_LISTED = 1000
 """The largest number of configurations in the table. Those with the lowest loss are kept."""
-_FIGURES = ["batch_size", "num_steps", "learning_rate", "utility_loss", "score", "gain", "above", "model"]
-_HEADERS = ["Rule", "b", "T", "η", "Utility loss", "Score", "Share of gain", "Above oracle", "Model"]
+_HEADERS = {
+    "batch_size": "b",
+    "num_steps": "T",
+    "learning_rate": "η",
+    "further": "Further fields",
+    "utility_loss": "Utility loss",
+    "score": "Score",
+    "gain": "Share of gain",
+    "above": "Above oracle",
+    "model": "Model",
+}
 
 
 def threshold_chart(selections: SelectionsByThreshold) -> tuple[str, str]:
@@ -60,18 +72,19 @@ def threshold_section(
     # The table of rules at the starting threshold; the script updates it when the slider moves.
     figures = _figures(selections, base_utility_loss)
     score = selections.means["score"].to_numpy()
+    shown = [key for key in _HEADERS if key in figures or key == "above"]
     rows: list[list[Cell]] = []
     for name, at in selections.start.items():
         cells = {key: column[at] for key, column in figures.items()}
         cells["above"] = _above(score[at], score[selections.start["oracle"]], relative=relative)
-        rows.append([name, *(cells[key] for key in _FIGURES)])
+        rows.append([name, *(cells[key] for key in shown)])
     rules = table(
         "What each rule selects at the threshold",
-        _HEADERS,
+        ["Rule", *(_HEADERS[key] for key in shown)],
         rows,
         marked=[list(selections.start).index(rule)] if rule in selections.start else [],
         of_row=[{"data-rule": name} for name in selections.start],
-        of_column={at: {"data-figure": name} for at, name in enumerate(_FIGURES, start=1)},
+        of_column={at: {"data-figure": name} for at, name in enumerate(shown, start=1)},
     )
     reasons = [paragraph(f"{name}: {reason}.", css="soft") for name, reason in selections.reasons.items()]
     return [rules, *reasons, lines]
@@ -113,10 +126,12 @@ def configurations_table(selections: SelectionsByThreshold, rule: str) -> str:
     if len(means) > MOST_LISTED:
         listed = means.nsmallest(MOST_LISTED, "utility_loss", keep="first").sort_index()
         caption = f"Means over seeds of the {MOST_LISTED} configurations of lowest loss of {len(means)}"
+    further = further_columns(listed)
     headers = [
         "b",
         "T",
         "η",
+        *further,
         "C = bT",
         "U = Cη",
         "Seeds",
@@ -128,9 +143,11 @@ def configurations_table(selections: SelectionsByThreshold, rule: str) -> str:
     ]
     rows: list[list[Cell]] = []
     columns = listed[["num_seeds", "utility_loss", "utility_loss_std", "score", "score_std"]].itertuples(index=False)
-    for at, c, (seeds, *values) in zip(listed.index, configurations(listed), columns, strict=True):
+    of_fields = list(zip(*further.values(), strict=True)) if further else [()] * len(listed)
+    every = zip(listed.index, configurations(listed), of_fields, columns, strict=True)
+    for at, c, fields, (seeds, *values) in every:
         chosen = ", ".join(name for name, position in selections.start.items() if position == at)
-        name: list[Cell] = [c.batch_size, c.num_steps, c.learning_rate, c.compute, float(c.updates)]
+        name: list[Cell] = [c.batch_size, c.num_steps, c.learning_rate, *fields, c.compute, float(c.updates)]
         rows.append([*name, int(seeds), *map(float, values), chosen])
     marked = [place for place, at in enumerate(listed.index) if at == selections.start.get(rule)]
     attributes: list[dict[str, str | int]] = [
@@ -144,7 +161,10 @@ def configurations_table(selections: SelectionsByThreshold, rule: str) -> str:
 def _figures(selections: SelectionsByThreshold, base_utility_loss: float | None) -> dict[str, list[str]]:
     """Return the texts of the table of rules: column -> [m] texts, one per configuration."""
     means = selections.means
-    columns = {name: [number(value) for value in means[name].tolist()] for name in _FIGURES[:5]}
+    names = (*HYPERPARAMETERS, "utility_loss", "score")
+    columns = {name: [number(value) for value in means[name].tolist()] for name in names}
+    if any(means[SETTINGS]):
+        columns["further"] = [settings_in_words(c.fields) or "–" for c in configurations(means)]
     best = float(means.loc[selections.allowed, "utility_loss"].min())
     if base_utility_loss is None or base_utility_loss <= best:
         gain = ["–"] * len(means)

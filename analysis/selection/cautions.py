@@ -10,7 +10,7 @@ from analysis.selection.constraints import Constraints
 from analysis.selection.contenders import Contenders
 from analysis.selection.decision import Decision, chance
 from analysis.selection.default import DEFAULT_RULE
-from analysis.tables.points import configurations, other_rows
+from analysis.tables.points import KEY, SETTINGS, configurations, other_rows
 from search_spaces.configuration import HYPERPARAMETERS, Configuration
 
 _NAMED = 3
@@ -20,7 +20,7 @@ def without_guarantee(points: pd.DataFrame, selected: Configuration) -> list[str
     """Warn if the selected models have no finite ε."""
     if "epsilon" not in points:
         return []
-    own = np.all([points[name] == getattr(selected, name) for name in HYPERPARAMETERS], axis=0)
+    own = np.all([points[name] == getattr(selected, name) for name in KEY], axis=0)
     if not np.isinf(points.loc[own, "epsilon"].to_numpy(dtype=np.float64)).any():
         return []
     return ["The selected configuration has no privacy guarantee: its epsilon is infinite."]
@@ -38,7 +38,8 @@ def left_out(points: pd.DataFrame) -> list[str]:
 def at_the_corner(means: pd.DataFrame, passed: NDArray[np.bool_], constraints: Constraints) -> list[str]:
     """Warn if the procedure must end at the corner of a grid."""
     values = [means[name].nunique() for name in HYPERPARAMETERS]
-    if not passed.all() or not 1 < len(means) == int(np.prod(values)):
+    strata = means[SETTINGS].nunique()
+    if not passed.all() or not strata < len(means) == int(np.prod(values)) * strata:
         return []
     always = "the procedure always selects the smallest b, T and η, whatever their utility"
     if constraints.max_loss is not None:

@@ -92,7 +92,7 @@ def _together(layout: Layout, entries: Entries, out: Positions) -> Positions:
         if not (since < until).any():
             continue
         smaller = (coded.batch_size[:i] <= coded.batch_size[i]) & (coded.learning_rate[:i] <= coded.learning_rate[i])
-        smaller = np.flatnonzero(smaller)
+        smaller = np.flatnonzero(smaller & (coded.same_settings[:i] == coded.same_settings[i]))
         # A smaller configuration that enters no later and is never beaten drops this one for good.
         always = (entries.first[:, smaller] <= since) & (out[:, smaller] == size)
         if always.any(axis=1).all():
@@ -145,10 +145,12 @@ class _Left:
     """
 
     def __init__(self, coded: Coded, out: Positions) -> None:
-        self._codes = np.stack([coded.batch_size, coded.num_steps, coded.learning_rate])
+        # A configuration is smaller if no code is larger. Of two opposite codes that holds only if both are equal.
+        strata = (coded.same_settings, -coded.same_settings)
+        self._codes = np.stack([coded.batch_size, coded.num_steps, coded.learning_rate, *strata])
         self._out = out
         self._members = np.empty(16, dtype=np.intp)
-        self._figures = np.empty((3, 16), dtype=self._codes.dtype)
+        self._figures = np.empty((len(self._codes), 16), dtype=self._codes.dtype)
         self._place: dict[int, int] = {}
         self._waiting: dict[int, list[int]] = {}
 

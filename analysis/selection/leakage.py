@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from analysis.statistics.noise import means_by_secret
 from analysis.tables.per_secret import ERROR, PREFIX, is_logarithmic
-from analysis.tables.points import KEY
+from analysis.tables.points import KEY, with_settings
 
 Array = NDArray[np.float64]
 
@@ -157,7 +157,7 @@ def _errors(points: pd.DataFrame, excess: Array, of_models: Array, name: str) ->
     if column not in points:
         return of_secrets
     # The part of a score's own standard error beyond the spread over secrets is the error of its controls.
-    own = points.groupby(KEY, sort=True)[column].mean().to_numpy(dtype=np.float64)
+    own = with_settings(points).groupby(KEY, sort=True)[column].mean().to_numpy(dtype=np.float64)
     of_controls = np.nan_to_num(own**2 - of_models.var(axis=1, ddof=1) / k).clip(min=0)
     combined: Array = np.sqrt(of_secrets**2 + of_controls)
     return combined

@@ -31,7 +31,7 @@ Pools = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The data that a rule may use, for m configurations in the order (T, b, η).
+    """The data that a rule may use, for m configurations in the order (T, b, η, settings).
 
     Attributes:
         coded: the integer codes that the heuristics compare.
@@ -78,7 +78,7 @@ class Layout:
 
     @property
     def predicted_score(self) -> Array:
-        """Return the scores smoothed by a surface over (ln b, ln T, ln η), shape [..., m]."""
+        """Return the scores smoothed by a surface over the configurations' coordinates, shape [..., m]."""
         return self.models.surface.smoothed(self.score)
 
     @property
@@ -279,22 +279,24 @@ ORACLE: Rule = (_LOWEST_SCORE_STEP,)
 PROCEDURE: Rule = (
     RuleStep(
         name="updates",
-        text="group by updates U = b·T·η, keep the smallest η of each group",
+        text="group by updates U = b·T·η and by the further fields, keep the smallest η of each group",
         keep=Unbeaten("updates"),
     ),
     RuleStep(
         name="compute",
-        text="group by U and compute C = b·T, keep the largest b of each group",
+        text="group by U, by compute C = b·T and by the further fields, keep the largest b of each group",
         keep=Unbeaten("compute"),
     ),
     RuleStep(
         name="individual",
-        text="drop a configuration if another has b, T and η at most as large, one smaller",
+        text="drop a configuration if another with the same further fields has b, T and η at most as large, and one "
+        "smaller",
         keep=Unbeaten("individual"),
     ),
     *WORST_UTILITY,
 )
-"""Algorithm 1 of Hu et al. 2025."""
+"""Algorithm 1 of Hu et al. 2025. The paper varies b, T and η alone, so its first three steps compare configurations
+with the same further fields; the last step compares what is left of all of them."""
 LEAKAGE_CHECK, UTILITY_CHECK = "leakage check", "utility check"
 INFORMED: Rule = (
     RuleStep(

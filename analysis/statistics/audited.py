@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from analysis.statistics.correlations import Correlations, correlate, spearman
 from analysis.statistics.intervals import RESAMPLES
 from analysis.tables.per_secret import score_names, score_values
-from analysis.tables.points import KEY, check_column, require_hyperparameters
+from analysis.tables.points import KEY, SETTINGS, check_column, require_hyperparameters, with_settings
+from search_spaces.configuration import HYPERPARAMETERS
 
 Array = NDArray[np.float64]
 
@@ -53,7 +54,8 @@ def audit_correlations(
 
     Args:
         points: a points table.
-        audited: columns batch_size, num_steps, learning_rate and epsilon_hat (>= 0), one row per configuration.
+        audited: columns batch_size, num_steps, learning_rate, settings (if configurations set further fields) and
+            epsilon_hat (>= 0), one row per configuration.
         num_resamples, seed: settings of the bootstrap over configurations. The seed also serves the 5,000 permutations.
 
     A configuration's score is its mean over seeds. The column `score` is correlated too if it equals none of the
@@ -109,14 +111,15 @@ def _means(points: pd.DataFrame) -> pd.DataFrame:
 
 def _checked_bounds(audited: pd.DataFrame) -> pd.DataFrame:
     """Return the checked bounds, indexed by (T, b, η)."""
-    columns = [*KEY, EPSILON_HAT]
+    columns = [*HYPERPARAMETERS, EPSILON_HAT]
     missing = [name for name in columns if name not in audited.columns]
     if missing:
         raise ValueError(
             f"audit must have the columns {', '.join(columns)}, got a table without {', '.join(missing)}. Take an "
             "audit's sweep, or add them."
         )
-    table = pd.DataFrame({name: check_column(audited[name].reset_index(drop=True)) for name in columns})
+    audited = with_settings(audited.reset_index(drop=True))
+    table = pd.DataFrame({name: check_column(audited[name]) for name in columns}).assign(settings=audited[SETTINGS])
     null = int(table[KEY].isna().any(axis=1).sum())
     if null:
         raise ValueError(

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.statistics.results import Reason, because
-from analysis.tables.points import KEY
+from analysis.tables.points import KEY, configurations, with_settings
 from search_spaces.configuration import HYPERPARAMETERS, Hyperparameters
 
 _Sides = TypedDict("_Sides", {"with": float, "without": float})
@@ -49,7 +49,8 @@ def counterfactual(
     """Return the score with the examples minus the score without them, per configuration and secret.
 
     Args:
-        with_examples: columns batch_size, num_steps, learning_rate, seed, secret_id, value; one score of finished runs.
+        with_examples: columns batch_size, num_steps, learning_rate, settings (if configurations set further fields),
+            seed, secret_id, value; one score of finished runs.
         without_examples: the same columns, for runs whose training data lack the examples with the secrets `left_out`.
         left_out: names of the secrets that were left out.
 
@@ -68,7 +69,7 @@ def counterfactual(
     Source: Zhang et al. 2023 (counterfactual memorisation, Eq. 1); Feldman and Zhang 2020 (memorisation score).
     """
     sides = [_by_configuration(table) for table in (with_examples, without_examples)]
-    settings = [{key[:3] for key in side.index} for side in sides]
+    settings = [{key[:-1] for key in side.index} for side in sides]
     merged = sides[0].add_suffix("_with").join(sides[1].add_suffix("_without"), how="inner")
     if not len(merged):
         raise ValueError(
@@ -96,7 +97,7 @@ def _by_configuration(table: pd.DataFrame) -> pd.DataFrame:
             "SWEEP must have batch_size, num_steps and learning_rate in every run, got a run without. Compare methods "
             "that have them."
         )
-    values = table.groupby([*KEY, "secret_id"], sort=True)["value"]
+    values = with_settings(table).groupby([*KEY, "secret_id"], sort=True)["value"]
     return pd.DataFrame({"mean": values.mean(), "variance": values.var(ddof=1), "seeds": values.count()})
 
 
@@ -105,9 +106,7 @@ def _row(figures: pd.Series, left_out: Collection[str]) -> CounterfactualRow:
     secret_id = str(figures["secret_id"])
     variance = sum(float(figures[f"variance_{side}"]) / int(figures[f"seeds_{side}"]) for side in ("with", "without"))
     return {
-        "batch_size": int(figures["batch_size"]),
-        "num_steps": int(figures["num_steps"]),
-        "learning_rate": float(figures["learning_rate"]),
+        **configurations(figures.to_frame().T)[0].to_json(),
         "secret_id": secret_id,
         "left_out": secret_id in left_out,
         "with": float(figures["mean_with"]),

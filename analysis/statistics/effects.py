@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, TypedDict
+from collections.abc import Hashable
+from typing import TypedDict
 
 import numpy as np
 import pandas as pd
@@ -11,18 +12,20 @@ import pandas as pd
 from analysis.statistics.heuristics import Coded
 from analysis.statistics.results import Reason, because
 from analysis.statistics.spread import std
+from analysis.tables.coordinates import is_numeric, varied_fields
 from analysis.tables.points import configuration_means, configurations
 from search_spaces.configuration import HYPERPARAMETERS, Configuration, Hyperparameters
+from search_spaces.settings import settings_text, value_in_words
 
-Hyperparameter = Literal["batch_size", "num_steps", "learning_rate"]
-MOVING: dict[str, Hyperparameter] = {
+MOVING = {
     "batch_size": "batch_size",
     "num_steps": "num_steps",
     "learning_rate": "learning_rate",
     "compute": "batch_size",
     "updates": "learning_rate",
 }
-"""Kind of series -> the hyperparameter by which a series of this kind is ordered."""
+"""Kind of series -> the hyperparameter by which a series of this kind is ordered. A further field is a kind of its
+own, ordered by itself."""
 SERIES = tuple(MOVING)
 
 
@@ -37,7 +40,7 @@ class SeriesPoint(Hyperparameters, Reason):
 class Series(TypedDict):
     """Configurations that differ in one hyperparameter."""
 
-    fixed: dict[str, float]
+    fixed: dict[str, object]
     points: list[SeriesPoint]
 
 
@@ -65,9 +68,11 @@ def hyperparameter_effects(points: pd.DataFrame) -> dict[str, Effect]:
         For each of "batch_size", "num_steps", "learning_rate" (the other two fixed), "compute" (C and η fixed, b and T
         vary) and "updates" (U fixed, C and η vary): "series": [{"fixed": {...}, "points": [{"batch_size", "num_steps",
         "learning_rate", "score", "score_std", "utility_loss"}]}]. Each series has at least two configurations, ordered
-        by the varied hyperparameter: b for compute, η for updates. Also "per_doubling": the mean change of the score
-        if that hyperparameter doubles, "std_error" (over series) and "series_count". The change is None with a "reason"
-        if there is no series.
+        by the varied hyperparameter: b for compute, η for updates. The further fields are the same in each of these.
+        After them comes each further field that varies, under its path, with everything else fixed. Also
+        "per_doubling": the mean change of the score if that hyperparameter doubles, "std_error" (over series) and
+        "series_count". The change is None with a "reason" if there is no series, or if the values of a further field
+        are no positive numbers.
 
     Raises:
         ValueError: as `configuration_means`.
@@ -81,29 +86,47 @@ def hyperparameter_effects(points: pd.DataFrame) -> dict[str, Effect]:
     figures = zip(means["score"].tolist(), means["score_std"].tolist(), means["utility_loss"].tolist(), strict=True)
     rows = [_point(one, *values) for one, values in zip(listed, figures, strict=True)]
     # For each kind of series, the values that must be equal within a series.
-    fixed = {
-        **{
-            name: [tuple(getattr(one, other) for other in HYPERPARAMETERS if other != name) for one in listed]
-            for name in HYPERPARAMETERS
-        },
-        "compute": [(int(code),) for code in coded.same_compute],
-        "updates": [(int(code),) for code in coded.same_updates],
+    fields = varied_fields(means)
+    fixed: dict[str, list[Hashable]] = {
+        **{name: [_rest(one, name) for one in listed] for name in HYPERPARAMETERS},
+        "compute": coded.same_compute.tolist(),
+        "updates": coded.same_updates.tolist(),
+        **{path: [_rest(one, path) for one in listed] for path in fields},
     }
     # Group the configurations into series, and keep those with at least two values of the varied hyperparameter.
     result: dict[str, Effect] = {}
-    for name in SERIES:
-        moving = MOVING[name]
-        of_group: dict[tuple[float, ...], list[int]] = {}
-        for at, key in enumerate(fixed[name]):
-            of_group.setdefault(key, []).append(at)
+    for name, keys in fixed.items():
+        moving = MOVING.get(name, name)
+        of_group: dict[Hashable, list[int]] = {}
+        for at, key in enumerate(keys):
+            if moving_value(rows[at], moving) is not None:
+                of_group.setdefault(key, []).append(at)
         series: list[Series] = []
-        for members in of_group.values():
-            if len({rows[at][moving] for at in members}) < 2:
-                continue
-            members = sorted(members, key=lambda at: (rows[at][moving], at))
-            series.append({"fixed": _fixed(name, listed[members[0]]), "points": [rows[at] for at in members]})
+        for group in of_group.values():
+            order = sorted(group, key=lambda at: (*_in_order(moving_value(rows[at], moving)), at))
+            if len({_in_order(moving_value(rows[at], moving)) for at in order}) > 1:
+                series.append({"fixed": _fixed(name, listed[order[0]]), "points": [rows[at] for at in order]})
         result[name] = {"series": series, **_per_doubling(series, moving)}
     return result
+
+
+def moving_value(point: SeriesPoint, moving: str) -> object:
+    """Return the value of a hyperparameter, or of a further field by its path, of a configuration of a series. It is
+    None if the configuration does not set the field."""
+    return point.get(moving, point.get("settings", {}).get(moving))
+
+
+def _in_order(value: object) -> tuple[float, str]:
+    """Return what sorts the values of one series: numbers by size, then other values by their text."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return (float(value), "")
+    return (math.inf, value_in_words(value))
+
+
+def _rest(one: Configuration, name: str) -> Hashable:
+    """Return everything that a configuration sets but one hyperparameter or further field."""
+    fields = {path: value for path, value in one.fields.items() if path != name}
+    return (*(getattr(one, other) for other in HYPERPARAMETERS if other != name), settings_text(fields))
 
 
 def _point(one: Configuration, score: float, score_std: float, utility_loss: float) -> SeriesPoint:
@@ -118,23 +141,28 @@ def _point(one: Configuration, score: float, score_std: float, utility_loss: flo
     }
 
 
-def _fixed(name: str, one: Configuration) -> dict[str, float]:
+def _fixed(name: str, one: Configuration) -> dict[str, object]:
     """Return the values that all configurations of a series share."""
+    fields = {path: value for path, value in one.fields.items() if path != name}
     if name == "compute":
-        return {"compute": one.compute, "learning_rate": one.learning_rate}
+        return {"compute": one.compute, "learning_rate": one.learning_rate, **fields}
     if name == "updates":
-        return {"updates": float(one.updates)}
-    return {other: getattr(one, other) for other in HYPERPARAMETERS if other != name}
+        return {"updates": float(one.updates), **fields}
+    return {**{other: getattr(one, other) for other in HYPERPARAMETERS if other != name}, **fields}
 
 
-def _per_doubling(series: list[Series], moving: Hyperparameter) -> Doubling:
+def _per_doubling(series: list[Series], moving: str) -> Doubling:
     """Return the mean over series of the least-squares slope of the score on log2 of the varied hyperparameter."""
     if not series:
         reason = f"no two configurations differ in {moving} alone"
         return {"per_doubling": None, "std_error": None, "series_count": 0, "reason": reason}
+    values = [[moving_value(point, moving) for point in one["points"]] for one in series]
+    if not all(is_numeric(own) and min(map(float, own)) > 0 for own in values):  # type: ignore[arg-type]  # numbers
+        reason = f"the values of {moving} are no positive numbers, so they cannot double"
+        return {"per_doubling": None, "std_error": None, "series_count": len(series), "reason": reason}
     slopes = []
-    for one in series:
-        x = np.log2([float(p[moving]) for p in one["points"]])
+    for one, own in zip(series, values, strict=True):
+        x = np.log2(np.array(own, dtype=np.float64))
         y = np.array([float(p["score"]) for p in one["points"]])
         slopes.append(float(((x - x.mean()) * y).sum() / ((x - x.mean()) ** 2).sum()))
     effect: Doubling = {"per_doubling": float(np.mean(slopes)), "std_error": None, "series_count": len(series)}

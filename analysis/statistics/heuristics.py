@@ -1,4 +1,7 @@
-"""The pairwise heuristics of Hu et al. (2025), §4.2, and their accuracy (Fig. 7)."""
+"""The pairwise heuristics of Hu et al. (2025), §4.2, and their accuracy (Fig. 7).
+
+The paper varies b, T and η alone. Configurations that set different further fields are therefore never compared.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.statistics.results import Reason
-from analysis.tables.points import configuration_means
+from analysis.tables.points import SETTINGS, configuration_means
 from search_spaces.configuration import HYPERPARAMETERS, exact
 
 HEURISTICS = ("individual", "compute", "updates")
@@ -32,19 +35,21 @@ class Accuracy(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class Coded:
-    """Integer codes of m distinct configurations in the order (T, b, η), for the heuristics to compare.
+    """Integer codes of m distinct configurations in the order (T, b, η, settings), for the heuristics to compare.
 
     C = b·T and U = C·η are compared exactly, as fractions, before they are coded.
 
     Attributes:
         batch_size, num_steps, learning_rate: [m] ranks.
-        same_compute: [m] codes that are equal if C and η are equal.
-        same_updates: [m] codes that are equal if U is equal.
+        same_settings: [m] codes that are equal if the further fields are equal.
+        same_compute: [m] codes that are equal if the further fields, C and η are equal.
+        same_updates: [m] codes that are equal if the further fields and U are equal.
     """
 
     batch_size: Codes
     num_steps: Codes
     learning_rate: Codes
+    same_settings: Codes
     same_compute: Codes
     same_updates: Codes
 
@@ -54,10 +59,13 @@ class Coded:
         ranks = {name: _ranks(means[name].to_numpy()) for name in HYPERPARAMETERS}
         compute = [b * t for b, t in zip(means["batch_size"].tolist(), means["num_steps"].tolist(), strict=True)]
         rates = _whole(means["learning_rate"].tolist())
+        settings = _codes(means[SETTINGS].tolist())
+        of = settings.tolist()
         return cls(
             **ranks,
-            same_compute=_codes(list(zip(compute, rates, strict=True))),
-            same_updates=_codes([c * rate for c, rate in zip(compute, rates, strict=True)]),
+            same_settings=settings,
+            same_compute=_codes(list(zip(of, compute, rates, strict=True))),
+            same_updates=_codes([(s, c * rate) for s, c, rate in zip(of, compute, rates, strict=True)]),
         )
 
     def __len__(self) -> int:
@@ -72,7 +80,7 @@ def pair_blocks(coded: Coded, heuristic: str) -> Iterator[tuple[Indices, Indices
     """Yield the pairs that satisfy a heuristic's condition, in blocks, to save memory.
 
     Args:
-        coded: the configurations.
+        coded: the configurations. Only those with the same further fields are compared.
         heuristic: "individual": T, b and η of i are at most j's, and one is smaller; "compute": C and η are equal, and
             b is larger; "updates": U is equal, and η is smaller.
 
@@ -93,7 +101,7 @@ def heuristic_accuracy(points: pd.DataFrame) -> dict[str, Accuracy]:
     """Return how often each heuristic names the configuration with the lower mean score.
 
     Args:
-        points: a points table; configurations are compared by their means over seeds.
+        points: a points table; configurations with the same further fields are compared by their means over seeds.
 
     Returns:
         heuristic -> {"correct", "pairs", "accuracy"}: accuracy = correct / all pairs that satisfy the condition. A tie
@@ -119,13 +127,14 @@ def heuristic_accuracy(points: pd.DataFrame) -> dict[str, Accuracy]:
 
 
 def _individual(coded: Coded) -> Iterator[tuple[Indices, Indices, NDArray[np.bool_]]]:
-    """Yield pairs of the individual heuristic. In the order (T, b, η), a smaller configuration always comes first."""
+    """Yield pairs of the individual heuristic. A smaller configuration always comes first in the order (T, b, η)."""
     size, start = len(coded), 0
     while start < size:
         end = min(size, start + max(1, _CELLS_AT_ONCE // (size - start)))
         rows, columns = np.arange(start, end), np.arange(start, size)
         holds = coded.batch_size[rows, None] <= coded.batch_size[columns]
         holds &= coded.learning_rate[rows, None] <= coded.learning_rate[columns]
+        holds &= coded.same_settings[rows, None] == coded.same_settings[columns]
         holds[:, : end - start] &= np.triu(np.ones((end - start, end - start), dtype=np.bool_), k=1)
         yield rows, columns, holds
         start = end

@@ -103,7 +103,7 @@ def _of_score(
     table = values if values is not None else score.to_numpy(dtype=np.float64)[:, None]
     drawn = resampled(rng, num_resamples, table.shape[1])
     rows: list[ConfigurationScore] = []
-    keys = list(map(tuple, points[KEY].to_numpy()))
+    keys = list(points[KEY].itertuples(index=False, name=None))
     for key in dict.fromkeys(keys):
         chosen = np.array([k == key for k in keys])
         (own,) = configurations(points[chosen].iloc[:1])

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from analysis.statistics.spread import unit_of
 from analysis.tables.per_secret import as_array, by_secret, controls_of
-from analysis.tables.points import KEY
+from analysis.tables.points import KEY, with_settings
 
 Array = NDArray[np.float64]
 
@@ -161,7 +161,7 @@ def measured_values(points: pd.DataFrame, secrets: pd.DataFrame, name: str) -> A
 
 def mean_over_seeds(points: pd.DataFrame, values: Array) -> Array:
     """Return the means of runs' values ([run, n]) over seeds, [m, n], configurations in the order (T, b, η)."""
-    groups = points.groupby(KEY, sort=True).ngroup().to_numpy()
+    groups = with_settings(points).groupby(KEY, sort=True).ngroup().to_numpy()
     sums = np.zeros((groups.max() + 1, values.shape[1]))
     np.add.at(sums, groups, values)
     means: Array = sums / np.bincount(groups)[:, None]

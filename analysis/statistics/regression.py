@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from analysis.statistics.results import Reason
 from analysis.statistics.spread import std, unit_of
+from analysis.tables.coordinates import Coordinates
 from analysis.tables.points import KEY, require_hyperparameters
 from search_spaces.configuration import HYPERPARAMETERS
 from search_spaces.names import unknown_name
@@ -57,7 +58,9 @@ def regress(points: pd.DataFrame, *, errors: Errors = "ols") -> dict[str, Regres
             deviations.
 
     Returns:
-        "individual" on (ln b, ln T, ln η) and "composite" on (ln C, ln η), C = b·T: {"n", "r_squared", "errors",
+        "individual" on (ln b, ln T, ln η) and "composite" on (ln C, ln η), C = b·T; in both also on the coordinates of
+        the further fields that vary (see `Coordinates`; the first of the values of a field that is no number is the one
+        that the others are compared with): {"n", "r_squared", "errors",
         "terms": {"intercept", "log_...": {"coef", "std_error", "t", "p"}}}, p two-sided under Student's t with n -
         terms degrees of freedom ("cluster": configurations - 1; "mixed": Gaussian). If a fit is undefined, its figures
         are None and "reason" says why.
@@ -73,8 +76,9 @@ def regress(points: pd.DataFrame, *, errors: Errors = "ols") -> dict[str, Regres
     score = points["score"].to_numpy(dtype=np.float64)
     groups = np.asarray(points.groupby(KEY, sort=True).ngroup(), dtype=np.int64)
     log_b, log_t, log_rate = (np.log(points[name].to_numpy(dtype=np.float64)) for name in HYPERPARAMETERS)
-    individual = {"log_batch_size": log_b, "log_num_steps": log_t, "log_learning_rate": log_rate}
-    composite = {"log_compute": log_b + log_t, "log_learning_rate": log_rate}
+    further = Coordinates.of(points).against_first(points)
+    individual = {"log_batch_size": log_b, "log_num_steps": log_t, "log_learning_rate": log_rate, **further}
+    composite = {"log_compute": log_b + log_t, "log_learning_rate": log_rate, **further}
     return {
         "individual": _fit(score, individual, groups, errors),
         "composite": _fit(score, composite, groups, errors),

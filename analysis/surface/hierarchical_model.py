@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from analysis.statistics.noise import FARTHEST, SeedNoise, secret_covariance
 from analysis.surface.posterior import LIMITS, Posterior, Smoother, bounded_exp
 from analysis.surface.surrogate import matern, slice_samples
-from search_spaces.configuration import HYPERPARAMETERS
+from analysis.tables.coordinates import Coordinates
 
 Array = NDArray[np.float64]
 
@@ -27,11 +27,11 @@ _FARTHEST_BELOW = 4.0  # units
 _LARGEST_RATIO = 1e6  # of a drawn variance to its estimate, which has no upper limit with few degrees of freedom
 
 # Means and standard deviations of the Gaussian priors of the logarithms of the hyperparameters, in standard deviations
-# of the inputs and of the figure: size of the nonlinear part, three length scales, size of the slopes, effect of a
+# of the inputs and of the figure: size of the nonlinear part, a length scale, size of the slopes, effect of a
 # configuration, and error of a mean, which is only used where no seeds tell it.
-_PRIOR_MEAN = np.log([0.3, 1.5, 1.5, 1.5, 0.4, 0.15, 0.2])
-_PRIOR_STD = np.array([1.0, 0.7, 0.7, 0.7, 1.0, 1.0, 1.0])
-_SLOPE, _CONFIGURATION, _UNKNOWN_ERROR = 4, 5, 6
+_SIZE, _LENGTH = (np.log(0.3), 1.0), (np.log(1.5), 0.7)
+_REST = ((np.log(0.4), 1.0), (np.log(0.15), 1.0), (np.log(0.2), 1.0))
+_SLOPE, _CONFIGURATION, _UNKNOWN_ERROR = -3, -2, -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class HierarchicalModel:
 
     Attributes:
         rows: [n] positions of the modelled configurations.
-        inputs: [n, 3] standardised logarithms of (b, T, η).
+        inputs: [n, d] standardised coordinates of the configurations.
         values: [n] standardised means.
         level, unit: mean and standard deviation of the means before; the unit is at least their typical error.
         logarithm: whether the values are logarithms.
@@ -48,7 +48,7 @@ class HierarchicalModel:
         noise: the errors over seeds, None if they are unknown.
         of_secrets: [n, n] covariance of the errors over secrets.
         num_secrets: number of secrets, 0 if their choice is not counted.
-        hyperparameters: [draws, 7] draws of the hyperparameters' logarithms.
+        hyperparameters: [draws, d + 4] draws of the hyperparameters' logarithms.
     """
 
     rows: NDArray[np.intp]
@@ -78,7 +78,7 @@ class HierarchicalModel:
         """Standardise the inputs, the figure and its errors.
 
         Args:
-            means: [m] configuration means, for (b, T, η) and the numbers of seeds.
+            means: [m] configuration means, for the configurations and the numbers of seeds.
             rows: [n] positions of the configurations that are modelled.
             measured, std: [m] means of the figure and standard deviations over seeds.
             by_secret: [m, k] means by secret, k >= 2, None if the choice of secrets is not counted.
@@ -101,7 +101,7 @@ class HierarchicalModel:
         unit = max(float((values - level).std()), *errors, 0.0)
         scale = unit or 1.0
         own = None if own is None else (own / scale).clip(-_FARTHEST_SECRET, _FARTHEST_SECRET)
-        z = np.log(some[HYPERPARAMETERS].to_numpy(dtype=np.float64))
+        z = Coordinates.of(some).values(some)
         spread = z.std(axis=0)
         return cls(
             rows=rows,
@@ -114,13 +114,14 @@ class HierarchicalModel:
             noise=None if noise is None else noise.over(scale),
             of_secrets=np.zeros((len(rows), len(rows))) if own is None else secret_covariance(own),
             num_secrets=0 if own is None else own.shape[1],
-            hyperparameters=np.empty((0, len(_PRIOR_MEAN))),
+            hyperparameters=np.empty((0, z.shape[1] + 1 + len(_REST))),
         )
 
     def fitted(self, rng: np.random.Generator) -> HierarchicalModel:
         """Draw the hyperparameters from their posterior, given a random part of the rows."""
         few = self._some(np.sort(rng.permutation(len(self.values))[:_MOST_INFORMATIVE]))
-        return replace(self, hyperparameters=slice_samples(few._log_likelihood, rng, _PRIOR_MEAN, _PRIOR_STD))
+        mean, std = np.transpose([_SIZE, *[_LENGTH] * self.inputs.shape[1], *_REST])
+        return replace(self, hyperparameters=slice_samples(few._log_likelihood, rng, mean, std))
 
     def log_density(self) -> float:
         """Return the sum over configurations of the log density of each mean given the others (leave one out).
@@ -229,7 +230,7 @@ class HierarchicalModel:
 
     def _prior(self, h: Array) -> Array:
         """Return the prior covariance: level, slopes, remainder, and the effects of the configurations."""
-        covariance: Array = np.exp(2 * h[0]) * matern(self._squares @ np.exp(-2 * h[1:4]))
+        covariance: Array = np.exp(2 * h[0]) * matern(self._squares @ np.exp(-2 * h[1:_SLOPE]))
         covariance += self._level_variance + np.exp(2 * h[_SLOPE]) * self._products
         covariance.flat[:: len(covariance) + 1] += np.exp(2 * h[_CONFIGURATION])
         return covariance

@@ -14,6 +14,7 @@ from analysis.statistics.noise import SeedNoise, common_effect
 from analysis.surface.hierarchical_model import HierarchicalModel
 from analysis.surface.posterior import Posterior
 from analysis.surface.surrogate import Figure
+from analysis.tables.points import SETTINGS, with_settings
 from search_spaces.configuration import HYPERPARAMETERS
 
 Array = NDArray[np.float64]
@@ -44,12 +45,13 @@ def score_posterior(
             lowest scores are modelled. The others keep their means, with errors over seeds.
         seed: seed of the draws.
 
-    The model: a configuration's true score is a plane over (ln b, ln T, ln η) whose slopes have no expected sign, plus
-    a smooth remainder (Matérn-5/2), plus an independent effect of the configuration. Its measured mean adds the errors
-    over seeds, whose variances are those of `SeedNoise`, and the errors over secrets, whose covariance is the sample's,
-    shrunk. A secret that is easier for every model moves all configurations alike; that part is `Posterior.common`.
-    The hyperparameters and the variances are drawn from their posteriors. A positive rate is modelled by its logarithm
-    if that predicts left-out configurations better.
+    The model: a configuration's true score is a plane over its coordinates (ln b, ln T, ln η, and those of further
+    fields, see `Coordinates`) whose slopes have no expected sign, plus a smooth remainder (Matérn-5/2), plus an
+    independent effect of the configuration. Its measured mean adds the errors over seeds, whose variances are those of
+    `SeedNoise`, and the errors over secrets, whose covariance is the sample's, shrunk. A secret that is easier for
+    every model moves all configurations alike; that part is `Posterior.common`. The hyperparameters and the variances
+    are drawn from their posteriors. A positive rate is modelled by its logarithm if that predicts left-out
+    configurations better.
 
     Source: Rasmussen and Williams 2006, chapter 2; Gelman et al. 2013, chapter 5 (hierarchical models).
     """
@@ -96,11 +98,12 @@ class _Measured:
     ) -> _Measured:
         """Gather what a posterior depends on."""
         columns = means[[*HYPERPARAMETERS, "num_seeds", figure, f"{figure}_std"]].to_numpy(dtype=np.float64)
+        settings = tuple(with_settings(means)[SETTINGS])
         values = means[figure].to_numpy(dtype=np.float64)
         # The members of the pool come first, then the others, each from the lowest to the highest.
         outside = np.zeros(len(values), dtype=np.bool_) if pool is None else ~pool
         rows = np.sort(np.lexsort([values, outside])[:MOST_MODELLED])
-        content = (columns.tobytes(), rows.tobytes(), None if by_secret is None else by_secret.tobytes())
+        content = (settings, columns.tobytes(), rows.tobytes(), None if by_secret is None else by_secret.tobytes())
         return cls(
             content=content,
             rows=rows,

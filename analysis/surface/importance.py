@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import warnings
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from analysis.statistics.results import Reason
+from analysis.tables.coordinates import NOT_SET, is_numeric, varied_fields
 from analysis.tables.points import configuration_means
 from analysis.tables.thinning import evenly
 from search_spaces.configuration import HYPERPARAMETERS
+from search_spaces.settings import value_in_words
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
 
 _MOST_CONFIGURATIONS = 1000
 _FEWEST_CONFIGURATIONS = 4
 
 
 Shares = dict[str, float]
-"""Hyperparameter -> its share in the variance that single hyperparameters explain. The shares sum to 1."""
+"""Hyperparameter, or path of a further field -> its share in the variance that single ones explain. The shares sum to
+1."""
 
 
 class Importance(Reason):
@@ -28,10 +35,11 @@ class Importance(Reason):
 
 
 def hyperparameter_importance(points: pd.DataFrame) -> Importance:
-    """Return the importance of b, T and η for the mean score and for the mean utility loss.
+    """Return the importance of b, T, η and the varied further fields for the mean score and the mean utility loss.
 
-    A random forest of optuna is fitted to the configurations' means, over the logarithms of the hyperparameters. The
-    importance is the share of the forest's variance that one hyperparameter explains alone. Interactions are left out.
+    A random forest of optuna is fitted to the configurations' means, over the logarithms of the hyperparameters and the
+    values of the further fields. The importance is the share of the forest's variance that one hyperparameter explains
+    alone. Interactions are left out.
 
     Args:
         points: a points table. Of more than 1000 configurations, 1000 are taken evenly.
@@ -56,7 +64,6 @@ def hyperparameter_importance(points: pd.DataFrame) -> Importance:
 def _shares(means: pd.DataFrame, figure: str) -> Shares | None:
     """Return the shares for one figure; None if it does not vary."""
     from optuna import create_study, logging
-    from optuna.distributions import BaseDistribution, FloatDistribution
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
     from optuna.trial import create_trial
 
@@ -66,13 +73,12 @@ def _shares(means: pd.DataFrame, figure: str) -> Shares | None:
     values = values - values.mean()
     largest = np.abs(values).max()
     varied = [name for name in HYPERPARAMETERS if means[name].nunique() > 1]
-    if largest == 0 or not varied:
+    fields = varied_fields(means)
+    if largest == 0 or not (varied or fields):
         return None
     values = values / largest
-    inputs = {name: means[name].to_numpy(dtype=np.float64) for name in varied}
-    ranges: dict[str, BaseDistribution] = {
-        name: FloatDistribution(float(column.min()), float(column.max()), log=True) for name, column in inputs.items()
-    }
+    inputs: dict[str, list[object]] = {**{name: list(means[name].astype(float)) for name in varied}, **fields}
+    ranges = {name: _range(column) for name, column in inputs.items()}
     level = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
     try:
@@ -80,7 +86,7 @@ def _shares(means: pd.DataFrame, figure: str) -> Shares | None:
         study.add_trials(
             [
                 create_trial(
-                    params={name: float(column[at]) for name, column in inputs.items()},
+                    params={name: _told(column[at], ranges[name]) for name, column in inputs.items()},
                     distributions=ranges,
                     value=float(value),
                 )
@@ -92,4 +98,23 @@ def _shares(means: pd.DataFrame, figure: str) -> Shares | None:
             found = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0))
     finally:
         logging.set_verbosity(level)
-    return {name: float(found.get(name, 0.0)) for name in HYPERPARAMETERS}
+    return {name: float(found.get(name, 0.0)) for name in (*HYPERPARAMETERS, *fields)}
+
+
+def _range(values: list[object]) -> BaseDistribution:
+    """Return the range of a hyperparameter or field: an interval of numbers, or the values themselves."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution
+
+    numbers = [float(value) for value in values if isinstance(value, int | float)]
+    if is_numeric(values) and len(numbers) == len(values):
+        return FloatDistribution(min(numbers), max(numbers), log=min(numbers) > 0)
+    return CategoricalDistribution(sorted({_text(value) for value in values}))
+
+
+def _told(value: object, own: BaseDistribution) -> object:
+    """Return a value as optuna's trial holds it."""
+    return _text(value) if hasattr(own, "choices") else value
+
+
+def _text(value: object) -> str:
+    return NOT_SET if value is None else value_in_words(value)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from typing import NotRequired
 
@@ -16,7 +17,8 @@ from analysis.statistics.noise import SeedNoise
 from analysis.statistics.results import Reason
 from analysis.surface.posterior import bounded_exp
 from analysis.surface.surrogate import Figure, Surface
-from analysis.tables.points import configuration_means, configurations
+from analysis.tables.coordinates import Coordinates, is_numeric, varied_fields
+from analysis.tables.points import SETTINGS, configuration_means, configurations
 from search_spaces.configuration import HYPERPARAMETERS, Configuration, Hyperparameters
 
 Array = NDArray[np.float64]
@@ -43,27 +45,33 @@ class Fitted:
     run_std: float | None
 
     @classmethod
-    def to(cls, means: pd.DataFrame, figure: Figure, *, seed: int = 0) -> Fitted:
+    def to(
+        cls, means: pd.DataFrame, figure: Figure, *, coordinates: Coordinates | None = None, seed: int = 0
+    ) -> Fitted:
         """Fit a figure. A positive score is fitted as logarithm if that predicts left-out configurations better.
 
         Scores that are probabilities spread over orders of magnitude, so the logarithm often fits better.
         """
-        plain = cls._of(means, figure, logarithm=False, seed=seed)
+        given = partial(cls._of, means, figure, coordinates=coordinates, seed=seed)
+        plain = given(logarithm=False)
         values = means[figure].to_numpy(dtype=np.float64)
         if figure != "score" or values.min() <= 0:
             return plain
-        logarithmic = cls._of(means, figure, logarithm=True, seed=seed)
+        logarithmic = given(logarithm=True)
         density = logarithmic.surface.log_density() - float(np.log(values).sum())
         return logarithmic if density > plain.surface.log_density() else plain
 
     @classmethod
-    def _of(cls, means: pd.DataFrame, figure: Figure, *, logarithm: bool, seed: int) -> Fitted:
+    def _of(
+        cls, means: pd.DataFrame, figure: Figure, *, coordinates: Coordinates | None, logarithm: bool, seed: int
+    ) -> Fitted:
         values, std = (means[name].to_numpy(dtype=np.float64) for name in (figure, f"{figure}_std"))
         if logarithm:
             values, std = np.log(values), std / values  # the standard deviation of the logarithm, to first order
         noise = SeedNoise.of(std, means["num_seeds"].to_numpy())
         table = means.assign(**{figure: values})
-        surface = Surface.fit(table, figure, None if noise is None else noise.std_error() ** 2, seed=seed)
+        variance = None if noise is None else noise.std_error() ** 2
+        surface = Surface.fit(table, figure, variance, coordinates=coordinates, seed=seed)
         return cls(
             surface=surface,
             logarithm=logarithm,
@@ -112,23 +120,25 @@ def predict(
 
     Args:
         points: a points table with at least 4 configurations.
-        candidates: configurations to predict. The default is every combination of the table's values of b, T and η
-            that the table lacks, which may be none.
+        candidates: configurations to predict. The default is every combination of the table's values of b, T, η and
+            settings that the table lacks, which may be none.
         max_loss: a utility threshold, to predict the probability that a candidate keeps to it.
         seed: seed of the draws.
 
     Returns:
-        Sorted by (T, b, η), one row each: "batch_size", "num_steps", "learning_rate", "score" and "utility_loss"
-        (medians), "score_interval" and "utility_interval": 95 % of the expectation over seeds; "score_run_interval" and
-        "utility_run_interval": 95 % of one run's figure, None if no configuration has two seeds; "compute" C = b·T;
-        "beyond": the hyperparameters outside the measured range, for which the row is an extrapolation; with max_loss
-        also "within": the probability that the expected loss is at most max_loss.
+        Sorted by (T, b, η, settings), one row each: "batch_size", "num_steps", "learning_rate", "settings" if there are
+        any, "score" and "utility_loss" (medians), "score_interval" and "utility_interval": 95 % of the expectation over
+        seeds; "score_run_interval" and "utility_run_interval": 95 % of one run's figure, None if no configuration has
+        two seeds; "compute" C = b·T; "beyond": the hyperparameters and numeric fields outside the measured range, for
+        which the row is an extrapolation; with max_loss also "within": the probability that the expected loss is at
+        most max_loss.
 
     Beyond the measured values, the surface continues as a plane with growing uncertainty. It cannot predict that a run
     diverges.
 
     Raises:
-        ValueError: fewer than 4 configurations, or as `configuration_means`.
+        ValueError: fewer than 4 configurations, a candidate with a value that was not measured of a field that is no
+            number, or as `configuration_means`.
     """
     if max_loss is not None and not math.isfinite(max_loss):
         raise ValueError(f"max_loss must be finite, got {max_loss}. Leave it out to ask for no probability.")
@@ -142,7 +152,8 @@ def predict(
     if not chosen:
         return []
     chosen = sorted(chosen, key=lambda c: c.key)
-    table = pd.DataFrame([c.to_json() for c in chosen])
+    table = pd.DataFrame([asdict(c) for c in chosen])
+    measured = varied_fields(means)
     # Fit both figures, and draw from their distribution at each candidate.
     score, score_of_runs = Fitted.to(means, "score", seed=seed).marginals(table, seed=seed)
     loss, loss_of_runs = Fitted.to(means, "utility_loss", seed=seed).marginals(table, seed=seed)
@@ -160,8 +171,13 @@ def predict(
             "utility_interval": _interval(loss[:, at]),
             "utility_run_interval": None if loss_of_runs is None else _interval(loss_of_runs[:, at]),
             "compute": configuration.compute,
-            "beyond": [name for name in HYPERPARAMETERS if not _between(means[name], getattr(configuration, name))],
+            "beyond": [
+                *(name for name in HYPERPARAMETERS if not _between(means[name], getattr(configuration, name))),
+                *(path for path, values in measured.items() if _beyond(values, configuration.fields.get(path))),
+            ],
         }
+        if configuration.settings:
+            row["settings"] = configuration.fields
         if max_loss is not None:
             row["within"] = float((loss[:, at] <= max_loss).mean())
         if row["score_run_interval"] is None or row["utility_run_interval"] is None:
@@ -176,13 +192,24 @@ def _interval(draws: Array) -> list[float]:
     return [float(low), float(high)]
 
 
+def _beyond(measured: list[object], value: object) -> bool:
+    """Return whether a number of a further field lies outside the measured numbers."""
+    if value is None or not is_numeric(measured):
+        return False
+    numbers = [one for one in measured if isinstance(one, int | float)]
+    return isinstance(value, int | float) and not min(numbers) <= value <= max(numbers)
+
+
 def _between(measured: pd.Series, value: float) -> bool:
     return bool(measured.min() <= value <= measured.max())
 
 
 def _missing(means: pd.DataFrame) -> list[Configuration]:
     """Return every combination of a table's values that the table lacks."""
-    values = (sorted(means[name].unique().tolist()) for name in HYPERPARAMETERS)
+    values = (sorted(means[name].unique().tolist()) for name in (*HYPERPARAMETERS, SETTINGS))
     known = set(configurations(means))
-    every = (Configuration(batch_size=int(b), num_steps=int(t), learning_rate=float(r)) for b, t, r in product(*values))
+    every = (
+        Configuration(batch_size=int(b), num_steps=int(t), learning_rate=float(rate), settings=settings)
+        for b, t, rate, settings in product(*values)
+    )
     return [c for c in every if c not in known]

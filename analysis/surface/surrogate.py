@@ -1,4 +1,4 @@
-"""A smooth surface over (ln b, ln T, ln η) through the measured figures, to predict other configurations."""
+"""A smooth surface over the coordinates of configurations through the measured figures, to predict others."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.tables.coordinates import Coordinates
 from search_spaces.configuration import HYPERPARAMETERS
 
 Array = NDArray[np.float64]
@@ -17,7 +18,8 @@ Figure = Literal["score", "utility_loss"]
 
 SLOPES: dict[Figure, float] = {"score": 0.35, "utility_loss": -0.35}
 """Prior mean of each slope, in standard deviations of the figure per standard deviation of ln b, ln T or ln η. The
-score is expected to rise and the loss to fall with each of them (Hu et al. 2025, Table 2 and Fig. 5)."""
+score is expected to rise and the loss to fall with each of them (Hu et al. 2025, Table 2 and Fig. 5). The slopes along
+further fields have the prior mean 0."""
 
 MOST_ROWS = 1500
 
@@ -28,9 +30,8 @@ _BURN_IN, _KEPT, _THINNED = 40, 20, 5
 _JITTER = 1e-8
 
 # Means and standard deviations of the Gaussian priors of the logarithms of a surface's hyperparameters, in standard
-# deviations of the inputs and of the figure: size of the nonlinear part, three length scales, unknown noise.
-_PRIOR_MEAN = np.log([0.5, 1.5, 1.5, 1.5, 0.2])
-_PRIOR_STD = np.array([0.7, 0.7, 0.7, 0.7, 1.0])
+# deviations of the inputs and of the figure: size of the nonlinear part, a length scale, unknown noise.
+_SIZE, _LENGTH, _NOISE = (np.log(0.5), 0.7), (np.log(1.5), 0.7), (np.log(0.2), 1.0)
 
 
 class TooManyError(ValueError):
@@ -45,35 +46,47 @@ class Surface:
     from their posterior by elliptical slice sampling, and figures are averages over the draws.
 
     Attributes:
-        centre, spread: [3] mean and standard deviation of the inputs.
+        coordinates: the d coordinates of a configuration.
+        centre, spread: [d] mean and standard deviation of the inputs.
         level, unit: mean and standard deviation of the figure, which is modelled as level + unit · (...).
-        slope: prior mean of each slope.
-        inputs: [m, 3] standardised inputs.
+        slopes: [d] prior means of the slopes.
+        inputs: [m, d] standardised inputs.
         residuals: [m] the standardised figure minus its prior mean.
         noise: [m] known variances of the standardised figure, NaN where they are learnt.
-        hyperparameters: [draws, 5] draws of the hyperparameters' logarithms.
+        hyperparameters: [draws, d + 2] draws of the hyperparameters' logarithms.
 
     Source: Rasmussen and Williams 2006, sections 2.2, 2.7; Murray, Adams and MacKay 2010 (elliptical slice sampling).
     """
 
+    coordinates: Coordinates
     centre: Array
     spread: Array
     level: float
     unit: float
-    slope: float
+    slopes: Array
     inputs: Array
     residuals: Array
     noise: Array
     hyperparameters: Array
 
     @classmethod
-    def fit(cls, table: pd.DataFrame, figure: Figure, variance: Array | None, *, seed: int = 0) -> Surface:
+    def fit(
+        cls,
+        table: pd.DataFrame,
+        figure: Figure,
+        variance: Array | None,
+        *,
+        coordinates: Coordinates | None = None,
+        seed: int = 0,
+    ) -> Surface:
         """Fit a surface.
 
         Args:
             table: one row per configuration with batch_size, num_steps, learning_rate and the figure.
             figure: "score" or "utility_loss".
             variance: [m] variances of the figures' errors over seeds. None if they are unknown; then one is learnt.
+            coordinates: the coordinates of all configurations that the surface will be asked for. None: those that tell
+                the table's own configurations apart.
             seed: seed of the draws of the hyperparameters.
 
         Raises:
@@ -85,28 +98,32 @@ class Surface:
                 "Leave some out."
             )
         # Standardise inputs and figure.
-        z, y = _logs(table), table[figure].to_numpy(dtype=np.float64)
+        coordinates = coordinates or Coordinates.of(table)
+        z, y = coordinates.values(table), table[figure].to_numpy(dtype=np.float64)
         centre, spread = z.mean(axis=0), z.std(axis=0)
         spread = np.where(spread > 0, spread, 1.0)
         level, unit = float(y.mean()), float(y.std()) or 1.0
         inputs = (z - centre) / spread
-        slope = SLOPES[figure]
+        slopes = np.zeros(coordinates.size)
+        slopes[: len(HYPERPARAMETERS)] = SLOPES[figure]
         known = np.full(len(y), np.nan) if variance is None else variance / unit**2
         surface = cls(
+            coordinates=coordinates,
             centre=centre,
             spread=spread,
             level=level,
             unit=unit,
-            slope=slope,
+            slopes=slopes,
             inputs=inputs,
-            residuals=(y - level) / unit - slope * inputs.sum(axis=1),
+            residuals=(y - level) / unit - inputs @ slopes,
             noise=known,
-            hyperparameters=np.empty((0, 5)),
+            hyperparameters=np.empty((0, coordinates.size + 2)),
         )
         # Draw the hyperparameters from their posterior, given a random part of the rows.
         rng = np.random.default_rng(seed)
         few = surface._some(rng.permutation(len(y))[:_MOST_INFORMATIVE])
-        drawn = slice_samples(few._log_likelihood, rng, _PRIOR_MEAN, _PRIOR_STD)
+        mean, std = np.transpose([_SIZE, *[_LENGTH] * coordinates.size, _NOISE])
+        drawn = slice_samples(few._log_likelihood, rng, mean, std)
         return replace(surface, hyperparameters=drawn)
 
     def predict(self, table: pd.DataFrame) -> tuple[Array, Array]:
@@ -140,20 +157,20 @@ class Surface:
 
     def smoothed(self, values: Array) -> Array:
         """Return surfaces through other values [..., m] at the fitted configurations, with the same hyperparameters."""
-        line = self.level + self.unit * self.slope * self.inputs.sum(axis=1)
+        line = self.level + self.unit * (self.inputs @ self.slopes)
         matrix = np.mean([self._smoother(h) for h in self.hyperparameters], axis=0)
         smooth: Array = line + (values - line) @ matrix.T
         return smooth
 
     def _standard(self, table: pd.DataFrame) -> Array:
-        standard: Array = (_logs(table) - self.centre) / self.spread
+        standard: Array = (self.coordinates.values(table) - self.centre) / self.spread
         return standard
 
     def _some(self, rows: NDArray[np.intp]) -> Surface:
         return replace(self, inputs=self.inputs[rows], residuals=self.residuals[rows], noise=self.noise[rows])
 
     def _noise(self, hyperparameters: Array) -> Array:
-        learnt = np.exp(2 * hyperparameters[4])
+        learnt = np.exp(2 * hyperparameters[-1])
         return np.where(np.isnan(self.noise), learnt, self.noise) + _JITTER
 
     def _log_likelihood(self, hyperparameters: Array) -> float:
@@ -173,7 +190,7 @@ class Surface:
         covariance[np.diag_indices_from(covariance)] += self._noise(hyperparameters)
         factor = cho_factor(covariance, lower=True)
         across = _kernel(self.inputs, points, hyperparameters)
-        mean = self.slope * points.sum(axis=1) + across.T @ cho_solve(factor, self.residuals)
+        mean = points @ self.slopes + across.T @ cho_solve(factor, self.residuals)
         narrowed = solve_triangular(factor[0], across, lower=True)
         if full:
             return mean, _kernel(points, points, hyperparameters) - narrowed.T @ narrowed
@@ -195,14 +212,9 @@ class Surface:
         return np.asarray(solved.T, dtype=np.float64)
 
 
-def _logs(table: pd.DataFrame) -> Array:
-    logs: Array = np.log(table[HYPERPARAMETERS].to_numpy(dtype=np.float64))
-    return logs
-
-
 def _kernel(a: Array, b: Array, hyperparameters: Array) -> Array:
     """Return the prior covariance: level, slopes and remainder."""
-    scaled = (a[:, None, :] - b[None, :, :]) / np.exp(hyperparameters[1:4])
+    scaled = (a[:, None, :] - b[None, :, :]) / np.exp(hyperparameters[1:-1])
     remainder = np.exp(2 * hyperparameters[0]) * matern((scaled**2).sum(axis=-1))
     kernel: Array = _LEVEL_STD**2 + _SLOPE_STD**2 * a @ b.T + remainder
     return kernel

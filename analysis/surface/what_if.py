@@ -12,7 +12,7 @@ from analysis.statistics.noise import SeedNoise, mean_over_seeds, measured_value
 from analysis.surface.hierarchical_model import interactions
 from analysis.surface.hierarchy import score_posterior
 from analysis.surface.posterior import Posterior
-from analysis.tables.points import KEY, configuration_means
+from analysis.tables.points import KEY, configuration_means, with_settings
 
 Array = NDArray[np.float64]
 
@@ -43,7 +43,7 @@ class Measured:
             return cls(means=means, of_secrets=None, over_seeds=unknown, logarithmic=logarithmic)
         values = measured_values(points, *secrets)
         of_secrets = mean_over_seeds(points, values)
-        groups = points.groupby(KEY, sort=True).ngroup().to_numpy()
+        groups = with_settings(points).groupby(KEY, sort=True).ngroup().to_numpy()
         rest = values - of_secrets[groups]
         rest = rest - rest.mean(axis=1, keepdims=True)
         squares = np.bincount(groups, (rest**2).sum(axis=1))

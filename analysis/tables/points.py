@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,9 +15,15 @@ from analysis.tables.rounded_means import rounded_means
 from search_spaces.configuration import HYPERPARAMETERS, Configuration
 from search_spaces.configuration import exact as exact
 from search_spaces.names import cell_in_words, familiar, unknown_name
+from search_spaces.settings import EMPTY, settings_of, settings_text
 
 REQUIRED_COLUMNS = [*HYPERPARAMETERS, "seed", "utility_loss", "score"]
-KEY = ["num_steps", "batch_size", "learning_rate"]  # (T, b, η): the order of rows, and of the first among ties
+SETTINGS = "settings"
+"""The column of the further fields that a configuration sets, each cell as `search_spaces.settings.settings_text`. A
+table without the column is one whose configurations set none."""
+KEY = ["num_steps", "batch_size", "learning_rate", SETTINGS]
+"""What tells configurations apart: (T, b, η) and the further fields. It is the order of rows, and of the first among
+ties."""
 _INTEGERS = {"batch_size", "num_steps", "seed"}
 _REALS = ["learning_rate", "utility_loss", "score"]
 _POSITIVE = set(HYPERPARAMETERS)
@@ -36,7 +43,7 @@ def load_points(path: str | Path, *, by: str | None = None) -> pd.DataFrame:
     Args:
         path: a .csv or .parquet file with the columns batch_size, num_steps, learning_rate, seed, utility_loss (nats,
             lower is better) and score (higher is more leakage); other columns are kept. If there is a column `status`,
-            only rows with "finished" are used.
+            only rows with "finished" are used. A column `settings` has the further fields that a configuration sets.
         by: a column that splits the table into groups, each a points table of its own (`split_by`).
 
     Returns:
@@ -51,7 +58,7 @@ def load_points(path: str | Path, *, by: str | None = None) -> pd.DataFrame:
     if not path.is_file():
         raise ValueError(f"points must be an existing file, got {str(path)!r}. Check the path.")
     # The real columns are read as text, because pandas' parser does not promise the nearest double.
-    return check_points(read_table(path, as_text=_REALS), by=by)
+    return check_points(read_table(path, as_text=[*_REALS, SETTINGS]), by=by)
 
 
 def save_points(points: pd.DataFrame, path: str | Path) -> None:
@@ -63,6 +70,8 @@ def save_points(points: pd.DataFrame, path: str | Path) -> None:
     path = Path(path)
     if not path.parent.is_dir():  # pandas would raise a plain OSError
         raise ValueError(f"points must go into an existing folder, got {str(path)!r}. Create it, or correct the path.")
+    if SETTINGS in points.columns and not points[SETTINGS].fillna(EMPTY).astype(bool).any():
+        points = points.drop(columns=SETTINGS)  # `load_points` adds it again
     if path.suffix == ".parquet":
         points.to_parquet(path, index=False)
     elif path.suffix == ".csv":
@@ -79,10 +88,10 @@ def check_points(table: pd.DataFrame, *, by: str | None = None) -> pd.DataFrame:
         by: as in `load_points`.
 
     Returns:
-        A new table: batch_size, num_steps and seed as integers, learning_rate, utility_loss and score as float64. A
-        double keeps every decimal of at most 15 digits, so a learning rate still equals the written decimal (see
-        `exact`). Hyperparameters may be null, for methods without b, T and η. Functions that need them refuse such
-        rows.
+        A new table: batch_size, num_steps and seed as integers, learning_rate, utility_loss and score as float64, and
+        settings as text, empty where a configuration sets no further field. A double keeps every decimal of at most 15
+        digits, so a learning rate still equals the written decimal (see `exact`). Hyperparameters may be null, for
+        methods without b, T and η. Functions that need them refuse such rows.
 
     Raises:
         ValueError: missing columns, no finished rows, text or NaN or infinity in place of a number, values that are
@@ -99,9 +108,32 @@ def check_points(table: pd.DataFrame, *, by: str | None = None) -> pd.DataFrame:
     points, others = _finished(table.reset_index(drop=True))
     for column in REQUIRED_COLUMNS:
         points[column] = check_column(points[column])
+    points = with_settings(points)
     _refuse_duplicates(points, by)
     points.attrs[_OTHER_ROWS] = others
     return points.reset_index(drop=True)
+
+
+def with_settings(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table whose column `settings` is text in its one form. The column is added if there is none.
+
+    Raises:
+        ValueError: a cell is not the JSON of some fields. The message gives the row.
+    """
+    if SETTINGS not in table.columns:
+        return table.assign(**{SETTINGS: pd.Series(EMPTY, index=table.index, dtype=object)})
+    texts = [_one_form(cell, at) for at, cell in enumerate(table[SETTINGS])]
+    return table.assign(**{SETTINGS: pd.Series(texts, index=table.index, dtype=object)})
+
+
+def _one_form(cell: object, at: int) -> str:
+    """Return a cell of the column `settings` in the form that `settings_text` gives."""
+    if cell is None or cell == EMPTY or (isinstance(cell, float) and math.isnan(cell)) or cell is pd.NA:
+        return EMPTY
+    try:
+        return settings_text(settings_of(str(cell)))
+    except ValueError as error:
+        raise ValueError(f"{error} It is in row {at + 1}.") from error
 
 
 def other_rows(points: pd.DataFrame) -> dict[str, int]:
@@ -117,16 +149,16 @@ def configuration_means(points: pd.DataFrame) -> pd.DataFrame:
         points: a points table, which is checked here.
 
     Returns:
-        Rows sorted by (T, b, η) with batch_size, num_steps, learning_rate, num_seeds, utility_loss and score (means,
-        correctly rounded, so that equal samples give equal means), utility_loss_std and score_std (ddof = 1, NaN with
-        one seed), base_utility_loss (mean) if the table has it, and model_uri: the one of the configuration's first
-        listed row, None if there is none.
+        Rows sorted by (T, b, η, settings) with batch_size, num_steps, learning_rate, settings, num_seeds, utility_loss
+        and score (means, correctly rounded, so that equal samples give equal means), utility_loss_std and score_std
+        (ddof = 1, NaN with one seed), base_utility_loss (mean) if the table has it, and model_uri: the one of the
+        configuration's first listed row, None if there is none.
 
     Raises:
         ValueError: as `check_points`, or a finished row without batch_size, num_steps or learning_rate.
     """
     points, starts = _by_configuration(require_hyperparameters(points))
-    means = points.loc[starts, HYPERPARAMETERS].astype({"batch_size": "int64", "num_steps": "int64"})
+    means = points.loc[starts, [*HYPERPARAMETERS, SETTINGS]].astype({"batch_size": "int64", "num_steps": "int64"})
     means["num_seeds"] = np.diff(starts, append=len(points))
     for column in ("utility_loss", "score"):
         values = points[column].to_numpy(dtype=np.float64)
@@ -145,9 +177,10 @@ def column_means(points: pd.DataFrame, column: str) -> NDArray[np.float64]:
 
 
 def _by_configuration(points: pd.DataFrame) -> tuple[pd.DataFrame, NDArray[np.int64]]:
-    """Return the rows sorted by (T, b, η), and the position where each configuration begins."""
+    """Return the rows sorted by (T, b, η, settings), and the position where each configuration begins."""
     points = points.sort_values(KEY, kind="stable", ignore_index=True)
-    changed = (points[KEY].to_numpy()[1:] != points[KEY].to_numpy()[:-1]).any(axis=1)
+    columns = [points[name].to_numpy() for name in KEY]
+    changed = np.any([column[1:] != column[:-1] for column in columns], axis=0)
     return points, np.concatenate([[0], np.flatnonzero(changed) + 1])
 
 
@@ -171,8 +204,8 @@ def configurations(table: pd.DataFrame) -> list[Configuration]:
     """Return the rows of a table as configurations."""
     columns = (table[name].tolist() for name in HYPERPARAMETERS)
     return [
-        Configuration(batch_size=int(b), num_steps=int(t), learning_rate=float(rate))
-        for b, t, rate in zip(*columns, strict=True)
+        Configuration(batch_size=int(b), num_steps=int(t), learning_rate=float(rate), settings=settings)
+        for b, t, rate, settings in zip(*columns, with_settings(table)[SETTINGS], strict=True)
     ]
 
 
@@ -254,7 +287,7 @@ def _refuse_duplicates(points: pd.DataFrame, by: str | None) -> None:
     if by is not None and by not in points.columns:
         raise ValueError(unknown_name("by: the column", by, familiar(points)))
     given = points[points[HYPERPARAMETERS].notna().all(axis=1)]
-    repeated = given[given.duplicated([*HYPERPARAMETERS, "seed", *([] if by is None else [by])])]
+    repeated = given[given.duplicated([*KEY, "seed", *([] if by is None else [by])])]
     if len(repeated):
         row = repeated.iloc[[0]]
         raise ValueError(

@@ -17,6 +17,7 @@ from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.store.alarms import note_audit, publish_alarms
 from raydp.sweep.store.folder import SweepFolder
 from raydp.tasks.wrappers.canaries import ACCESS, CanaryKind
+from search_spaces.configuration import point_of
 
 DEFAULT_CANARIES = 500
 
@@ -148,7 +149,7 @@ def audit_spec(
     if canary == "new_token":
         data["model"]["adapter"] = {"type": "none"}
     if source.only is not None:
-        data["space"] = {"points": [list(source.only)]}
+        data["space"] = {"points": [point_of(source.only)]}
     return load_spec(data)
 
 

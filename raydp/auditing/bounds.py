@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
@@ -10,12 +11,13 @@ from analysis.tables.files import read_table
 from raydp.auditing.report import SCORE, report_of
 from raydp.sweep.api import sweep_folder
 from raydp.sweep.planning.sources import is_spec
+from search_spaces import Configuration
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "epsilon_hat"]
 
 
 def audited_bounds(audit: str, storage: str = "raydp_runs") -> pd.DataFrame:
-    """Return one row per audited configuration: batch_size, num_steps, learning_rate and epsilon_hat.
+    """Return one row per audited configuration: batch_size, num_steps, learning_rate, settings and epsilon_hat.
 
     epsilon_hat is the largest ε̂ of the configuration's seeds, corrected for their number.
 
@@ -40,4 +42,7 @@ def audited_bounds(audit: str, storage: str = "raydp_runs") -> pd.DataFrame:
     report = report_of(audit, folder)
     if not report.configurations:
         raise ValueError(f"audit must have a finished run, got none in {audit!r}. Let `raydp audit` go on.")
-    return pd.DataFrame(list(report.configurations))[COLUMNS]
+    rows = [
+        {**asdict(Configuration.from_json(row)), "epsilon_hat": row["epsilon_hat"]} for row in report.configurations
+    ]
+    return pd.DataFrame(rows)

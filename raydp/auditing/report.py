@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from analysis.statistics.results import holm
 from raydp.privacy import Event, Guesses, Outcomes, PoissonGaussian, one_run_bound, separate_bound, separate_p_value
 from raydp.scores.base import Measurement
-from raydp.sweep.store.alarms import Configuration
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import counts
 from raydp.sweep.store.summary import RunCounts
 from raydp.tasks.wrappers.canaries import ACCESS, CanaryKind
 from raydp.training.trial_plan import TrialPlan
+from search_spaces.configuration import Configuration, Hyperparameters
 
 if TYPE_CHECKING:
     from raydp.scores.membership.one_run_audit import OneRunAudit
@@ -25,7 +25,7 @@ _SEEN = {"loss": "losses", "gradient": "every noisy gradient"}
 """What an auditor with each access sees, in words."""
 
 
-class AuditedRun(TypedDict):
+class AuditedRun(Hyperparameters):
     """The result of one audited run.
 
     Keys:
@@ -39,9 +39,6 @@ class AuditedRun(TypedDict):
     """
 
     run_id: str
-    batch_size: int
-    num_steps: int
-    learning_rate: float
     seed: int
     epsilon_hat: float
     epsilon_gdp: float
@@ -54,12 +51,9 @@ class AuditedRun(TypedDict):
     alarm: bool
 
 
-class AuditedConfiguration(TypedDict):
+class AuditedConfiguration(Hyperparameters):
     """The result of all runs of one configuration. `epsilon_hat` is corrected for their number."""
 
-    batch_size: int
-    num_steps: int
-    learning_rate: float
     runs: int
     epsilon_hat: float | None
     alarm: bool
@@ -120,7 +114,7 @@ class AuditReport:
         return {"kind": self.canary, "access": self.access, "number": self.canaries, "seed": self.coins}
 
     def alarms(self) -> dict[Configuration, str | None]:
-        """Return (b, T, η) of each audited configuration -> its alarm as a sentence, or None."""
+        """Return each audited configuration -> its alarm as a sentence, or None."""
         return {
             _key(row): _sentence(self, [r for r in self.runs if _key(r) == _key(row)]) if row["alarm"] else None
             for row in self.configurations
@@ -155,7 +149,7 @@ def report_of(audited: str, folder: SweepFolder, *, interrupted: bool = False) -
         claimed=spec.method.params.claims,
         delta=score.delta,
         runs=tuple(rows),
-        configurations=tuple(_configuration(group, score) for _, group in sorted(by_configuration.items())),
+        configurations=tuple(_configuration(by_configuration[one], score) for one in _sorted(by_configuration)),
         epsilon_hat=_largest(rows, score),
         counts=counts(folder),
         interrupted=interrupted,
@@ -173,9 +167,7 @@ def _row(trial: TrialPlan, measured: Measurement, event: Event, score: OneRunAud
         by_mechanism = separate_bound(outcomes, event, score.delta, score.confidence)
     return {
         "run_id": trial.run_id,
-        "batch_size": trial.batch_size,
-        "num_steps": trial.num_steps,
-        "learning_rate": trial.learning_rate,
+        **trial.configuration.to_json(),
         "seed": trial.seed,
         "epsilon_hat": measured.value,
         "epsilon_gdp": details["epsilon_gdp"],
@@ -191,11 +183,8 @@ def _row(trial: TrialPlan, measured: Measurement, event: Event, score: OneRunAud
 
 def _configuration(runs: Sequence[AuditedRun], score: OneRunAudit) -> AuditedConfiguration:
     """Return the row of the configuration that the runs have in common."""
-    batch_size, num_steps, learning_rate = _key(runs[0])
     return {
-        "batch_size": batch_size,
-        "num_steps": num_steps,
-        "learning_rate": learning_rate,
+        **_key(runs[0]).to_json(),
         "runs": len(runs),
         "epsilon_hat": _largest(runs, score),
         "alarm": any(row["alarm"] for row in runs),
@@ -228,4 +217,9 @@ def _sentence(report: AuditReport, rows: Sequence[AuditedRun]) -> str:
 
 
 def _key(row: AuditedRun | AuditedConfiguration) -> Configuration:
-    return row["batch_size"], row["num_steps"], row["learning_rate"]
+    return Configuration.from_json(row)
+
+
+def _sorted(configurations: Iterable[Configuration]) -> list[Configuration]:
+    """Return configurations by (b, T, η, settings)."""
+    return sorted(configurations, key=lambda c: (c.batch_size, c.num_steps, c.learning_rate, c.settings))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from raydp.spec.document import SweepSpec, load_spec
 from raydp.sweep.api import sweep_folder
-from raydp.sweep.store.alarms import Configuration
 from raydp.sweep.store.folder import SweepFolder
+from search_spaces import Configuration
 
 SUFFIX = "-audit"
 
@@ -61,8 +61,7 @@ def source_of(what: str, *, storage: str, tracking_uri: str, spec: Path | None) 
         folder = SweepFolder.open(path.parent.parent)
         for trial in folder.plan().trials:
             if trial.run_id == path.name:
-                only = (trial.batch_size, trial.num_steps, trial.learning_rate)
-                return Source(spec=_where_it_is(folder), only=only, run_id=path.name)
+                return Source(spec=_where_it_is(folder), only=trial.configuration, run_id=path.name)
         raise ValueError(f"MODEL must be a run of its sweep, got {what!r}. `raydp points` lists their run_id.")
     if not path.exists() and not (Path(storage) / path / "spec.yaml").is_file():
         raise ValueError(
@@ -98,7 +97,12 @@ def _registered(uri: str, storage: str, tracking_uri: str, spec: Path | None) ->
             f"spec must be that of the sweep {shown.get('sweep')!r} for {uri}, got {of_model.name!r}. Give the one "
             "that the model was trained by."
         )
-    only = (int(shown["batch_size"]), int(shown["num_steps"]), float(shown["learning_rate"]))
+    only = Configuration(
+        batch_size=int(shown["batch_size"]),
+        num_steps=int(shown["num_steps"]),
+        learning_rate=float(shown["learning_rate"]),
+        settings=str(shown.get("settings") or ""),
+    )
     return Source(spec=of_model, only=only, run_id=str(shown["run_id"]))
 
 

@@ -73,18 +73,28 @@ def check_new(output: Path, *, force: bool) -> None:
 
 
 def configuration_of(text: str) -> Configuration:
-    """Parse batch_size,num_steps,learning_rate from the command line.
+    """Parse batch_size,num_steps,learning_rate, and FIELD=VALUE for each further field, from the command line.
 
     Raises:
         ValueError: the text has another form.
     """
+    from raydp.io.yaml import parse_yaml
     from search_spaces import Configuration
+    from search_spaces.settings import settings_text
 
     try:
-        batch_size, num_steps, learning_rate = text.split(",")
-        return Configuration(batch_size=int(batch_size), num_steps=int(num_steps), learning_rate=float(learning_rate))
+        batch_size, num_steps, learning_rate, *fields = text.split(",", 3)
+        further = (
+            parse_yaml(f"{{{fields[0]}}}".replace("=", ": "), "--configuration must have fields") if fields else {}
+        )
+        return Configuration(
+            batch_size=int(batch_size),
+            num_steps=int(num_steps),
+            learning_rate=float(learning_rate),
+            settings=settings_text(further),
+        )
     except ValueError as error:
         raise ValueError(
             f"--configuration must be batch_size,num_steps,learning_rate, all > 0, got {text!r}. Write it as "
-            "256,60,0.005."
+            "256,60,0.005, and further fields as 256,60,0.005,method.max_grad_norm=0.5."
         ) from error

@@ -13,6 +13,8 @@ from typing import TypeGuard
 
 from rich.cells import cell_len
 
+from search_spaces.settings import short_names
+
 HEADERS = {
     "batch_size": "b",
     "num_steps": "T",
@@ -31,6 +33,8 @@ HEADERS = {
     "utility_gain": "gain",
 }
 """The papers' symbols and short names, for tables that people read. `--json` and files have the long names."""
+_OF_A_SPEC = ("method.", "model.")
+"""How the paths of fields of a spec begin. A table shows the end of each that tells it from the others."""
 FEW_ROWS = 4
 """The largest number of rows shown with one field per line instead of omitting columns."""
 ELSEWHERE = "A wider terminal, a pipe (| less -S) and --json show every column."
@@ -97,7 +101,9 @@ def lay_out(
     Returns:
         The lines. A line is wider than the terminal only if a single cell or header is.
     """
-    columns = [_column(key, [row[key] for row in rows]) for key in rows[0]]
+    paths = [key for key in rows[0] if key.startswith(_OF_A_SPEC)]
+    headers = {**HEADERS, **short_names(paths)}
+    columns = [_column(key, headers.get(key, key), [row[key] for row in rows]) for key in rows[0]]
     if marks:
         words = tuple(one_line(marks.get(position, "")) for position in range(len(rows)))
         columns.append(_Column(name=None, header="", cells=words, is_text=True))
@@ -141,10 +147,10 @@ def _is_interval(value: object) -> TypeGuard[Sequence[float]]:
     return isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(end, float) for end in value)
 
 
-def _column(name: str, values: Sequence[object]) -> _Column:
+def _column(name: str, header: str, values: Sequence[object]) -> _Column:
     return _Column(
         name=name,
-        header=one_line(HEADERS.get(name, name)).strip(),
+        header=one_line(header).strip(),
         cells=tuple(one_line(cell_text(value)) for value in values),
         is_text=any(isinstance(v, str) or (isinstance(v, list | tuple) and not _is_interval(v)) for v in values),
     )

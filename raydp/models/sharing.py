@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import nn
 
+from raydp.models.base_models import load_base
 from raydp.models.pretrained import PretrainedModel
+from raydp.spec.sections import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +22,22 @@ class SharedModel:
 
     skeleton: PretrainedModel
     arrays: tuple[tuple[str, str, str, np.ndarray], ...]
+
+
+def base_models(sections: Iterable[ModelSpec], *, new_tokens: int) -> dict[str, SharedModel]:
+    """Load the base model of some sections, to be shared, once for each type of its weights: type -> model.
+
+    Args:
+        sections: sections on one base model.
+        new_tokens: as for `raydp.models.base_models.load_base`.
+
+    Raises:
+        ValueError: as `load_base`.
+    """
+    by_type: dict[str, ModelSpec] = {}
+    for section in sections:
+        by_type.setdefault(section.weight_dtype, section)
+    return {dtype: disassemble(load_base(section, new_tokens=new_tokens)) for dtype, section in by_type.items()}
 
 
 def disassemble(base: PretrainedModel) -> SharedModel:
@@ -46,8 +66,9 @@ def disassemble(base: PretrainedModel) -> SharedModel:
 
 
 def assemble(shared: SharedModel) -> PretrainedModel:
-    """Put the tensors back without a copy. They may be read-only memory that other processes map too."""
-    modules = dict(shared.skeleton.model.named_modules())
+    """Put the tensors back into a copy of the skeleton. They may be read-only memory that other processes map too."""
+    skeleton = replace(shared.skeleton, model=copy.deepcopy(shared.skeleton.model))
+    modules = dict(skeleton.model.named_modules())
     tensors: list[torch.Tensor] = []
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -61,4 +82,4 @@ def assemble(shared: SharedModel) -> PretrainedModel:
                 tensor = nn.Parameter(tensor, requires_grad=False) if kind == "_parameters" else tensor
             tensors.append(tensor)
             getattr(modules[path], kind)[name] = tensor
-    return shared.skeleton
+    return skeleton

@@ -33,6 +33,10 @@ class Plugin:
 PluginField = Annotated[InstanceOf[Plugin], PlainSerializer(Plugin.as_dict), WithJsonSchema({"type": "object"})]
 
 
+_KEY = re.compile(r"[^\W\d]\w*(\.\w+)*")
+"""A key of a spec: a name, or the path of a field."""
+
+
 class _Short(reprlib.Repr):
     """A repr that cuts long values."""
 
@@ -108,7 +112,8 @@ def messages_of(cls: type[BaseModel], error: ValidationError, prefix: str, *, sk
         if skip_plugins and (e["type"] == "is_instance_of" or unresolved):
             continue  # reported where the plug-in was resolved
         if e["type"] == "extra_forbidden":
-            known = sorted(_section_at(cls, e["loc"][:-1]).model_fields)
+            fields = _section_at(cls, e["loc"][:-1]).model_fields
+            known = sorted(name for name, field in fields.items() if not str(field.validation_alias).startswith("<"))
             messages.append(registries.unknown_name(f"{field}: the key", shortened(str(e["loc"][-1])), known))
         elif e["type"] == "missing":
             messages.append(f"{field} must be given, got nothing. Add it to the spec.")
@@ -148,7 +153,7 @@ def _telling(errors: list[ErrorDetails]) -> list[ErrorDetails]:
 
 def _path(loc: tuple[int | str, ...]) -> list[int | str]:
     """Return a location without pydantic's names for the alternatives of a union, such as `tuple[int, ...]`."""
-    return [p for p in loc if isinstance(p, int) or (p.isidentifier() and p not in ("int", "float", "str", "bool"))]
+    return [p for p in loc if isinstance(p, int) or (_KEY.fullmatch(p) and p not in ("int", "float", "str", "bool"))]
 
 
 def _must(rule: str) -> str:

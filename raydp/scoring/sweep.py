@@ -11,7 +11,6 @@ from typing import NotRequired, TypedDict
 from rich.console import Console
 
 from raydp.io.output import phase
-from raydp.models import base_models as models
 from raydp.models import sharing
 from raydp.scores.base import OneByOne
 from raydp.scores.requests import ScoreRequest
@@ -276,8 +275,17 @@ def _measure(
         # Measure the models in parallel.
         with phase(console, "starting Ray, loading the base model"):
             start_ray(spec.cluster)
-            base = sharing.disassemble(models.load_base(spec.model))
-        shared = ScorerInputs(task=task, model=base, folders=folders, cpus=spec.cluster.cpus_per_worker)
+            trials = {trial.run_id: trial for trial in folder.plan().trials}
+            settings = {name: trials[name].settings if name in trials else "" for name in folders}
+            bases = {name: spec.of_run(own).model for name, own in settings.items()}
+            base = sharing.base_models(bases.values(), new_tokens=0)
+        shared = ScorerInputs(
+            task=task,
+            models=base,
+            folders=folders,
+            bases=bases,
+            cpus=spec.cluster.cpus_per_worker,
+        )
         with MeasurementProgress(console, total=sum(len(job.left) for job in jobs)) as shown:
 
             def commit(label: str, name: str, result: dict[str, object]) -> None:

@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.selection.default import DEFAULT_RULE
-from analysis.tables.points import KEY
+from analysis.tables.points import configurations
 from search_spaces import Configuration
 
 
@@ -110,8 +110,6 @@ class Search(Protocol):
 
 def known(state: SearchState) -> list[Configuration]:
     """Return the configurations that have finished, are running or have failed."""
-    ran: set[tuple[int, int, float]] = set()
-    if state.points is not None:
-        ran = {(int(t), int(b), float(rate)) for t, b, rate in state.points[KEY].itertuples(index=False)}
-    finished = [c for c in state.candidates if c.key in ran]
+    ran = set() if state.points is None else set(configurations(state.points))
+    finished = [c for c in state.candidates if c in ran]
     return [*finished, *state.running, *state.failed]

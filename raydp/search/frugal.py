@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -12,6 +13,7 @@ from pydantic import Field
 
 from analysis.selection.rules import Layout, choose
 from analysis.surface.prediction import FEWEST, Fitted
+from analysis.tables.coordinates import Coordinates
 from analysis.tables.points import configuration_means
 from raydp.search.base import Goal, Proposal, SearchState, known
 from raydp.spec.sections.base import Section
@@ -55,13 +57,13 @@ class _Outlook:
 class FrugalSearch(Section):
     """Run next the configuration that is expected to improve the selection most for its cost.
 
-    Surfaces of utility and score over (ln b, ln T, ln η) are fitted to the finished runs (`analysis.surface.surrogate`:
-    Gaussian processes whose slopes have the heuristics' signs as prior) and drawn many times at all candidates. In each
-    draw, the utility threshold and the rule select from the configurations that have run, with and without one
-    candidate more. A candidate's worth is the mean difference of the two selected scores per unit of compute C = b·T.
-    The search ends when the probability that any one candidate would improve the selected score by more than
-    `tolerance` is below `stop_probability`. The probability is estimated from the surfaces, so it ignores any effect
-    that the surfaces cannot represent.
+    Surfaces of utility and score over the configurations' coordinates are fitted to the finished runs
+    (`analysis.surface.surrogate`: Gaussian processes whose slopes have the heuristics' signs as prior) and drawn many
+    times at all candidates. In each draw, the utility threshold and the rule select from the configurations that have
+    run, with and without one candidate more. A candidate's worth is the mean difference of the two selected scores per
+    unit of compute C = b·T. The search ends when the probability that any one candidate would improve the selected
+    score by more than `tolerance` is below `stop_probability`. The probability is estimated from the surfaces, so it
+    ignores any effect that the surfaces cannot represent.
     """
 
     stop_probability: Annotated[float, Field(gt=0, lt=1)] = 0.1
@@ -104,8 +106,9 @@ class FrugalSearch(Section):
 
     def _outlook(self, candidates: tuple[Configuration, ...], means: pd.DataFrame, goal: Goal) -> _Outlook:
         table = _table(candidates)
-        loss = Fitted.to(means, "utility_loss", seed=self.seed).draw(table, self.num_draws, seed=self.seed)
-        score = Fitted.to(means, "score", seed=self.seed).draw(table, self.num_draws, seed=self.seed + 1)
+        surface = partial(Fitted.to, means, coordinates=Coordinates.of(table), seed=self.seed)
+        loss = surface("utility_loss").draw(table, self.num_draws, seed=self.seed)
+        score = surface("score").draw(table, self.num_draws, seed=self.seed + 1)
         allowed = loss <= goal.threshold(loss.min(axis=1))[:, None]  # the best loss is over the whole space of a draw
         if goal.max_score is not None:
             allowed &= score <= goal.max_score
@@ -181,9 +184,10 @@ def _spread_out(
     The first is the cheapest. Each other one has the largest distance to the taken ones over the square root of its
     cost.
     """
-    logs = np.log(_table(candidates).to_numpy(dtype=np.float64))
-    spread = np.ptp(logs, axis=0)
-    place = (logs - logs.min(axis=0)) / np.where(spread > 0, spread, 1.0)
+    table = _table(candidates)
+    coordinates = Coordinates.of(table).values(table)
+    spread = np.ptp(coordinates, axis=0)
+    place = (coordinates - coordinates.min(axis=0)) / np.where(spread > 0, spread, 1.0)
     members, chosen = taken.copy(), []
     for _ in range(count):
         left = np.flatnonzero(affordable & ~members)

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+import pandas as pd
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.exceptions import StorageInternalError
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.storages import InMemoryStorage, RDBStorage
@@ -25,8 +26,12 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from sqlalchemy import URL
 from sqlalchemy.exc import DatabaseError
 
+from analysis.tables.coordinates import NOT_SET, is_numeric, varied_fields
+from analysis.tables.points import SETTINGS
 from raydp.search.base import Observation, SearchState, known
 from search_spaces import Configuration
+from search_spaces.configuration import HYPERPARAMETERS
+from search_spaces.settings import value_in_words
 
 FILE = "optuna.db"
 OBJECTIVES = ["utility_loss", "score"]
@@ -110,7 +115,10 @@ class SearchStudy:
     @classmethod
     def of(cls, record: Study, state: SearchState, told: Mapping[Configuration, Observation]) -> SearchStudy:
         """Add new results to the record, and copy the trials that count."""
-        distributions = _distributions(state.candidates)
+        distributions = _distributions([*state.candidates, *told, *state.running, *state.failed])
+        for trial in record.get_trials(deepcopy=False):  # Optuna keeps the choices that a study has begun with
+            choices = {n: d for n, d in trial.distributions.items() if isinstance(d, CategoricalDistribution)}
+            distributions |= {name: kept for name, kept in choices.items() if name in distributions}
         _bring_up_to_date(record, state, told, distributions)
         copy = _study("copy", InMemoryStorage())
         waiting = []
@@ -131,11 +139,12 @@ class SearchStudy:
 
     def ask(self, sampler: BaseSampler, left: Sequence[Configuration]) -> Configuration:
         """Return the remaining configuration nearest to a sampler's suggestion, and record it as running."""
-        self.copy.sampler = _Nearest(sampler, self.distributions, left)
+        self.copy.sampler = nearest = _Nearest(sampler, self.distributions, left)
         asked = self.copy.ask(self.distributions)
-        trial = self.copy.get_trials(deepcopy=False)[asked.number]
-        self.record.add_trial(trial)
-        return _configuration(trial)
+        for name, text in _settings_attr(nearest.chosen).items():
+            asked.set_user_attr(name, text)
+        self.record.add_trial(self.copy.get_trials(deepcopy=False)[asked.number])
+        return nearest.chosen
 
 
 def _bring_up_to_date(
@@ -189,7 +198,11 @@ def _trial(
     system_attrs: dict[str, object] | None = None,
 ) -> FrozenTrial:
     return create_trial(
-        state=state, params=_params(configuration), distributions=distributions, system_attrs=system_attrs
+        state=state,
+        params=_params(configuration, distributions),
+        distributions=distributions,
+        user_attrs=_settings_attr(configuration),
+        system_attrs=system_attrs,
     )
 
 
@@ -203,39 +216,64 @@ def _complete(
     noted = {name: value for name, value in system_attrs.items() if not name.startswith(_OF_CONSTRAINTS)}
     return create_trial(
         state=TrialState.COMPLETE,
-        params=_params(configuration),
+        params=_params(configuration, distributions),
         distributions=distributions,
+        user_attrs=_settings_attr(configuration),
         values=[observation.utility_loss, observation.score],
         constraints=dict(observation.exceeds),
         system_attrs=noted,
     )
 
 
-def _params(configuration: Configuration) -> dict[str, float]:
-    return {
-        "batch_size": configuration.batch_size,
-        "num_steps": configuration.num_steps,
-        "learning_rate": configuration.learning_rate,
-    }
+def _params(configuration: Configuration, distributions: Mapping[str, BaseDistribution]) -> dict[str, float | str]:
+    """Return a configuration as the parameters of a trial: a number, or the text of any other value."""
+    params: dict[str, float | str] = {name: getattr(configuration, name) for name in HYPERPARAMETERS}
+    for path in distributions.keys() - set(HYPERPARAMETERS):
+        value = configuration.fields.get(path)
+        is_text = isinstance(distributions[path], CategoricalDistribution)
+        params[path] = _text(value) if is_text else float(str(value))
+    return params
+
+
+def _text(value: object) -> str:
+    return NOT_SET if value is None else value_in_words(value)
+
+
+def _settings_attr(configuration: Configuration) -> dict[str, str]:
+    """Return what a trial keeps beside its parameters, which do not tell 16 from 16.0: the settings, if there are
+    any."""
+    return {SETTINGS: configuration.settings} if configuration.settings else {}
 
 
 def _configuration(trial: FrozenTrial) -> Configuration:
-    return Configuration(**trial.params)
+    own = {name: trial.params[name] for name in HYPERPARAMETERS}
+    return Configuration(**own, settings=trial.user_attrs.get(SETTINGS, ""))
 
 
 def _distributions(candidates: Sequence[Configuration]) -> dict[str, BaseDistribution]:
     batches, steps, rates = zip(*((c.batch_size, c.num_steps, c.learning_rate) for c in candidates), strict=True)
+    fields = varied_fields(pd.DataFrame({SETTINGS: [c.settings for c in candidates]}))
     return {
         "batch_size": IntDistribution(min(batches), max(batches), log=True),
         "num_steps": IntDistribution(min(steps), max(steps), log=True),
         "learning_rate": FloatDistribution(min(rates), max(rates), log=True),
+        **{path: _of_field(values) for path, values in fields.items()},
     }
+
+
+def _of_field(values: list[object]) -> BaseDistribution:
+    """Return the range of a further field: an interval if every configuration sets a number, else the texts."""
+    if is_numeric(values) and None not in values:
+        numbers = [float(str(value)) for value in values]
+        return FloatDistribution(min(numbers), max(numbers), log=min(numbers) > 0)
+    return CategoricalDistribution(sorted(set(map(_text, values))))
 
 
 class _Nearest(BaseSampler):
     """Move each suggestion of another sampler to the nearest of some configurations.
 
-    The distance is in logarithms, with each hyperparameter's range scaled to 1. The first by (T, b, η) wins ties.
+    The distance is in logarithms, with each hyperparameter's range scaled to 1. Two values that are no numbers are 1
+    apart. The first by (T, b, η, settings) wins ties.
     """
 
     def __init__(
@@ -243,28 +281,39 @@ class _Nearest(BaseSampler):
     ) -> None:
         self._sampler, self._distributions = sampler, distributions
         self._left = sorted(left, key=lambda c: c.key)
+        self.chosen = self._left[0]
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         return self._distributions
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, float]:
+    ) -> dict[str, float | str]:
         inner = self._sampler.infer_relative_search_space(study, trial)
         suggested = self._sampler.sample_relative(study, trial, inner)
         distance = np.zeros(len(self._left))
         for name, distribution in self._distributions.items():
             if distribution.single():
                 continue
-            assert isinstance(distribution, IntDistribution | FloatDistribution), "see _distributions"
             value = suggested.get(name)
             if value is None:
                 value = self._sampler.sample_independent(study, trial, name, distribution)
-            logs = np.log([_params(c)[name] for c in self._left])
-            distance += ((logs - np.log(value)) / np.log(distribution.high / distribution.low)) ** 2
-        return _params(self._left[int(distance.argmin())])
+            own = [_params(c, self._distributions)[name] for c in self._left]
+            distance += np.array([_apart(one, value, distribution) for one in own]) ** 2
+        self.chosen = self._left[int(distance.argmin())]
+        return _params(self.chosen, self._distributions)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> float:
         raise AssertionError("a configuration is sampled as a whole")
+
+
+def _apart(one: float | str, other: float | str, distribution: BaseDistribution) -> float:
+    """Return the distance of two values of a parameter, in units of its range."""
+    if isinstance(one, str) or isinstance(other, str):
+        return float(one != other)
+    assert isinstance(distribution, IntDistribution | FloatDistribution), "see _distributions"
+    if distribution.log:
+        return float(np.log(one / other) / np.log(distribution.high / distribution.low))
+    return (one - other) / (distribution.high - distribution.low)

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from raydp.scores.membership.mia_signals import losses
 from raydp.spec.document import SweepSpec
 from raydp.sweep.store.folder import SweepFolder
 from raydp.tasks.wrappers.half import Divisible, HalfTask
+from search_spaces.configuration import Hyperparameters
 
 POOL = 10_000
 """The largest number of attacked examples, and of population examples. Larger sets are sampled."""
@@ -59,12 +59,9 @@ class Pool:
         return hashlib.sha256(content).hexdigest()[:16]
 
 
-class ShadowAttack(TypedDict):
+class ShadowAttack(Hyperparameters):
     """The result of an attack with shadow models, as `raydp mia SPEC --json` prints it."""
 
-    batch_size: int
-    num_steps: int
-    learning_rate: float
     noise_multiplier: float
     epsilon: float | str
     delta: float
@@ -108,9 +105,7 @@ def attack(specs: Sequence[SweepSpec], folders: Sequence[SweepFolder], seed: int
     plan = folders[0].plan()
     (trial,) = plan.trials
     return {
-        "batch_size": trial.batch_size,
-        "num_steps": trial.num_steps,
-        "learning_rate": trial.learning_rate,
+        **trial.configuration.to_json(),
         "noise_multiplier": trial.noise_multiplier,
         "epsilon": json_number(plan.record.accounted.epsilon),
         "delta": plan.delta,

@@ -6,18 +6,19 @@ an attacker detects membership in a model that was trained in the same way on ha
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
+
 from raydp.shadow_models.attack import run_id_of
 from raydp.spec.document import SweepSpec, load_spec
-from raydp.spec.sections import SpaceSpec
 from raydp.sweep.api import Sweep
 from raydp.sweep.store.folder import SweepFolder
-from search_spaces import load_space
+from search_spaces.configuration import Configuration, point_of
 
 DEFAULT_SHADOWS = 4
-Point = tuple[int, int, float]
 
 
-def shadow_specs(spec: SweepSpec, num_shadows: int, configuration: Point | None, seed: int) -> list[SweepSpec]:
+def shadow_specs(spec: SweepSpec, num_shadows: int, configuration: Configuration | None, seed: int) -> list[SweepSpec]:
     """Return the target's sweep and then the shadows' sweeps, each of one configuration and one seed.
 
     Shadows come in pairs of complementary halves, so half of the shadows were trained on each example.
@@ -25,7 +26,7 @@ def shadow_specs(spec: SweepSpec, num_shadows: int, configuration: Point | None,
     Args:
         spec: the sweep to derive from.
         num_shadows: number of shadows, even.
-        configuration: (b, T, η); by default the first of the spec's space.
+        configuration: by default the first of the spec's space.
         seed: seed of the halves.
 
     Raises:
@@ -39,21 +40,22 @@ def shadow_specs(spec: SweepSpec, num_shadows: int, configuration: Point | None,
         )
     if spec.privacy.unit == "user":
         raise ValueError("privacy.unit must be example for shadow models, got user. Remove it: coins are per example.")
-    point = configuration or first_configuration(spec.space)
+    point = configuration or first_configuration(spec)
     halves = [("target", 0, False), *((f"shadow-{k + 1}", 1 + k // 2, k % 2 == 1) for k in range(num_shadows))]
     return [_derived(spec, name, (seed << 16) + coin, complement, point) for name, coin, complement in halves]
 
 
-def _derived(spec: SweepSpec, part: str, coin: int, complement: bool, point: Point) -> SweepSpec:
-    batch_size, num_steps, learning_rate = point
-    name = f"{spec.name}-{part}-{coin >> 16}-{batch_size}-{num_steps}-{learning_rate:g}"
+def _derived(spec: SweepSpec, part: str, coin: int, complement: bool, point: Configuration) -> SweepSpec:
+    name = f"{spec.name}-{part}-{coin >> 16}-{point.batch_size}-{point.num_steps}-{point.learning_rate:g}"
+    if point.settings:
+        name += f"-{hashlib.sha256(point.settings.encode()).hexdigest()[:8]}"
     score = "mia_outputs" if spec.task.params.classifies else "mia"
     tracking = {"experiment": f"{spec.tracking.experiment}-shadows", "registered_model": f"{spec.name}-shadows"}
     return load_spec({
         **spec.model_dump(mode="json"),
         "name": name,
         "task": {"name": "half", "of": spec.task.as_dict(), "seed": coin, "complement": complement},
-        "space": {"points": [list(point)]},
+        "space": {"points": [point_of(point)]},
         "seeds": [spec.seed_labels[0]],
         "scores": [{"name": score}],
         "select": {"score": score, "rule": "best-utility", "min_utility_gain": None},
@@ -61,16 +63,10 @@ def _derived(spec: SweepSpec, part: str, coin: int, complement: bool, point: Poi
     })  # fmt: skip
 
 
-def first_configuration(space: SpaceSpec) -> Point:
-    """Return the first (b, T, η) of a space, in the spec's order."""
-    if space.name is not None:
-        first = load_space(space.name).configurations[0]
-        return first.batch_size, first.num_steps, first.learning_rate
-    if space.points is not None:
-        return space.points[0]
-    grid = (space.batch_size, space.num_steps, space.learning_rate)
-    assert all(axis is not None for axis in grid), "a space is named, a list of points or a grid"
-    return tuple(axis[0] for axis in grid if axis is not None)  # type: ignore[return-value]
+def first_configuration(spec: SweepSpec) -> Configuration:
+    """Return the first configuration of a spec's space, in the spec's order."""
+    point, own = next(spec.space.listed())
+    return replace(Configuration.from_json(point), settings=spec.settings(spec.space.combinations(point, own)[0]))
 
 
 def train(spec: SweepSpec) -> SweepFolder | None:

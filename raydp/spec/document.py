@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag, ValidationError, field_validator, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from analysis.selection.default import DEFAULT_RULE
 from raydp.io.yaml import read_yaml
 from raydp.plugins import registries
-from raydp.plugins.described import Plugin, PluginField, Resolve, any_plugin, messages_of, resolve_plugin
+from raydp.plugins.described import Plugin, PluginField, Resolve, any_plugin, messages_of, resolve_plugin, shortened
 from raydp.plugins.parameters import light_model
 from raydp.spec.sections import (
     AdaptiveSeeds,
@@ -25,7 +35,9 @@ from raydp.spec.sections import (
     TrackingSpec,
 )
 from raydp.spec.sections.private_selection import conflicts, with_the_only_rule
+from raydp.spec.sections.space import GATHERED, VARIABLE
 from search_spaces.names import kind_of
+from search_spaces.settings import settings_in_words, settings_of, settings_text
 
 MOST_PROBLEMS = 50
 """The largest number of mistakes that a message lists."""
@@ -125,6 +137,70 @@ class SweepSpec(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _further_fields_fit(self) -> SweepSpec:
+        """Check the spec of every combination of the further fields of `space`."""
+        for fields in self._combinations():
+            try:
+                self.with_fields(fields)
+            except ValueError as error:
+                raise ValueError(f"space with {settings_in_words(fields)}: {error}") from error
+        return self
+
+    def run_specs(self) -> list[SweepSpec]:
+        """Return the specs of the runs: this one, or one for each combination of the further fields of `space`."""
+        return [self.with_fields(fields) for fields in self._combinations()] or [self]
+
+    def _combinations(self) -> list[dict[str, object]]:
+        """Return the distinct combinations of the further fields, as they are written."""
+        space = self.space
+        if space.depends_on_the_point:
+            every = [
+                fields for configuration, own in space.listed() for fields in space.combinations(configuration, own)
+            ]
+        else:
+            every = space.combinations({}, {}) if space.further else []
+        return list({settings_text(fields): fields for fields in every}.values())
+
+    def with_fields(self, fields: Mapping[str, object]) -> SweepSpec:
+        """Return the spec of the configurations that set these further fields. Its own space has none.
+
+        Args:
+            fields: dotted path of a field of `method` or `model` -> its value.
+
+        Raises:
+            ValueError: there is no such field, or the spec is not valid with this value.
+        """
+        if not fields:
+            return self
+        changed: dict[str, object] = {"method": self.method, "model": self.model}
+        for path, value in fields.items():
+            section, *rest = path.split(".")
+            if section == "method":
+                assert isinstance(changed["method"], Plugin)
+                params = with_value(changed["method"].params, rest, value, "method")
+                changed["method"] = Plugin(changed["method"].name, params)
+            else:
+                assert isinstance(changed["model"], ModelSpec)
+                changed["model"] = with_value(changed["model"], rest, value, "model")
+        plain = [point[:3] for point in self.space.points] if self.space.points is not None else None
+        space = self.space.model_copy(update={"further": {}, "points": plain})
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        try:
+            return type(self).model_validate({**given, **changed, "space": space})
+        except ValidationError as error:
+            raise ValueError(_listed(messages_of(type(self), error, ""))) from error
+
+    def of_run(self, settings: str) -> SweepSpec:
+        """Return the spec of the runs whose configuration has these settings (see `search_spaces.settings`)."""
+        return self.with_fields(settings_of(settings))
+
+    def settings(self, fields: Mapping[str, object]) -> str:
+        """Return the settings of a configuration that sets these further fields, with the values as the spec reads
+        them: 1 and 1e0 are one number."""
+        spec = self.with_fields(fields)
+        return settings_text({path: value_at(spec, path) for path in fields})
+
     @property
     def seed_labels(self) -> tuple[int, ...]:
         """Return the labels of all seeds that may be run."""
@@ -154,6 +230,48 @@ class SweepSpec(Section):
                 "no worker has all weights at hand. Use decay decoupled, or do without sharding."
             )
         return self
+
+
+def with_value(section: BaseModel, path: Sequence[str], value: object, field: str) -> BaseModel:
+    """Return a section of a spec with another value at a path. The section's own path is `field`, for messages.
+
+    Raises:
+        ValueError: there is no such field, or the section is not valid with this value.
+    """
+    given, *rest = path
+    cls = type(section)
+    name = _attribute(cls, given)
+    if name is None:
+        raise ValueError(registries.unknown_name(f"{field}: the key", shortened(given), sorted(cls.model_fields)))
+    if rest:
+        inner = getattr(section, name)
+        if not isinstance(inner, BaseModel):
+            raise ValueError(f"{field}.{given} has no fields, got {'.'.join(path)!r}. Correct the path.")
+        value = with_value(inner, rest, value, f"{field}.{given}")
+    written = {other: getattr(section, other) for other in section.model_fields_set}
+    try:
+        return cls.model_validate({**written, name: value})
+    except ValidationError as error:
+        raise ValueError(_listed(messages_of(cls, error, f"{field}."))) from error
+
+
+def value_at(spec: SweepSpec, path: str) -> object:
+    """Return the value of a field of the method or the model, as data for JSON."""
+    section, *rest = path.split(".")
+    value: object = spec.method.params if section == "method" else spec.model
+    for given in rest:
+        assert isinstance(value, BaseModel), "the path was checked by `with_value`"
+        value = getattr(value, str(_attribute(type(value), given)))
+    return TypeAdapter(Any).dump_python(value, mode="json")
+
+
+def _attribute(cls: type[BaseModel], given: str) -> str | None:
+    """Return the field of a section that a key of a spec names, by its name or by another name of it."""
+    for name, field in cls.model_fields.items():
+        others = field.validation_alias
+        if given == name or (isinstance(others, AliasChoices) and given in others.choices):
+            return name
+    return None
 
 
 def load_spec(source: str | Path | Mapping[str, object]) -> SweepSpec:
@@ -257,6 +375,10 @@ def json_schema() -> dict[str, object]:
     properties["task"] = {**_description(properties["task"]), **any_plugin("tasks")}
     properties["method"] = {**_description(properties["method"]), **any_plugin("methods")}
     properties["scores"]["items"] = any_plugin("scores")
+    varied = space.pop(GATHERED)["additionalProperties"]
+    values = {"type": "array", "minItems": 1, "description": "The values to try."}
+    paths = f"^({'|'.join(VARIABLE)})\\.[^.]+(\\.[^.]+)*$"
+    schema["$defs"]["SpaceSpec"]["patternProperties"] = {paths: {"anyOf": [values, varied]}}
     space["search"] = {**_description(space["search"]), **search}
     return schema
 

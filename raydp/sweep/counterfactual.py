@@ -5,11 +5,11 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis import counterfactual, score_names
+from analysis.tables.points import KEY, with_settings
 from raydp.plugins.registries import unknown_name
 from raydp.sweep.api import sweep_folder
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import points_table, secrets_table
-from search_spaces.configuration import HYPERPARAMETERS
 
 
 def compare(
@@ -53,6 +53,6 @@ def _values(folder: SweepFolder, score: str) -> pd.DataFrame:
     if score not in known:
         raise ValueError(unknown_name(f"score of {folder.path.name}", score, known))
     finished = points[points["status"] == "finished"]
-    return finished[["run_id", *HYPERPARAMETERS, "seed"]].merge(
+    return with_settings(finished)[["run_id", *KEY, "seed"]].merge(
         secrets.loc[secrets["score"] == score, ["run_id", "secret_id", "value"]], on="run_id", validate="one_to_many"
     )

@@ -12,6 +12,7 @@ from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import counts
 from raydp.sweep.store.summary import RunCounts, SelectedConfiguration
 from search_spaces.configuration import HYPERPARAMETERS
+from search_spaces.settings import settings_in_words
 
 COUNTS = ("runs", "finished", "failed", "stopped", "skipped", "pending")
 PRIVATE = "private selection: its runs are as private as the data"
@@ -82,6 +83,7 @@ def show_sweeps(storage: str, sweeps: Sequence[ListedSweep]) -> None:
             "sweep": sweep.folder.name,
             **{name: number for name, number in sweep.numbers().items() if name in columns},
             **{name: getattr(sweep.selected and sweep.selected.configuration, name, None) for name in HYPERPARAMETERS},
+            **_further(sweep, sweeps),
             "score": None if sweep.selected is None else sweep.selected.score,
             "changed": sweep.changed[:16].replace("T", " "),
             **({"note": sweep.note or ""} if any(other.note for other in sweeps) else {}),
@@ -91,6 +93,13 @@ def show_sweeps(storage: str, sweeps: Sequence[ListedSweep]) -> None:
     print_table(
         f"sweeps in {storage}, with their selected configurations", shown, keep=("changed",), spare=("score", "note")
     )
+
+
+def _further(sweep: ListedSweep, sweeps: Sequence[ListedSweep]) -> dict[str, object]:
+    """Return the column of the further fields of a selected configuration, if one of the sweeps has any."""
+    if not any(other.selected is not None and other.selected.configuration.settings for other in sweeps):
+        return {}
+    return {"further fields": "" if sweep.selected is None else settings_in_words(sweep.selected.configuration.fields)}
 
 
 def _listed(folder: SweepFolder) -> ListedSweep:

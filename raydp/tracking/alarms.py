@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 from raydp.tracking.promotions import aliases_of, claims_privacy, note
 from raydp.tracking.sealing.trust import ALARM_TAG
 from raydp.tracking.store import open_store
+from search_spaces import Configuration
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
-
-Configuration = tuple[int, int, float]
-"""batch_size b, num_steps T and learning_rate η."""
 
 
 def set_alarms(
@@ -25,7 +23,7 @@ def set_alarms(
 
     Args:
         registered_model, sweep: the registered model and the sweep of the versions.
-        alarms: (b, T, η) -> finding of the newest audit, as a sentence; None if it found nothing.
+        alarms: configuration -> finding of the newest audit, as a sentence; None if it found nothing.
     """
     store = open_store(tracking_uri)
     versions = list(store.client.search_model_versions(f"name = '{registered_model}' and tags.sweep = '{sweep}'"))
@@ -49,4 +47,9 @@ def set_alarms(
 
 def _configuration(version: ModelVersion) -> Configuration:
     tags = version.tags
-    return int(tags["batch_size"]), int(tags["num_steps"]), float(tags["learning_rate"])
+    return Configuration(
+        batch_size=int(tags["batch_size"]),
+        num_steps=int(tags["num_steps"]),
+        learning_rate=float(tags["learning_rate"]),
+        settings=tags.get("settings", ""),
+    )

@@ -29,6 +29,7 @@ class TrialRecord:
         run_id: the run's identity in its sweep (a hash; docs/design.md: identity).
         batch_size, num_steps, learning_rate: the configuration; None for a method without configuration.
         seed: public seed of the repetition.
+        settings: the further fields that the configuration sets, as text (`search_spaces.settings`).
         params: other parameters, flat: name -> number or text. `method`, `task_hash` and `max_grad_norm` become
             columns of `find_models`, the others `param.<name>`.
         step_metrics: one mapping a step: "step" and values by name.
@@ -58,17 +59,19 @@ class TrialRecord:
     step_metrics: Sequence[Mapping[str, float]] = field(default=())
     card: str = ""
     status: Literal["finished", "stopped"] = "finished"
+    settings: str = ""
 
     def __post_init__(self) -> None:
         assert re.fullmatch(r"[\w.-]+", self.run_id), "a run's identity is a hash"
         assert number_of(self.privacy["epsilon"]) > 0, "a non-private model has epsilon inf, never 0"
         assert {"name", "weight_hash"} <= set(self.base), "the base model is named and hashed"
-        clashes = set(self.params) & {*HYPERPARAMETERS, "seed"}
+        clashes = set(self.params) & {*HYPERPARAMETERS, "seed", "settings"}
         assert not clashes, f"params repeat fields of the record: {sorted(clashes)}"
 
     def digest(self) -> str:
         """Return the SHA-256 (hex) of the whole record with the model files. It is equal only for equal results."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "model_dir"}
+        left_out = {"model_dir", *(() if self.settings else ("settings",))}  # as before there were settings
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         digest = hashlib.sha256(json.dumps(portable(values), sort_keys=True).encode())
         for path in model_files(self.model_dir):
             digest.update(path.name.encode())
@@ -77,10 +80,10 @@ class TrialRecord:
         return digest.hexdigest()
 
     def configuration(self) -> dict[str, str]:
-        """Return batch_size, num_steps, learning_rate and seed as text; floats round-trip."""
+        """Return batch_size, num_steps, learning_rate, seed and the settings, if any, as text; floats round-trip."""
         rate = None if self.learning_rate is None else float(self.learning_rate)
         values = {"batch_size": self.batch_size, "num_steps": self.num_steps, "learning_rate": rate, "seed": self.seed}
-        return as_params(values)
+        return as_params({**values, **({"settings": self.settings} if self.settings else {})})
 
     def all_params(self) -> dict[str, str]:
         """Return configuration and other parameters as MLflow stores them."""

@@ -19,6 +19,7 @@ from raydp.tracking.portable import portable, to_json
 from raydp.tracking.records import TrialRecord, as_params, clean_key
 from raydp.tracking.sealing.signing import SigningKey
 from raydp.tracking.store import EXPERIMENT_ID_TAG, MODEL_ID_TAG
+from search_spaces.settings import settings_in_words, settings_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -120,6 +121,8 @@ class TrialWriter:
         """Create a run that holds its identity from the beginning, so that a later attempt finds it."""
         short = {"batch_size": "b", "num_steps": "T", "learning_rate": "η", "seed": "seed"}
         name = " ".join(f"{letter}={configuration[key]}" for key, letter in short.items() if key in configuration)
+        if "settings" in configuration:
+            name += f" {settings_in_words(settings_of(configuration['settings'])).replace(' = ', '=').replace(',', '')}"
         identity = {PARENT_TAG: self.parent_id, RUN_ID_TAG: run_id, SWEEP_TAG: self.sweep, **tags}
         return self.client.create_run(self.experiment_id, start_time=start, tags=identity, run_name=name or run_id[:12])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from search_spaces import Configuration
+from search_spaces.settings import settings_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,7 @@ class TrialPlan:
         claimed_epsilon: ε that a method claims without proof; None for methods whose ε is accounted.
         delta: δ of the claim; None for methods whose ε is accounted.
         source: folder of a model that was trained elsewhere; None for a run that is trained.
+        settings: the further fields of the spec that the configuration sets, see `search_spaces.settings`.
     """
 
     run_id: str
@@ -32,8 +34,19 @@ class TrialPlan:
     claimed_epsilon: float | None = None
     delta: float | None = None
     source: str | None = None
+    settings: str = ""
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """Return the further fields that the configuration sets: dotted path in the spec -> value."""
+        return settings_of(self.settings)
 
     @property
     def configuration(self) -> Configuration:
         """Return the part of the plan that a sweep varies."""
-        return Configuration(batch_size=self.batch_size, num_steps=self.num_steps, learning_rate=self.learning_rate)
+        return Configuration(
+            batch_size=self.batch_size,
+            num_steps=self.num_steps,
+            learning_rate=self.learning_rate,
+            settings=self.settings,
+        )

@@ -48,7 +48,7 @@ def seeded(size):
 def test_the_most_useful_of_the_equivalent_ones_is_selected():
     points = table([0.500, 0.501, 0.502, 0.9], [2.0, 1.5, 1.8, 1.0])
     selected = select(points)
-    assert selected.configuration.key == (20, 32, 0.01)
+    assert selected.configuration.key[:3] == (20, 32, 0.01)
     decision = selected.decision
     assert (decision.state, len(decision.equivalents)) == ("equivalent", 2)
     assert decision.probability_within >= 0.95 > decision.probability
@@ -56,7 +56,7 @@ def test_the_most_useful_of_the_equivalent_ones_is_selected():
         "Of 3 that are within 10 % of the lowest with a probability of at least 95 %, it has the lowest utility loss."
     )
     (step,) = [step for step in selected.steps if step.name == "equivalent scores"]
-    assert [c.key for c in step.survivors] == [(20, 32, 0.01)]
+    assert [c.key[:3] for c in step.survivors] == [(20, 32, 0.01)]
     first = json.loads(json.dumps(selected.to_dict()))["decision"]["equivalents"][0]
     assert (first["batch_size"], first["num_steps"], first["compute"]) == (64, 10, 640)
     assert first["probability_within"] >= 0.95
@@ -68,7 +68,7 @@ def test_the_most_useful_of_the_equivalent_ones_is_selected():
 def test_of_equally_useful_ones_the_cheapest_is_selected():
     points = table([0.5, 0.5, 0.5], [1.52, 1.5, 1.51], loss_noise=0.1)
     selected = select(points)
-    assert (selected.configuration.key, selected.decision.state) == ((10, 32, 0.01), "equivalent")
+    assert (selected.configuration.key[:3], selected.decision.state) == ((10, 32, 0.01), "equivalent")
     assert (
         "it costs the least to train of those whose utility loss is within one standard error"
         in (in_words(selected)[1])

@@ -56,13 +56,13 @@ def test_nothing_leaks_measurably_so_utility_selects():
     by_chance = np.linspace(-2, 2, 13) + np.array([0.1, 0.0, 0.05, -0.05])[None, :, None]
     table, by_secret = sweep(by_chance + np.array([0.1, -0.1])[:, None, None], controls=0.3)
     chosen = select(table, by_secret=by_secret)
-    assert chosen.configuration.key == (40, 32, 0.02), "the lowest loss"
+    assert chosen.configuration.key[:3] == (40, 32, 0.02), "the lowest loss"
     assert chosen.explanation.startswith(
         "None of the 4 configurations that keep to the constraints leaks measurably by logprob: at 95 % no mean score"
     )
     assert "The selection is therefore by utility." in chosen.explanation
     assert not any("lowest score" in w for w in chosen.warnings), "the scores did not choose"
-    assert select(table, rule="procedure", by_secret=by_secret).configuration.key == (10, 128, 0.02)
+    assert select(table, rule="procedure", by_secret=by_secret).configuration.key[:3] == (10, 128, 0.02)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_scores_that_contradict_the_procedure_select():
     gains[:, 1:3] += 2
     table, by_secret = sweep(gains)
     chosen = select(table, by_secret=by_secret)
-    assert chosen.configuration.key == (40, 32, 0.02)
+    assert chosen.configuration.key[:3] == (40, 32, 0.02)
     assert chosen.explanation.startswith(
         "The scores contradict the rule procedure, which would select (b=128, T=10, η=0.02): one configuration has "
         "neither more loss nor a higher score."
@@ -192,7 +192,7 @@ def test_scores_that_agree_with_the_procedure_explain_nothing():
     gains[:, 0] -= 2
     table, by_secret = sweep(gains)
     chosen = select(table, by_secret=by_secret)
-    assert chosen.configuration.key == (10, 128, 0.02)
+    assert chosen.configuration.key[:3] == (10, 128, 0.02)
     assert chosen.explanation is None
 
 

@@ -28,7 +28,7 @@ def test_columns_have_their_types_and_rows_their_order(tmp_path):
     points = load(tmp_path, "8,2,5e-4,1,2.5,0.1", "4.0,2,0.001,0,3,0")
     assert points.dtypes[["batch_size", "num_steps", "seed"]].tolist() == [np.int64] * 3
     assert points.dtypes[["learning_rate", "utility_loss", "score"]].tolist() == [np.float64] * 3
-    assert points.to_numpy().tolist() == [[8, 2, 5e-4, 1, 2.5, 0.1], [4, 2, 1e-3, 0, 3, 0]]
+    assert points.to_numpy().tolist() == [[8, 2, 5e-4, 1, 2.5, 0.1, ""], [4, 2, 1e-3, 0, 3, 0, ""]]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.tables.points import configurations
 from raydp.plugins import registries
 from raydp.plugins.described import resolve_plugin
 from raydp.search.base import Goal, Proposal, Search, SearchState
@@ -108,11 +109,10 @@ def run(
     search: Search, table: pd.DataFrame, goal: Goal, *, batch: int = 1, folder: Path | None = None
 ) -> tuple[list[Configuration], Proposal]:
     """Let a search run to its end; what it ran, in order, and its last answer."""
-    candidates = tuple(sorted({Configuration(**row) for row in _rows(table)}, key=lambda c: c.key))
+    candidates = tuple(sorted(set(configurations(table)), key=lambda c: c.key))
     order: list[Configuration] = []
     while True:
-        ran = {c.key for c in order}
-        mask = [(row["num_steps"], row["batch_size"], row["learning_rate"]) in ran for row in _rows(table)]
+        mask = [configuration in order for configuration in configurations(table)]
         points = table[mask] if order else None
         proposal = search.propose(SearchState(candidates=candidates, points=points, folder=folder), goal, batch)
         assert len(order) <= len(candidates)
@@ -120,7 +120,3 @@ def run(
             return order, proposal
         assert proposal.configurations, "nothing is running that it could wait for"
         order += proposal.configurations
-
-
-def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    return table[COLUMNS[:3]].to_dict("records")

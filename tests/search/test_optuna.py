@@ -38,7 +38,7 @@ def ran(trial: FrozenTrial) -> Configuration:
 
 
 def rows(table: pd.DataFrame, *some: Configuration) -> pd.DataFrame:
-    return table[pd.MultiIndex.from_frame(table[KEY]).isin([c.key for c in some])]
+    return table[[configuration in some for configuration in configurations(table)]]
 
 
 def state(table: pd.DataFrame, folder: Path, *finished: Configuration, **more: Any) -> SearchState:

@@ -56,11 +56,13 @@ def test_without_a_fault_nothing_fails() -> None:
     assert [c for c in checks if not c.passed] == []
 
 
+EACH = "methods[trial.settings].event(trial, trial.noise_multiplier) for trial in trials"
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "change", "users_of_it"),
     slow_after(2, [
-        (recorder, "cost_together", ("[method.event(trial, trial.noise_multiplier) for trial in trials]",
-         "list({method.event(trial, trial.noise_multiplier) for trial in trials})"), [accounting]),
+        (recorder, "cost_together", (f"[{EACH}]", f"list({{{EACH}}})"), [accounting]),
         (record, "composed_epsilon", ("epsilons(events,", f"epsilons({DISTINCT.format('events')},"), [GUARANTEE]),
         (base.Accountant, "composed_epsilons", ("merged(private)", f"merged({DISTINCT.format('private')})"), []),
         (base, "merged", ("steps.get(key, 0) + event.num_steps", "event.num_steps"), []),

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from raydp.io.output import print_table, stdout
+from search_spaces.settings import settings_in_words
 
 if TYPE_CHECKING:
     from analysis.statistics.audited import AuditCorrelations, AuditPair
     from analysis.statistics.correlations import ScoreCorrelations, ScorePair
-    from analysis.statistics.intervals import ScoreIntervals
+    from analysis.statistics.intervals import ConfigurationScore, ScoreIntervals
     from analysis.statistics.methods import Comparisons
     from raydp.scoring.sweep import SweepScores
 
@@ -51,6 +52,7 @@ def show_intervals(answer: ScoreIntervals) -> None:
                 "batch_size": row["batch_size"],
                 "num_steps": row["num_steps"],
                 "learning_rate": row["learning_rate"],
+                **_further(row, score["configurations"]),
                 "seeds": row["num_seeds"],
                 "mean": row["mean"],
                 "95 %": row["interval"],
@@ -62,6 +64,13 @@ def show_intervals(answer: ScoreIntervals) -> None:
         spread = {"std of means": score["score_std"], "std of maxima": score["worst_case_std"]}
         text = ", ".join(f"{key} {value:.4g}" for key, value in spread.items() if value is not None)
         print_table(f"{name}: {text}", rows)
+
+
+def _further(row: ConfigurationScore, every: Sequence[ConfigurationScore]) -> dict[str, object]:
+    """Return the column of the further fields, if a configuration sets any."""
+    if not any("settings" in other for other in every):
+        return {}
+    return {"further fields": settings_in_words(row.get("settings", {}))}
 
 
 def show_correlations(answer: ScoreCorrelations, audit: AuditCorrelations | None) -> None:

@@ -26,11 +26,8 @@ def shadows_command(
     """
     if neural:
         raise ValueError("--neural must go with FILE.npz, got a SPEC. Leave it out.")
-    point = None
-    if configuration is not None:
-        point = (configuration.batch_size, configuration.num_steps, configuration.learning_rate)
     # Train the target and the shadows.
-    specs = shadow_specs(load_spec(path), DEFAULT_SHADOWS if num_shadows is None else num_shadows, point, seed)
+    specs = shadow_specs(load_spec(path), DEFAULT_SHADOWS if num_shadows is None else num_shadows, configuration, seed)
     folders = []
     for number, spec in enumerate(specs, start=1):
         stderr.print(f"model {number} of {len(specs)}: {spec.name}", markup=False)
@@ -46,8 +43,8 @@ def shadows_command(
         print_json(answer)
         return
     stdout.print(
-        f"target and {answer['num_shadows']} shadows of (b={answer['batch_size']}, T={answer['num_steps']}, "
-        f"η={answer['learning_rate']:g}) at ε = {answer['epsilon']}, each trained on a random half: n = "
+        f"target and {answer['num_shadows']} shadows of {Configuration.from_json(answer)} at ε = {answer['epsilon']}, "
+        "each trained on a random half: n = "
         f"{answer['num_examples']} for the target instead of {answer['num_examples_of_the_whole']}, and with it q, σ "
         f"and δ\n{answer['num_members']} members, {answer['num_nonmembers']} non-members",
         markup=False,

@@ -116,6 +116,7 @@ def progress_document(folder: SweepFolder, progress: DriverProgress | None) -> d
     running = [
         {
             **{k: getattr(trials.get(run_id), k, None) for k in (*HYPERPARAMETERS, "seed")},
+            **({"settings": trials[run_id].fields} if run_id in trials and trials[run_id].settings else {}),
             "run_id": run_id,
             "step": step,
         }
@@ -267,25 +268,29 @@ def _from_here(path: Path) -> str:
 def _show_configurations(sweep: Sweep, result: SweepResult) -> None:
     """Print one row per configuration, means over seeds, with marks for the selected and the best-utility one."""
     from analysis import configuration_means
+    from analysis.tables.points import configurations
 
     points = sweep.points()
     base = points["base_utility_loss"].iloc[0]
     means = configuration_means(points[points["status"] == "finished"])
+    listed = configurations(means)
+    paths = sorted({path for configuration in listed for path in configuration.fields})
     rows = [
         {
             **{k: row[k] for k in HYPERPARAMETERS},
+            **{path: listed[position].fields.get(path) for path in paths},
             "seeds": row["num_seeds"],
             "utility_loss": row["utility_loss"],
             "utility_gain": base - row["utility_loss"],
             "score": row["score"],
             "score std": row["score_std"],
         }
-        for row in means.to_dict("records")
+        for position, row in enumerate(means.to_dict("records"))
     ]
     marks: dict[int, str] = {}
     for selection, mark in ((result.best_utility, "best utility"), (result.selected, "selected")):
-        for position, row in enumerate(rows):
-            if selection and all(row[k] == getattr(selection.configuration, k) for k in HYPERPARAMETERS):
+        for position, configuration in enumerate(listed):
+            if selection and selection.configuration == configuration:
                 marks[position] = f"{marks[position]}, {mark}" if position in marks else mark
     score = sweep.spec.select.score
     title = f"{sweep.spec.name}: the base model's loss is {base:.4f}; the score is {score}, its std is over seeds"
@@ -295,7 +300,9 @@ def _show_configurations(sweep: Sweep, result: SweepResult) -> None:
 def show_failures(failures: Sequence[RunFailure]) -> None:
     """Print a line for each failed run, with its reason."""
     for failure in failures:
-        stdout.print(f"failed {run_name(vars(failure))}, run {failure.run_id}: {failure.reason}", markup=False)
+        stdout.print(
+            f"failed {failure.configuration} seed {failure.seed}, run {failure.run_id}: {failure.reason}", markup=False
+        )
 
 
 def _figures(selection: Selection | SelectedConfiguration) -> str:

@@ -116,7 +116,7 @@ def together_check(name: str) -> Check:
         for k, (q, sigma, steps, rate) in enumerate(runs)
     ]  # fmt: skip
     least = composed_at_least([run[:3] for run in runs], DELTA)
-    stated = cost_together(DPSGD(), trials, DELTA, name)["epsilon"]
+    stated = cost_together({"": DPSGD()}, trials, DELTA, name)["epsilon"]
     assert stated is not None, "the accountant has an answer"
     return check(
         f"ε of four models together ({name})", stated / least, 1, 1.02 + LOOSE[name],

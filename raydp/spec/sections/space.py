@@ -2,49 +2,121 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from itertools import product
 from math import prod
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import (
+    Discriminator,
     Field,
+    SerializerFunctionWrapHandler,
+    Tag,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
 from raydp.plugins.described import PluginField
 from raydp.privacy.accounting.events import MAX_NUM_STEPS
 from raydp.spec.sections.base import AtLeastOne, Positive, Section
-from search_spaces.configuration import HYPERPARAMETERS
+from search_spaces.configuration import HYPERPARAMETERS, Hyperparameters
+from search_spaces.loader import load_space
+from search_spaces.settings import settings_text
 
 Steps = Annotated[int, Field(ge=1, le=MAX_NUM_STEPS)]
+GATHERED = "<further>"
+"""The key under which the further fields are gathered. No spec can have it by accident."""
 MAX_CONFIGURATIONS = 100_000
 """The largest number of combinations of a grid. Each is calibrated, named and trained."""
+VARIABLE = ("method", "model")
+"""The sections of a spec whose fields may vary from configuration to configuration."""
+
+_Row = tuple[AtLeastOne, Steps, Positive]
+_RowWithFields = tuple[AtLeastOne, Steps, Positive, dict[str, Any]]
+_WITH_FIELDS = len(HYPERPARAMETERS) + 1
+Point = Annotated[
+    Annotated[_Row, Tag("3")] | Annotated[_RowWithFields, Tag("4")],
+    Discriminator(lambda row: "4" if isinstance(row, list | tuple) and len(row) == _WITH_FIELDS else "3"),
+]
+
+
+class VariedField(Section):
+    """The values of a further field, and the configurations in which it varies."""
+
+    values: Annotated[tuple[Any, ...], Field(min_length=1)]
+    """The values to try."""
+    only_where: Annotated[dict[str, Any], Field(min_length=1)] | None = None
+    """Conditions: another varied field, batch_size, num_steps or learning_rate -> its value, or a list of values. Where
+    they do not hold, the field is not varied: it has the value that the spec gives it outside of `space`."""
+
+    @field_validator("values")
+    @classmethod
+    def _distinct(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        texts = [settings_text({"": value}) for value in values]
+        for at, text in enumerate(texts):
+            if text in texts[:at]:
+                raise ValueError(f"must have distinct values, got {values[at]} twice. Remove one.")
+        return values
+
+    def varies_with(self, chosen: Mapping[str, object]) -> bool:
+        """Return whether the conditions hold for the values that were chosen before."""
+        return all(
+            path in chosen and chosen[path] in (values if isinstance(values, list | tuple) else [values])
+            for path, values in (self.only_where or {}).items()
+        )
 
 
 class SpaceSpec(Section):
-    """The configurations: a named space, a list of points, or a grid of three lists; and which of them are run."""
+    """The configurations: a named space, a list of points, or a grid of three lists; and which of them are run.
+
+    A key with a dot is the path of a further field of the spec, such as `method.max_grad_norm` or `model.adapter.r`,
+    with the list of its values, or with {values: ..., only_where: ...}. Every configuration is tried with each of them.
+    """
 
     name: str | None = None
     """A named space, such as tofu-1; `raydp spaces list` prints the known names."""
-    points: Annotated[tuple[tuple[AtLeastOne, Steps, Positive], ...], Field(min_length=1)] | None = None
-    """A list of configurations [b, T, η]; each may be a mapping with the three names instead."""
+    points: Annotated[tuple[Point, ...], Field(min_length=1)] | None = None
+    """A list of configurations [b, T, η]; each may be a mapping with the three names instead, and then also with paths
+    of further fields and one value for each."""
     batch_size: Annotated[tuple[AtLeastOne, ...], Field(min_length=1)] | None = None
     """Grid: the expected batch sizes b, in units of privacy."""
     num_steps: Annotated[tuple[Steps, ...], Field(min_length=1)] | None = None
     """Grid: the numbers of steps T."""
     learning_rate: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
     """Grid: the learning rates η."""
+    further: Annotated[dict[str, VariedField], Field(validation_alias=GATHERED, default_factory=dict)]
+    """The further fields, which a spec writes beside the others: path -> values and conditions."""
     search: PluginField | None = None
     """A strategy that runs a part of the configurations, by name or with its parameters. By default all are run."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _paths_are_further_fields(cls, data: object) -> object:
+        """Gather the keys with a dot."""
+        if not isinstance(data, dict):
+            return data
+        paths = [key for key in data if isinstance(key, str) and "." in key]
+        further = {path: given if isinstance(given := data[path], Mapping) else {"values": given} for path in paths}
+        rest = {key: value for key, value in data.items() if key not in further}
+        return {**rest, GATHERED: further} if further else rest
+
+    @model_serializer(mode="wrap")
+    def _further_fields_as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Write the further fields beside the others, and those without conditions as lists."""
+        values: dict[str, Any] = handler(self)
+        further = {
+            path: field if field["only_where"] is not None else field["values"]
+            for path, field in values.pop("further").items()
+        }
+        search = values.pop("search")
+        return {**values, **further, "search": search}
 
     @field_validator("points", mode="before")
     @classmethod
     def _points_as_rows(cls, points: object) -> object:
-        """Convert points that are mappings to rows [b, T, η]."""
-        keys = tuple(HYPERPARAMETERS)
-        if not isinstance(points, list | tuple):
-            return points
-        return [tuple(p[k] for k in keys) if isinstance(p, dict) and set(p) == set(keys) else p for p in points]
+        """Convert points that are mappings to rows [b, T, η], with the further fields as a fourth entry."""
+        return [_as_row(point) for point in points] if isinstance(points, list | tuple) else points
 
     @model_validator(mode="after")
     def _one_kind(self) -> SpaceSpec:
@@ -57,10 +129,117 @@ class SpaceSpec(Section):
                 "must be {name: ...}, {points: [[b, T, η], ...]} or the three lists batch_size, num_steps and "
                 f"learning_rate. {lacking}"
             )
-        size = prod(len(axis or ()) for axis in grid)
-        if size > MAX_CONFIGURATIONS:
+        size = prod(len(axis or ()) for axis in grid) if kinds[2] else len(self.points or (0,))
+        combinations = prod(len(field.values) for field in self.further.values())
+        if size * combinations > MAX_CONFIGURATIONS:
+            further = f" and {', '.join(self.further)}" if self.further else ""
             raise ValueError(
-                f"must have at most {MAX_CONFIGURATIONS:,} configurations, got {size:,} combinations of batch_size, "
-                "num_steps and learning_rate. Give fewer values, or a list of points."
+                f"must have at most {MAX_CONFIGURATIONS:,} configurations, got {size * combinations:,} combinations of "
+                f"batch_size, num_steps and learning_rate{further}. Give fewer values, or a list of points."
             )
         return self
+
+    @model_validator(mode="after")
+    def _fields_of_method_and_model(self) -> SpaceSpec:
+        for path in (*self.further, *(path for point in self.points or () for path in _fields_of(point))):
+            section, _, rest = path.partition(".")
+            if section not in VARIABLE or not rest:
+                raise ValueError(
+                    f"must have keys that are fields of {' or '.join(VARIABLE)}, got {path!r}. Every configuration has "
+                    "one task, one guarantee and one set of scores: run a sweep for each, and `raydp compare` them."
+                )
+            if path in ("method.name", "model.name"):
+                raise ValueError(
+                    f"must not vary {path}: the configurations of a sweep are compared with one untrained model. Run a "
+                    "sweep for each, and `raydp compare` them."
+                )
+            if inner := [other for other in self.further if other.startswith(f"{path}.")]:
+                raise ValueError(f"must have keys that do not contain each other, got {path!r} and {inner[0]!r}.")
+        return self
+
+    @model_validator(mode="after")
+    def _conditions_can_be_checked(self) -> SpaceSpec:
+        known = list(HYPERPARAMETERS)
+        left = dict(self.further)
+        while ready := [path for path, field in left.items() if set(field.only_where or ()) <= set(known)]:
+            known += ready
+            left = {path: field for path, field in left.items() if path not in ready}
+        for path, field in left.items():
+            unknown = sorted(set(field.only_where or ()) - set(self.further) - set(HYPERPARAMETERS))
+            if unknown:
+                raise ValueError(
+                    f"must have conditions on fields that vary, got {unknown[0]!r} in {path}.only_where. Vary it too, "
+                    "or remove the condition."
+                )
+            raise ValueError(f"must have conditions that do not depend on each other, got those of {', '.join(left)}.")
+        return self
+
+    def combinations(self, configuration: Mapping[str, object], own: Mapping[str, object]) -> list[dict[str, Any]]:
+        """Return the combinations of the further fields in which a configuration is tried, as they are written.
+
+        Args:
+            configuration: the values of batch_size, num_steps and learning_rate.
+            own: the further fields that the configuration sets by itself, as a point of the list. They do not vary.
+        """
+        order = self._in_order()
+        return [
+            {path: value for path, value in chosen.items() if path not in HYPERPARAMETERS}
+            for chosen in _expanded({**configuration, **own}, [item for item in order if item[0] not in own])
+        ]
+
+    @property
+    def depends_on_the_point(self) -> bool:
+        """Return whether the combinations of the further fields differ from one (b, T, η) to another."""
+        conditions = {path for field in self.further.values() for path in field.only_where or ()}
+        return bool(conditions & set(HYPERPARAMETERS)) or any(map(_fields_of, self.points or ()))
+
+    def _in_order(self) -> list[tuple[str, VariedField]]:
+        """Return the further fields, each after those that its conditions name."""
+        ordered: dict[str, VariedField] = {}
+        while len(ordered) < len(self.further):
+            for path, field in self.further.items():
+                if set(field.only_where or ()) <= {*HYPERPARAMETERS, *ordered}:
+                    ordered.setdefault(path, field)
+        return list(ordered.items())
+
+    def listed(self) -> Iterator[tuple[Hyperparameters, dict[str, Any]]]:
+        """Yield (b, T, η) and the own further fields of each configuration, before the further fields vary.
+
+        Raises:
+            ValueError: there is no space of this name.
+        """
+        if self.name is not None:
+            yield from ((configuration.to_json(), {}) for configuration in load_space(self.name).configurations)
+        elif self.points is not None:
+            for point in self.points:
+                yield {"batch_size": point[0], "num_steps": point[1], "learning_rate": point[2]}, _fields_of(point)
+        else:
+            for b, t, rate in product(self.batch_size or (), self.num_steps or (), self.learning_rate or ()):
+                yield {"batch_size": b, "num_steps": t, "learning_rate": rate}, {}
+
+
+def _expanded(chosen: dict[str, Any], left: list[tuple[str, VariedField]]) -> Iterator[dict[str, Any]]:
+    """Yield the chosen values with every combination of the fields that are left, in the order of their values."""
+    if not left:
+        yield chosen
+        return
+    (path, field), *rest = left
+    if not field.varies_with(chosen):
+        yield from _expanded(chosen, rest)
+        return
+    for value in field.values:
+        yield from _expanded({**chosen, path: value}, rest)
+
+
+def _fields_of(point: Point) -> dict[str, Any]:
+    return dict(point[-1]) if isinstance(point[-1], dict) else {}
+
+
+def _as_row(point: object) -> object:
+    """Return a point that is a mapping as a row. Anything else is returned as it is, to be refused."""
+    if not isinstance(point, dict) or not set(HYPERPARAMETERS) <= set(point):
+        return point
+    further = {key: value for key, value in point.items() if key not in HYPERPARAMETERS}
+    if not all(isinstance(key, str) and "." in key for key in further):
+        return point
+    return [*(point[name] for name in HYPERPARAMETERS), *([further] if further else [])]

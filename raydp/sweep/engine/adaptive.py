@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from analysis.tables.points import KEY, configurations
+from analysis.tables.points import KEY, configurations, with_settings
 from raydp.search.base import Goal, Search, SearchState
 from raydp.spec.document import SweepSpec
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
@@ -172,7 +172,7 @@ def ruled_out(
     Raises:
         ValueError: the bounds rule out every configuration.
     """
-    points = points.assign(compute=points["batch_size"] * points["num_steps"])
+    points = with_settings(points).assign(compute=points["batch_size"] * points["num_steps"])
     reasons: dict[Configuration, str] = {}
     for column in at_most:
         means = points.groupby(KEY, as_index=False)[[column]].mean()

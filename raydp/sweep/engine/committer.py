@@ -148,5 +148,5 @@ class Committer:
         """
         trial = replace(self.context.trials[run_id], num_steps=num_steps)
         spec, delta = self.context.spec, self.context.plan.delta
-        event = spec.method.params.event(trial, trial.noise_multiplier)
+        event = spec.of_run(trial.settings).method.params.event(trial, trial.noise_multiplier)
         return {"num_steps": num_steps, **strict(composed([event], delta, spec.privacy.accountant))}

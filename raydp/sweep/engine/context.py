@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -49,7 +50,7 @@ class WorkerInputs:
     """What every worker needs. It is in the object store once, and all processes of a node map the same arrays.
 
     Attributes:
-        model: the base model.
+        models: the base model by the type of its weights, which may vary with the adapter.
         trials: run_id -> planned run.
         folder: the sweep's folder.
         bucket: the store through which runs are handed over; None if every node sees the folder.
@@ -58,7 +59,7 @@ class WorkerInputs:
 
     spec: SweepSpec
     task: Task
-    model: SharedModel
+    models: Mapping[str, SharedModel]
     trials: dict[str, TrialPlan]
     sweep_id: str
     folder: Path

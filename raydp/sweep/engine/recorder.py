@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Self, TypedDict, cast
+from typing import NotRequired, Self, TypedDict, cast
 
 from raydp.io.cache import cache_dir
 from raydp.io.output import stderr, strict
 from raydp.methods.base import Method
 from raydp.privacy import PrivacyCard, Searched, card_markdown, composed, guarantee
 from raydp.privacy.accounting.documents import ComposedCost, Guarantee
+from raydp.spec.document import SweepSpec
 from raydp.spec.sections import AdaptiveSeeds
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.searched import searched
@@ -31,12 +32,14 @@ RETRY_SECONDS = 5.0
 
 
 class RunParams(TypedDict):
-    """Parameters of a run that the tracker shows: (b, T, η) and the seed."""
+    """Parameters of a run that the tracker shows: (b, T, η), the seed, and the further fields as text if there are
+    any."""
 
     batch_size: int
     num_steps: int
     learning_rate: float
     seed: int
+    settings: NotRequired[str]
 
 
 @dataclass(kw_only=True)
@@ -149,10 +152,10 @@ class Recorder:
         released = [t for t in self.context.trials.values() if self.context.folder.model_uri(t.run_id) is not None]
         if not released:
             return None
-        method, accountant = self.context.spec.method.params, self.context.spec.privacy.accountant
+        accountant = self.context.spec.privacy.accountant
         together = ReleasedModels(
             run_ids=tuple(t.run_id for t in released),
-            **cost_together(method, released, self.context.plan.delta, accountant),
+            **cost_together(self._methods(released), released, self.context.plan.delta, accountant),
             note=self._steered(),
         )
         self.context.folder.set_released(together)
@@ -175,7 +178,7 @@ class Recorder:
 
     def _privacy(self, trial: TrialPlan, result: RunResult) -> PrivacyCard:
         """Return the run's privacy record, with what was tuned, the guarantee and the executed steps."""
-        event = self.context.spec.method.params.event(trial, trial.noise_multiplier)
+        event = self._spec_of(trial).method.params.event(trial, trial.noise_multiplier)
         said = guarantee(event, self.context.spec.privacy.accountant, cache_dir=cache_dir() / "guarantee")
         return PrivacyCard(
             record=self.context.plan.privacy[trial.run_id],
@@ -185,31 +188,44 @@ class Recorder:
         )
 
     def _params(self, trial: TrialPlan) -> RunParams:
-        return RunParams(
+        params = RunParams(
             batch_size=trial.batch_size,
             num_steps=trial.num_steps,
             learning_rate=trial.learning_rate,
             seed=trial.seed,
         )
+        if trial.settings:
+            params["settings"] = trial.settings
+        return params
+
+    def _spec_of(self, trial: TrialPlan) -> SweepSpec:
+        """Return the spec with the further fields of a run's configuration."""
+        return self.context.spec.of_run(trial.settings)
+
+    def _methods(self, trials: Sequence[TrialPlan]) -> dict[str, Method]:
+        """Return settings -> the method of the runs with these settings."""
+        return {trial.settings: self._spec_of(trial).method.params for trial in trials}
 
     def _record(self, trial: TrialPlan, result: RunResult) -> TrialRecord:
         base, card = self.context.folder.result(BASE_RUN), self._privacy(trial, result)
         claimed = card.record.procedure.claimed_epsilon
-        scores, quantization = result.scores, self.context.spec.model.quantization
-        method = self.context.spec.method.params.model_dump(mode="json")
+        spec = self._spec_of(trial)
+        scores, quantization = result.scores, spec.model.quantization
+        method = spec.method.params.model_dump(mode="json")
         return TrialRecord(
             run_id=trial.run_id,
             **self._params(trial),
             params={
-                "method": self.context.spec.method.name,
+                "method": spec.method.name,
                 "task_hash": self.context.facts.content_hash,
                 **method,
+                **trial.fields,
                 **({} if claimed is None else {"claimed_epsilon": claimed}),
             },
             step_metrics=result.history or (),
             metrics={
                 "utility_loss": result.loss,
-                "score": scores[self.context.spec.select.score].value,
+                "score": scores[spec.select.score].value,
                 **_against(base, result.loss),
                 **{f"score.{name}": m.value for name, m in scores.items()},
                 **{f"score.{name}.std_error": m.std_error for name, m in scores.items()},
@@ -218,9 +234,9 @@ class Recorder:
             privacy=card.to_json(),
             card=card_markdown(card),
             base={
-                "name": _public_name(self.context.spec.model.name),
+                "name": _public_name(spec.model.name),
                 "weight_hash": self.context.weight_hash,
-                "dtype": self.context.spec.model.weight_dtype,
+                "dtype": spec.model.weight_dtype,
                 **({} if quantization is None else {"quantization": quantization}),
             },
             model_dir=self.context.folder.trial(trial.run_id) / "model",
@@ -228,9 +244,18 @@ class Recorder:
         )
 
 
-def cost_together(method: Method, trials: Sequence[TrialPlan], delta: float, accountant: str) -> ComposedCost:
-    """Return the joint cost of the models of all these runs. Each run counts, also if runs have equal events."""
-    return composed([method.event(trial, trial.noise_multiplier) for trial in trials], delta, accountant)
+def cost_together(
+    methods: Mapping[str, Method], trials: Sequence[TrialPlan], delta: float, accountant: str
+) -> ComposedCost:
+    """Return the joint cost of the models of all these runs. Each run counts, also if runs have equal events.
+
+    Args:
+        methods: settings -> the method of the runs with these settings.
+        trials: the runs.
+        delta, accountant: δ of all models together, and the accountant.
+    """
+    events = [methods[trial.settings].event(trial, trial.noise_multiplier) for trial in trials]
+    return composed(events, delta, accountant)
 
 
 def _against(base: RunResult | None, utility_loss: float) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from raydp.models import sharing
 from raydp.models.sets import TrainedModels
 from raydp.plugins.described import Plugin
 from raydp.scores.base import Context
-from raydp.spec.sections import ClusterSpec
+from raydp.spec.sections import ClusterSpec, ModelSpec
 from raydp.sweep.engine.slots import beside_driver, fitting_workers
 from raydp.tasks.base import Task
 from raydp.tasks.wrappers.twins import for_seed
@@ -64,11 +64,20 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class ScorerInputs:
-    """What every actor needs. It is in the object store once, and all processes of a node map the same arrays."""
+    """What every actor needs. It is in the object store once, and all processes of a node map the same arrays.
+
+    Attributes:
+        task: the task.
+        models: the base model by the type of its weights.
+        folders: model -> its folder, None for the base model.
+        bases: model -> the section on the model that it was trained on.
+        cpus: CPUs of an actor.
+    """
 
     task: Task
-    model: sharing.SharedModel
+    models: Mapping[str, sharing.SharedModel]
     folders: dict[str, Path | None]
+    bases: Mapping[str, ModelSpec]
     cpus: float
 
 
@@ -100,10 +109,10 @@ class Scorer:
         torch.set_num_threads(max(1, int(given.cpus)))
         device = "cuda" if ray.get_gpu_ids() and torch.cuda.is_available() else "cpu"
         self._task = given.task
-        self._base = sharing.assemble(given.model)
-        self._folders = given.folders
+        self._given = given
         self._device = device
         self._models: TrainedModels | None = None
+        self._base: tuple[str, str | None] | None = None
 
     def measure(self, job: Job) -> Iterator[tuple[str, dict[str, object]]]:
         """Yield (model, result) as soon as a result is known.
@@ -133,8 +142,17 @@ class Scorer:
             self._reports.tell.remote(job.label, job.of_seed, done)
 
     def _of(self, names: tuple[str, ...]) -> TrainedModels:
-        if self._models is None:
-            self._models = TrainedModels(self._base, self._folders, device=self._device)
+        given = self._given
+        bases = {(given.bases[name].weight_dtype, given.bases[name].quantization) for name in names}
+        if len(bases) > 1:
+            raise ValueError(
+                "the score compares models of one base, and model.dtype or model.quantization varies in this sweep"
+            )
+        (base,) = bases
+        if self._models is None or self._base != base:
+            dtype, quantization = base
+            whole = replace(sharing.assemble(given.models[dtype]), quantization=quantization)
+            self._models, self._base = TrainedModels(whole, given.folders, device=self._device), base
         return self._models.only(names)
 
 

@@ -10,6 +10,7 @@ from raydp.spec.document import SweepSpec
 from raydp.spec.sections import AdaptiveSeeds
 from raydp.training.trial_plan import TrialPlan
 from search_spaces.configuration import HYPERPARAMETERS
+from search_spaces.settings import value_in_words
 
 BLIND = {"procedure", "best-utility", "worst-utility"}
 """The rules that do not look at the score."""
@@ -18,6 +19,7 @@ BLIND = {"procedure", "best-utility", "worst-utility"}
 def searched(spec: SweepSpec, trials: Sequence[TrialPlan]) -> Searched:
     """Return what was tuned. The keys are those of `Searched`."""
     values = {name: sorted({getattr(trial, name) for trial in trials}) for name in HYPERPARAMETERS}
+    fields = _fields(trials)
     chosen, on = spec.select, []
     search = spec.space.search
     measured = search is not None and search.name != "random"
@@ -30,11 +32,20 @@ def searched(spec: SweepSpec, trials: Sequence[TrialPlan]) -> Searched:
     if isinstance(spec.seeds, AdaptiveSeeds):
         strategy["adaptive_seeds"] = spec.seeds.model_dump(mode="json")
     return {
-        "hyperparameters": {name: tried for name, tried in values.items() if len(tried) > 1},
-        "configurations": len({tuple(getattr(trial, name) for name in HYPERPARAMETERS) for trial in trials}),
+        "hyperparameters": {name: tried for name, tried in values.items() if len(tried) > 1} | fields,
+        "configurations": len({trial.configuration for trial in trials}),
         "seeds": list(spec.seed_labels),
         "rule": chosen.rule,
         **strategy,
         "chosen_on": on,
         "elsewhere": ["max_grad_norm and other parameters of the method", "the adapter", "the data's preparation"],
     }
+
+
+def _fields(trials: Sequence[TrialPlan]) -> dict[str, list[object]]:
+    """Return the further fields that were tuned, each with its values."""
+    tried: dict[str, dict[str, object]] = {}
+    for trial in trials:
+        for path, value in trial.fields.items():
+            tried.setdefault(path, {})[value_in_words(value)] = value
+    return {path: list(values.values()) for path, values in tried.items() if len(values) > 1}

@@ -11,7 +11,6 @@ from ray.tune import Callback
 from rich.console import Console
 
 from raydp.io.output import phase
-from raydp.models import base_models as models
 from raydp.models import sharing
 from raydp.spec.sections import AdaptiveSeeds
 from raydp.sweep.engine.adaptive import RunSource, StepwiseSource
@@ -127,13 +126,21 @@ def _worker_inputs(context: SweepContext, task: Task) -> WorkerInputs:
     return WorkerInputs(
         spec=spec,
         task=task,
-        model=sharing.disassemble(models.load_base(spec.model, new_tokens=task.facts().num_new_tokens)),
+        models=sharing.base_models(
+            [spec.of_run(settings).model for settings in dict.fromkeys(["", *_settings(context)])],
+            new_tokens=task.facts().num_new_tokens,
+        ),
         trials=context.trials,
         sweep_id=sweep_id,
         folder=context.folder.path.resolve(),
         bucket=bucket_of(spec.cluster.exchange, sweep_id),
         key=context.folder.key(),
     )
+
+
+def _settings(context: SweepContext) -> list[str]:
+    """Return the settings of the sweep's configurations."""
+    return [trial.settings for trial in context.trials.values()]
 
 
 def _measure_base(queue: ActorProxy[TrialQueue]) -> ObjectRef[RunResult]:

@@ -144,6 +144,13 @@ class TrialRunner:
             )
         say("waits for a run")
 
+    def turn_to(self, spec: SweepSpec) -> bool:
+        """Go on with the runs of a spec that has other further fields. Return False if they need another model."""
+        if spec.model != self._spec.model:
+            return False
+        self._spec = spec
+        return True
+
     def run(
         self, plan: TrialPlan, files: TrialFiles, attempt: str, control: TrialControl | None = None
     ) -> RunResult | None:

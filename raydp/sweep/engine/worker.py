@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -48,10 +50,8 @@ def work(config: LoopConfig) -> None:
         raise
     try:
         torch.set_num_threads(max(1, int(shared.spec.cluster.cpus_per_worker)))
-        prepare = partial(queue.prepare.remote, slot) if comm.rank == 0 else None
-        runner = TrialRunner(
-            shared.spec, shared.task, sharing.assemble(shared.model), comm, shared.key, prepare=prepare
-        )
+        runners = Runners(shared, comm, partial(queue.prepare.remote, slot) if comm.rank == 0 else None)
+        runners.of("")
     except Exception as error:
         ray.get(queue.explain.remote(slot, f"{type(error).__name__}: {error}"))
         raise
@@ -59,7 +59,7 @@ def work(config: LoopConfig) -> None:
         lease = comm.broadcast_object(ray.get(queue.lease.remote(slot)) if comm.rank == 0 else None)
         if lease is None:
             return
-        _run_lease(runner, shared, queue, *lease)
+        _run_lease(runners, shared, queue, *lease)
 
 
 def _register(queue: ActorProxy[TrialQueue], slot: int, placement_group: PlacementGroup | None) -> bool:
@@ -68,18 +68,17 @@ def _register(queue: ActorProxy[TrialQueue], slot: int, placement_group: Placeme
     return ray.get(queue.register.remote(slot, placement_group, nodes))
 
 
-def _run_lease(
-    runner: TrialRunner, shared: WorkerInputs, queue: ActorProxy[TrialQueue], run_id: str, token: int
-) -> None:
+def _run_lease(runners: Runners, shared: WorkerInputs, queue: ActorProxy[TrialQueue], run_id: str, token: int) -> None:
     """Run the leased run. A failure is reported with its reason, and then restarts the whole worker group."""
     files = shared.files(run_id)
     attempt = f"attempt-{token}-{secrets.token_hex(4)}"  # the tokens of a resumed sweep begin at 1 again
-    with closing(files), Heartbeat(queue, run_id, token, active=runner.comm.rank == 0) as heart:
+    with closing(files), Heartbeat(queue, run_id, token, active=runners.comm.rank == 0) as heart:
         try:
             if run_id == BASE_RUN:
-                outcome = runner.measure_base(shared.spec.seed_labels[0])
+                outcome = runners.of("").measure_base(shared.spec.seed_labels[0])
             else:
-                outcome = runner.run(shared.trials[run_id], files, attempt, heart)
+                trial = shared.trials[run_id]
+                outcome = runners.of(trial.settings).run(trial, files, attempt, heart)
         except Paused:
             ray.get(queue.release.remote(run_id, token))  # changes nothing if the lease was lost
             return
@@ -88,6 +87,37 @@ def _run_lease(
             raise
     if outcome is not None:
         ray.get(queue.complete.remote(run_id, token, outcome))
+
+
+class Runners:
+    """The runner of a sweep's runs. It has one base model in memory, and is set up anew where runs need another one.
+
+    Args:
+        shared: what every worker needs.
+        comm: the worker group.
+        prepare: takes what the worker does before a run, in words; None says nothing.
+    """
+
+    def __init__(self, shared: WorkerInputs, comm: Comm, prepare: Callable[[str], object] | None) -> None:
+        self.comm = comm
+        self._shared = shared
+        self._prepare = prepare
+        self._runner: TrialRunner | None = None
+
+    def of(self, settings: str) -> TrialRunner:
+        """Return the runner of the runs with these settings."""
+        spec = self._shared.spec.of_run(settings)
+        if self._runner is None or not self._runner.turn_to(spec):
+            self._runner = None
+            gc.collect()  # the earlier model's memory, before the next model needs its own
+            if self.comm.device.type == "cuda":
+                torch.cuda.empty_cache()
+            model = sharing.assemble(self._shared.models[spec.model.weight_dtype])
+            model = replace(model, quantization=spec.model.quantization)
+            self._runner = TrialRunner(
+                spec, self._shared.task, model, self.comm, self._shared.key, prepare=self._prepare
+            )
+        return self._runner
 
 
 class Heartbeat:

@@ -26,17 +26,23 @@ def build_task(spec: SweepSpec) -> tuple[Task, str]:
                 f"scores must measure one model, got {score.name!r}, which compares the models of a whole sweep. Leave "
                 f"it out, and run `raydp score {spec.name} --score {score.name}` after the sweep."
             )
+    sharded = spec.cluster.sharding == "full"
     if _takes_a_network(spec) or NetworkName.parse(spec.model.name) is not None:
         task = _classification(spec)
-        _, weight_hash = models.check(spec.model, sharded=spec.cluster.sharding == "full")
+        _, weight_hash = models.check(spec.model, sharded=sharded)
     else:
-        tokenizer, weight_hash = models.check(spec.model, sharded=spec.cluster.sharding == "full")
+        tokenizer, weight_hash = models.check(spec.model, sharded=sharded)
         task = task_of(spec, tokenizer)
         models.check_length(spec.model, int(max(task.lengths().max(), task.heldout_lengths().max())))
-    _check_canaries(spec, task)
-    _check_dropout(spec)
-    _check_between_steps(spec)
-    spec.method.params.check(spec, task)
+    checked = [spec.model]
+    for own in spec.run_specs():
+        if own.model not in checked:
+            models.check(own.model, sharded=sharded)
+            checked.append(own.model)
+        _check_canaries(own, task)
+        _check_dropout(own)
+        _check_between_steps(own)
+        own.method.params.check(own, task)
     for score in spec.scores:
         score.params.check(task)
     return task, weight_hash

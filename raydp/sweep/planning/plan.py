@@ -29,7 +29,7 @@ from raydp.privacy import (
 )
 from raydp.privacy.accounting.infinity import json_number
 from raydp.spec.document import SweepSpec
-from raydp.spec.sections import AdaptiveSeeds, SpaceSpec
+from raydp.spec.sections import AdaptiveSeeds
 from raydp.sweep.private_selection.draws import (
     check_utility_is_public,
     draw,
@@ -40,8 +40,9 @@ from raydp.sweep.private_selection.draws import (
 from raydp.sweep.store.state import Plan
 from raydp.tasks.base import TaskFacts
 from raydp.training.trial_plan import TrialPlan
-from search_spaces import Configuration, Rejected, exact, grid, load_space
+from search_spaces import Configuration, Rejected, exact, load_space
 from search_spaces.loader import without_duplicates
+from search_spaces.settings import settings_text
 
 ANY_NOISE = 1e-6
 """A noise multiplier that no method refuses, for an event before the calibration."""
@@ -91,14 +92,15 @@ class SweepPlan:
         """Return the table of `raydp plan`, a row for each configuration: n, q, σ, ε, δ, C, U and cost in tokens."""
         repetitions = Counter(trial.configuration.key for trial in self.first_pass)
         one_each = {trial.configuration.key: trial for trial in reversed(self.first_pass)}
-        return [self._row(one_each[key], seeds=repetitions[key]) for key in sorted(one_each)]
+        paths = sorted({path for trial in self.trials for path in trial.fields})
+        return [self._row(one_each[key], paths, seeds=repetitions[key]) for key in sorted(one_each)]
 
     def remarks(self) -> list[str]:
         """Return remarks on the guarantees, such as that there is no ε. Each sentence comes once."""
         sentences = (sentence for trial in self.trials for sentence in remarks(self.privacy[trial.run_id]))
         return list(dict.fromkeys(sentences))
 
-    def _row(self, trial: TrialPlan, *, seeds: int) -> dict[str, object]:
+    def _row(self, trial: TrialPlan, paths: Sequence[str], *, seeds: int) -> dict[str, object]:
         record = self.privacy[trial.run_id]
         claimed, choice = record.procedure.claimed_epsilon, record.private_selection
         compute = trial.batch_size * trial.num_steps
@@ -106,6 +108,7 @@ class SweepPlan:
             "batch_size": trial.batch_size,
             "num_steps": trial.num_steps,
             "learning_rate": trial.learning_rate,
+            **{path: trial.fields.get(path) for path in paths},
             "num_examples": trial.num_examples,
             "sample_rate": record.mechanism.sample_rate or trial.batch_size / trial.num_examples,
             "noise_multiplier": trial.noise_multiplier,
@@ -135,15 +138,17 @@ def make_plan(
             the utility of a private selection depends on private data.
     """
     check_utility_is_public(spec, facts)
-    configurations, rejected = _configurations(spec.space, facts.num_units)
+    configurations, rejected = _configurations(spec, facts.num_units)
+    specs = {settings: spec.of_run(settings) for settings in dict.fromkeys(c.settings for c in configurations)}
     delta = spec.privacy.delta(facts.num_units)
     solved: Sequence[Calibration | None] = [None] * len(configurations)
     tuned_epsilon = None
     if spec.method.params.private:
-        solved, tuned_epsilon = _calibrations(spec, configurations, facts, delta, progress)
+        solved, tuned_epsilon = _calibrations(spec, specs, configurations, facts, delta, progress)
     claims = spec.method.params.claims
-    trials, privacy = [], {}
+    trials, privacy = list[TrialPlan](), dict[str, PrivacyRecord]()
     for configuration, calibration in zip(configurations, solved, strict=True):
+        own = specs[configuration.settings]
         for seed in spec.seed_labels:
             possible = replace(
                 _trial(facts, configuration),
@@ -152,13 +157,18 @@ def make_plan(
                 claimed_epsilon=spec.privacy.target_epsilon if claims else None,
                 delta=delta if claims else None,
             )
-            trial = spec.method.params.planned(possible, spec.privacy)
+            trial = own.method.params.planned(possible, spec.privacy)
             if trial is None:
                 continue
-            trial = replace(trial, run_id=run_id(spec, facts, weight_hash, configuration, seed, stated=trial))
+            trial = replace(trial, run_id=run_id(own, facts, weight_hash, configuration, seed, stated=trial))
+            if trial.run_id in privacy:
+                raise ValueError(
+                    f"space must not repeat a configuration, got {configuration} twice: with other values of fields "
+                    "that change nothing, or with a value that the spec has anyway. Remove one of them."
+                )
             trials.append(trial)
             own_delta = delta if trial.delta is None else trial.delta
-            record = _record(spec, facts, trial, calibration, own_delta, tuned_epsilon, len(configurations))
+            record = _record(own, facts, trial, calibration, own_delta, tuned_epsilon, len(configurations))
             privacy[trial.run_id] = record
     if not trials:
         raise ValueError(
@@ -166,8 +176,7 @@ def make_plan(
             f"{', '.join(map(str, spec.seed_labels))}. Use `raydp import`, which reads both from its table."
         )
     _check_bounds(spec, privacy)
-    order = {seed: position for position, seed in enumerate(spec.seed_labels)}
-    trials.sort(key=lambda t: (-t.batch_size * t.num_steps, order[t.seed], *t.configuration.key))
+    trials = _in_order(trials, specs, spec.seed_labels)
     return SweepPlan(
         facts=facts,
         delta=delta,
@@ -188,7 +197,7 @@ def drawn(plan: SweepPlan, spec: SweepSpec, weight_hash: str, key: bytes) -> Swe
     trials, privacy = [], {}
     for position, label in draw(num_runs_of(spec), len(plan.trials), key):
         trial = plan.trials[position]
-        name = run_id(spec, plan.facts, weight_hash, trial.configuration, label)
+        name = run_id(spec.of_run(trial.settings), plan.facts, weight_hash, trial.configuration, label)
         trials.append(replace(trial, run_id=name, seed=label))
         privacy[name] = plan.privacy[trial.run_id]
     return replace(plan, trials=tuple(trials), privacy=privacy, configurations=plan.trials)
@@ -206,6 +215,7 @@ def run_id(
     """Return a run's identity: 16 hex digits of the SHA-256 of what defines its result (not where or how it runs).
 
     Args:
+        spec: the spec of the run, with the further fields of its configuration (`SweepSpec.of_run`).
         stated: the run, if its model was trained elsewhere. Its weights and what is stated of them define the result.
     """
     target = spec.privacy.model_dump(mode="json")
@@ -232,21 +242,52 @@ def run_id(
     return hashlib.sha256(json.dumps(defines, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _configurations(space: SpaceSpec, num_examples: int) -> tuple[list[Configuration], list[Rejected]]:
+def _in_order(trials: list[TrialPlan], specs: Mapping[str, SweepSpec], seeds: Sequence[int]) -> list[TrialPlan]:
+    """Return the runs in the order in which they start: the largest compute first, which shortens the sweep.
+
+    Runs of one model section follow each other, because a worker that changes it sets up its model anew.
+    """
+    place = {seed: position for position, seed in enumerate(seeds)}
+    of_model = {settings: own.model.model_dump_json() for settings, own in specs.items()}
+    compute = Counter[str]()
+    for trial in trials:
+        compute[of_model[trial.settings]] += trial.batch_size * trial.num_steps
+    models = {model: position for position, (model, _) in enumerate(compute.most_common())}
+    return sorted(
+        trials,
+        key=lambda t: (
+            models[of_model[t.settings]],
+            -t.batch_size * t.num_steps,
+            place[t.seed],
+            *t.configuration.key,
+        ),
+    )
+
+
+def _configurations(spec: SweepSpec, num_examples: int) -> tuple[list[Configuration], list[Rejected]]:
+    """Return the configurations of the space, and those of a named space that the task cannot run."""
+    space = spec.space
+    texts: dict[str, str] = {}
+
+    def settings(fields: Mapping[str, object]) -> str:
+        written = settings_text(fields)
+        if written not in texts:
+            texts[written] = spec.settings(fields)
+        return texts[written]
+
+    configurations = without_duplicates(
+        replace(Configuration.from_json(point), settings=settings(fields))
+        for point, own in space.listed()
+        for fields in space.combinations(point, own)
+    )
     if space.name is not None:
-        fitting, rejected = load_space(space.name).points(num_examples)
+        fitting = [c for c in configurations if c.batch_size <= num_examples]
         if not fitting:
             raise ValueError(
                 f"space.name must have a configuration with batch_size <= {num_examples} (num_examples), got "
                 f"{space.name!r} with none. Use more data or a space of your own."
             )
-        return fitting, rejected
-    if space.points is not None:
-        configurations = without_duplicates(
-            Configuration(batch_size=b, num_steps=t, learning_rate=lr) for b, t, lr in space.points
-        )
-    else:
-        configurations = grid(space.batch_size or (), space.num_steps or (), space.learning_rate or ())
+        return fitting, load_space(space.name).points(num_examples)[1]
     too_large = sorted({c.batch_size for c in configurations if c.batch_size > num_examples})
     if too_large:
         raise ValueError(
@@ -263,6 +304,7 @@ def _trial(facts: TaskFacts, configuration: Configuration) -> TrialPlan:
         batch_size=configuration.batch_size,
         num_steps=configuration.num_steps,
         learning_rate=configuration.learning_rate,
+        settings=configuration.settings,
         seed=0,
         num_examples=facts.num_units,
         noise_multiplier=0.0,
@@ -271,14 +313,18 @@ def _trial(facts: TaskFacts, configuration: Configuration) -> TrialPlan:
 
 def _calibrations(
     spec: SweepSpec,
+    specs: Mapping[str, SweepSpec],
     configurations: list[Configuration],
     facts: TaskFacts,
     delta: float,
     progress: Callable[[int, int], None] | None,
 ) -> tuple[Sequence[Calibration], float | None]:
-    """Return one calibration for each configuration, and the ε of the whole choice with private selection."""
+    """Return one calibration for each configuration, and the ε of the whole choice with private selection.
+
+    Equal events are calibrated once: most further fields, such as the clipping norm, are no part of the event.
+    """
     target = PrivacyTarget(epsilon=spec.privacy.target_epsilon, delta=delta)
-    events = [spec.method.params.event(_trial(facts, c), ANY_NOISE) for c in configurations]
+    events = [specs[c.settings].method.params.event(_trial(facts, c), ANY_NOISE) for c in configurations]
     requests = [CalibrationRequest(event=event, target=target) for event in events]
     cache = cache_dir() / "calibration"
     if spec.privacy.selects:

@@ -9,8 +9,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
+import pandas as pd
+
 from analysis import Selection, load_points, write_report
 from analysis.selection.choice import SelectionStep
+from analysis.tables.points import configurations
 from raydp.privacy import PrivacyCard, selection_guarantee
 from raydp.sweep.ending.finish import Finish, set_aliases
 from raydp.sweep.ending.notes import about
@@ -25,7 +28,6 @@ from raydp.sweep.store.summary import ReleasedModels, SelectedConfiguration, Swe
 from raydp.tasks.base import TaskFacts
 from raydp.tracking import NotDeliveredError, TrialRecord, delivering
 from raydp.training.trial_plan import TrialPlan
-from search_spaces import Configuration
 
 TOLD_OF_DATA = ("num_units", "privacy_unit", "content_hash", "utility_is_public")
 """Facts of the data that are on the card in any case. Counts of texts, copies and secrets stay in the folder."""
@@ -110,9 +112,7 @@ def released_selection(folder: SweepFolder) -> Selection:
             "Go on with it by --resume; `raydp status` says what is left."
         )
     (row,) = points[points["run_id"] == decision].to_dict("records")
-    configuration = Configuration(
-        batch_size=row["batch_size"], num_steps=row["num_steps"], learning_rate=row["learning_rate"]
-    )
+    (configuration,) = configurations(pd.DataFrame([row]))
     step = SelectionStep(
         name="private selection",
         rule="the run with the lowest utility loss on public data; of the others nothing is told",
@@ -189,7 +189,8 @@ class Releaser(Recorder):
         )
 
     def _privacy(self, trial: TrialPlan, result: RunResult) -> PrivacyCard:
-        events = [self.context.spec.method.params.event(t, t.noise_multiplier) for t in self._configurations()]
+        spec = self.context.spec
+        events = [spec.of_run(t.settings).method.params.event(t, t.noise_multiplier) for t in self._configurations()]
         return PrivacyCard(
             record=self.context.plan.privacy[trial.run_id],
             guarantee=selection_guarantee(events, num_runs_of(self.context.spec), self.context.spec.privacy.accountant),

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from raydp.sweep.store.json_files import read_json, write_json
 from raydp.tracking import set_alarms
+from search_spaces.configuration import Configuration, configuration_at, point_of
 
 if TYPE_CHECKING:
     from analysis import Selection
     from raydp.spec.document import SweepSpec
 
 AUDITS_FILE = "audits.json"
-Configuration = tuple[int, int, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Audit:
     Attributes:
         name: name of the audit.
         at: time of the audit (ISO 8601).
-        alarms: (b, T, η) of each audited configuration -> the alarm as a sentence, or None.
+        alarms: each audited configuration -> the alarm as a sentence, or None.
         canaries: kind, number and seed of the canaries, and the access to training that the guesses need. It is empty
             for audits of early versions.
     """
@@ -38,7 +38,7 @@ class Audit:
 
     def to_json(self) -> dict[str, object]:
         """Return the entry of audits.json."""
-        alarms = [{"configuration": list(key), "alarm": alarm} for key, alarm in self.alarms.items()]
+        alarms = [{"configuration": point_of(key), "alarm": alarm} for key, alarm in self.alarms.items()]
         return {"name": self.name, "at": self.at, "canaries": dict(self.canaries), "found": alarms}
 
 
@@ -50,7 +50,7 @@ def note_audit(
     Args:
         folder: the folder of the audited sweep, which need not have run yet.
         name: the name of the audit.
-        alarms: (b, T, η) of each audited configuration -> the alarm as a sentence, or None.
+        alarms: each audited configuration -> the alarm as a sentence, or None.
         canaries: what the audit's canaries were, see `Audit`.
     """
     earlier = _audits(folder)
@@ -62,7 +62,7 @@ def note_audit(
 
 
 def alarms_of(folder: Path) -> dict[Configuration, str | None]:
-    """Return (b, T, η) of each audited configuration -> the alarm of its newest audit, or None."""
+    """Return each audited configuration -> the alarm of its newest audit, or None."""
     newest: dict[Configuration, str | None] = {}
     for audit in _audits(folder):
         newest |= audit.alarms
@@ -78,8 +78,7 @@ def publish_alarms(spec: SweepSpec, folder: Path) -> None:
 
 def alarm_of(folder: Path, selection: Selection) -> str | None:
     """Return the alarm of the selected configuration, if there is one."""
-    chosen = selection.configuration
-    return alarms_of(folder).get((chosen.batch_size, chosen.num_steps, chosen.learning_rate))
+    return alarms_of(folder).get(selection.configuration)
 
 
 def _audits(folder: Path) -> list[Audit]:
@@ -89,7 +88,7 @@ def _audits(folder: Path) -> list[Audit]:
         Audit(
             name=audit["name"],
             at=audit["at"],
-            alarms={tuple(entry["configuration"]): entry["alarm"] for entry in audit["found"]},
+            alarms={configuration_at(entry["configuration"]): entry["alarm"] for entry in audit["found"]},
             canaries=audit.get("canaries", {}),
         )
         for audit in (() if document is None else document["audits"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -42,13 +43,32 @@ def points_table(folder: SweepFolder) -> pd.DataFrame:
     score = folder.select().score
     rows = [_row(folder, trial, plan, score, base, later, skipped) for trial in plan.trials]
     method = folder.method()
-    constants = {
-        "method": method.pop("name"),
-        "task_hash": plan.facts.content_hash,
-        "max_grad_norm": method.pop("max_grad_norm", None),
-        **{f"param.{k}": v for k, v in method.items()},
+    parameters = [_parameters(method, plan.facts.content_hash, trial) for trial in plan.trials]
+    return pd.concat([pd.DataFrame(rows), pd.DataFrame(parameters)], axis=1)
+
+
+def _parameters(method: Mapping[str, object], task_hash: str, trial: TrialPlan) -> dict[str, object]:
+    """Return the columns of a run's method and data, and of the further fields that its configuration sets."""
+    own = dict(method)
+    for path, value in trial.fields.items():
+        section, *rest = path.split(".")
+        own = with_entry(own, rest, value) if section == "method" else own
+    return {
+        "method": own.pop("name"),
+        "task_hash": task_hash,
+        "max_grad_norm": own.pop("max_grad_norm", None),
+        **{f"param.{name}": value for name, value in own.items()},
+        **{f"param.{path}": value for path, value in trial.fields.items() if path.startswith("model.")},
     }
-    return pd.concat([pd.DataFrame(rows), pd.DataFrame([constants] * len(rows))], axis=1)
+
+
+def with_entry(written: Mapping[str, object], path: Sequence[str], value: object) -> dict[str, object]:
+    """Return a mapping with another value at a path of keys."""
+    name, *rest = path
+    if not rest:
+        return {**written, name: value}
+    inner = written.get(name)
+    return {**written, name: with_entry(inner if isinstance(inner, Mapping) else {}, rest, value)}
 
 
 def secrets_table(folder: SweepFolder) -> pd.DataFrame:
@@ -121,9 +141,7 @@ def counts(folder: SweepFolder) -> RunCounts:
         pending=statuses.count("pending"),
         failures=tuple(
             RunFailure(
-                batch_size=trial.batch_size,
-                num_steps=trial.num_steps,
-                learning_rate=trial.learning_rate,
+                configuration=trial.configuration,
                 seed=trial.seed,
                 run_id=trial.run_id,
                 reason=result.reason,
@@ -172,7 +190,9 @@ def _row(
     utility, base_utility = (None if r is None else r.utility_loss for r in (result, base))
     scores = scores_of(folder, trial.run_id, later)
     return {
-        **{k: getattr(trial, k) for k in (*HYPERPARAMETERS, "seed")},
+        **{k: getattr(trial, k) for k in HYPERPARAMETERS},
+        **({"settings": trial.settings} if any(other.settings for other in plan.trials) else {}),
+        "seed": trial.seed,
         "utility_loss": utility,
         "score": scores[score].value if score in scores else None,
         "run_id": trial.run_id,

@@ -10,7 +10,6 @@ from raydp.privacy import PrivacyRecord
 from raydp.tasks.base import TaskFacts
 from raydp.training.trial_plan import TrialPlan
 from search_spaces import Configuration
-from search_spaces.configuration import HYPERPARAMETERS
 
 PLAN_FORMAT = 1
 """A plan of an early version has no format and is read as this format."""
@@ -161,15 +160,13 @@ class SearchEnd:
 
     def to_json(self) -> dict[str, object]:
         """Return the content of search.json."""
-        rows = [{**asdict(configuration), "reason": why} for configuration, why in self.skipped.items()]
+        rows = [{**configuration.to_json(), "reason": why} for configuration, why in self.skipped.items()]
         return {"reason": self.reason, "skipped": rows}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> SearchEnd:
         """Read what `to_json` wrote."""
-        names = tuple(HYPERPARAMETERS)
-        rows = document["skipped"]
-        skipped = {Configuration(**{name: row[name] for name in names}): row["reason"] for row in rows}
+        skipped = {Configuration.from_json(row): row["reason"] for row in document["skipped"]}
         return cls(reason=document["reason"], skipped=skipped)
 
 

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 from raydp.privacy import ReleasedTogether
 from raydp.privacy.accounting.infinity import json_number
 from raydp.privacy.records.card_content import JointCost
 from raydp.sweep.store.state import SearchEnd, SeedsEnd
 from search_spaces import Configuration
-from search_spaces.configuration import HYPERPARAMETERS
+from search_spaces.configuration import Hyperparameters
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFailure:
     """A failed run: its configuration, its seed, its id and the reason."""
 
-    batch_size: int
-    num_steps: int
-    learning_rate: float
+    configuration: Configuration
     seed: int
     run_id: str
     reason: str | None
 
     def to_json(self) -> dict[str, object]:
         """Return the failure as an entry of "failures"."""
-        return asdict(self)
+        return {**self.configuration.to_json(), "seed": self.seed, "run_id": self.run_id, "reason": self.reason}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> RunFailure:
+        """Read what `to_json` wrote."""
+        own = {name: document[name] for name in ("seed", "run_id", "reason")}
+        return cls(configuration=Configuration.from_json(cast("Hyperparameters", document)), **own)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +89,7 @@ class RunCounts:
             failed=document["failed"],
             stopped=document["stopped"],
             pending=document["pending"],
-            failures=tuple(RunFailure(**failure) for failure in document["failures"]),
+            failures=tuple(RunFailure.from_json(failure) for failure in document["failures"]),
             skipped=document.get("skipped"),
             search=None if search is None else SearchEnd.from_json(search),
             seeds=None if seeds is None else SeedsEnd.from_json(seeds),
@@ -171,7 +175,7 @@ class SelectedConfiguration:
     def figures(self) -> dict[str, object]:
         """Return the row of `raydp list --json`: the hyperparameters and the other attributes, without the document."""
         own = {name: getattr(self, name) for name in ("utility_loss", "score", "rule", "model_uri")}
-        return {**asdict(self.configuration), **own}
+        return {**self.configuration.to_json(), **own}
 
     def to_json(self) -> dict[str, object]:
         """Return the whole selection."""
@@ -181,7 +185,7 @@ class SelectedConfiguration:
     def from_json(cls, document: Mapping[str, Any]) -> SelectedConfiguration:
         """Read a document of `analysis.Selection.to_dict`."""
         return cls(
-            configuration=Configuration(**{name: document[name] for name in HYPERPARAMETERS}),
+            configuration=Configuration.from_json(cast("Hyperparameters", document)),
             utility_loss=document["utility_loss"],
             score=document["score"],
             rule=document["rule"],

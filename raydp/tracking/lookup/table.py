@@ -72,7 +72,8 @@ def _row(entry: Tracked) -> dict[str, object]:
         elif name in INTEGERS:
             row[name] = None if (number := _number(text)) is None or not number.is_integer() else int(number)
         else:
-            row[name if name in COLUMNS else f"param.{name.removeprefix('param.')}"] = text
+            own = name in COLUMNS or name == "settings"
+            row[name if own else f"param.{name.removeprefix('param.')}"] = text
     tags = model.tags
     row |= {name: _number(tags[name]) for name in ("epsilon", "delta", "noise_multiplier") if name in tags}
     row |= {name: tags.get(name) for name in ("run_id", "status", "sweep")}

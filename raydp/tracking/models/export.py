@@ -236,7 +236,9 @@ def _statement_of(folder: Path, model: LoggedModel, hashes: dict[str, str], uri:
     return statement(
         model_id=model.model_id,
         run_id=model.tags["run_id"],
-        configuration={name: model.params[name] for name in (*HYPERPARAMETERS, "seed") if name in model.params},
+        configuration={
+            name: model.params[name] for name in (*HYPERPARAMETERS, "seed", "settings") if name in model.params
+        },
         privacy=privacy,
         base_weight_hash=recorded_base(folder)["weight_hash"],
         hashes=hashes,

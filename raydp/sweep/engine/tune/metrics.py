@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from raydp.sweep.store.results import RunResult
 from raydp.training.trial_plan import TrialPlan
@@ -12,7 +12,7 @@ PLAIN = ("status", "reason", "utility_loss", "train_seconds", "score_seconds", "
 
 
 class TrialConfig(TypedDict):
-    """Config of a trial of Tune: the run's id, (b, T, η), σ and seed."""
+    """Config of a trial of Tune: the run's id, (b, T, η), σ and seed, and the further fields of the configuration."""
 
     run_id: str
     batch_size: int
@@ -20,11 +20,12 @@ class TrialConfig(TypedDict):
     learning_rate: float
     noise_multiplier: float
     seed: int
+    settings: NotRequired[dict[str, object]]
 
 
 def config_of(trial: TrialPlan) -> TrialConfig:
     """Return a run's config."""
-    return TrialConfig(
+    config = TrialConfig(
         run_id=trial.run_id,
         batch_size=trial.batch_size,
         num_steps=trial.num_steps,
@@ -32,6 +33,9 @@ def config_of(trial: TrialPlan) -> TrialConfig:
         noise_multiplier=trial.noise_multiplier,
         seed=trial.seed,
     )
+    if trial.settings:
+        config["settings"] = trial.fields
+    return config
 
 
 def final_metrics(result: RunResult, score: str) -> dict[str, str | float | None]:

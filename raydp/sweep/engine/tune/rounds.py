@@ -18,6 +18,7 @@ from raydp.sweep.engine.tune.callbacks import CommitCallback, GuardedCallback
 from raydp.sweep.engine.tune.metrics import config_of, final_metrics
 from raydp.sweep.store.folder import SweepFolder
 from raydp.training.trial_plan import TrialPlan
+from search_spaces.settings import settings_in_words
 
 if TYPE_CHECKING:
     from ray.actor import ActorProxy
@@ -187,7 +188,9 @@ class TuneRun:
 def _trial_name(trial: Trial) -> str:
     """Name a trial for loggers by its configuration and seed."""
     config = trial.config
-    return f"b{config['batch_size']}_T{config['num_steps']}_lr{config['learning_rate']:g}_seed{config['seed']}"
+    further = settings_in_words(config.get("settings", {})).replace(" = ", "").replace(", ", "_")
+    name = f"b{config['batch_size']}_T{config['num_steps']}_lr{config['learning_rate']:g}"
+    return f"{name}{'_' if further else ''}{further}_seed{config['seed']}"
 
 
 def _trial_folder(trial: Trial) -> str:

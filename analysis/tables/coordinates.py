@@ -1,0 +1,168 @@
+"""Configurations as numbers: the coordinates that surfaces, regressions and importances are computed over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.tables.points import SETTINGS, with_settings
+from search_spaces.configuration import HYPERPARAMETERS
+from search_spaces.settings import settings_of, short_names, value_in_words
+
+Array = NDArray[np.float64]
+NOT_SET = "not set"
+"""What is said of a field that a configuration does not set, because its condition does not hold there."""
+
+
+def varied_fields(table: pd.DataFrame) -> dict[str, list[object]]:
+    """Return the further fields in which a table's configurations differ: path -> each row's value, None if not set."""
+    rows = [settings_of(text) for text in with_settings(table)[SETTINGS]]
+    paths = sorted({path for row in rows for path in row})
+    columns = {path: [row.get(path) for row in rows] for path in paths}
+    return {path: values for path, values in columns.items() if len(set(map(_level, values))) > 1}
+
+
+def is_numeric(values: Sequence[object]) -> bool:
+    """Return whether all values of a field that are set are numbers."""
+    given = [value for value in values if value is not None]
+    return bool(given) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """The coordinates of one further field.
+
+    Attributes:
+        path: dotted path of the field in the spec.
+        levels: the values as text, if each has a coordinate that is 1 there and 0 elsewhere; None for a number.
+        logarithm: whether the coordinate of a number is its logarithm, because all numbers are positive.
+        middle: the coordinate of a configuration that does not set the number; None if all set it. A second coordinate
+            is then 1 where the number is set, and 0 elsewhere.
+    """
+
+    path: str
+    levels: tuple[str, ...] | None = None
+    logarithm: bool = False
+    middle: float | None = None
+
+    @classmethod
+    def of(cls, path: str, values: Sequence[object]) -> Axis:
+        """Return the axis of the values of a table."""
+        if not is_numeric(values):
+            return cls(path=path, levels=tuple(dict.fromkeys(sorted(map(_level, values)))))
+        given = np.array([value for value in values if value is not None], dtype=np.float64)
+        logarithm = bool((given > 0).all())
+        own = np.log(given) if logarithm else given
+        return cls(path=path, logarithm=logarithm, middle=float(own.mean()) if len(given) < len(values) else None)
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the coordinates, such as "log method.max_grad_norm" or "method.optimizer = adam"."""
+        if self.levels is not None:
+            return [f"{self.path} = {level}" for level in self._own_levels]
+        return [f"log {self.path}" if self.logarithm else self.path, *([] if self.middle is None else [self._set])]
+
+    @property
+    def _set(self) -> str:
+        return f"{self.path} is set"
+
+    @property
+    def _own_levels(self) -> tuple[str, ...]:
+        """Return the levels with a coordinate: of two levels, the second alone says which of them it is."""
+        assert self.levels is not None
+        return self.levels[1:] if len(self.levels) == 2 else self.levels
+
+    def coordinates(self, values: Sequence[object]) -> Array:
+        """Return the coordinates of values, [m, coordinates].
+
+        Raises:
+            ValueError: a value is none of the levels, or no number of this axis.
+        """
+        if self.levels is not None:
+            found = [_level(value) for value in values]
+            if unknown := sorted(set(found) - set(self.levels)):
+                raise ValueError(
+                    f"{self.path} must be a value that was measured ({', '.join(self.levels)}), got {unknown[0]}."
+                )
+            return np.array([[float(one == level) for level in self._own_levels] for one in found])
+        numbers = [self._number(value) for value in values]
+        return np.array(numbers, dtype=np.float64).reshape(len(values), -1)
+
+    def _number(self, value: object) -> list[float]:
+        if value is None and self.middle is not None:
+            return [self.middle, 0.0]
+        if not isinstance(value, int | float) or isinstance(value, bool) or (self.logarithm and value <= 0):
+            raise ValueError(
+                f"{self.path} must be a {'positive ' if self.logarithm else ''}number like the measured ones, got "
+                f"{NOT_SET if value is None else value_in_words(value)}."
+            )
+        own = float(np.log(value)) if self.logarithm else float(value)
+        return [own] if self.middle is None else [own, 1.0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coordinates:
+    """The coordinates of configurations: ln b, ln T, ln η, then those of the further fields in which they differ.
+
+    A positive number counts by its logarithm, another number as it is, and any other value by one coordinate for each
+    value, which is 1 there and 0 elsewhere.
+
+    Attributes:
+        axes: the axes of the further fields.
+    """
+
+    axes: tuple[Axis, ...] = ()
+
+    @classmethod
+    def of(cls, table: pd.DataFrame) -> Coordinates:
+        """Return the coordinates that tell the configurations of a table apart."""
+        return cls(axes=tuple(Axis.of(path, values) for path, values in varied_fields(table).items()))
+
+    @property
+    def further(self) -> list[str]:
+        """Return the names of the coordinates after the first three."""
+        return [name for axis in self.axes for name in axis.names]
+
+    @property
+    def size(self) -> int:
+        """Return the number of coordinates."""
+        return len(HYPERPARAMETERS) + len(self.further)
+
+    def values(self, table: pd.DataFrame) -> Array:
+        """Return the coordinates of a table's rows, [m, size].
+
+        Raises:
+            ValueError: a further field has a value that no configuration of the coordinates' own table has.
+        """
+        first: Array = np.log(table[HYPERPARAMETERS].to_numpy(dtype=np.float64))
+        if not self.axes:
+            return first
+        rows: list[Mapping[str, object]] = [settings_of(text) for text in with_settings(table)[SETTINGS]]
+        return np.column_stack([first, *(axis.coordinates([row.get(axis.path) for row in rows]) for axis in self.axes)])
+
+    def against_first(self, table: pd.DataFrame) -> dict[str, Array]:
+        """Return the coordinates of the further fields that a regression with an intercept can tell apart.
+
+        Returns:
+            name -> [m] coordinates. The first of several levels has none: the others are compared with it.
+        """
+        values = self.values(table)
+        first = {axis.names[0] for axis in self.axes if axis.levels is not None and len(axis.names) > 1}
+        named = enumerate(self.further, start=len(HYPERPARAMETERS))
+        return {name.replace("log ", "log_", 1): values[:, at] for at, name in named if name not in first}
+
+
+def further_columns(table: pd.DataFrame) -> dict[str, list[str]]:
+    """Return the further fields of a table's rows for people: short name -> texts, a dash where a field is not set."""
+    rows = [settings_of(text) for text in with_settings(table)[SETTINGS]]
+    names = short_names(sorted({path for row in rows for path in row}))
+    return {name: [value_in_words(row[path]) if path in row else "–" for row in rows] for path, name in names.items()}
+
+
+def _level(value: object) -> str:
+    """Return a value as text, to tell values apart."""
+    return NOT_SET if value is None else value_in_words(value)
