@@ -123,7 +123,8 @@ def test_bounds_of_several_runs_hold_together(tmp_path: Path) -> None:
 
 
 def test_the_newest_audit_of_a_configuration_decides(tmp_path: Path) -> None:
-    one, other = (32, 3, 0.01), (32, 6, 0.01)
+    one = Configuration(batch_size=32, num_steps=3, learning_rate=0.01)
+    other = replace(one, settings='{"method.max_grad_norm":0.5}')
     note_audit(tmp_path, "small-audit", {one: "refuted", other: None})
     note_audit(tmp_path, "small-audit", {one: "refuted", other: None})  # a second look at it
     assert len(json.loads((tmp_path / "audits.json").read_text())["audits"]) == 1
@@ -228,6 +229,8 @@ def test_what_can_be_audited_is_found(tmp_path: Path, write_spec: Callable[..., 
         ["bound", "--canaries", "10", "--guesses", "5"],
     ],
 )
+from dataclasses import replace
+from search_spaces import Configuration
 def test_bad_input_is_exit_code_2(raydp: Callable[..., Answer], arguments: list[str]) -> None:
     answer = raydp("audit", *arguments, "--json")
     assert (answer.code, answer.out) == (2, "")

@@ -73,18 +73,25 @@ def test_shadows_are_sweeps_of_one_run_on_halves(tmp_path: Path) -> None:
     halves = [(s.task.params.seed, s.task.params.complement) for s in specs]
     assert len(set(halves)) == 5
     assert halves[1][0] == halves[2][0] != halves[3][0] == halves[4][0]
-    (given, *_) = shadow_specs(spec, 2, (64, 6, 0.02), seed=0)
+    other = Configuration(batch_size=64, num_steps=6, learning_rate=0.02)
+    (given, *_) = shadow_specs(spec, 2, other, seed=0)
     assert given.name != specs[0].name, "another configuration is another sweep"
     assert given.space.points == ((64, 6, 0.02),)
+    fields = {"method.max_grad_norm": 0.25}
+    (further, *_) = shadow_specs(spec, 2, replace(other, settings=settings_text(fields)), seed=0)
+    assert further.name != given.name, "so are other further fields"
+    assert further.space.points == ((64, 6, 0.02, fields),)
     assert {s.task.params.seed for s in shadow_specs(spec, 4, None, seed=3)}.isdisjoint({h[0] for h in halves})
 
 
 def test_the_first_configuration_of_every_kind_of_space(tmp_path: Path) -> None:
-    def first(**space: Any) -> tuple[int, int, float]:
-        return first_configuration(load_spec(small_spec(tmp_path, space=space)).space)
+    def first(**space: Any) -> list[object]:
+        return point_of(first_configuration(load_spec(small_spec(tmp_path, space=space))))
 
-    assert first(points=[[64, 9, 0.1], [32, 9, 0.1]]) == (64, 9, 0.1)
-    assert first(batch_size=[128, 64], num_steps=[5], learning_rate=[0.2, 0.1]) == (128, 5, 0.2)
+    assert first(points=[[64, 9, 0.1], [32, 9, 0.1]]) == [64, 9, 0.1]
+    grid = {"batch_size": [128, 64], "num_steps": [5], "learning_rate": [0.2, 0.1]}
+    assert first(**grid) == [128, 5, 0.2]
+    assert first(**grid, **{"method.max_grad_norm": [1, 2]}) == [128, 5, 0.2, {"method.max_grad_norm": 1.0}]
     assert len(first(name="tofu-1")) == 3
 
 
@@ -100,6 +107,9 @@ def test_the_first_configuration_of_every_kind_of_space(tmp_path: Path) -> None:
         ),
     ],
 )
+from dataclasses import replace
+from search_spaces.configuration import Configuration, point_of
+from search_spaces.settings import settings_text
 def test_what_is_no_such_experiment_is_refused(raydp, write_spec, arguments: list[str], message: str) -> None:
     answer = raydp("mia", write_spec(), *arguments, "--json")
     assert (answer.code, answer.out) == (2, "")

@@ -149,7 +149,8 @@ def test_a_printed_program_is_one_that_the_shell_finds(tmp_path: Path) -> None:
 
 
 def test_a_status_says_how_to_go_on_or_what_came_of_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    failure = RunFailure(batch_size=8, num_steps=4, learning_rate=0.1, seed=0, run_id="ab12", reason="a [reason]")
+    configuration = Configuration(batch_size=8, num_steps=4, learning_rate=0.1)
+    failure = RunFailure(configuration=configuration, seed=0, run_id="ab12", reason="a [reason]")
     counts = RunCounts(runs=3, finished=1, failed=1, stopped=0, pending=1, failures=(failure,))
     folder = SweepFolder(path=tmp_path)
     show_status(folder, counts, None)
@@ -218,6 +219,7 @@ def test_plan_says_what_its_epsilon_and_sigma_are_of(
         ({"name": "dp_adam"}, {"epsilon": 4}, "Raise it to 8, the target"),
     ],
 )
+from search_spaces import Configuration
 def test_plan_refuses_a_bound_on_the_guarantee_that_no_run_keeps_to(
     raydp: Callable[..., Answer],
     write_spec: Callable[..., Path],

@@ -6,6 +6,7 @@ import pytest
 
 from raydp.tracking import promote_model, set_alarms, set_alias, show_model
 from raydp.tracking.sealing.trust import ALARM_TAG
+from search_spaces import Configuration
 
 FOUND = "the audit demo-audit refutes its ε = 8. Mend the training and lift it by a new audit: raydp audit demo --new."
 
@@ -21,7 +22,9 @@ def models(tracker, record):
 
 def alarms(record, **found: str | None):
     made = record()
-    return {(found.pop("batch_size", made.batch_size), made.num_steps, made.learning_rate): found["alarm"]}
+    batch_size = found.pop("batch_size", made.batch_size)
+    of = Configuration(batch_size=batch_size, num_steps=made.num_steps, learning_rate=made.learning_rate)
+    return {of: found["alarm"]}
 
 
 def mark(uri, record, alarm, **changes):

@@ -21,6 +21,7 @@ from raydp.tracking.later import fetch_model
 from raydp.tracking.models.model_folder import replace_cards
 from raydp.tracking.sealing.seal import SEAL_FILE, SEAL_TAG, Seal, hash_of, hashes_of
 from raydp.tracking.sealing.signing import SigningKey
+from search_spaces import Configuration
 from tests.marks import slow_after, slow_unless
 
 from .conftest import open_tracker
@@ -272,7 +273,9 @@ def test_the_change_is_one_that_a_plain_lookup_would_not_see(signed, keys):
 
 def test_an_alarm_leaves_a_model_out(signed, record):
     made = record()
-    configuration = (made.batch_size, made.num_steps, made.learning_rate)
+    configuration = Configuration(
+        batch_size=made.batch_size, num_steps=made.num_steps, learning_rate=made.learning_rate
+    )
     set_alarms("demo", "demo", {configuration: "the audit refutes it"}, tracking_uri=signed.store.uri)
     for asked in ({"max_epsilon": 8}, {"max_delta": 1.0}, {"certified": True}, {"where": ["delta < 1"]}):
         assert found(signed, **asked) == ([], {"an audit refutes its ε": 2}), asked
