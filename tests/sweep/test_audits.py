@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.store.alarms import alarms_of, note_audit
 from raydp.sweep.store.results import RunResult
 from raydp.tracking import find_models, promote_model
+from search_spaces import Configuration
 from tests.builders.specs import small_spec
 from tests.conftest import Answer
 from tests.marks import slow_after
@@ -229,8 +231,6 @@ def test_what_can_be_audited_is_found(tmp_path: Path, write_spec: Callable[..., 
         ["bound", "--canaries", "10", "--guesses", "5"],
     ],
 )
-from dataclasses import replace
-from search_spaces import Configuration
 def test_bad_input_is_exit_code_2(raydp: Callable[..., Answer], arguments: list[str]) -> None:
     answer = raydp("audit", *arguments, "--json")
     assert (answer.code, answer.out) == (2, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from raydp.sweep.planning.plan import make_plan
 from raydp.sweep.store.transfer import SharedFolder
 from raydp.tracking import find_models
 from raydp.training.comm import LocalComm
+from search_spaces.configuration import Configuration, point_of
+from search_spaces.settings import settings_text
 from tests.builders.specs import small_spec
 from tests.sweep.trained import TrainedSpec
 
@@ -107,9 +110,6 @@ def test_the_first_configuration_of_every_kind_of_space(tmp_path: Path) -> None:
         ),
     ],
 )
-from dataclasses import replace
-from search_spaces.configuration import Configuration, point_of
-from search_spaces.settings import settings_text
 def test_what_is_no_such_experiment_is_refused(raydp, write_spec, arguments: list[str], message: str) -> None:
     answer = raydp("mia", write_spec(), *arguments, "--json")
     assert (answer.code, answer.out) == (2, "")

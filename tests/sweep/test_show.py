@@ -1,6 +1,7 @@
 """What people read of a sweep: notes about the data, the steps of a selection, commands that work as printed."""
 
 from __future__ import annotations
+from search_spaces import Configuration
 
 import subprocess
 import sys
@@ -17,7 +18,6 @@ from raydp.sweep.ending.notes import notes_of, together_notes
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.summary import ReleasedModels, RunCounts, RunFailure, SelectedConfiguration, SweepSummary
 from raydp.tasks.base import TaskFacts
-from search_spaces import Configuration
 from tests.builders.plans import plan_of_runs, record_of
 from tests.builders.specs import small_spec
 from tests.conftest import Answer
