@@ -213,9 +213,11 @@ def test_what_can_be_audited_is_found(tmp_path: Path, write_spec: Callable[..., 
     assert by_file.spec == by_folder.spec == by_name.spec
     trial = folder.plan().trials[0]
     run = source_of(str(folder.trial(trial.run_id)), **look)
-    assert run.only == (trial.batch_size, trial.num_steps, trial.learning_rate)
+    assert run.only == trial.configuration
     assert run.name == f"small-audit-{trial.run_id}"
-    assert audit_spec(run, name=run.name, coins=1, **OPTIONS).space.points == (run.only,)
+    assert audit_spec(run, name=run.name, coins=1, **OPTIONS).space.points == (
+        (trial.batch_size, trial.num_steps, trial.learning_rate),
+    )
     for wrong in ("nothing", str(folder.trial("0" * 16))):
         with pytest.raises(ValueError, match=r"must be .*, got '.*\. .*\."):
             source_of(wrong, **look)

@@ -1,7 +1,6 @@
 """What people read of a sweep: notes about the data, the steps of a selection, commands that work as printed."""
 
 from __future__ import annotations
-from search_spaces import Configuration
 
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from raydp.sweep.ending.notes import notes_of, together_notes
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.summary import ReleasedModels, RunCounts, RunFailure, SelectedConfiguration, SweepSummary
 from raydp.tasks.base import TaskFacts
+from search_spaces import Configuration
 from tests.builders.plans import plan_of_runs, record_of
 from tests.builders.specs import small_spec
 from tests.conftest import Answer
@@ -219,7 +219,6 @@ def test_plan_says_what_its_epsilon_and_sigma_are_of(
         ({"name": "dp_adam"}, {"epsilon": 4}, "Raise it to 8, the target"),
     ],
 )
-from search_spaces import Configuration
 def test_plan_refuses_a_bound_on_the_guarantee_that_no_run_keeps_to(
     raydp: Callable[..., Answer],
     write_spec: Callable[..., Path],
