@@ -9,9 +9,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.figures.style import drawn_positions
-from analysis.tables.coordinates import NOT_SET, is_numeric, varied_fields
+from analysis.tables.coordinates import UNSET, is_numeric, level_of, varied_fields
 from analysis.tables.thinning import evenly
-from search_spaces.settings import short_names, value_in_words
+from search_spaces.settings import short_names
 
 _AXES = {"batch_size": "b", "num_steps": "T", "learning_rate": "η", "utility_loss": "Utility loss", "score": "Score"}
 _LOGARITHMIC = ("batch_size", "num_steps", "learning_rate")
@@ -61,10 +61,10 @@ def parallel_data(means: pd.DataFrame) -> dict[str, object]:
 
 def _axis_of_field(values: list[object], label: str) -> dict[str, object]:
     """Return the axis of a further field: of numbers, or of one place for each value."""
-    if is_numeric(values) and None not in values:
+    if is_numeric(values) and UNSET not in values:
         numbers = np.array(values, dtype=np.float64)
         return _axis(numbers, label, logarithmic=bool(numbers.min() > 0))
-    texts = [NOT_SET if value is None else value_in_words(value) for value in values]
+    texts = [*map(level_of, values)]
     levels = sorted(set(texts))
     places = [float(levels.index(text)) for text in texts]
     return {"label": label, "values": places, "ticks": [*map(float, range(len(levels)))], "texts": levels}

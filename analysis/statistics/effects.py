@@ -12,7 +12,7 @@ import pandas as pd
 from analysis.statistics.heuristics import Coded
 from analysis.statistics.results import Reason, because
 from analysis.statistics.spread import std
-from analysis.tables.coordinates import is_numeric, varied_fields
+from analysis.tables.coordinates import UNSET, is_numeric, varied_fields
 from analysis.tables.points import configuration_means, configurations
 from search_spaces.configuration import HYPERPARAMETERS, Configuration, Hyperparameters
 from search_spaces.settings import settings_text, value_in_words
@@ -99,7 +99,7 @@ def hyperparameter_effects(points: pd.DataFrame) -> dict[str, Effect]:
         moving = MOVING.get(name, name)
         of_group: dict[Hashable, list[int]] = {}
         for at, key in enumerate(keys):
-            if moving_value(rows[at], moving) is not None:
+            if moving_value(rows[at], moving) is not UNSET:
                 of_group.setdefault(key, []).append(at)
         series: list[Series] = []
         for group in of_group.values():
@@ -111,9 +111,8 @@ def hyperparameter_effects(points: pd.DataFrame) -> dict[str, Effect]:
 
 
 def moving_value(point: SeriesPoint, moving: str) -> object:
-    """Return the value of a hyperparameter, or of a further field by its path, of a configuration of a series. It is
-    None if the configuration does not set the field."""
-    return point.get(moving, point.get("settings", {}).get(moving))
+    """Return the value of a hyperparameter, or of a further field by its path, of a configuration of a series."""
+    return point.get(moving, point.get("settings", {}).get(moving, UNSET))
 
 
 def _in_order(value: object) -> tuple[float, str]:

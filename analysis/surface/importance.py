@@ -9,11 +9,10 @@ import numpy as np
 import pandas as pd
 
 from analysis.statistics.results import Reason
-from analysis.tables.coordinates import NOT_SET, is_numeric, varied_fields
+from analysis.tables.coordinates import is_numeric, level_of, varied_fields
 from analysis.tables.points import configuration_means
 from analysis.tables.thinning import evenly
 from search_spaces.configuration import HYPERPARAMETERS
-from search_spaces.settings import value_in_words
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -108,13 +107,9 @@ def _range(values: list[object]) -> BaseDistribution:
     numbers = [float(value) for value in values if isinstance(value, int | float)]
     if is_numeric(values) and len(numbers) == len(values):
         return FloatDistribution(min(numbers), max(numbers), log=min(numbers) > 0)
-    return CategoricalDistribution(sorted({_text(value) for value in values}))
+    return CategoricalDistribution(sorted(set(map(level_of, values))))
 
 
 def _told(value: object, own: BaseDistribution) -> object:
     """Return a value as optuna's trial holds it."""
-    return _text(value) if hasattr(own, "choices") else value
-
-
-def _text(value: object) -> str:
-    return NOT_SET if value is None else value_in_words(value)
+    return level_of(value) if hasattr(own, "choices") else value

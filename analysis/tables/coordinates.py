@@ -14,22 +14,37 @@ from search_spaces.configuration import HYPERPARAMETERS
 from search_spaces.settings import settings_of, short_names, value_in_words
 
 Array = NDArray[np.float64]
-NOT_SET = "not set"
-"""What is said of a field that a configuration does not set, because its condition does not hold there."""
+
+
+class _Unset:
+    """The type of `UNSET`."""
+
+    def __str__(self) -> str:
+        return "not set"
+
+
+UNSET = _Unset()
+"""The value of a field that a configuration does not set, because its condition does not hold there. It is not None,
+which a configuration may set."""
 
 
 def varied_fields(table: pd.DataFrame) -> dict[str, list[object]]:
-    """Return the further fields in which a table's configurations differ: path -> each row's value, None if not set."""
+    """Return the further fields in which a table's configurations differ: path -> each row's value."""
     rows = [settings_of(text) for text in with_settings(table)[SETTINGS]]
     paths = sorted({path for row in rows for path in row})
-    columns = {path: [row.get(path) for row in rows] for path in paths}
-    return {path: values for path, values in columns.items() if len(set(map(_level, values))) > 1}
+    columns = {path: [row.get(path, UNSET) for row in rows] for path in paths}
+    return {path: values for path, values in columns.items() if len(set(map(level_of, values))) > 1}
 
 
 def is_numeric(values: Sequence[object]) -> bool:
     """Return whether all values of a field that are set are numbers."""
-    given = [value for value in values if value is not None]
+    given = [value for value in values if value is not UNSET]
     return bool(given) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in given)
+
+
+def level_of(value: object) -> str:
+    """Return a value of a field as text, which tells it from other values."""
+    return str(UNSET) if value is UNSET else value_in_words(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +68,8 @@ class Axis:
     def of(cls, path: str, values: Sequence[object]) -> Axis:
         """Return the axis of the values of a table."""
         if not is_numeric(values):
-            return cls(path=path, levels=tuple(dict.fromkeys(sorted(map(_level, values)))))
-        given = np.array([value for value in values if value is not None], dtype=np.float64)
+            return cls(path=path, levels=tuple(dict.fromkeys(sorted(map(level_of, values)))))
+        given = np.array([value for value in values if value is not UNSET], dtype=np.float64)
         logarithm = bool((given > 0).all())
         own = np.log(given) if logarithm else given
         return cls(path=path, logarithm=logarithm, middle=float(own.mean()) if len(given) < len(values) else None)
@@ -83,7 +98,7 @@ class Axis:
             ValueError: a value is none of the levels, or no number of this axis.
         """
         if self.levels is not None:
-            found = [_level(value) for value in values]
+            found = [level_of(value) for value in values]
             if unknown := sorted(set(found) - set(self.levels)):
                 raise ValueError(
                     f"{self.path} must be a value that was measured ({', '.join(self.levels)}), got {unknown[0]}."
@@ -93,12 +108,12 @@ class Axis:
         return np.array(numbers, dtype=np.float64).reshape(len(values), -1)
 
     def _number(self, value: object) -> list[float]:
-        if value is None and self.middle is not None:
+        if value is UNSET and self.middle is not None:
             return [self.middle, 0.0]
         if not isinstance(value, int | float) or isinstance(value, bool) or (self.logarithm and value <= 0):
             raise ValueError(
                 f"{self.path} must be a {'positive ' if self.logarithm else ''}number like the measured ones, got "
-                f"{NOT_SET if value is None else value_in_words(value)}."
+                f"{level_of(value)}."
             )
         own = float(np.log(value)) if self.logarithm else float(value)
         return [own] if self.middle is None else [own, 1.0]
@@ -142,7 +157,9 @@ class Coordinates:
         if not self.axes:
             return first
         rows: list[Mapping[str, object]] = [settings_of(text) for text in with_settings(table)[SETTINGS]]
-        return np.column_stack([first, *(axis.coordinates([row.get(axis.path) for row in rows]) for axis in self.axes)])
+        return np.column_stack(
+            [first, *(axis.coordinates([row.get(axis.path, UNSET) for row in rows]) for axis in self.axes)]
+        )
 
     def against_first(self, table: pd.DataFrame) -> dict[str, Array]:
         """Return the coordinates of the further fields that a regression with an intercept can tell apart.
@@ -161,8 +178,3 @@ def further_columns(table: pd.DataFrame) -> dict[str, list[str]]:
     rows = [settings_of(text) for text in with_settings(table)[SETTINGS]]
     names = short_names(sorted({path for row in rows for path in row}))
     return {name: [value_in_words(row[path]) if path in row else "–" for row in rows] for path, name in names.items()}
-
-
-def _level(value: object) -> str:
-    """Return a value as text, to tell values apart."""
-    return NOT_SET if value is None else value_in_words(value)

@@ -26,12 +26,11 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from sqlalchemy import URL
 from sqlalchemy.exc import DatabaseError
 
-from analysis.tables.coordinates import NOT_SET, is_numeric, varied_fields
+from analysis.tables.coordinates import UNSET, is_numeric, level_of, varied_fields
 from analysis.tables.points import SETTINGS
 from raydp.search.base import Observation, SearchState, known
 from search_spaces import Configuration
 from search_spaces.configuration import HYPERPARAMETERS
-from search_spaces.settings import value_in_words
 
 FILE = "optuna.db"
 OBJECTIVES = ["utility_loss", "score"]
@@ -229,14 +228,10 @@ def _params(configuration: Configuration, distributions: Mapping[str, BaseDistri
     """Return a configuration as the parameters of a trial: a number, or the text of any other value."""
     params: dict[str, float | str] = {name: getattr(configuration, name) for name in HYPERPARAMETERS}
     for path in distributions.keys() - set(HYPERPARAMETERS):
-        value = configuration.fields.get(path)
+        value = configuration.fields.get(path, UNSET)
         is_text = isinstance(distributions[path], CategoricalDistribution)
-        params[path] = _text(value) if is_text else float(str(value))
+        params[path] = level_of(value) if is_text else float(str(value))
     return params
-
-
-def _text(value: object) -> str:
-    return NOT_SET if value is None else value_in_words(value)
 
 
 def _settings_attr(configuration: Configuration) -> dict[str, str]:
@@ -263,10 +258,10 @@ def _distributions(candidates: Sequence[Configuration]) -> dict[str, BaseDistrib
 
 def _of_field(values: list[object]) -> BaseDistribution:
     """Return the range of a further field: an interval if every configuration sets a number, else the texts."""
-    if is_numeric(values) and None not in values:
+    if is_numeric(values) and UNSET not in values:
         numbers = [float(str(value)) for value in values]
         return FloatDistribution(min(numbers), max(numbers), log=min(numbers) > 0)
-    return CategoricalDistribution(sorted(set(map(_text, values))))
+    return CategoricalDistribution(sorted(set(map(level_of, values))))
 
 
 class _Nearest(BaseSampler):

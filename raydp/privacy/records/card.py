@@ -10,6 +10,7 @@ from raydp.privacy.mechanisms.data_sets import EPSILON_IS, DataSetsRecord
 from raydp.privacy.records.card_content import PrivacyCard, ReleasedTogether, Searched
 from raydp.privacy.records.parts import PrivateSelectionRecord
 from raydp.privacy.records.record import ADJACENCY, INFINITE, PrivacyRecord
+from search_spaces.settings import value_in_words
 
 
 def card_markdown(card: PrivacyCard) -> str:
@@ -146,7 +147,7 @@ def _searched(tuned: Searched) -> list[tuple[str, str]]:
     rows = [("searched", "nothing: one configuration")]
     if tuned["configurations"] > 1:
         searched = tuned["hyperparameters"].items()
-        values = "; ".join(f"{name}: {', '.join(f'{value:g}' for value in tried)}" for name, tried in searched)
+        values = "; ".join(f"{name}: {', '.join(map(value_in_words, tried))}" for name, tried in searched)
         on = " and ".join(tuned["chosen_on"])
         rows = [("searched", f"{tuned['configurations']} configurations of {values}")]
         rows.append(("one is chosen by", f"{tuned['rule']}, on {on}; what the choice tells of them is not in ε"))

@@ -29,7 +29,7 @@ class Searched(Strategy):
         elsewhere: what is fixed in the sweep and may have been tuned before.
     """
 
-    hyperparameters: Mapping[str, Sequence[float]]
+    hyperparameters: Mapping[str, Sequence[object]]
     configurations: int
     seeds: list[int]
     rule: str

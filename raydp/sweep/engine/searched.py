@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from raydp.privacy import Searched
 from raydp.privacy.records.card_content import Strategy
@@ -38,8 +38,14 @@ def searched(spec: SweepSpec, trials: Sequence[TrialPlan]) -> Searched:
         "rule": chosen.rule,
         **strategy,
         "chosen_on": on,
-        "elsewhere": ["max_grad_norm and other parameters of the method", "the adapter", "the data's preparation"],
+        "elsewhere": [_elsewhere(fields), "the adapter", "the data's preparation"],
     }
+
+
+def _elsewhere(fields: Collection[str]) -> str:
+    """Return the parameters of the method that nobody can know to be untuned."""
+    own = "" if "method.max_grad_norm" in fields else "max_grad_norm and "
+    return f"{own}other parameters of the method"
 
 
 def _fields(trials: Sequence[TrialPlan]) -> dict[str, list[object]]:

@@ -1,0 +1,216 @@
+"""A space of further fields: each run is the run of a plain spec with these fields, and every table knows them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from safetensors.torch import load_file
+
+from analysis import configuration_means, load_points, save_points
+from raydp.spec.document import load_spec
+from raydp.sweep.api import Sweep
+from raydp.sweep.engine.searched import searched
+from raydp.sweep.planning.inputs import build_task
+from raydp.sweep.planning.plan import SweepPlan, make_plan
+from raydp.tracking import find_models
+from search_spaces import Configuration
+from tests.builders.specs import small_spec
+
+ONE = {"points": [[32, 3, 0.01]]}
+CLIPPING, RANK, FEW_BITS = "method.max_grad_norm", "model.adapter.r", "model.quantization"
+
+
+def plan_of(folder: Path, **changes: Any) -> SweepPlan:
+    spec = load_spec(small_spec(folder, **changes))
+    task, weight_hash = build_task(spec)
+    return make_plan(spec, task.facts(), weight_hash)
+
+
+def test_a_run_is_the_run_of_a_plain_spec_with_the_same_fields(tmp_path: Path) -> None:
+    space = {**ONE, CLIPPING: [0.1, 1], RANK: [2, 4]}
+    runs = {json.dumps(trial.fields): trial for trial in plan_of(tmp_path, space=space).trials}
+    assert len(runs) == 4
+    for norm in (0.1, 1.0):
+        for rank in (2, 4):
+            adapter = {"type": "lora", "r": rank, "alpha": 4, "target_modules": ["q_proj", "v_proj"]}
+            plain = plan_of(
+                tmp_path,
+                space=ONE,
+                method={"name": "dp_adam", "max_grad_norm": norm},
+                model={"name": "tiny", "adapter": adapter},
+            )
+            own = runs[json.dumps({CLIPPING: norm, RANK: rank})]
+            assert own.run_id == plain.trials[0].run_id
+            assert own.noise_multiplier == plain.trials[0].noise_multiplier
+            assert plain.trials[0].settings == ""
+
+
+def test_the_record_of_a_run_has_its_own_clipping_norm_and_equal_events_are_calibrated_once(tmp_path: Path) -> None:
+    told = []
+    spec = load_spec(small_spec(tmp_path, space={**ONE, CLIPPING: [0.1, 0.5, 1]}))
+    task, weight_hash = build_task(spec)
+    plan = make_plan(spec, task.facts(), weight_hash, progress=lambda done, total: told.append(total))
+    norms = {trial.fields[CLIPPING]: plan.privacy[trial.run_id].mechanism.max_grad_norm for trial in plan.trials}
+    assert norms == {0.1: 0.1, 0.5: 0.5, 1.0: 1.0}
+    assert set(told) <= {1}, "three configurations have one event"
+    assert [row[CLIPPING] for row in plan.rows()] == [0.1, 0.5, 1.0]
+    assert searched(spec, plan.trials)["hyperparameters"] == {CLIPPING: [0.1, 0.5, 1.0]}
+
+
+def test_a_field_of_the_event_is_calibrated_for_itself(tmp_path: Path) -> None:
+    """Correlated noise draws a batch of one band at a time: another number of bands is another mechanism."""
+    method = {"name": "dp_mf", "max_grad_norm": 0.1}
+    plan = plan_of(tmp_path, method=method, space={"points": [[32, 6, 0.01]], "method.num_bands": [1, 3]})
+    alone = {
+        bands: plan_of(tmp_path, method={**method, "num_bands": bands}, space={"points": [[32, 6, 0.01]]}).trials[0]
+        for bands in (1, 3)
+    }
+    sigmas = {trial.fields["method.num_bands"]: trial.noise_multiplier for trial in plan.trials}
+    assert sigmas == {bands: trial.noise_multiplier for bands, trial in alone.items()}
+    assert sigmas[1] != sigmas[3]
+
+
+def test_conditions_leave_the_specs_own_value(tmp_path: Path) -> None:
+    space = {
+        "batch_size": [32], "num_steps": [3, 6], "learning_rate": [0.01], CLIPPING: [0.1, 1],
+        RANK: {"values": [2, 4], "only_where": {"num_steps": 6, CLIPPING: [1.0]}},
+    }  # fmt: skip
+    found = sorted((t.num_steps, json.dumps(t.fields)) for t in plan_of(tmp_path, space=space).trials)
+    assert found == [
+        (3, '{"method.max_grad_norm": 0.1}'),
+        (3, '{"method.max_grad_norm": 1.0}'),
+        (6, '{"method.max_grad_norm": 0.1}'),
+        (6, '{"method.max_grad_norm": 1.0, "model.adapter.r": 2}'),
+        (6, '{"method.max_grad_norm": 1.0, "model.adapter.r": 4}'),
+    ]
+
+
+def test_a_point_sets_fields_of_its_own(tmp_path: Path) -> None:
+    point = {"batch_size": 32, "num_steps": 3, "learning_rate": "1e-2", CLIPPING: 2}
+    plan = plan_of(tmp_path, space={"points": [point, [32, 6, 0.01]], RANK: [2, 4]})
+    assert {(t.num_steps, t.settings) for t in plan.trials} == {
+        (3, '{"method.max_grad_norm":2.0,"model.adapter.r":2}'),
+        (3, '{"method.max_grad_norm":2.0,"model.adapter.r":4}'),
+        (6, '{"model.adapter.r":2}'),
+        (6, '{"model.adapter.r":4}'),
+    }
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({"method.max_grad_nrom": [1]}, r"method: the key 'max_grad_nrom' is unknown\. Did you mean 'max_grad_norm'"),
+        ({CLIPPING: [0.1, -1]}, r"space with max_grad_norm = -1: method\.max_grad_norm must be greater than"),
+        ({CLIPPING: 1}, r"space\.method\.max_grad_norm\.values must be a list, got 1"),
+        ({CLIPPING: [1, 1]}, r"space\.method\.max_grad_norm\.values must have distinct values, got 1 twice"),
+        ({CLIPPING: []}, r"space\.method\.max_grad_norm\.values must have at least 1 item"),
+        ({"model.name": ["tiny"]}, r"must not vary model\.name"),
+        ({"task.max_length": [16]}, r"fields of method or model, got 'task\.max_length'"),
+        ({"method": ["dp_sgd"]}, r"space\.method: the key 'method' is unknown"),
+        ({"further": {}}, r"space\.further: the key 'further' is unknown"),
+        ({RANK: {"values": [1, 2], "only_where": {"model.adapter.type": "lora"}}}, "conditions on fields that vary"),
+        (
+            {
+                RANK: {"values": [1, 2], "only_where": {CLIPPING: 1}},
+                CLIPPING: {"values": [1, 2], "only_where": {RANK: 1}},
+            },
+            "conditions that do not depend on each other",
+        ),
+        ({"model.adapter": [{"r": 1}], RANK: [2, 3]}, "keys that do not contain each other"),
+        ({"model.adapter.type": ["lora", "ia3"]}, r"model\.adapter\.r must be left out with type 'ia3'"),
+    ],
+)
+def test_a_field_that_cannot_vary_is_refused_by_name(tmp_path: Path, space: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_spec(small_spec(tmp_path, space={**ONE, **space}))
+
+
+def test_values_that_change_nothing_are_refused(tmp_path: Path) -> None:
+    space = {"points": [[32, 3, 0.01], {"batch_size": 32, "num_steps": 3, "learning_rate": 0.01, CLIPPING: 0.1}]}
+    with pytest.raises(ValueError, match="with a value that the spec has anyway"):
+        plan_of(tmp_path, space=space)
+
+
+def test_a_spec_with_fields_is_written_and_read_as_it_was(tmp_path: Path) -> None:
+    space = {**ONE, CLIPPING: [0.1, 1], RANK: {"values": [2, 4], "only_where": {CLIPPING: 1}}}
+    spec = load_spec(small_spec(tmp_path, space=space))
+    written = spec.model_dump(mode="json")
+    assert written["space"][CLIPPING] == [0.1, 1]
+    assert load_spec(written) == spec
+    own = spec.of_run('{"method.max_grad_norm":1.0,"model.adapter.r":4}')
+    assert own.method.params.max_grad_norm == 1.0
+    assert own.model.adapter.r == 4
+    assert own.space.further == {}
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """A sweep by Ray whose runs need two models: the worker sets up each of them once."""
+    folder = tmp_path_factory.mktemp("fields")
+    space = {**ONE, CLIPPING: [0.1, 1], FEW_BITS: [None, "nf4"]}
+    sweep = Sweep(small_spec(folder, space=space, scores=[{"name": "vmr_exact"}]))
+    assert sweep.run().counts.finished == 4
+    return sweep
+
+
+@pytest.mark.slow
+def test_every_table_knows_the_fields(ran: Sweep, tmp_path: Path) -> None:
+    points = load_points(ran.folder.path / "points.csv")
+    settings = [f'{{"method.max_grad_norm":{norm},"model.quantization":{few}}}' for norm in (0.1, 1.0)
+                for few in ('"nf4"', "null")]  # fmt: skip
+    assert sorted(points["settings"]) == settings
+    assert sorted(points["max_grad_norm"]) == [0.1, 0.1, 1.0, 1.0]
+    assert list(configuration_means(points)["settings"]) == settings
+    assert points["score"].nunique() == 4, "each run has a model of its own"
+    save_points(points, tmp_path / "again.parquet")
+    pd.testing.assert_frame_equal(load_points(tmp_path / "again.parquet"), points)
+    chosen = ran.folder.summary().selected
+    assert set(chosen.configuration.fields) == {CLIPPING, FEW_BITS}
+    assert chosen.document["settings"] == chosen.configuration.fields
+    page = (ran.folder.path / "report.html").read_text()
+    assert "max_grad_norm" in page
+    assert "quantization" in page
+
+
+@pytest.mark.slow
+def test_mlflow_has_the_fields_and_finds_models_by_them(ran: Sweep) -> None:
+    uri = ran.spec.tracking.uri
+    models = find_models(uri, where=["model.quantization = nf4", "max_grad_norm = 1"])
+    (row,) = models.to_dict("records")
+    assert json.loads(row["settings"]) == {CLIPPING: 1.0, FEW_BITS: "nf4"}
+    assert len(find_models(uri)) == 4
+
+
+@pytest.mark.slow
+def test_the_models_differ_as_the_fields_say(ran: Sweep) -> None:
+    weights = {}
+    for trial in ran.folder.plan().trials:
+        (file,) = (ran.folder.trial(trial.run_id) / "model").glob("*.safetensors")
+        weights[trial.settings] = load_file(file)
+    assert len({tuple(values.sum().item() for values in own.values()) for own in weights.values()}) == 4
+
+
+@pytest.mark.slow
+def test_a_score_that_is_measured_later_uses_each_runs_own_base(ran: Sweep, raydp: Any) -> None:
+    """The values are those that training measured: a model on 4 bits is measured on 4 bits."""
+    raydp("score", str(ran.folder.path), "--score", "vmr_exact", "--label", "again")
+    points = load_points(ran.folder.path / "points.csv")
+    assert points["score.again"].tolist() == pytest.approx(points["score.vmr_exact"].tolist(), rel=1e-6)
+
+
+@pytest.mark.slow
+def test_the_finished_sweep_is_read_by_the_commands(ran: Sweep, raydp: Any) -> None:
+    chosen = raydp("select", str(ran.folder.path), "--json").json()
+    assert Configuration.from_json(chosen).fields == chosen["settings"]
+    predicted = raydp("predict", str(ran.folder.path), "--json").json()
+    assert predicted == [], "the table lacks no combination"
+    effects = raydp("analyze", "effects", str(ran.folder.path), "--json").json()
+    assert effects[CLIPPING]["series_count"] == 2
+    assert effects[FEW_BITS]["per_doubling"] is None
+    assert "no positive numbers" in effects[FEW_BITS]["reason"]
+    regression = raydp("analyze", "regression", str(ran.folder.path), "--json").json()
+    assert "log_method.max_grad_norm" in regression["individual"]["terms"]
