@@ -14,8 +14,19 @@ from raydp.plugins import registries
 from raydp.plugins.described import resolve_plugin
 from raydp.search.base import Goal, Proposal, Search, SearchState
 from search_spaces import Configuration, grid
+from search_spaces.settings import settings_text
 from tests.search.made_up import COLUMNS, SPACE, median_loss, surface
 
+FIELDS = [
+    {"method.max_grad_norm": 0.5, "model.adapter.r": 2},
+    {"method.max_grad_norm": 1.0, "model.adapter.r": 16},
+    {"method.second_moment": "corrected", "method.max_grad_norm": 1.0, "model.adapter.r": 2},
+]
+WITH_FIELDS = [
+    Configuration(batch_size=b, num_steps=20, learning_rate=0.01, settings=settings_text(fields))
+    for b in (32, 64)
+    for fields in FIELDS
+]
 CANDIDATES = tuple(sorted(SPACE, key=lambda c: c.key))
 
 
@@ -85,6 +96,7 @@ class SearchConformance:
             pytest.param([CANDIDATES[7]], id="one configuration"),
             pytest.param(grid([64], [30, 60, 90], ["1e-2"]), id="one hyperparameter"),
             pytest.param([CANDIDATES[k] for k in (0, 9, 22, 47, 63)], id="a list"),
+            pytest.param(WITH_FIELDS, id="further fields, some of which only some configurations set"),
         ],
     )
     def test_it_ends_on_a_small_space(self, space: list[Configuration]) -> None:
@@ -92,7 +104,8 @@ class SearchConformance:
             (c.batch_size, c.num_steps, c.learning_rate, 0, 3 - 0.1 * np.log(c.compute), float(c.updates))
             for c in space
         ]
-        order, _ = run(self.search(), pd.DataFrame(rows, columns=COLUMNS), Goal())
+        table = pd.DataFrame(rows, columns=COLUMNS).assign(settings=[c.settings for c in space])
+        order, _ = run(self.search(), table, Goal())
         assert len(set(order)) == len(order)
         assert set(order) <= set(space)
 
