@@ -43,7 +43,7 @@ FIRST = (
         "random_tables",
         "scoring",
         "mechanisms",
-        "spec_variants",
+        "fields",
         "extending",
         "audits",
         "shadows",

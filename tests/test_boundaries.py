@@ -43,7 +43,7 @@ FLOW = {
     ],
     "raydp.sweep": [
         "names", "store", "listing", "engine", "ending", "private_selection", "planning", "driver", "api",
-        "comparable", "counterfactual", "reports", "variants", "imported",
+        "comparable", "counterfactual", "reports", "imported",
     ],
     "raydp.selftest": [
         "base", "observe", "odd_layers", "linear", "ranks", "subjects", "spec_subject", "checks", "run",
@@ -51,7 +51,7 @@ FLOW = {
     "raydp.cli": [
         "show", "arguments", "errors", "interrupts",
         ("analyze", "audit", "data", "imported", "lookup", "mia", "pate", "plan", "predict", "report",
-         "score", "secrets", "variants"),
+         "score", "secrets"),
         "main",
     ],
     "analysis": ["tables", "statistics", "surface", "selection", "seeds", "figures", "report"],

@@ -54,7 +54,6 @@ MISTAKES: dict[str, dict[str, Any]] = {
 
 COMMANDS = [
     ["sweep", "spec.yaml", "--dry-run"],
-    ["variants", "spec.yaml", "--vary", "seeds=[0],[1]"],
     ["selftest", "spec.yaml"],
     ["mia", "spec.yaml"],
     ["audit", "spec.yaml"],

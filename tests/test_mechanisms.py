@@ -36,7 +36,7 @@ from tests.sweep.trained import TrainedSpec
 SPECS = Path(__file__).parents[1] / "docs" / "specs" / "mechanisms"
 NAMES = sorted(path.stem for path in SPECS.glob("*.yaml"))
 WHOLE = ("dp_mf", "dp_weights", "output_perturbation")
-"""What is run as a whole sweep: the others go the same ways, and PATE in tests/sweep/test_spec_variants.py."""
+"""What is run as a whole sweep: the others go the same ways, and PATE in tests/sweep/test_fields.py."""
 WITH_RAY = "dp_weights"
 """The runs of the other sweeps are trained in this process."""
 WITHOUT_GUARANTEE = {"advreg", "advreg_rt", "dp_weights", "mmd", "nonprivate", "werm"}

@@ -25,7 +25,6 @@ from raydp.cli.predict import predict
 from raydp.cli.report import report
 from raydp.cli.score import score
 from raydp.cli.secrets import secrets_app
-from raydp.cli.variants import variants
 from raydp.io.imports import own_process
 from search_spaces.configuration import HYPERPARAMETERS
 
@@ -277,7 +276,7 @@ def schema() -> None:
 
 
 for _name, _command, _panel in (
-    ("plan", plan, RUN), ("variants", variants, RUN), ("list", list_, READ), ("predict", predict, READ),
+    ("plan", plan, RUN), ("list", list_, READ), ("predict", predict, READ),
     ("report", report, READ), ("score", score, MODELS), ("import", import_, MODELS), ("mia", mia, PRIVACY),
     ("pate", pate, PRIVACY),
 ):  # fmt: skip

@@ -100,8 +100,6 @@ def commands(file: Path, good: Path, out: Path) -> dict[str, list[Any]]:
         "sweep": ["sweep", file],
         "sweep --dry-run": ["sweep", file, "--dry-run"],
         "sweep --resume": ["sweep", file, "--resume"],
-        "variants": ["variants", file, "--vary", "seeds=[0],[1]"],
-        "variants --vary": ["variants", good / "spec.yaml", "--vary", f"task.path={file}"],
         "selftest": ["selftest", file],
         "mia": ["mia", file],
         "mia --shadows": ["mia", file, "--shadows", "2"],

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import yaml
 from safetensors.torch import load_file
 
 from analysis import configuration_means, load_points, save_points
@@ -18,7 +19,9 @@ from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import SweepPlan, make_plan
 from raydp.tracking import find_models
 from search_spaces import Configuration
+from search_spaces.settings import settings_of
 from tests.builders.specs import small_spec
+from tests.sweep.trained import TrainedSpec
 
 ONE = {"points": [[32, 3, 0.01]]}
 CLIPPING, RANK, FEW_BITS = "method.max_grad_norm", "model.adapter.r", "model.quantization"
@@ -145,6 +148,31 @@ def test_a_spec_with_fields_is_written_and_read_as_it_was(tmp_path: Path) -> Non
     assert own.method.params.max_grad_norm == 1.0
     assert own.model.adapter.r == 4
     assert own.space.further == {}
+
+
+@pytest.mark.slow
+def test_the_teachers_of_pate_are_a_field_like_any_other(tmp_path: Path) -> None:
+    """docs/mechanisms/pate.md at one ε: the noise of the votes is the same, and the students differ."""
+    spec = yaml.safe_load((Path(__file__).parents[2] / "docs/specs/mechanisms/pate.yaml").read_text())
+    spec["space"] = {"points": [[50, 20, 0.01]], "method.num_teachers": [3, 4], "method.num_queries": [50, 100]}
+    spec |= {"storage": str(tmp_path / "runs"), "tracking": {"uri": f"sqlite:///{tmp_path}/mlflow.db"}, "seeds": [0]}
+    spec["method"] |= {"teacher_steps": 3}  # whose noisy answers may teach nothing: no threshold
+    spec["select"] |= {"min_utility_gain": None}
+    trained = TrainedSpec(load_spec(spec))
+    trained.ending.finish()
+    points = load_points(trained.folder.path / "points.csv")
+    queries = [settings_of(text)["method.num_queries"] for text in points["settings"]]
+    assert sorted(queries) == [50, 50, 100, 100]
+    assert points["noise_multiplier"].nunique() == 1, "of all answers together"
+    votes = [
+        spec.method.params.answer_noise(trial.noise_multiplier)
+        for trial in trained.trials
+        for spec in [trained.spec.of_run(trial.settings)]
+    ]
+    noise = dict(zip(queries, votes, strict=True))
+    assert noise[100] == pytest.approx(noise[50] * 2**0.5), "each answer of twice as many has √2 times the noise"
+    assert points["epsilon"].between(7.8, 8).all()
+    assert points["param.num_teachers"].tolist() == [settings_of(s)["method.num_teachers"] for s in points["settings"]]
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,6 @@ COMMANDS = (
     ["analyze", "scores", "SPEC", "--resamples", "100"],
     ["analyze", "correlations", "SPEC", "--resamples", "100"],
     ["analyze", "subsets", "SPEC"],
-    ["variants", "SPEC", "--vary", "method.max_grad_norm=0.1,1", "--dry-run"],
     ["spaces", "list"],
     ["audit", "bound", "--canaries", "1000", "--guesses", "100", "--correct", "75", "--delta", "1e-4"],
 )

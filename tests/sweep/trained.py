@@ -44,6 +44,10 @@ class TrainedSpec:
         runner = TrialRunner(spec, task, base, LocalComm(), self.folder.key())
         self.folder.commit(runner.measure_base(spec.seed_labels[0]))
         for trial in self.trials:
+            if not runner.turn_to(spec.of_run(trial.settings)):
+                own = spec.of_run(trial.settings)
+                base = models.load_base(own.model, new_tokens=task.facts().num_new_tokens)
+                runner = TrialRunner(own, task, base, LocalComm(), self.folder.key())
             self.folder.commit(runner.run(trial, self.folder.files(trial.run_id), "attempt-1"))
         self.context = SweepContext(spec=spec, folder=self.folder, facts=task.facts(), weight_hash=weight_hash)
         self.ending = ending_of(self.context)
