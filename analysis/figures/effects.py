@@ -50,7 +50,7 @@ def effect_lines(points: pd.DataFrame) -> go.Figure:
     """
     effects = hyperparameter_effects(points)
     panels = _panels(effects)
-    titles = ["{} ({})".format(*panel) for panel in panels.values()]
+    titles = [f"{symbol} ({fixed})" if fixed else symbol for symbol, fixed in panels.values()]
     figure = make_subplots(
         rows=2, cols=len(panels), shared_xaxes=True, shared_yaxes=True, subplot_titles=titles, horizontal_spacing=0.02,
         vertical_spacing=0.06,
@@ -112,9 +112,9 @@ def importance_bars(points: pd.DataFrame) -> go.Figure:
 
 
 def _panels(effects: dict[str, Effect]) -> dict[str, tuple[str, str]]:
-    """Return the panels: kind of series -> symbol of what moves, and what is fixed."""
+    """Return the panels: kind of series -> symbol of what moves, and what is fixed, empty for all the rest."""
     fields = [name for name in effects if name not in SERIES][:MOST_FIELDS]
-    return {**_PANELS, **{path: (name, "the rest fixed") for path, name in short_names(fields).items()}}
+    return {**_PANELS, **{path: (name, "") for path, name in short_names(fields).items()}}
 
 
 def _line(series: Series, moving: str, figure_name: _Figure, label: str, colour: str) -> go.Scatter:

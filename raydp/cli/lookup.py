@@ -61,6 +61,7 @@ def models_find(
 ) -> None:
     """Registered models by ε, δ, utility, score and configuration."""
     from raydp.io.output import print_json, print_table, stderr
+    from search_spaces.settings import settings_in_words, settings_of
 
     conditions = {
         "max_epsilon": max_epsilon, "min_epsilon": min_epsilon, "max_delta": max_delta, "max_loss": max_loss,
@@ -80,7 +81,10 @@ def models_find(
         print_json(models.to_dict("records"))
         return
     rows = models[[name for name in SHOWN if name != "sweep" or not models[name].isna().all()]].to_dict("records")
-    for row, aliases in zip(rows, models["aliases"], strict=True):
+    settings = models["settings"].fillna("") if "settings" in models else [""] * len(models)
+    for row, aliases, own in zip(rows, models["aliases"], settings, strict=True):
+        if any(settings):
+            row["further fields"] = settings_in_words(settings_of(own))
         row["aliases"] = ", ".join(aliases)
     print_table("models", rows, keep=SHOWN[:1], spare=SPARE)
 
