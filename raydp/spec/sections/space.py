@@ -146,12 +146,12 @@ class SpaceSpec(Section):
             if section not in VARIABLE or not rest:
                 raise ValueError(
                     f"must have keys that are fields of {' or '.join(VARIABLE)}, got {path!r}. Every configuration has "
-                    "one task, one guarantee and one set of scores: run a sweep for each, and `raydp compare` them."
+                    "one task, one guarantee and one set of scores: run a sweep for each; `raydp report` compares them."
                 )
             if path in ("method.name", "model.name"):
                 raise ValueError(
                     f"must not vary {path}: the configurations of a sweep are compared with one untrained model. Run a "
-                    "sweep for each, and `raydp compare` them."
+                    "sweep for each; `raydp report` compares them."
                 )
             if inner := [other for other in self.further if other.startswith(f"{path}.")]:
                 raise ValueError(f"must have keys that do not contain each other, got {path!r} and {inner[0]!r}.")
