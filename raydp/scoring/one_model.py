@@ -92,7 +92,8 @@ def _task(spec: SweepSpec, requests: list[ScoreRequest]) -> Task:
 def _base(spec: SweepSpec, folder: Path, record: dict[str, Any]) -> PretrainedModel:
     """Load the spec's base model, which must be the base that a registered model was trained on."""
     full = not (folder / ADAPTER_CONFIG).is_file()
-    dtype = "float32" if full else spec.model.dtype
+    recorded = record["base"].get("dtype") if record else None
+    dtype = "float32" if full else recorded or spec.model.dtype
     quantization = record["base"].get("quantization") if record else spec.model.quantization
     base = models.load_base(
         ModelSpec.model_validate({

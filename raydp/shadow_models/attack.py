@@ -142,7 +142,9 @@ def _all_losses(spec: SweepSpec, folders: Sequence[SweepFolder], pool: Pool) -> 
         device = torch.device("cuda" if spec.cluster.gpus_per_worker and torch.cuda.is_available() else "cpu")
         trained = {str(path): None if path == kept[0] else path.parent / "model" for path in missing}
         with stderr.status("reading the examples") as status:
-            many = TrainedModels(models.load_base(spec.model), trained, device=device)
+            (trial,) = folders[0].plan().trials  # a shadow has the configuration of the target
+            base = models.load_base(spec.of_run(trial.settings).model)
+            many = TrainedModels(base, trained, device=device)
             for done, path in enumerate(missing):
                 status.update(f"reading the examples with model {done + 1}/{len(missing)}")
                 with many.loaded(done) as loaded:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -183,7 +183,7 @@ def make_plan(
         trials=tuple(trials),
         privacy=privacy,
         rejected=tuple(rejected),
-        warnings=tuple(_warnings(spec, facts, delta)),
+        warnings=tuple(_warnings(spec, specs.values(), facts, delta)),
         selection=selection_sentence(spec, len(configurations)) if spec.privacy.selects else None,
         adaptive=spec.seeds if isinstance(spec.seeds, AdaptiveSeeds) else None,
     )
@@ -395,7 +395,8 @@ def _of_data_sets(sets: DataSetsRecord | None) -> dict[str, float | None]:
     return {f"epsilon_{name}": own.epsilon for name, own in epsilons.items()}
 
 
-def _warnings(spec: SweepSpec, facts: TaskFacts, delta: float) -> list[str]:
+def _warnings(spec: SweepSpec, own: Iterable[SweepSpec], facts: TaskFacts, delta: float) -> list[str]:
+    """Return the warnings of a sweep, of which `own` are the specs of its runs."""
     warnings = []
     if delta >= 1 / facts.num_units:
         warnings.append(
@@ -405,8 +406,8 @@ def _warnings(spec: SweepSpec, facts: TaskFacts, delta: float) -> list[str]:
     if spec.privacy.noise_key == "test":
         warnings.append("privacy.noise_key is 'test': the noise is reproducible and the guarantee is not certified.")
     here = spec.cluster.address == "local" and not spec.cluster.gpus_per_worker
-    if here and (slow := warning_of(spec.model.dtype)) is not None:
-        warnings.append(slow)
+    slow = [warning_of(dtype) for dtype in sorted({each.model.dtype for each in own})] if here else []
+    warnings += [warning for warning in slow if warning is not None]
     if not spec.method.params.costs_its_steps and spec.method.name != "imported":
         warnings.append(
             f"method {spec.method.name} costs more than its steps: compute and cost_tokens count the (b, T) of the "
