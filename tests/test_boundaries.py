@@ -46,7 +46,7 @@ FLOW = {
         "comparable", "counterfactual", "reports", "imported",
     ],
     "raydp.selftest": [
-        "base", "observe", "odd_layers", "linear", "ranks", "subjects", "spec_subject", "checks", "run",
+        "base", "observe", "odd_layers", "linear", "ranks", "subjects", "reduced", "spec_subject", "checks", "run",
     ],
     "raydp.cli": [
         "show", "arguments", "errors", "interrupts",

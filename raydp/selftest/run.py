@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
 
 from raydp.methods.dp import DPSGD
 from raydp.methods.output_perturbation import OutputPerturbation
@@ -24,7 +27,7 @@ from raydp.selftest.checks.sensitivity import sensitivity_checks
 from raydp.selftest.checks.sweeps import ACCOUNTANT, sweep_checks
 from raydp.selftest.checks.votes import vote_checks
 from raydp.selftest.observe import with_fixed_threshold
-from raydp.selftest.spec_subject import spec_subject
+from raydp.selftest.spec_subject import spec_subjects
 from raydp.selftest.subjects import toy_subjects
 from raydp.spec.document import SweepSpec
 
@@ -33,8 +36,9 @@ def run_selftest(spec: SweepSpec | None, progress: Callable[[str], None] | None 
     """Check that training does what its ε assumes, and that ε is correct; see the modules in `checks`.
 
     Args:
-        spec: also check its task and model for sensitivity, and its method for noise and sampling. Output perturbation
-            and PATE are checked on generated examples instead.
+        spec: also check its task and model for sensitivity, and its method for noise and sampling. The model has two
+            layers of each kind then (`raydp.selftest.reduced`). Output perturbation and PATE are checked on generated
+            examples instead.
         progress: called with the name of the current check.
 
     Returns:
@@ -43,7 +47,23 @@ def run_selftest(spec: SweepSpec | None, progress: Callable[[str], None] | None 
     Raises:
         ValueError: the spec's model, data or method cannot be used.
     """
-    say = progress or (lambda what: None)
+    with _one_thread():
+        return _all_checks(spec, progress or (lambda what: None))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute on one thread during the block. The checks' products are so small that threads would mostly wait."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _all_checks(spec: SweepSpec | None, say: Callable[[str], None]) -> list[Check]:
+    """Run all checks. Before each group, `say` is called with its name."""
     subjects = toy_subjects()
     # Choose the method of each group of checks: the spec's own if it fits, else a default.
     own = None if spec is None else spec.method.params
@@ -52,7 +72,7 @@ def run_selftest(spec: SweepSpec | None, progress: Callable[[str], None] | None 
     in_steps = own is not released and own is not asked  # noise is in the updates
     if spec is not None and in_steps:
         say("reading the spec's data and model")
-        subjects.append(spec_subject(spec))
+        subjects += spec_subjects(spec)
     # Check the steps of training, then the other methods, then sweeps and accountants.
     checks: list[Check] = []
     for subject in subjects:
@@ -85,4 +105,4 @@ def run_selftest(spec: SweepSpec | None, progress: Callable[[str], None] | None 
     say("held-out rows and users")
     checks += division_checks()
     say("audit with a canary")
-    return [*checks, audit_check()]
+    return [*checks, audit_check(progress=lambda share: say(f"audit with a canary, {share:.0%}"))]

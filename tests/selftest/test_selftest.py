@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from raydp.selftest.base import check
 from raydp.selftest.checks.sensitivity import sensitivity_checks
 from raydp.selftest.run import run_selftest
-from raydp.selftest.spec_subject import spec_subject
+from raydp.selftest.spec_subject import spec_subjects
 from raydp.spec.document import load_spec
 from tests.conftest import Answer
 
@@ -45,7 +46,7 @@ def test_a_specs_own_task_model_and_method_are_checked(
 ) -> None:
     """The toys and the audit are those of the test above."""
     monkeypatch.setattr("raydp.selftest.run.toy_subjects", list)
-    monkeypatch.setattr("raydp.selftest.run.audit_check", lambda: check("audit", 3.0, 2.4, 4.0, "not run"))
+    monkeypatch.setattr("raydp.selftest.run.audit_check", lambda **_: check("audit", 3.0, 2.4, 4.0, "not run"))
     said: list[str] = []
     checks = run_selftest(load_spec(write_spec(**changes)), said.append)
     own = [c for c in checks if "small: tiny" in c.name]
@@ -58,9 +59,29 @@ def test_a_specs_own_task_model_and_method_are_checked(
 def test_the_frozen_prefix_of_a_spec_is_checked_as_its_sweep_would_use_it(write_spec: Callable[..., Path]) -> None:
     adapter = {"r": 2, "target_modules": ["q_proj"], "layers_to_transform": [1]}
     spec = load_spec(write_spec(model={"name": "tiny", "adapter": adapter}))
-    subject = spec_subject(spec)
+    subject, every_layer = spec_subjects(spec)
     assert subject.task.batch(subject.indices).first_layer == 1
-    assert all(c.passed for c in sensitivity_checks(subject))
+    assert every_layer.task.batch(every_layer.indices).hidden is None
+    assert all(c.passed for s in (subject, every_layer) for c in sensitivity_checks(s))
+
+
+def test_the_checks_run_on_one_thread_and_say_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that wait for products of a few numbers took three times as long as the checks."""
+    threads, said = list[int](), list[str]()
+    own = torch.get_num_threads()
+    monkeypatch.setattr("raydp.selftest.run.toy_subjects", list)
+    for name in ("adaptive", "cut", "draw", "noise", "sampling", "release", "descent", "vote", "sweep", "accounting"):
+        monkeypatch.setattr(
+            f"raydp.selftest.run.{name}_checks", lambda *_: threads.append(torch.get_num_threads()) or []
+        )
+    for name in ("choice", "choice_profile", "division"):
+        monkeypatch.setattr(f"raydp.selftest.run.{name}_checks", lambda *_: [])
+    monkeypatch.setattr("raydp.selftest.checks.audit.NUM_RUNS", 200)
+    (audit,) = run_selftest(None, said.append)
+    assert audit.name == "audit with a canary"
+    assert set(threads) == {1}
+    assert torch.get_num_threads() == own
+    assert said[-3:] == ["audit with a canary", "audit with a canary, 50%", "audit with a canary, 100%"]
 
 
 def test_a_method_without_a_guarantee_is_bad_input(write_spec: Callable[..., Path], raydp: Command) -> None:

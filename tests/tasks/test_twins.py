@@ -12,7 +12,7 @@ import pytest
 
 from raydp.models import base_models as models
 from raydp.plugins.registries import resolve
-from raydp.selftest.spec_subject import spec_subject
+from raydp.selftest.spec_subject import spec_subjects
 from raydp.spec.document import load_spec
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.wrappers.planted import PlantedTask
@@ -177,7 +177,7 @@ def test_the_self_test_of_a_spec_reads_the_hidden_states_of_its_own_few_examples
     """It takes a few units of a task, so that the states of the pool would be those of other examples."""
     adapter = {"type": "lora", "r": 1, "alpha": 1, "layers_to_transform": [1]}
     task = {"name": "planted", "of": SMALL_TASK, "copies": [2, 2], "twins": True}
-    subject = spec_subject(load_spec(small_spec(tmp_path, task=task, model={"name": "tiny", "adapter": adapter})))
+    subject = spec_subjects(load_spec(small_spec(tmp_path, task=task, model={"name": "tiny", "adapter": adapter})))[0]
     cached = subject.task
     assert cached.train_hidden is not None
     plain = replace(cached, train_hidden=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -23,9 +24,11 @@ FOUND = 0.6
 """Share of the stated ε that the audit must reach. An audit that reaches less would not detect missing noise."""
 NUM_RUNS, NUM_STEPS, NUM_EXAMPLES, WIDTH = 2000, 2, 4, 6
 MAX_GRAD_NORM = 0.5
+EVERY = 100
+"""Number of runs after which progress is reported."""
 
 
-def audit_check(num_runs: int = NUM_RUNS) -> Check:
+def audit_check(num_runs: int | None = None, progress: Callable[[float], object] = lambda share: None) -> Check:
     """Compare a lower bound on ε, from DP-SGD runs with and without a canary, with the ε they are calibrated to.
 
     The canary's clipped gradient is c along a coordinate that no other example touches. The attacker adds up that
@@ -33,13 +36,20 @@ def audit_check(num_runs: int = NUM_RUNS) -> Check:
     training is one Gaussian mechanism with μ = sqrt(T) / σ, and the two error rates bound μ from below.
 
     Args:
-        num_runs: number of runs with the canary, and number of runs without.
+        num_runs: number of runs with the canary, and number of runs without; NUM_RUNS by default.
+        progress: called with the share of the runs that are done, every 100 runs.
 
     Source: Nasr et al. 2023 (white-box audit of DP-SGD in terms of μ-GDP).
     """
+    num_runs = NUM_RUNS if num_runs is None else num_runs
     sigma = math.sqrt(NUM_STEPS) / gaussian_mu(TARGET)
     threshold = NUM_STEPS * MAX_GRAD_NORM / 2  # fixed before any run
-    guesses = [[_statistic(run, sigma, canary) > threshold for run in range(num_runs)] for canary in (False, True)]
+    guesses: tuple[list[bool], list[bool]] = [], []
+    for canary in (False, True):
+        for run in range(num_runs):
+            guesses[canary].append(_statistic(run, sigma, canary) > threshold)
+            if (run + 1) % EVERY == 0:
+                progress((canary * num_runs + run + 1) / (2 * num_runs))
     false_positives, false_negatives = sum(guesses[0]), num_runs - sum(guesses[1])
     mu = mu_lower_bound(false_positives, false_negatives, num_runs)
     return check(

@@ -1,0 +1,143 @@
+"""A spec's base model with fewer layers and fewer tokens, for checks that need its kinds of layers and not its size."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from transformers import PreTrainedModel
+
+from raydp.models.adapters import decoder_layers
+from raydp.spec.sections import AdapterSpec
+
+LAYERS_OF_A_KIND = 2
+"""Number of layers of each kind that stay. One of two frozen layers, or one of two trained ones, is then never the only
+layer between the embeddings and the output."""
+SIMPLE = (bool, int, float, str, type(None))
+
+
+def with_few_layers(model: PreTrainedModel, adapter: AdapterSpec) -> AdapterSpec:
+    """Remove decoder layers in place, down to two of each kind. Return the adapter for the layers that are left.
+
+    Two layers are of one kind if their modules have the same classes, settings, hooks, and shapes and types of weights,
+    if the adapter has both or neither, and if both or neither are below the first layer of the adapter. A layer that
+    shares a tensor with another module stays. A model whose layers are not in one list stays whole, as does a model
+    under an adapter that names layers by their full path.
+    """
+    found = decoder_layers(model)
+    names = [*adapter.target_modules, *adapter.modules_to_save] if isinstance(adapter.target_modules, tuple) else []
+    if found is None or any(re.search(r"\.\d+\.", f".{name}.") for name in names):
+        return adapter
+    _, layers = found
+    count, chosen = len(layers), adapter.layers_to_transform
+    kept = _kept_layers(layers, chosen, _shared_tensors(model, layers))
+    for position in sorted(set(range(count)) - set(kept), reverse=True):
+        del layers[position]
+    # Cut what the configuration says of each layer.
+    for name, value in list(vars(model.config).items()):
+        if isinstance(value, list) and len(value) == count:
+            setattr(model.config, name, [value[position] for position in kept])
+    model.config.num_hidden_layers = len(kept)
+    for position, layer in enumerate(layers):
+        for module in layer.modules():
+            if isinstance(getattr(module, "layer_idx", None), int):
+                vars(module)["layer_idx"] = position  # caches of keys and values are kept under this number
+    if chosen is None:
+        return adapter
+    return adapter.model_copy(update={"layers_to_transform": tuple(i for i, old in enumerate(kept) if old in chosen)})
+
+
+def _kept_layers(layers: nn.ModuleList, chosen: Sequence[int] | None, shared: set[int]) -> list[int]:
+    """Return the positions of the layers that stay."""
+    first = min(chosen) if chosen else 0
+    kept, seen = list[int](), Counter[object]()
+    for position, layer in enumerate(layers):
+        kind = _kind(layer), chosen is None or position in chosen, position < first
+        if seen[kind] < LAYERS_OF_A_KIND or any(id(p) in shared for p in layer.parameters()):
+            kept.append(position)
+            seen[kind] += 1
+    return kept
+
+
+def _kind(layer: nn.Module) -> tuple[object, ...]:
+    """Return everything that tells a layer from another one, besides its place and the values of its tensors."""
+    return tuple(
+        (
+            name,
+            type(module),
+            "forward" in vars(module),
+            len(module._forward_hooks) + len(module._forward_pre_hooks),
+            tuple((n, repr(v)) for n, v in sorted(vars(module).items()) if isinstance(v, SIMPLE) and n != "layer_idx"),
+            tuple((n, tuple(t.shape), t.dtype) for n, t in module.named_parameters(recurse=False)),
+            tuple((n, tuple(t.shape), t.dtype) for n, t in module.named_buffers(recurse=False)),
+        )
+        for name, module in layer.named_modules()
+    )
+
+
+def _shared_tensors(model: nn.Module, layers: nn.ModuleList) -> set[int]:
+    """Return the identities of parameters that two layers have, or a layer and something outside the layers."""
+    inside = {id(module) for module in layers.modules()}
+    outside = [p for m in model.modules() if id(m) not in inside for p in m.parameters(recurse=False)]
+    owners = Counter(id(p) for owned in (outside, *(list(layer.parameters()) for layer in layers)) for p in owned)
+    return {identity for identity, number in owners.items() if number > 1}
+
+
+def with_few_tokens(model: PreTrainedModel, used: NDArray[np.int32], longest: int) -> dict[int, int] | None:
+    """Remove the rows of tokens that do not occur from the embeddings and the output layer, in place.
+
+    As many other rows stay as are needed for the gradient engine to take the norm of the output layer's gradient in the
+    same way as in the whole model, and at least as many as there are used ones, so that most of a softmax is on tokens
+    that are no targets.
+
+    Args:
+        used: token ids that occur.
+        longest: number of tokens of the longest example.
+
+    Returns:
+        The new id of each used token; None if the model has no plain output layer, so that nothing was changed.
+    """
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if not isinstance(embeddings, nn.Embedding) or type(head) is not nn.Linear:
+        return None
+    rows, width = embeddings.num_embeddings, head.in_features
+    if head.out_features != rows or embeddings.weight.shape[0] != rows:
+        return None
+    padding = [] if embeddings.padding_idx is None else [embeddings.padding_idx]
+    needed = np.unique([0, *padding, *used.tolist()])  # 0 is the id of the padding of a batch
+    count = min(rows, 2 * len(needed))
+    while count < rows and _writes_out(longest, width, count) != _writes_out(longest, width, rows):
+        count = min(rows, 2 * count)
+    others = np.setdiff1d(np.arange(rows), needed)[: count - len(needed)]
+    kept = np.concatenate([needed, others])
+    index = torch.from_numpy(kept)
+    tied = head.weight is embeddings.weight
+    embeddings.weight = _rows(embeddings.weight, index)
+    head.weight = embeddings.weight if tied else _rows(head.weight, index)
+    if head.bias is not None:
+        head.bias = _rows(head.bias, index)
+    new_ids = {int(old): new for new, old in enumerate(kept)}
+    if padding:
+        embeddings.padding_idx = new_ids[padding[0]]
+    embeddings.num_embeddings = head.out_features = model.config.vocab_size = len(kept)
+    return new_ids
+
+
+def _writes_out(positions: int, inputs: int, outputs: int) -> bool:
+    """Return whether the gradient engine writes a matrix's gradients out (see `raydp.training.gradients.layers`)."""
+    return positions * (inputs + outputs) >= inputs * outputs
+
+
+def _rows(tensor: torch.Tensor, index: torch.Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor.detach()[index].clone(), requires_grad=tensor.requires_grad)
+
+
+def renamed(token_ids: NDArray[np.int32], new_ids: dict[int, int]) -> NDArray[np.int32]:
+    """Return token ids under their new names."""
+    return cast("NDArray[np.int32]", np.array([new_ids[int(i)] for i in token_ids], np.int32))
