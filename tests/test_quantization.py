@@ -110,6 +110,7 @@ def test_bitsandbytes_is_imported_only_for_a_quantised_model() -> None:
         "import sys; from tests.test_quantization import ADAPTER, loaded; from raydp.models import adapters\n"
         "adapters.attach_adapter(loaded(None), ADAPTER); assert 'bitsandbytes' not in sys.modules\n"
         "model = adapters.attach_adapter(loaded('nf4'), ADAPTER)\n"
-        "assert {type(m.base_layer).__name__ for n, m in model.named_modules() if n.endswith('q_proj')} == {'Linear4bit'}\n"
+        "layers = [m.base_layer for n, m in model.named_modules() if n.endswith('q_proj')]\n"
+        "assert {type(layer).__name__ for layer in layers} == {'Linear4bit'}\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

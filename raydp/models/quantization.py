@@ -62,8 +62,9 @@ def quantise(base: PretrainedModel, device: torch.device | str | None = None) ->
 def without_bitsandbytes() -> Iterator[None]:
     """Keep peft from importing bitsandbytes, while it attaches an adapter to a model that is not quantised.
 
-    Where bitsandbytes is installed, peft imports it for every model, and with it torch's compiler: more than a second of
-    processor time for each process. peft remembers whether bitsandbytes is installed, and must ask again afterwards.
+    Where bitsandbytes is installed, peft imports it for every model, and with it torch's compiler. This costs each
+    process more than a second of processor time. peft remembers whether bitsandbytes is installed, and must ask again
+    afterwards.
     """
     if "bitsandbytes" in sys.modules:
         yield
