@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +102,15 @@ def test_a_model_or_a_machine_without_what_it_needs_is_refused(monkeypatch: pyte
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"must have the package bitsandbytes, got none\. Run `pip install"):
         check_quantization("int8")
+
+
+def test_bitsandbytes_is_imported_only_for_a_quantised_model() -> None:
+    """In a fresh process: an adapter on a plain model leaves it out, and a quantised model is still quantised after."""
+    code = (
+        "import sys; from tests.test_quantization import ADAPTER, loaded; from raydp.models import adapters\n"
+        "adapters.attach_adapter(loaded(None), ADAPTER); assert 'bitsandbytes' not in sys.modules\n"
+        "model = adapters.attach_adapter(loaded('nf4'), ADAPTER)\n"
+        "layers = [m.base_layer for n, m in model.named_modules() if n.endswith('q_proj')]\n"
+        "assert {type(layer).__name__ for layer in layers} == {'Linear4bit'}\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -68,6 +68,7 @@ def sweep(
 ) -> None:
     """Run a sweep: calibrate, train, score, track, select."""
     from raydp.spec.document import DEMO, draft_spec
+    from raydp.sweep.engine.warm.start import warm_up
     from raydp.sweep.planning.start import check_plan, check_start
     from raydp.sweep.store.folder import SweepFolder
 
@@ -76,7 +77,10 @@ def sweep(
     if dry_run:
         check_plan(draft)
     else:
-        check_start(draft, resume=resume or (start_or_resume and SweepFolder.exists(draft)))
+        goes_on = resume or (start_or_resume and SweepFolder.exists(draft))
+        check_start(draft, resume=goes_on)
+        if not goes_on:  # what goes on may have nothing left to train
+            warm_up(draft.cluster)
     from raydp.cli.show.sweeps import show_plan, show_result
     from raydp.io.output import print_json, stderr
     from raydp.sweep.api import Sweep, plan_rows

@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from raydp.models.finding import target_names_message
 from raydp.models.progress_bar import without_progress_bar
+from raydp.models.quantization import without_bitsandbytes
 from raydp.models.virtual_tokens import reading
 from raydp.spec.sections import ALL_LINEAR, AdapterSpec
 
@@ -67,6 +68,12 @@ def attach_adapter(base: PretrainedModel, adapter: AdapterSpec, *, copy: bool = 
         for parameter in trained.values():
             parameter.requires_grad_(True)
         return base.model
+    with without_bitsandbytes() if base.quantization is None else nullcontext():
+        return _with_adapter(base, adapter)
+
+
+def _with_adapter(base: PretrainedModel, adapter: AdapterSpec) -> PeftModel:
+    """Attach an adapter of peft."""
     from peft import PromptTuningConfig, get_peft_model
 
     from raydp.models.peft_layers import with_own_layers

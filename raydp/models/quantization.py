@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -53,6 +56,28 @@ def quantise(base: PretrainedModel, device: torch.device | str | None = None) ->
         layer = _quantised(base.model.get_submodule(name), base.quantization, device)
         setattr(base.model.get_submodule(parent), own, layer)
     base.model.requires_grad_(False).eval()
+
+
+@contextmanager
+def without_bitsandbytes() -> Iterator[None]:
+    """Keep peft from importing bitsandbytes, while it attaches an adapter to a model that is not quantised.
+
+    Where bitsandbytes is installed, peft imports it for every model, and with it torch's compiler. This costs each
+    process more than a second of processor time. peft remembers whether bitsandbytes is installed, and must ask again
+    afterwards.
+    """
+    if "bitsandbytes" in sys.modules:
+        yield
+        return
+    sys.modules["bitsandbytes"] = None  # type: ignore[assignment] # Python's own mark of a module that is not to be found
+    try:
+        yield
+    finally:
+        del sys.modules["bitsandbytes"]
+        from peft.import_utils import is_bnb_4bit_available, is_bnb_available
+
+        is_bnb_available.cache_clear()
+        is_bnb_4bit_available.cache_clear()
 
 
 @cache

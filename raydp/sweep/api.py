@@ -17,6 +17,7 @@ from raydp.io.imports import imported
 from raydp.io.output import stderr
 from raydp.spec.document import DEMO, SweepSpec, load_spec
 from raydp.spec.sections import BOUNDS, Bounds, Precision, SelectSpec
+from raydp.sweep.engine.warm.start import warm_up
 from raydp.sweep.planning.sources import folder_of_spec, is_spec, named
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.measurements import is_logarithmic
@@ -85,6 +86,8 @@ class Sweep:
         Raises:
             ValueError: spec, model, data or folder is wrong. In this case nothing was trained.
         """
+        if not resume:
+            warm_up(self.spec.cluster)
         with stderr.status("Load the libraries"):
             imported("raydp.sweep.driver")
         from raydp.sweep.driver import run_sweep

@@ -33,6 +33,7 @@ from raydp.sweep.engine.group import Announce, LazyTorchConfig, LoopConfig, Sile
 from raydp.sweep.engine.machine import check_address, fitting_groups
 from raydp.sweep.engine.queue import TrialQueue
 from raydp.sweep.engine.stopping import EarlyStopping
+from raydp.sweep.engine.warm.start import forked_workers
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -90,13 +91,14 @@ def start_ray(cluster: ClusterSpec) -> None:
     local = cluster.address == "local"
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(
-            address=cluster.address,  # "local" never joins an instance that someone else started
-            include_dashboard=False if local else None,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            runtime_env=None if local else _environment(cluster, quiet),  # local processes inherit it, and start faster
-        )
+        with forked_workers(cluster):
+            ray.init(
+                address=cluster.address,  # "local" never joins an instance that someone else started
+                include_dashboard=False if local else None,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                runtime_env=None if local else _environment(cluster, quiet),  # local processes inherit it
+            )
     except SystemExit as stop:  # Ray's handler answers a SIGTERM during the start
         raise KeyboardInterrupt from stop
     finally:
