@@ -27,7 +27,7 @@ from raydp.selftest.checks.sensitivity import sensitivity_checks
 from raydp.selftest.checks.sweeps import ACCOUNTANT, sweep_checks
 from raydp.selftest.checks.votes import vote_checks
 from raydp.selftest.observe import with_fixed_threshold
-from raydp.selftest.spec_subject import spec_subjects
+from raydp.selftest.spec_subject import kinds_of_runs, spec_subjects
 from raydp.selftest.subjects import toy_subjects
 from raydp.spec.document import SweepSpec
 
@@ -37,7 +37,8 @@ def run_selftest(spec: SweepSpec | None, progress: Callable[[str], None] | None 
 
     Args:
         spec: also check its task and model for sensitivity, and its method for noise and sampling. The model has two
-            layers of each kind then (`raydp.selftest.reduced`). Output perturbation and PATE are checked on generated
+            layers of each kind then (`raydp.selftest.reduced`). If its space varies further fields, sensitivity is
+            checked for each combination of their values that are no numbers. Output perturbation and PATE are checked on generated
             examples instead.
         progress: called with the name of the current check.
 
@@ -72,7 +73,8 @@ def _all_checks(spec: SweepSpec | None, say: Callable[[str], None]) -> list[Chec
     in_steps = own is not released and own is not asked  # noise is in the updates
     if spec is not None and in_steps:
         say("reading the spec's data and model")
-        subjects += spec_subjects(spec)
+        for kind in kinds_of_runs(spec):
+            subjects += spec_subjects(kind)
     # Check the steps of training, then the other methods, then sweeps and accountants.
     checks: list[Check] = []
     for subject in subjects:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from analysis.tables.coordinates import is_numeric
 from raydp.models import base_models as models
 from raydp.models.pretrained import PretrainedModel
 from raydp.models.quantization import quantise
@@ -24,10 +25,25 @@ from raydp.training.comm import LocalComm
 from raydp.training.gradients.microbatches import Units
 from raydp.training.gradients.prefix import with_frozen_prefix
 from raydp.training.trial import TrainingContext
+from search_spaces.settings import settings_in_words
 
 SINGLE = 10 * ROUNDING[torch.float32]
 """Relative error of a gradient of a trained model that rounding explains in single precision. It was 8.5e-6 for three
 tokens of SmolLM2, whose weights differ more in size than those of the toys."""
+
+
+def kinds_of_runs(spec: SweepSpec) -> list[SweepSpec]:
+    """Return the spec of the first run of each kind, under a name that says what it sets.
+
+    Runs that differ in numbers alone, such as the clipping norm or the rank, go through the same code and are of one
+    kind.
+    """
+    first: dict[str, SweepSpec] = {}
+    for fields in spec.field_combinations() or [{}]:
+        others = {path: value for path, value in fields.items() if not is_numeric([value])}
+        named = f"{spec.name}{', ' if others else ''}{settings_in_words(others)}"
+        first.setdefault(named, spec.with_fields(fields).model_copy(update={"name": named}))
+    return list(first.values())
 
 
 def spec_subjects(spec: SweepSpec) -> list[Subject]:

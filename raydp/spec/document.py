@@ -140,7 +140,7 @@ class SweepSpec(Section):
     @model_validator(mode="after")
     def _further_fields_fit(self) -> SweepSpec:
         """Check the spec of every combination of the further fields of `space`."""
-        for fields in self._combinations():
+        for fields in self.field_combinations():
             try:
                 self.with_fields(fields)
             except ValueError as error:
@@ -149,9 +149,9 @@ class SweepSpec(Section):
 
     def run_specs(self) -> list[SweepSpec]:
         """Return the specs of the runs: this one, or one for each combination of the further fields of `space`."""
-        return [self.with_fields(fields) for fields in self._combinations()] or [self]
+        return [self.with_fields(fields) for fields in self.field_combinations()] or [self]
 
-    def _combinations(self) -> list[dict[str, object]]:
+    def field_combinations(self) -> list[dict[str, object]]:
         """Return the distinct combinations of the further fields, as they are written."""
         space = self.space
         if space.depends_on_the_point:

@@ -12,6 +12,7 @@ import yaml
 from safetensors.torch import load_file
 
 from analysis import configuration_means, load_points, save_points
+from raydp.selftest.spec_subject import kinds_of_runs
 from raydp.spec.document import load_spec
 from raydp.sweep.api import Sweep
 from raydp.sweep.engine.searched import searched
@@ -148,6 +149,19 @@ def test_a_spec_with_fields_is_written_and_read_as_it_was(tmp_path: Path) -> Non
     assert own.method.params.max_grad_norm == 1.0
     assert own.model.adapter.r == 4
     assert own.space.further == {}
+
+
+def test_the_self_test_checks_every_kind_of_run_once(tmp_path: Path) -> None:
+    space = {**ONE, CLIPPING: [0.1, 1], RANK: [2, 4], "method.clipping": ["flat", "automatic"], FEW_BITS: [None, "nf4"]}
+    kinds = kinds_of_runs(load_spec(small_spec(tmp_path, space=space)))
+    assert [(k.method.params.clipping, k.model.quantization, k.name) for k in kinds] == [
+        ("flat", None, "small, clipping = flat, quantization = null"),
+        ("flat", "nf4", "small, clipping = flat, quantization = nf4"),
+        ("automatic", None, "small, clipping = automatic, quantization = null"),
+        ("automatic", "nf4", "small, clipping = automatic, quantization = nf4"),
+    ]
+    (plain,) = kinds_of_runs(load_spec(small_spec(tmp_path)))
+    assert plain.name == "small"
 
 
 @pytest.mark.slow
