@@ -22,7 +22,7 @@ from raydp.sweep.engine.warm import client, server
 
 WORKERS = "*/ray/_private/workers/*_worker.py"
 """Ray's scripts that the client takes over, as a pattern of the shell."""
-READ_AT_IMPORT = ("PYTHON", "HF_", "TRANSFORMERS_", "TORCH", "OMP_", "MKL_", "OPENBLAS_", "XDG_", "LD_", "CUDA_")
+READ_AT_IMPORT = ("PYTHON", "HF_", "TRANSFORMERS_", "TORCH_", "OMP_", "MKL_", "OPENBLAS_", "XDG_", "LD_", "CUDA_")
 """Beginnings of the variables that libraries read when they are imported: a server is of use while they stay."""
 SHARED_PACKAGES = ("raydp.methods.", "raydp.models.", "raydp.scores.", "raydp.tasks.", "transformers.", "peft.")
 """Packages without Ray. The server imports those of their modules that the driver has imported before Ray starts."""
