@@ -60,10 +60,10 @@ def regress(points: pd.DataFrame, *, errors: Errors = "ols") -> dict[str, Regres
     Returns:
         "individual" on (ln b, ln T, ln η) and "composite" on (ln C, ln η), C = b·T; in both also on the coordinates of
         the further fields that vary (see `Coordinates`; the first of the values of a field that is no number is the one
-        that the others are compared with): {"n", "r_squared", "errors",
-        "terms": {"intercept", "log_...": {"coef", "std_error", "t", "p"}}}, p two-sided under Student's t with n -
-        terms degrees of freedom ("cluster": configurations - 1; "mixed": Gaussian). If a fit is undefined, its figures
-        are None and "reason" says why.
+        that the others are compared with, and what other coordinates determine is left out): {"n", "r_squared",
+        "errors", "terms": {"intercept", "log_...": {"coef", "std_error", "t", "p"}}}, p two-sided under Student's t
+        with n - terms degrees of freedom ("cluster": configurations - 1; "mixed": Gaussian). If a fit is undefined, its
+        figures are None and "reason" says why.
 
     Raises:
         ValueError: as `configuration_means`, or an unknown kind of errors.

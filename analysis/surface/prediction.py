@@ -17,7 +17,7 @@ from analysis.statistics.noise import SeedNoise
 from analysis.statistics.results import Reason
 from analysis.surface.posterior import bounded_exp
 from analysis.surface.surrogate import Figure, Surface
-from analysis.tables.coordinates import Coordinates, is_numeric, varied_fields
+from analysis.tables.coordinates import Coordinates, fields_of, is_numeric, level_of
 from analysis.tables.points import SETTINGS, configuration_means, configurations
 from search_spaces.configuration import HYPERPARAMETERS, Configuration, Hyperparameters
 
@@ -120,8 +120,8 @@ def predict(
 
     Args:
         points: a points table with at least 4 configurations.
-        candidates: configurations to predict. The default is every combination of the table's values of b, T, η and
-            settings that the table lacks, which may be none.
+        candidates: configurations to predict. The default is every combination of the table's values of b, T and η
+            that the table lacks, within each stratum of further fields. There may be none.
         max_loss: a utility threshold, to predict the probability that a candidate keeps to it.
         seed: seed of the draws.
 
@@ -137,8 +137,8 @@ def predict(
     diverges.
 
     Raises:
-        ValueError: fewer than 4 configurations, a candidate with a value that was not measured of a field that is no
-            number, or as `configuration_means`.
+        ValueError: fewer than 4 configurations, a candidate with a further field that no measured configuration sets or
+            with an unknown value of a field that is no number, or as `configuration_means`.
     """
     if max_loss is not None and not math.isfinite(max_loss):
         raise ValueError(f"max_loss must be finite, got {max_loss}. Leave it out to ask for no probability.")
@@ -153,7 +153,8 @@ def predict(
         return []
     chosen = sorted(chosen, key=lambda c: c.key)
     table = pd.DataFrame([asdict(c) for c in chosen])
-    measured = varied_fields(means)
+    measured = fields_of(means)
+    _check_fields(chosen, measured)
     # Fit both figures, and draw from their distribution at each candidate.
     score, score_of_runs = Fitted.to(means, "score", seed=seed).marginals(table, seed=seed)
     loss, loss_of_runs = Fitted.to(means, "utility_loss", seed=seed).marginals(table, seed=seed)
@@ -192,6 +193,24 @@ def _interval(draws: Array) -> list[float]:
     return [float(low), float(high)]
 
 
+def _check_fields(chosen: Sequence[Configuration], measured: dict[str, list[object]]) -> None:
+    """Refuse a configuration with a field that no measured one sets, or with an unknown value of a field of words."""
+    for configuration in chosen:
+        for path, value in configuration.fields.items():
+            if path not in measured:
+                known = ", ".join(measured) or "none"
+                raise ValueError(
+                    f"candidates must set fields that the measured configurations set ({known}), got {path}. Leave it "
+                    "out, or correct the path."
+                )
+            levels = dict.fromkeys(map(level_of, measured[path]))
+            if not is_numeric(measured[path]) and level_of(value) not in levels:
+                raise ValueError(
+                    f"{path} must be a value that was measured ({', '.join(levels)}), got {level_of(value)}. Choose "
+                    "one of them."
+                )
+
+
 def _beyond(measured: list[object], value: object) -> bool:
     """Return whether a number of a further field lies outside the measured numbers."""
     if value is None or not is_numeric(measured):
@@ -206,10 +225,11 @@ def _between(measured: pd.Series, value: float) -> bool:
 
 def _missing(means: pd.DataFrame) -> list[Configuration]:
     """Return every combination of a table's values that the table lacks."""
-    values = (sorted(means[name].unique().tolist()) for name in (*HYPERPARAMETERS, SETTINGS))
-    known = set(configurations(means))
-    every = (
-        Configuration(batch_size=int(b), num_steps=int(t), learning_rate=float(rate), settings=settings)
-        for b, t, rate, settings in product(*values)
-    )
+    known, every = set(configurations(means)), list[Configuration]()
+    for settings, stratum in means.groupby(SETTINGS):  # values of another stratum may not be possible in this one
+        values = (sorted(stratum[name].unique().tolist()) for name in HYPERPARAMETERS)
+        every += [
+            Configuration(batch_size=int(b), num_steps=int(t), learning_rate=float(rate), settings=str(settings))
+            for b, t, rate in product(*values)
+        ]
     return [c for c in every if c not in known]

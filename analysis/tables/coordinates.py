@@ -30,10 +30,14 @@ which a configuration may set."""
 
 def varied_fields(table: pd.DataFrame) -> dict[str, list[object]]:
     """Return the further fields in which a table's configurations differ: path -> each row's value."""
+    return {path: values for path, values in fields_of(table).items() if len(set(map(level_of, values))) > 1}
+
+
+def fields_of(table: pd.DataFrame) -> dict[str, list[object]]:
+    """Return the further fields that a table's configurations set: path -> each row's value."""
     rows = [settings_of(text) for text in with_settings(table)[SETTINGS]]
     paths = sorted({path for row in rows for path in row})
-    columns = {path: [row.get(path, UNSET) for row in rows] for path in paths}
-    return {path: values for path, values in columns.items() if len(set(map(level_of, values))) > 1}
+    return {path: [row.get(path, UNSET) for row in rows] for path in paths}
 
 
 def is_numeric(values: Sequence[object]) -> bool:
@@ -119,6 +123,12 @@ class Axis:
         return [own] if self.middle is None else [own, 1.0]
 
 
+def _pattern(values: Sequence[object]) -> tuple[str, ...]:
+    """Return which of two levels each row has, whatever the levels are called."""
+    levels = list(map(level_of, values))
+    return tuple("first" if level == levels[0] else "other" for level in levels)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Coordinates:
     """The coordinates of configurations: ln b, ln T, ln η, then those of the further fields in which they differ.
@@ -134,8 +144,16 @@ class Coordinates:
 
     @classmethod
     def of(cls, table: pd.DataFrame) -> Coordinates:
-        """Return the coordinates that tell the configurations of a table apart."""
-        return cls(axes=tuple(Axis.of(path, values) for path, values in varied_fields(table).items()))
+        """Return the coordinates that tell the configurations of a table apart, each once."""
+        axes: list[Axis] = []
+        marks = set[tuple[str, ...]]()
+        for path, values in varied_fields(table).items():
+            axis = Axis.of(path, values)
+            pattern = _pattern(values) if axis.levels is not None and len(axis.levels) == 2 else None
+            if pattern is None or pattern not in marks:  # two fields that change together count once
+                axes.append(axis)
+            marks |= set() if pattern is None else {pattern}
+        return cls(axes=tuple(axes))
 
     @property
     def further(self) -> list[str]:
@@ -165,12 +183,24 @@ class Coordinates:
         """Return the coordinates of the further fields that a regression with an intercept can tell apart.
 
         Returns:
-            name -> [m] coordinates. The first of several levels has none: the others are compared with it.
+            name -> [m] coordinates. The first of several levels has none: the others are compared with it. A coordinate
+            that ln b, ln T, ln η and the coordinates before it determine has none either.
         """
         values = self.values(table)
         first = {axis.names[0] for axis in self.axes if axis.levels is not None and len(axis.names) > 1}
-        named = enumerate(self.further, start=len(HYPERPARAMETERS))
-        return {name.replace("log ", "log_", 1): values[:, at] for at, name in named if name not in first}
+        kept = [np.ones(len(values)), *values[:, : len(HYPERPARAMETERS)].T]
+        found: dict[str, Array] = {}
+        for name, column in zip(self.further, values[:, len(HYPERPARAMETERS) :].T, strict=True):
+            if name not in first and _rank([*kept, column]) > _rank(kept):
+                kept.append(column)
+                found[name.replace("log ", "log_", 1)] = column
+        return found
+
+
+def _rank(columns: list[Array]) -> int:
+    """Return the number of linearly independent columns, each on its own scale."""
+    scaled = [column / (float(np.abs(column).max()) or 1.0) for column in columns]
+    return int(np.linalg.matrix_rank(np.column_stack(scaled)))
 
 
 def further_columns(table: pd.DataFrame) -> dict[str, list[str]]:

@@ -22,6 +22,10 @@ from search_spaces.configuration import point_of
 DEFAULT_CANARIES = 500
 
 
+OF_THE_WEIGHTS = ("model.adapter", "model.quantization")
+"""Fields that say which weights are trained, and in which form the others are."""
+
+
 def run_audit(
     source: Source,
     *,
@@ -127,6 +131,11 @@ def audit_spec(
     if delta is None:
         with stderr.status("counting the audited sweep's units of privacy"):
             delta = target.delta(build_task(spec)[0].facts().num_units)
+    if canary == "new_token" and (varied := [p for p in spec.space.paths if p.startswith(OF_THE_WEIGHTS)]):
+        raise ValueError(
+            f"space must not vary {varied[0]} with --canary new_token, which trains every weight of the base model. "
+            "Use --canary known_token or gradient, which keep the spec's adapters."
+        )
     # Derive the spec of the audit's sweep.
     data = spec.model_dump(mode="json")
     measured = {"name": SCORE, "delta": delta, "confidence": confidence}

@@ -78,15 +78,12 @@ def configuration_of(text: str) -> Configuration:
     Raises:
         ValueError: the text has another form.
     """
-    from raydp.io.yaml import parse_yaml
     from search_spaces import Configuration
     from search_spaces.settings import settings_text
 
     try:
         batch_size, num_steps, learning_rate, *fields = text.split(",", 3)
-        further = (
-            parse_yaml(f"{{{fields[0]}}}".replace("=", ": "), "--configuration must have fields") if fields else {}
-        )
+        further = dict(map(_field_of, _parts(fields[0]))) if fields else {}
         return Configuration(
             batch_size=int(batch_size),
             num_steps=int(num_steps),
@@ -98,3 +95,26 @@ def configuration_of(text: str) -> Configuration:
             f"--configuration must be batch_size,num_steps,learning_rate, all > 0, got {text!r}. Write it as "
             "256,60,0.005, and further fields as 256,60,0.005,method.max_grad_norm=0.5."
         ) from error
+
+
+def _parts(text: str) -> list[str]:
+    """Split FIELD=VALUE,FIELD=VALUE at the commas that are not inside brackets."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def _field_of(text: str) -> tuple[str, object]:
+    """Return the path and the value of FIELD=VALUE."""
+    from raydp.io.yaml import parse_yaml
+    from raydp.spec.sections.space import VARIABLE
+
+    path, sign, value = text.partition("=")
+    if not sign or not path.startswith(tuple(f"{section}." for section in VARIABLE)):
+        raise ValueError(f"{text!r} is no FIELD=VALUE of {' or '.join(VARIABLE)}")
+    return path.strip(), parse_yaml(value, "--configuration must have YAML values")

@@ -49,6 +49,8 @@ class _Times:
 def measure_cost(spec: SweepSpec, task: Task, trials: Sequence[TrialPlan], *, num_steps: int) -> Measured:
     """Run steps of the smallest, a middle and the largest batch size, and score the base model once.
 
+    If the space varies further fields, the steps have those of the plan's first run.
+
     Args:
         spec: the sweep.
         task: its task.
@@ -59,6 +61,7 @@ def measure_cost(spec: SweepSpec, task: Task, trials: Sequence[TrialPlan], *, nu
         ValueError: the workers' device is not available here, the model is sharded, num_steps is below 1, or the
             method's cost is not that of its steps.
     """
+    spec, trials = _of_one_kind(spec, trials)
     device = _device(spec, num_steps)
     torch.set_num_threads(max(1, int(spec.cluster.cpus_per_worker)))
     # Time the steps.
@@ -120,6 +123,13 @@ def _device(spec: SweepSpec, num_steps: int) -> torch.device:
             f"{spec.cluster.gpus_per_worker:g}. Run --measure on a node of the cluster."
         )
     return torch.device("cuda", 0)
+
+
+def _of_one_kind(spec: SweepSpec, trials: Sequence[TrialPlan]) -> tuple[SweepSpec, list[TrialPlan]]:
+    """Return the runs with the further fields of the first one, whose model takes most of the compute, and their
+    spec."""
+    settings = trials[0].settings
+    return spec.of_run(settings), [trial for trial in trials if trial.settings == settings]
 
 
 def _chosen(trials: Sequence[TrialPlan]) -> list[TrialPlan]:

@@ -92,9 +92,15 @@ def _task(spec: SweepSpec, requests: list[ScoreRequest]) -> Task:
 def _base(spec: SweepSpec, folder: Path, record: dict[str, Any]) -> PretrainedModel:
     """Load the spec's base model, which must be the base that a registered model was trained on."""
     full = not (folder / ADAPTER_CONFIG).is_file()
+    bases = {(own.model.dtype, own.model.quantization) for own in spec.run_specs()}
+    if not record and not full and len(bases) > 1:
+        raise ValueError(
+            "MODEL must be a registered one where model.dtype or model.quantization varies in the space, got "
+            f"{str(folder)!r}, which does not say on which base it was trained. Name it by models:/NAME/VERSION."
+        )
     recorded = record["base"].get("dtype") if record else None
-    dtype = "float32" if full else recorded or spec.model.dtype
-    quantization = record["base"].get("quantization") if record else spec.model.quantization
+    dtype = "float32" if full else recorded or spec.run_specs()[0].model.dtype
+    quantization = record["base"].get("quantization") if record else spec.run_specs()[0].model.quantization
     base = models.load_base(
         ModelSpec.model_validate({
             "name": spec.model.name, "dtype": dtype, "quantization": None if full else quantization,

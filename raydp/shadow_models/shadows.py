@@ -40,7 +40,9 @@ def shadow_specs(spec: SweepSpec, num_shadows: int, configuration: Configuration
         )
     if spec.privacy.unit == "user":
         raise ValueError("privacy.unit must be example for shadow models, got user. Remove it: coins are per example.")
-    point = configuration or first_configuration(spec)
+    point = first_configuration(spec)
+    if configuration is not None:
+        point = replace(configuration, settings=spec.settings(configuration.fields))
     halves = [("target", 0, False), *((f"shadow-{k + 1}", 1 + k // 2, k % 2 == 1) for k in range(num_shadows))]
     return [_derived(spec, name, (seed << 16) + coin, complement, point) for name, coin, complement in halves]
 

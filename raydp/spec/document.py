@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -140,12 +140,53 @@ class SweepSpec(Section):
     @model_validator(mode="after")
     def _further_fields_fit(self) -> SweepSpec:
         """Check the spec of every combination of the further fields of `space`."""
-        for fields in self.field_combinations():
+        self._check_names()
+        combinations = self.field_combinations()
+        settings: dict[str, Mapping[str, object]] = {}
+        for fields in combinations:
             try:
-                self.with_fields(fields)
+                text = self.settings(fields)
+                self.of_run(text)
             except ValueError as error:
                 raise ValueError(f"space with {settings_in_words(fields)}: {error}") from error
+            if not self.space.depends_on_the_point and text in settings:
+                raise ValueError(
+                    f"space must not repeat a configuration, got {settings_in_words(settings[text])} and "
+                    f"{settings_in_words(fields)}, which are the same. Remove one of the values."
+                )
+            settings[text] = fields
+        for path in self.space.further:
+            if not any(path in fields for fields in combinations):
+                raise ValueError(
+                    f"space.{path}.only_where must hold for a configuration, got conditions that hold for none. "
+                    "Correct them, or remove the field."
+                )
         return self
+
+    def _check_names(self) -> None:
+        """Refuse two paths of one configuration that name the same field, or of which one contains the other."""
+        for paths in self.space.paths_together:
+            known: dict[str, str] = {}
+            for path in paths:
+                canonical = self._canonical(path)
+                for other, written in known.items():
+                    if canonical == other or canonical.startswith(f"{other}.") or other.startswith(f"{canonical}."):
+                        raise ValueError(
+                            f"space must have keys that do not contain each other, got {written!r} and {path!r}. "
+                            "Remove one of them."
+                        )
+                known[canonical] = path
+
+    def _canonical(self, path: str) -> str:
+        """Return a path with the fields' own names in place of their other names, such as peft's."""
+        section, *rest = path.split(".")
+        value: object = self.method.params if section == "method" else self.model
+        names = [section]
+        for given in rest:
+            name = _attribute(type(value), given) if isinstance(value, BaseModel) else None
+            value = None if name is None else getattr(value, name)
+            names.append(name or given)
+        return ".".join(names)
 
     def run_specs(self) -> list[SweepSpec]:
         """Return the specs of the runs: this one, or one for each combination of the further fields of `space`."""
@@ -163,7 +204,7 @@ class SweepSpec(Section):
         return list({settings_text(fields): fields for fields in every}.values())
 
     def with_fields(self, fields: Mapping[str, object]) -> SweepSpec:
-        """Return the spec of the configurations that set these further fields. Its own space has none.
+        """Return the spec of the configurations that set these further fields. Its own space has none of them.
 
         Args:
             fields: dotted path of a field of `method` or `model` -> its value.
@@ -173,18 +214,23 @@ class SweepSpec(Section):
         """
         if not fields:
             return self
-        changed: dict[str, object] = {"method": self.method, "model": self.model}
+        nested: dict[str, Any] = {}
         for path, value in fields.items():
-            section, *rest = path.split(".")
-            if section == "method":
-                assert isinstance(changed["method"], Plugin)
-                params = with_value(changed["method"].params, rest, value, "method")
-                changed["method"] = Plugin(changed["method"].name, params)
-            else:
-                assert isinstance(changed["model"], ModelSpec)
-                changed["model"] = with_value(changed["model"], rest, value, "model")
-        plain = [point[:3] for point in self.space.points] if self.space.points is not None else None
-        space = self.space.model_copy(update={"further": {}, "points": plain})
+            *sections, name = path.split(".")
+            inner = nested
+            for section in sections:
+                inner = inner.setdefault(section, _Changes())
+                if not isinstance(inner, _Changes):
+                    raise ValueError(f"space must have keys that do not contain each other, got {path!r} and another.")
+            inner[name] = value
+        changed: dict[str, object] = {}
+        if "method" in nested:
+            params = with_values(self.method.params, nested["method"], "method")
+            changed["method"] = Plugin(self.method.name, params)
+        if "model" in nested:
+            changed["model"] = with_values(self.model, nested["model"], "model")
+        one = None if self.space.points is None else (self.space.points[0][:3],)
+        space = self.space.model_copy(update={"further": {}, "points": one})
         given = {name: getattr(self, name) for name in self.model_fields_set}
         try:
             return type(self).model_validate({**given, **changed, "space": space})
@@ -196,10 +242,13 @@ class SweepSpec(Section):
         return self.with_fields(settings_of(settings))
 
     def settings(self, fields: Mapping[str, object]) -> str:
-        """Return the settings of a configuration that sets these further fields, with the values as the spec reads
-        them: 1 and 1e0 are one number."""
+        """Return the settings of a configuration that sets these further fields.
+
+        They have every field that the space varies: one whose condition does not hold has the spec's own value. The
+        values are as the spec reads them: 1 and 1e0 are one number.
+        """
         spec = self.with_fields(fields)
-        return settings_text({path: value_at(spec, path) for path in fields})
+        return settings_text({path: value_at(spec, path) for path in (*self.space.paths, *fields)})
 
     @property
     def seed_labels(self) -> tuple[int, ...]:
@@ -232,25 +281,42 @@ class SweepSpec(Section):
         return self
 
 
-def with_value(section: BaseModel, path: Sequence[str], value: object, field: str) -> BaseModel:
-    """Return a section of a spec with another value at a path. The section's own path is `field`, for messages.
+class _Changes(dict[str, Any]):
+    """New values of the fields of a section: name -> value, or `_Changes` of an inner section."""
+
+
+def with_values(section: BaseModel, changes: Mapping[str, Any], field: str) -> BaseModel:
+    """Return a section of a spec with other values of some fields, which are checked together.
+
+    A field that has its default counts as not given, so that its default may follow the changes, as `target_modules`
+    follows the type of an adapter.
+
+    Args:
+        section: the section.
+        changes: name -> value, or `_Changes` of an inner section.
+        field: path of the section, for messages.
 
     Raises:
-        ValueError: there is no such field, or the section is not valid with this value.
+        ValueError: there is no such field, or the section is not valid with these values.
     """
-    given, *rest = path
     cls = type(section)
-    name = _attribute(cls, given)
-    if name is None:
-        raise ValueError(registries.unknown_name(f"{field}: the key", shortened(given), sorted(cls.model_fields)))
-    if rest:
-        inner = getattr(section, name)
-        if not isinstance(inner, BaseModel):
-            raise ValueError(f"{field}.{given} has no fields, got {'.'.join(path)!r}. Correct the path.")
-        value = with_value(inner, rest, value, f"{field}.{given}")
-    written = {other: getattr(section, other) for other in section.model_fields_set}
+    written = {
+        name: getattr(section, name)
+        for name, of in cls.model_fields.items()
+        if getattr(section, name) != of.get_default(call_default_factory=True)
+    }
+    for given, value in changes.items():
+        name = _attribute(cls, given)
+        if name is None:
+            raise ValueError(registries.unknown_name(f"{field}: the key", shortened(given), sorted(cls.model_fields)))
+        if isinstance(value, _Changes):
+            inner = getattr(section, name)
+            if not isinstance(inner, BaseModel):
+                raise ValueError(f"{field}.{given} has no fields, got {'.'.join([given, *value])!r}. Correct the path.")
+            value = with_values(inner, value, f"{field}.{given}")
+        written[name] = value
     try:
-        return cls.model_validate({**written, name: value})
+        return cls.model_validate(written)
     except ValidationError as error:
         raise ValueError(_listed(messages_of(cls, error, f"{field}."))) from error
 

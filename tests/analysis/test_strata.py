@@ -159,8 +159,38 @@ def test_null_is_a_value_and_not_the_lack_of_one() -> None:
 
 def test_a_value_that_was_not_measured_cannot_be_predicted() -> None:
     asked = Configuration(batch_size=64, num_steps=20, learning_rate=0.01, settings=settings_text({KIND: "other"}))
-    with pytest.raises(ValueError, match=r"method\.second_moment must be a value that was measured .*, got other"):
-        predict(table([{KIND: "plain"}, {KIND: "corrected"}]), [asked])
+    for fields in ([{KIND: "plain"}, {KIND: "corrected"}], [{KIND: "plain"}]):
+        with pytest.raises(ValueError, match=r"method\.second_moment must be a value that was measured .*, got other"):
+            predict(table(fields), [asked])
+    with pytest.raises(ValueError, match=r"that the measured configurations set \(method\.max_grad_norm\), got method"):
+        predict(table(NORMS), [asked])
+
+
+def test_another_value_of_a_field_that_was_the_same_for_all_is_an_extrapolation() -> None:
+    points = table([{CLIPPING: 0.5}])
+    asked = [
+        Configuration(batch_size=64, num_steps=20, learning_rate=0.01, settings=settings_text({CLIPPING: norm}))
+        for norm in (0.5, 5.0)
+    ]
+    assert [row["beyond"] for row in predict(points, asked)] == [[], [CLIPPING]]
+
+
+def test_what_is_left_out_is_predicted_within_its_stratum() -> None:
+    """A field that varies at one learning rate alone is not predicted at the other one."""
+    points = table([{}, {KIND: "corrected"}])
+    points = points[(points["settings"] == "") == (points["learning_rate"] == 0.01)]
+    assert predict(points) == []
+
+
+def test_a_coordinate_that_others_determine_is_left_out_of_the_regression() -> None:
+    points = table([{}, {CLIPPING: 0.5}, {CLIPPING: 2.0}])
+    points = points[(points["settings"] == "") == (points["learning_rate"] == 0.01)]
+    terms = regress(points)["individual"]["terms"]
+    assert f"log_{CLIPPING}" in terms
+    assert f"{CLIPPING} is set" not in terms, "it is set where the learning rate is 0.02"
+    assert all(term["coef"] is not None for term in terms.values())
+    together = table([{KIND: "plain", "model.adapter.type": "lora"}, {KIND: "corrected", "model.adapter.type": "ia3"}])
+    assert Coordinates.of(together).further == [f"{KIND} = plain"], "two fields that change together count once"
 
 
 def test_the_selected_configuration_has_its_fields_and_ties_go_by_them() -> None:

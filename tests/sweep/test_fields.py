@@ -12,6 +12,9 @@ import yaml
 from safetensors.torch import load_file
 
 from analysis import configuration_means, load_points, save_points
+from raydp.auditing.audits import audit_spec
+from raydp.auditing.source import Source
+from raydp.cli.arguments import configuration_of
 from raydp.selftest.spec_subject import kinds_of_runs
 from raydp.spec.document import load_spec
 from raydp.sweep.api import Sweep
@@ -62,7 +65,18 @@ def test_the_record_of_a_run_has_its_own_clipping_norm_and_equal_events_are_cali
     assert norms == {0.1: 0.1, 0.5: 0.5, 1.0: 1.0}
     assert set(told) <= {1}, "three configurations have one event"
     assert [row[CLIPPING] for row in plan.rows()] == [0.1, 0.5, 1.0]
-    assert searched(spec, plan.trials)["hyperparameters"] == {CLIPPING: [0.1, 0.5, 1.0]}
+    tuned = searched(spec, plan.trials)
+    assert tuned["hyperparameters"] == {CLIPPING: [0.1, 0.5, 1.0]}
+    assert tuned["elsewhere"] == ["other parameters of the method", "the adapter", "the data's preparation"]
+
+
+def test_the_card_counts_the_specs_own_value_as_tried(tmp_path: Path) -> None:
+    point = {"batch_size": 32, "num_steps": 3, "learning_rate": 0.01, RANK: 4}
+    spec = load_spec(small_spec(tmp_path, space={"points": [point, [32, 6, 0.01]]}))
+    task, weight_hash = build_task(spec)
+    tuned = searched(spec, make_plan(spec, task.facts(), weight_hash).trials)
+    assert tuned["hyperparameters"] == {"num_steps": [3, 6], RANK: [4, 2]} or tuned["hyperparameters"][RANK] == [2, 4]
+    assert "the rest of the adapter" in tuned["elsewhere"]
 
 
 def test_a_field_of_the_event_is_calibrated_for_itself(tmp_path: Path) -> None:
@@ -78,16 +92,16 @@ def test_a_field_of_the_event_is_calibrated_for_itself(tmp_path: Path) -> None:
     assert sigmas[1] != sigmas[3]
 
 
-def test_conditions_leave_the_specs_own_value(tmp_path: Path) -> None:
+def test_where_a_condition_does_not_hold_the_field_has_the_specs_own_value(tmp_path: Path) -> None:
     space = {
         "batch_size": [32], "num_steps": [3, 6], "learning_rate": [0.01], CLIPPING: [0.1, 1],
         RANK: {"values": [2, 4], "only_where": {"num_steps": 6, CLIPPING: [1.0]}},
     }  # fmt: skip
     found = sorted((t.num_steps, json.dumps(t.fields)) for t in plan_of(tmp_path, space=space).trials)
     assert found == [
-        (3, '{"method.max_grad_norm": 0.1}'),
-        (3, '{"method.max_grad_norm": 1.0}'),
-        (6, '{"method.max_grad_norm": 0.1}'),
+        (3, '{"method.max_grad_norm": 0.1, "model.adapter.r": 2}'),
+        (3, '{"method.max_grad_norm": 1.0, "model.adapter.r": 2}'),
+        (6, '{"method.max_grad_norm": 0.1, "model.adapter.r": 2}'),
         (6, '{"method.max_grad_norm": 1.0, "model.adapter.r": 2}'),
         (6, '{"method.max_grad_norm": 1.0, "model.adapter.r": 4}'),
     ]
@@ -99,8 +113,8 @@ def test_a_point_sets_fields_of_its_own(tmp_path: Path) -> None:
     assert {(t.num_steps, t.settings) for t in plan.trials} == {
         (3, '{"method.max_grad_norm":2.0,"model.adapter.r":2}'),
         (3, '{"method.max_grad_norm":2.0,"model.adapter.r":4}'),
-        (6, '{"model.adapter.r":2}'),
-        (6, '{"model.adapter.r":4}'),
+        (6, '{"method.max_grad_norm":0.1,"model.adapter.r":2}'),
+        (6, '{"method.max_grad_norm":0.1,"model.adapter.r":4}'),
     }
 
 
@@ -125,6 +139,25 @@ def test_a_point_sets_fields_of_its_own(tmp_path: Path) -> None:
             "conditions that do not depend on each other",
         ),
         ({"model.adapter": [{"r": 1}], RANK: [2, 3]}, "keys that do not contain each other"),
+        ({"model.adapter.alpha": [8, 16], "model.adapter.lora_alpha": [32]}, "keys that do not contain each other"),
+        (
+            {
+                "points": [{"batch_size": 32, "num_steps": 3, "learning_rate": 0.1, RANK: 4}],
+                "model.adapter": [{"r": 2}],
+            },
+            "keys that do not contain each other",
+        ),
+        ({"points": [{"batch_size": 32, "num_steps": 3, "learning_rate": 0.1, "c": 4}]}, r"got the key 'c'"),
+        ({CLIPPING: {"values": [1], "only_where": {"learning_rate": 0.03}}}, r"conditions that can hold, got 0\.03"),
+        ({CLIPPING: [0.5, "0.5"]}, r"space must not repeat a configuration, got max_grad_norm = 0\.5"),
+        ({"model.adapter": [{"r": 4, 1: 2}, {"r": 2}]}, "values whose keys are text"),
+        (
+            {
+                "points": [[32, 3, 0.01], [64, 6, 0.1]],
+                CLIPPING: {"values": [1], "only_where": {"batch_size": 32, "num_steps": 6}},
+            },
+            "must hold for a configuration",
+        ),
         ({"model.adapter.type": ["lora", "ia3"]}, r"model\.adapter\.r must be left out with type 'ia3'"),
     ],
 )
@@ -133,10 +166,74 @@ def test_a_field_that_cannot_vary_is_refused_by_name(tmp_path: Path, space: dict
         load_spec(small_spec(tmp_path, space={**ONE, **space}))
 
 
-def test_values_that_change_nothing_are_refused(tmp_path: Path) -> None:
+def test_a_point_with_the_specs_own_value_is_the_point_without_it(tmp_path: Path) -> None:
     space = {"points": [[32, 3, 0.01], {"batch_size": 32, "num_steps": 3, "learning_rate": 0.01, CLIPPING: 0.1}]}
-    with pytest.raises(ValueError, match="with a value that the spec has anyway"):
+    with pytest.raises(ValueError, match="space must not repeat a configuration, got .*max_grad_norm=0.1"):
         plan_of(tmp_path, space=space)
+
+
+DEPENDENT = [
+    {
+        "method.clipping": ["flat", "adaptive"],
+        "method.clip_quantile": {"values": [0.3, 0.7], "only_where": {"method.clipping": "adaptive"}},
+    },
+    {
+        "method.weight_decay": [0, 0.1],
+        "method.decay": {"values": ["decoupled", "in_loss"], "only_where": {"method.weight_decay": "1e-1"}},
+    },
+    {"model.adapter.type": ["lora", "ia3"]},
+    {
+        "model.adapter.type": ["lora", "soft_prompt"],
+        "model.adapter.num_virtual_tokens": {"values": [3, 5], "only_where": {"model.adapter.type": "soft_prompt"}},
+    },
+    {"model.adapter": [{"r": 2, "lora_alpha": 4}, {"type": "ia3"}], CLIPPING: [1, 2]},
+]
+"""Spaces whose fields are only valid together, in an order that is not that of their names."""
+
+
+@pytest.mark.parametrize("space", DEPENDENT, ids=lambda space: next(iter(space)))
+def test_fields_that_depend_on_each_other_are_set_together_and_a_written_spec_gives_the_same_runs(
+    tmp_path: Path, space: dict[str, Any]
+) -> None:
+    """An audit, a shadow model and a resume read the spec that the sweep has written."""
+    spec = load_spec(small_spec(tmp_path, space={**ONE, **space}, model={"name": "tiny", "adapter": {"type": "lora"}}))
+    again = load_spec(spec.model_dump(mode="json"))
+    texts = [spec.settings(fields) for fields in spec.field_combinations()]
+    assert len(set(texts)) == len(texts) > 1
+    for text in texts:
+        own = spec.of_run(text)
+        for other in (again.of_run(text), own.of_run(text)):
+            assert other.model.model_dump() == own.model.model_dump()
+            assert other.method.params.model_dump() == own.method.params.model_dump()
+    assert [again.settings(fields) for fields in again.field_combinations()] == texts
+
+
+def test_a_named_space_counts_its_own_configurations(tmp_path: Path) -> None:
+    space = {"name": "tofu-4", CLIPPING: [float(k) for k in range(1, 50_000)]}
+    with pytest.raises(ValueError, match="must have at most 100,000 configurations"):
+        load_spec(small_spec(tmp_path, space=space))
+
+
+def test_every_adapter_of_the_space_must_fit_the_longest_text(tmp_path: Path) -> None:
+    adapter = {"type": "soft_prompt", "num_virtual_tokens": 3}
+    space = {**ONE, "model.adapter.num_virtual_tokens": [3, 4000]}
+    with pytest.raises(ValueError, match="4000|positions"):
+        plan_of(tmp_path, space=space, model={"name": "tiny", "adapter": adapter})
+
+
+def test_an_audit_of_every_weight_cannot_vary_the_adapter(tmp_path: Path) -> None:
+    spec = load_spec(small_spec(tmp_path, space={**ONE, RANK: [2, 4]}))
+    with pytest.raises(ValueError, match=r"space must not vary model\.adapter\.r with --canary new_token"):
+        audit_spec(Source(spec=spec), name="a", coins=1, num_canaries=500, confidence=0.95, seeds=(0,))
+
+
+def test_a_configuration_of_the_command_line_has_its_fields() -> None:
+    fields = {CLIPPING: 0.5, "model.adapter.target_modules": ["q_proj", "v_proj"]}
+    given = configuration_of(f"32,3,0.01,{CLIPPING}=0.5,model.adapter.target_modules=[q_proj,v_proj]")
+    assert given.fields == fields
+    for text in ("32,3,0.01,foo", "32,3,0.01,foo=1", f"32,3,0.01,{CLIPPING}", f"32,3,0.01,{CLIPPING}=1,"):
+        with pytest.raises(ValueError, match="--configuration must be"):
+            configuration_of(text)
 
 
 def test_a_spec_with_fields_is_written_and_read_as_it_was(tmp_path: Path) -> None:

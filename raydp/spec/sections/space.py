@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import Annotated, Any
@@ -53,7 +53,10 @@ class VariedField(Section):
     @field_validator("values")
     @classmethod
     def _distinct(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        texts = [settings_text({"": value}) for value in values]
+        try:
+            texts = [settings_text({"": value}) for value in values]
+        except TypeError as error:
+            raise ValueError(f"must have values whose keys are text, got others ({error}). Correct it.") from error
         for at, text in enumerate(texts):
             if text in texts[:at]:
                 raise ValueError(f"must have distinct values, got {values[at]} twice. Remove one.")
@@ -61,10 +64,24 @@ class VariedField(Section):
 
     def varies_with(self, chosen: Mapping[str, object]) -> bool:
         """Return whether the conditions hold for the values that were chosen before."""
-        return all(
-            path in chosen and chosen[path] in (values if isinstance(values, list | tuple) else [values])
-            for path, values in (self.only_where or {}).items()
-        )
+        return all(path in chosen and _meets(chosen[path], asked) for path, asked in (self.only_where or {}).items())
+
+
+def _meets(value: object, asked: object) -> bool:
+    """Return whether a value is the one that a condition asks for, or one of its list."""
+    return _same(value, asked) or (isinstance(asked, list | tuple) and any(_same(value, one) for one in asked))
+
+
+def _same(one: object, other: object) -> bool:
+    """Return whether two values of a spec are equal. YAML reads 1e-2 as text, which is the number."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, int | float) or isinstance(other, int | float):
+        try:
+            return float(one) == float(other)  # type: ignore[arg-type]  # what is no number raises
+        except (TypeError, ValueError):
+            return False
+    return settings_text({"": one}) == settings_text({"": other})
 
 
 class SpaceSpec(Section):
@@ -129,7 +146,7 @@ class SpaceSpec(Section):
                 "must be {name: ...}, {points: [[b, T, η], ...]} or the three lists batch_size, num_steps and "
                 f"learning_rate. {lacking}"
             )
-        size = prod(len(axis or ()) for axis in grid) if kinds[2] else len(self.points or (0,))
+        size = prod(len(axis or ()) for axis in grid) if kinds[2] else len(self.points or self._named())
         combinations = prod(len(field.values) for field in self.further.values())
         if size * combinations > MAX_CONFIGURATIONS:
             further = f" and {', '.join(self.further)}" if self.further else ""
@@ -153,26 +170,59 @@ class SpaceSpec(Section):
                     f"must not vary {path}: the configurations of a sweep are compared with one untrained model. Run a "
                     "sweep for each; `raydp report` compares them."
                 )
-            if inner := [other for other in self.further if other.startswith(f"{path}.")]:
-                raise ValueError(f"must have keys that do not contain each other, got {path!r} and {inner[0]!r}.")
         return self
 
     @model_validator(mode="after")
     def _conditions_can_be_checked(self) -> SpaceSpec:
-        known = list(HYPERPARAMETERS)
+        known = [*HYPERPARAMETERS, *(path for path in self.paths if path not in self.further)]
         left = dict(self.further)
         while ready := [path for path, field in left.items() if set(field.only_where or ()) <= set(known)]:
             known += ready
             left = {path: field for path, field in left.items() if path not in ready}
         for path, field in left.items():
-            unknown = sorted(set(field.only_where or ()) - set(self.further) - set(HYPERPARAMETERS))
+            unknown = sorted(set(field.only_where or ()) - set(self.paths) - set(HYPERPARAMETERS))
             if unknown:
                 raise ValueError(
                     f"must have conditions on fields that vary, got {unknown[0]!r} in {path}.only_where. Vary it too, "
                     "or remove the condition."
                 )
             raise ValueError(f"must have conditions that do not depend on each other, got those of {', '.join(left)}.")
+        for path, field in self.further.items():
+            for other, asked in (field.only_where or {}).items():
+                values = self._values_of(other)
+                alternatives = asked if isinstance(asked, list | tuple) and not _in(asked, values) else [asked]
+                if wrong := [one for one in alternatives if not _in(one, values)]:
+                    raise ValueError(
+                        f"must have conditions that can hold, got {wrong[0]!r} for {other} in {path}.only_where, which "
+                        f"is {', '.join(map(repr, values))}. Write one of these."
+                    )
         return self
+
+    def _values_of(self, path: str) -> list[object]:
+        """Return the values that a hyperparameter or a further field has in the space."""
+        if path in HYPERPARAMETERS:
+            return list(dict.fromkeys(point[path] for point, _ in self.listed()))  # type: ignore[literal-required]
+        own = [fields[path] for _, fields in self.listed() if path in fields]
+        return [*(self.further[path].values if path in self.further else ()), *own]
+
+    def _named(self) -> list[object]:
+        """Return the configurations of the named space; one if there is no space of this name, which is said later."""
+        try:
+            return [point for point, _ in self.listed()]
+        except ValueError:
+            return [None]
+
+    @property
+    def paths(self) -> list[str]:
+        """Return the paths of all fields that the space varies, or that a point sets by itself."""
+        own = (path for point in self.points or () for path in _fields_of(point))
+        return list(dict.fromkeys([*self.further, *own]))
+
+    @property
+    def paths_together(self) -> list[list[str]]:
+        """Return the paths of the fields that one configuration sets, for every point of the list that sets its own."""
+        own = [_fields_of(point) for point in self.points or ()]
+        return [[*fields, *(path for path in self.further if path not in fields)] for fields in own or [{}]]
 
     def combinations(self, configuration: Mapping[str, object], own: Mapping[str, object]) -> list[dict[str, Any]]:
         """Return the combinations of the further fields in which a configuration is tried, as they are written.
@@ -198,7 +248,7 @@ class SpaceSpec(Section):
         ordered: dict[str, VariedField] = {}
         while len(ordered) < len(self.further):
             for path, field in self.further.items():
-                if set(field.only_where or ()) <= {*HYPERPARAMETERS, *ordered}:
+                if not set(field.only_where or ()) & (set(self.further) - set(ordered)):
                     ordered.setdefault(path, field)
         return list(ordered.items())
 
@@ -216,6 +266,10 @@ class SpaceSpec(Section):
         else:
             for b, t, rate in product(self.batch_size or (), self.num_steps or (), self.learning_rate or ()):
                 yield {"batch_size": b, "num_steps": t, "learning_rate": rate}, {}
+
+
+def _in(value: object, values: Sequence[object]) -> bool:
+    return any(_same(value, one) for one in values)
 
 
 def _expanded(chosen: dict[str, Any], left: list[tuple[str, VariedField]]) -> Iterator[dict[str, Any]]:
@@ -240,6 +294,10 @@ def _as_row(point: object) -> object:
     if not isinstance(point, dict) or not set(HYPERPARAMETERS) <= set(point):
         return point
     further = {key: value for key, value in point.items() if key not in HYPERPARAMETERS}
-    if not all(isinstance(key, str) and "." in key for key in further):
-        return point
+    for key in further:
+        if not isinstance(key, str) or "." not in key:
+            raise ValueError(
+                f"must be lists [b, T, η], or mappings with {', '.join(HYPERPARAMETERS)} and paths of further fields, "
+                f"such as method.max_grad_norm, got the key {key!r}. Correct it."
+            )
     return [*(point[name] for name in HYPERPARAMETERS), *([further] if further else [])]

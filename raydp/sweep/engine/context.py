@@ -52,6 +52,7 @@ class WorkerInputs:
     Attributes:
         models: the base model by the type of its weights, which may vary with the adapter.
         trials: run_id -> planned run.
+        first: the settings of the run that a worker gets first, whose model it sets up at its start.
         folder: the sweep's folder.
         bucket: the store through which runs are handed over; None if every node sees the folder.
         key: the sweep's secret key.
@@ -61,6 +62,7 @@ class WorkerInputs:
     task: Task
     models: Mapping[str, SharedModel]
     trials: dict[str, TrialPlan]
+    first: str
     sweep_id: str
     folder: Path
     bucket: Bucket | None

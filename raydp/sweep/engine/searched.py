@@ -38,14 +38,15 @@ def searched(spec: SweepSpec, trials: Sequence[TrialPlan]) -> Searched:
         "rule": chosen.rule,
         **strategy,
         "chosen_on": on,
-        "elsewhere": [_elsewhere(fields), "the adapter", "the data's preparation"],
+        "elsewhere": [*_elsewhere(fields), "the data's preparation"],
     }
 
 
-def _elsewhere(fields: Collection[str]) -> str:
-    """Return the parameters of the method that nobody can know to be untuned."""
-    own = "" if "method.max_grad_norm" in fields else "max_grad_norm and "
-    return f"{own}other parameters of the method"
+def _elsewhere(fields: Collection[str]) -> list[str]:
+    """Return what may have been tuned before, beside the fields that the sweep itself tunes."""
+    norm = "" if "method.max_grad_norm" in fields else "max_grad_norm and "
+    rest = "the rest of " if any(path.startswith("model.adapter") for path in fields) else ""
+    return [f"{norm}other parameters of the method", f"{rest}the adapter"]
 
 
 def _fields(trials: Sequence[TrialPlan]) -> dict[str, list[object]]:

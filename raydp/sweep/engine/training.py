@@ -72,7 +72,7 @@ def train(
     ) as slots:
         queue = slots.queue
         with phase(console, "loading the base model"):
-            slots.share(_worker_inputs(context, task))
+            slots.share(_worker_inputs(context, task, ["" for _ in range(measure_base)] + [t.settings for t in left]))
         with phase(console, "opening the tracking store"):
             committer = Committer(context=context, listener=open_listener())
         base = _measure_base(queue) if measure_base else None
@@ -120,27 +120,22 @@ def _wait_for_workers(console: Console, what: str, queue: ActorProxy[TrialQueue]
     ray.get(lease)  # raises what ended the wait, if it failed
 
 
-def _worker_inputs(context: SweepContext, task: Task) -> WorkerInputs:
-    """Load the base model, and return what every worker needs."""
+def _worker_inputs(context: SweepContext, task: Task, settings: Sequence[str]) -> WorkerInputs:
+    """Load the base model for the runs with these settings, and return what every worker needs."""
     spec, sweep_id = context.spec, context.plan.sweep_id
     return WorkerInputs(
         spec=spec,
         task=task,
         models=sharing.base_models(
-            [spec.of_run(settings).model for settings in dict.fromkeys(["", *_settings(context)])],
-            new_tokens=task.facts().num_new_tokens,
+            [spec.of_run(own).model for own in dict.fromkeys(settings)], new_tokens=task.facts().num_new_tokens
         ),
         trials=context.trials,
+        first=settings[0],
         sweep_id=sweep_id,
         folder=context.folder.path.resolve(),
         bucket=bucket_of(spec.cluster.exchange, sweep_id),
         key=context.folder.key(),
     )
-
-
-def _settings(context: SweepContext) -> list[str]:
-    """Return the settings of the sweep's configurations."""
-    return [trial.settings for trial in context.trials.values()]
 
 
 def _measure_base(queue: ActorProxy[TrialQueue]) -> ObjectRef[RunResult]:

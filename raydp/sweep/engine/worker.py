@@ -51,7 +51,7 @@ def work(config: LoopConfig) -> None:
     try:
         torch.set_num_threads(max(1, int(shared.spec.cluster.cpus_per_worker)))
         runners = Runners(shared, comm, partial(queue.prepare.remote, slot) if comm.rank == 0 else None)
-        runners.of("")
+        runners.of(shared.first)
     except Exception as error:
         ray.get(queue.explain.remote(slot, f"{type(error).__name__}: {error}"))
         raise

@@ -33,12 +33,12 @@ def build_task(spec: SweepSpec) -> tuple[Task, str]:
     else:
         tokenizer, weight_hash = models.check(spec.model, sharded=sharded)
         task = task_of(spec, tokenizer)
-        models.check_length(spec.model, int(max(task.lengths().max(), task.heldout_lengths().max())))
-    checked = [spec.model]
-    for own in spec.run_specs():
-        if own.model not in checked:
-            models.check(own.model, sharded=sharded)
-            checked.append(own.model)
+    checked = set[str]()
+    for own in [spec, *spec.run_specs()]:
+        section = own.model.model_dump_json()
+        if section not in checked:
+            _check_model(own, task, sharded=sharded)
+            checked.add(section)
         _check_canaries(own, task)
         _check_dropout(own)
         _check_between_steps(own)
@@ -46,6 +46,13 @@ def build_task(spec: SweepSpec) -> tuple[Task, str]:
     for score in spec.scores:
         score.params.check(task)
     return task, weight_hash
+
+
+def _check_model(spec: SweepSpec, task: Task, *, sharded: bool) -> None:
+    """Check that a model's adapter fits it, and that a language model can read the task's longest example."""
+    models.check(spec.model, sharded=sharded)
+    if NetworkName.parse(spec.model.name) is None:
+        models.check_length(spec.model, int(max(task.lengths().max(), task.heldout_lengths().max())))
 
 
 def _check_between_steps(spec: SweepSpec) -> None:
