@@ -168,7 +168,7 @@ def test_a_field_that_cannot_vary_is_refused_by_name(tmp_path: Path, space: dict
 
 def test_a_point_with_the_specs_own_value_is_the_point_without_it(tmp_path: Path) -> None:
     space = {"points": [[32, 3, 0.01], {"batch_size": 32, "num_steps": 3, "learning_rate": 0.01, CLIPPING: 0.1}]}
-    with pytest.raises(ValueError, match="space must not repeat a configuration, got .*max_grad_norm=0.1"):
+    with pytest.raises(ValueError, match=r"space must not repeat a configuration, got .*max_grad_norm=0\.1"):
         plan_of(tmp_path, space=space)
 
 
@@ -217,7 +217,7 @@ def test_a_named_space_counts_its_own_configurations(tmp_path: Path) -> None:
 def test_every_adapter_of_the_space_must_fit_the_longest_text(tmp_path: Path) -> None:
     adapter = {"type": "soft_prompt", "num_virtual_tokens": 3}
     space = {**ONE, "model.adapter.num_virtual_tokens": [3, 4000]}
-    with pytest.raises(ValueError, match="4000|positions"):
+    with pytest.raises(ValueError, match=r"4000|positions"):
         plan_of(tmp_path, space=space, model={"name": "tiny", "adapter": adapter})
 
 
