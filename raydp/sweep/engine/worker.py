@@ -50,7 +50,13 @@ def work(config: LoopConfig) -> None:
         torch.set_num_threads(max(1, int(shared.spec.cluster.cpus_per_worker)))
         prepare = partial(queue.prepare.remote, slot) if comm.rank == 0 else None
         runner = TrialRunner(
-            shared.spec, shared.task, sharing.assemble(shared.model), comm, shared.key, prepare=prepare
+            shared.spec,
+            shared.task,
+            sharing.assemble(shared.model),
+            comm,
+            shared.key,
+            prepare=prepare,
+            planned=list(shared.trials.values()),
         )
     except Exception as error:
         ray.get(queue.explain.remote(slot, f"{type(error).__name__}: {error}"))
