@@ -29,6 +29,7 @@ from raydp.sweep.store.measurements import write_counts
 from raydp.sweep.store.points import counts
 from raydp.sweep.store.summary import RunCounts
 from raydp.tasks.base import Task
+from raydp.training.gradients.prefix_shares import remove_abandoned_shares
 
 if TYPE_CHECKING:
     from raydp.sweep.engine.tune.callbacks import Callback
@@ -170,7 +171,9 @@ def _run(context: SweepContext, task: Task, console: Console, callbacks: Sequenc
     except KeyboardInterrupt:
         return SweepResult(folder=folder.path, counts=counts(folder), interrupted=True, **vars(NOT_FINISHED))
     finally:
-        remove_abandoned(prefix_folder())  # left by workers that were stopped while they computed hidden states
+        # Hidden states that a stopped worker has not finished. Finished shares stay for a day, for a resume.
+        remove_abandoned(prefix_folder())
+        remove_abandoned_shares(prefix_folder())
     return SweepResult(folder=folder.path, counts=counts(folder), interrupted=False, **vars(finished))
 
 

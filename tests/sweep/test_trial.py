@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +163,17 @@ def test_computing_layers_again_changes_no_result(tmp_path: Path, model: dict[st
     assert loss == loss_again
     assert all(torch.equal(weights[name], weights_again[name]) for name in weights)
     assert {w.dtype for w in weights.values()} == {torch.float32}
+
+
+def test_a_sweep_of_few_steps_does_not_compute_the_frozen_prefix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planned runs put fewer tokens through the model than the data have."""
+    monkeypatch.setattr("raydp.sweep.engine.trial.prefix_folder", lambda: tmp_path / "prefix")
+    last = {"name": "tiny", "adapter": {"r": 2, "alpha": 4, "layers_to_transform": [1]}}
+    spec = load_spec(small_spec(tmp_path, model=last))
+    task, weight_hash = build_task(spec)
+    few = make_plan(spec, task.facts(), weight_hash).trials[:1]
+    for planned, is_there in (((replace(few[0], num_steps=1, batch_size=1),), False), (10 * few, True), (None, True)):
+        TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), TEST_KEY, planned=planned)
+        assert (tmp_path / "prefix").exists() == is_there

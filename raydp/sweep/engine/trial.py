@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
@@ -33,7 +33,7 @@ from raydp.training import sharding
 from raydp.training.comm import Comm
 from raydp.training.gradients.canaries import GradientCanaries
 from raydp.training.gradients.memory import TokenBudget, recompute_layers, state_bytes, take_share
-from raydp.training.gradients.prefix import with_frozen_prefix
+from raydp.training.gradients.prefix import planned_tokens, with_frozen_prefix
 from raydp.training.ledger import Ledger
 from raydp.training.rank0 import on_rank_0
 from raydp.training.trial import Trained, TrainingContext
@@ -79,6 +79,8 @@ class TrialRunner:
         pretrained: the base model; the adapter is attached to it in place.
         key: the sweep's secret key.
         prepare: takes what the runner does before it can run, in words; None says nothing.
+        planned: all runs that are planned. The frozen prefix is computed if it saves more than it costs for them; if
+            they are unknown, it is computed.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class TrialRunner:
         key: bytes,
         *,
         prepare: Callable[[str], object] | None = None,
+        planned: Sequence[TrialPlan] | None = None,
     ) -> None:
         self.comm = comm
         say = prepare or (lambda work: None)
@@ -131,7 +134,7 @@ class TrialRunner:
         self._autocast = torch.bfloat16 if spec.model.autocasts_on(comm.device.type) else None
         self._task = task
         if isinstance(task, LanguageModelingTask) and not self._sharded:
-            say("looks for the frozen prefix, which one worker computes")
+            say("looks for the frozen prefix, which the workers compute together")
             self._task = with_frozen_prefix(
                 task,
                 model,
@@ -140,7 +143,8 @@ class TrialRunner:
                 folder=prefix_folder(),
                 max_bytes=spec.cluster.prefix_cache_gib * 2**30,
                 say=logging.getLogger(__name__).warning,
-                progress=lambda share: say(f"computes the frozen prefix, {share:.0%}"),
+                progress=lambda share: say(f"computes the frozen prefix with the others, {share:.0%} of it is done"),
+                planned_tokens=float("inf") if planned is None else planned_tokens(task, planned, self._evaluations),
             )
         say("waits for a run")
 
@@ -194,6 +198,12 @@ class TrialRunner:
             )
         observed = None if canaries is None else canaries.log_ratios
         return self._finished(result, plan.seed, trained, files, attempt, observed)
+
+    def _evaluations(self, plan: TrialPlan) -> int:
+        """Return how often a run measures its utility, if it is not stopped early."""
+        every, stopping = self._spec.evaluate_every, self._spec.stopping
+        between = 0 if every is None else (plan.num_steps - 1) // every
+        return 1 + between + (0 if stopping is None else len(check_steps(plan.num_steps, stopping.checks)))
 
     def _canaries(self, plan: TrialPlan) -> GradientCanaries | None:
         """Return the task's gradient canaries, None if it has none."""

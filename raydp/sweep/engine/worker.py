@@ -114,8 +114,10 @@ class Runners:
                 torch.cuda.empty_cache()
             model = sharing.assemble(self._shared.models[spec.model.weight_dtype])
             model = replace(model, quantization=spec.model.quantization)
+            own = spec.model
+            runs = [t for t in self._shared.trials.values() if self._shared.spec.of_run(t.settings).model == own]
             self._runner = TrialRunner(
-                spec, self._shared.task, model, self.comm, self._shared.key, prepare=self._prepare
+                spec, self._shared.task, model, self.comm, self._shared.key, prepare=self._prepare, planned=runs
             )
         return self._runner
 

@@ -1,16 +1,15 @@
 """The frozen prefix: with adapters on the last layers only, the hidden states below these layers never change.
 
-They are computed once per data set, model and layer, and kept on disk under a name that is made from their content.
-Every trial of every sweep maps them into memory.
+They are computed once per data set, model and layer, by all processes that need them, and kept on disk under a name
+that is made from their content. Every trial of every sweep maps them into memory.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +18,19 @@ import transformers
 from numpy.typing import NDArray
 from torch import nn
 
-from raydp.io.cache import stored_once
+from raydp.io.cache import remove_abandoned
 from raydp.models.adapters import causal_model, decoder_layers
-from raydp.tasks.text.examples import HiddenStates, TokenizedExamples, batches_by_length
+from raydp.tasks.text.examples import HiddenStates, TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
+from raydp.training.gradients.prefix_shares import (
+    Share,
+    compute_together,
+    remove_abandoned_shares,
+    shares_of,
+    tokens_left,
+)
+from raydp.training.trial_plan import TrialPlan
 
-BUILD_TOKENS = 2048
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 """Largest difference of a per-example loss (nats) that rounding order explains, by dtype of the base weights."""
 
@@ -54,6 +60,7 @@ def with_frozen_prefix(
     max_bytes: float,
     say: Callable[[str], None],
     progress: Callable[[float], object] = lambda share: None,
+    planned_tokens: float = float("inf"),
 ) -> LanguageModelingTask:
     """Return the task with batches that carry the hidden states that enter the first trained layer.
 
@@ -62,7 +69,9 @@ def with_frozen_prefix(
         folder: where the hidden states are kept.
         max_bytes: largest size of the hidden states; above it the task is returned unchanged.
         say: called with a sentence if the prefix is not used although it could save time.
-        progress: called with the share of the tokens whose hidden states are computed, if this process computes them.
+        progress: called with the share of the tokens whose hidden states are computed, by all processes together.
+        planned_tokens: how many tokens would go through the layers of the prefix without it. If it is not more than the
+            tokens whose hidden states are not yet computed, the task is returned unchanged.
     """
     # Nothing to cache, or too much of it.
     layer = first_trained_layer(model, parameters)
@@ -74,12 +83,22 @@ def with_frozen_prefix(
     if size > max_bytes:
         say(f"the frozen prefix is not cached: {size / 2**30:.1f} GiB exceed cluster.prefix_cache_gib")
         return task
-    # Build the cache once, under a hash of what defines it.
+    # Compute it once, under a hash of what defines it, if it saves more than it costs.
     content = [task.facts().content_hash, weight_hash, layer, str(dtype), transformers.__version__, 1]
     path = folder / hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
-    stored_once(path, lambda part: _build(task, model, layer, dtype, part, progress))
-    parts = (("train.bin", task.all_examples()), ("heldout.bin", task.heldout))
-    cached = task.with_hidden(*(_mapped(path / name, examples, width, dtype, layer) for name, examples in parts))
+    splits = {"train.bin": task.all_examples(), "heldout.bin": task.heldout}
+    shares = shares_of(splits)
+    if tokens_left(path, shares) >= planned_tokens:
+        return task
+    remove_abandoned(folder)  # parts that earlier versions began
+    remove_abandoned_shares(folder)
+
+    def compute(share: Share, file: Path, count: Callable[[int], None]) -> None:
+        _fill(splits[share.file], share.batches, model, layer, _array(file, width, dtype, "r+"), count)
+
+    sizes = {file: len(examples.token_ids) * width * dtype.itemsize for file, examples in splits.items()}
+    compute_together(path, sizes, shares, compute, progress)
+    cached = task.with_hidden(*(_mapped(path / name, each, width, dtype, layer) for name, each in splits.items()))
     # Use it only if the losses agree.
     difference = _largest_difference(task, cached, model)
     if not difference <= TOLERANCE[dtype]:
@@ -88,50 +107,36 @@ def with_frozen_prefix(
     return cached
 
 
+def planned_tokens(
+    task: LanguageModelingTask, plans: Sequence[TrialPlan], evaluations_fn: Callable[[TrialPlan], int]
+) -> float:
+    """Return how many tokens planned runs put through the model, in expectation, besides those of scores.
+
+    Args:
+        evaluations_fn: returns how often a run measures its utility. The untrained model's is measured once.
+    """
+    per_unit = float(task.lengths().sum()) / task.facts().num_units
+    trained = sum(plan.batch_size * plan.num_steps for plan in plans if plan.source is None)
+    evaluations = 1 + sum(evaluations_fn(plan) for plan in plans)
+    return trained * per_unit + evaluations * float(task.heldout_lengths().sum())
+
+
 class _Reached(Exception):  # noqa: N818 - a way out of the forward pass, not an error
     """Carries the hidden states that enter the layer out of the forward pass."""
 
 
-def _build(
-    task: LanguageModelingTask,
-    model: nn.Module,
-    layer: int,
-    dtype: torch.dtype,
-    path: Path,
-    progress: Callable[[float], object],
-) -> None:
-    """Compute and write both splits, on all cores, because all other processes wait for them."""
-    total = len(task.all_examples().token_ids) + len(task.heldout.token_ids)
-    done = 0
-
-    def count(tokens: int) -> None:
-        nonlocal done
-        done += tokens
-        progress(done / total)
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    path.mkdir()
-    try:
-        for name, examples in (("train.bin", task.all_examples()), ("heldout.bin", task.heldout)):
-            with (path / name).open("wb") as stream:
-                stream.truncate(len(examples.token_ids) * causal_model(model).config.hidden_size * dtype.itemsize)
-            out = _array(path / name, causal_model(model).config.hidden_size, dtype, "r+")
-            _fill(examples, model, layer, out, count)
-    finally:
-        torch.set_num_threads(threads)
-
-
 def _fill(
     examples: TokenizedExamples,
+    batches: Sequence[NDArray[np.int64]],
     model: nn.Module,
     layer: int,
     out: NDArray[np.generic],
     count: Callable[[int], None],
 ) -> None:
-    """Compute the hidden states that enter a layer, for all examples, and write them into `out`.
+    """Compute the hidden states that enter a layer, for some examples, and write them into the mapped file `out`.
 
     Args:
+        batches: positions of the examples.
         count: called with the number of tokens after each micro-batch.
     """
     causal = causal_model(model)
@@ -144,7 +149,7 @@ def _fill(
 
     handle = backbone_and_layers[1][layer].register_forward_pre_hook(stop)
     try:
-        for indices in batches_by_length(examples.lengths(), BUILD_TOKENS):
+        for indices in batches:
             ids = examples.batch(indices).input_ids.to(device)
             positions = torch.arange(ids.shape[1], device=device).expand(ids.shape)
             try:
@@ -159,6 +164,8 @@ def _fill(
             count(int(examples.lengths()[indices].sum()))
     finally:
         handle.remove()
+    if isinstance(out, np.memmap):
+        out.flush()  # a share counts as finished only once it is on the disk
 
 
 def _array(path: Path, width: int, dtype: torch.dtype, mode: str) -> NDArray[np.generic]:
