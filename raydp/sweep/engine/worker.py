@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from ray.actor import ActorProxy
     from ray.util.placement_group import PlacementGroup
 
+    from raydp.spec.sections import ModelSpec
     from raydp.sweep.engine.group import LoopConfig
+    from raydp.training.trial_plan import TrialPlan
 
 
 def work(config: LoopConfig) -> None:
@@ -114,12 +116,22 @@ class Runners:
                 torch.cuda.empty_cache()
             model = sharing.assemble(self._shared.models[spec.model.weight_dtype])
             model = replace(model, quantization=spec.model.quantization)
-            own = spec.model
-            runs = [t for t in self._shared.trials.values() if self._shared.spec.of_run(t.settings).model == own]
             self._runner = TrialRunner(
-                spec, self._shared.task, model, self.comm, self._shared.key, prepare=self._prepare, planned=runs
+                spec,
+                self._shared.task,
+                model,
+                self.comm,
+                self._shared.key,
+                prepare=self._prepare,
+                planned=self._runs_on(spec.model),
             )
         return self._runner
+
+    def _runs_on(self, model: ModelSpec) -> list[TrialPlan]:
+        """Return the planned runs whose section on the model is this one."""
+        trials = list(self._shared.trials.values())
+        sections = {own: self._shared.spec.of_run(own).model for own in {trial.settings for trial in trials}}
+        return [trial for trial in trials if sections[trial.settings] == model]
 
 
 class Heartbeat:
