@@ -88,7 +88,10 @@ def with_frozen_prefix(
     path = folder / hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
     splits = {"train.bin": task.all_examples(), "heldout.bin": task.heldout}
     shares = shares_of(splits)
-    if tokens_left(path, shares) >= planned_tokens:
+    left = tokens_left(path, shares)
+    if left >= planned_tokens:
+        return task
+    if left and task.all_examples() is task.train and _differs(_tried(task, model, layer, dtype), dtype, say):
         return task
     remove_abandoned(folder)  # parts that earlier versions began
     remove_abandoned_shares(folder)
@@ -100,11 +103,15 @@ def with_frozen_prefix(
     compute_together(path, sizes, shares, compute, progress)
     cached = task.with_hidden(*(_mapped(path / name, each, width, dtype, layer) for name, each in splits.items()))
     # Use it only if the losses agree.
-    difference = _largest_difference(task, cached, model)
-    if not difference <= TOLERANCE[dtype]:
-        say(f"the frozen prefix is not used: losses from it differ by {difference:.2g} nats for this architecture")
-        return task
-    return cached
+    return task if _differs(_largest_difference(task, cached, model), dtype, say) else cached
+
+
+def _differs(difference: float, dtype: torch.dtype, say: Callable[[str], None]) -> bool:
+    """Return whether losses differ by more than rounding explains, and say so."""
+    if difference <= TOLERANCE[dtype]:
+        return False
+    say(f"the frozen prefix is not used: losses from it differ by {difference:.2g} nats for this architecture")
+    return True
 
 
 def planned_tokens(
@@ -133,7 +140,7 @@ def _fill(
     out: NDArray[np.generic],
     count: Callable[[int], None],
 ) -> None:
-    """Compute the hidden states that enter a layer, for some examples, and write them into the mapped file `out`.
+    """Compute the hidden states that enter a layer, for some examples, and write them into `out`.
 
     Args:
         batches: positions of the examples.
@@ -179,9 +186,27 @@ def _mapped(path: Path, examples: TokenizedExamples, width: int, dtype: torch.dt
     return HiddenStates(values=values, starts=examples.offsets[:-1], dtype=dtype, first_layer=layer)
 
 
+def _tried(task: LanguageModelingTask, model: nn.Module, layer: int, dtype: torch.dtype) -> float:
+    """Return the largest difference of losses (nats) for a few examples, before the states of all are computed."""
+    chosen = _longest(task)
+    some = task.train.select(chosen)
+    plain = np.dtype(np.int16) if dtype == torch.bfloat16 else np.dtype(str(dtype).removeprefix("torch."))
+    values = np.zeros((len(some.token_ids), causal_model(model).config.hidden_size), plain)
+    _fill(some, [np.arange(len(some))], model, layer, values, lambda tokens: None)
+    starts = np.zeros(len(task.train), np.int64)
+    starts[chosen] = some.offsets[:-1]
+    states = HiddenStates(values=values, starts=starts, dtype=dtype, first_layer=layer)
+    return _largest_difference(task, task.with_hidden(states, states), model)
+
+
+def _longest(task: LanguageModelingTask) -> NDArray[np.int64]:
+    """Return the positions of a few examples, the longest ones."""
+    return np.argsort(-task.lengths(), kind="stable")[:4]
+
+
 def _largest_difference(plain: LanguageModelingTask, cached: LanguageModelingTask, model: nn.Module) -> float:
     """Return the largest difference (nats) between the losses of a few examples with and without the cached prefix."""
-    indices = np.argsort(-plain.lengths(), kind="stable")[:4]
+    indices = _longest(plain)
     device = next(model.parameters()).device
 
     def losses(task: LanguageModelingTask) -> torch.Tensor:
