@@ -8,7 +8,6 @@ import pty
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
@@ -145,7 +144,7 @@ def test_select_prints_the_selection_of_analysis(raydp: Command, points: Path) -
     answer = raydp("select", points, "--max-loss", 3.2, "--json").json()
     expected = select(load_points(points), max_loss=3.2)
     chosen = ("batch_size", "num_steps", "learning_rate")
-    assert {name: answer[name] for name in chosen} == asdict(expected.configuration)
+    assert {name: answer[name] for name in chosen} == expected.configuration.to_json()
     assert answer["rule"] == "informed"
     assert [step["name"] for step in answer["steps"]][-1] == "best utility"
     best = raydp("select", points, "--rule", "best-utility", "--json").json()

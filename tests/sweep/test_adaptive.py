@@ -109,7 +109,7 @@ def test_the_end_is_written_and_what_was_not_run_is_skipped(tmp_path: Path) -> N
     configs = [searcher.suggest(str(k)) for k in range(2)]
     assert configs == [config_of(trials["4-0"]), config_of(trials["4-1"])]
     assert configs[0] == {
-        "run_id": "4-0", **vars(CANDIDATES[1]), "noise_multiplier": trials["4-0"].noise_multiplier, "seed": 0,
+        "run_id": "4-0", **CANDIDATES[1].to_json(), "noise_multiplier": trials["4-0"].noise_multiplier, "seed": 0,
     }  # fmt: skip
     world.finish("4-0", "4-1")
     assert searcher.suggest("2") == RunSearcher.FINISHED

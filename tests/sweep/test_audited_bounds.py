@@ -29,7 +29,7 @@ def test_bounds_are_those_of_the_configurations_and_join_the_points(
     _, report = report_with(tmp_path, [90, 60, 70, 50])
     bounds = audited_bounds(str(report.folder))
     assert bounds.to_dict("records") == [
-        {name: row[name] for name in ("batch_size", "num_steps", "learning_rate", "epsilon_hat")}
+        {**{name: row[name] for name in ("batch_size", "num_steps", "learning_rate", "epsilon_hat")}, "settings": ""}
         for row in report.configurations
     ]
     by_name = raydp(
