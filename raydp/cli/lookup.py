@@ -195,13 +195,12 @@ def spaces_list(json: Json = False) -> None:
 @spaces_app.command("show")
 def spaces_show(name: str, json: Json = False) -> None:
     """The configurations of a named search space."""
-    from dataclasses import asdict
 
     from raydp.io.output import print_json, print_table, stdout
     from search_spaces import load_space
 
     space = load_space(name)
-    rows = [asdict(c) for c in space.configurations]
+    rows = [c.to_json() for c in space.configurations]
     if json:
         facts = {k: getattr(space, k) for k in ("name", "description", "source", "max_grad_norm")}
         print_json({**facts, "configurations": rows})

@@ -76,7 +76,7 @@ def key_of_the_runner(inputs: WorkerInputs, monkeypatch: pytest.MonkeyPatch) -> 
         patch.setattr(worker, "ray", SimpleNamespace(train=train, util=util, get=lambda value: value))
         patch.setattr(worker, "get_device", lambda: torch.device("cpu"))
         patch.setattr(worker, "_register", lambda *arguments: True)
-        patch.setattr(worker, "TrialRunner", lambda spec, task, model, comm, key, *, prepare: given.append(key))
+        patch.setattr(worker, "TrialRunner", lambda spec, task, model, comm, key, **of: given.append(key))
         patch.setattr(torch, "set_num_threads", lambda count: None)
         worker.work(SimpleNamespace(queue=queue, slot=0, max_trials=0))
     (key,) = given
