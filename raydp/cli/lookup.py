@@ -195,7 +195,6 @@ def spaces_list(json: Json = False) -> None:
 @spaces_app.command("show")
 def spaces_show(name: str, json: Json = False) -> None:
     """The configurations of a named search space."""
-
     from raydp.io.output import print_json, print_table, stdout
     from search_spaces import load_space
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -176,9 +175,13 @@ def _fill(
 
 
 def _array(path: Path, width: int, dtype: torch.dtype, mode: str) -> NDArray[np.generic]:
-    plain = np.int16 if dtype == torch.bfloat16 else re.sub(r"torch\.", "", str(dtype))
-    flat: NDArray[np.generic] = np.memmap(path, dtype=plain, mode=mode)  # type: ignore[call-overload]
+    flat: NDArray[np.generic] = np.memmap(path, dtype=_plain(dtype), mode=mode)  # type: ignore[call-overload]
     return flat.reshape(-1, width)
+
+
+def _plain(dtype: torch.dtype) -> np.dtype[np.generic]:
+    """Return the type of NumPy that hidden states are kept in; bfloat16 is kept as its 16 bits."""
+    return np.dtype(np.int16) if dtype == torch.bfloat16 else np.dtype(str(dtype).removeprefix("torch."))
 
 
 def _mapped(path: Path, examples: TokenizedExamples, width: int, dtype: torch.dtype, layer: int) -> HiddenStates:
@@ -190,8 +193,7 @@ def _tried(task: LanguageModelingTask, model: nn.Module, layer: int, dtype: torc
     """Return the largest difference of losses (nats) for a few examples, before the states of all are computed."""
     chosen = _longest(task)
     some = task.train.select(chosen)
-    plain = np.dtype(np.int16) if dtype == torch.bfloat16 else np.dtype(str(dtype).removeprefix("torch."))
-    values = np.zeros((len(some.token_ids), causal_model(model).config.hidden_size), plain)
+    values = np.zeros((len(some.token_ids), causal_model(model).config.hidden_size), _plain(dtype))
     _fill(some, [np.arange(len(some))], model, layer, values, lambda tokens: None)
     starts = np.zeros(len(task.train), np.int64)
     starts[chosen] = some.offsets[:-1]
