@@ -123,7 +123,7 @@ class Configuration:
         return self.compute * exact(self.learning_rate)
 
     def __str__(self) -> str:
-        further = "".join(f", {name}" for name in [settings_in_words(self.fields).replace(" = ", "=")] if name)
+        further = f", {settings_in_words(self.fields, equals='=')}" if self.settings else ""
         return f"(b={self.batch_size}, T={self.num_steps}, η={self.learning_rate:g}{further})"
 
 

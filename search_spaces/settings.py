@@ -39,10 +39,10 @@ def settings_of(text: str) -> dict[str, object]:
     return fields
 
 
-def settings_in_words(fields: Mapping[str, object]) -> str:
+def settings_in_words(fields: Mapping[str, object], *, equals: str = " = ", between: str = ", ") -> str:
     """Return fields for people, such as "max_grad_norm = 0.5, r = 16": each with the end of its path that tells it
     from the others."""
-    return ", ".join(f"{name} = {value_in_words(fields[path])}" for path, name in short_names(fields).items())
+    return between.join(f"{name}{equals}{value_in_words(fields[path])}" for path, name in short_names(fields).items())
 
 
 def short_names(paths: Mapping[str, object] | list[str]) -> dict[str, str]:

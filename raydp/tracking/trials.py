@@ -122,7 +122,7 @@ class TrialWriter:
         short = {"batch_size": "b", "num_steps": "T", "learning_rate": "η", "seed": "seed"}
         name = " ".join(f"{letter}={configuration[key]}" for key, letter in short.items() if key in configuration)
         if "settings" in configuration:
-            name += f" {settings_in_words(settings_of(configuration['settings'])).replace(' = ', '=').replace(',', '')}"
+            name += f" {settings_in_words(settings_of(configuration['settings']), equals='=', between=' ')}"
         identity = {PARENT_TAG: self.parent_id, RUN_ID_TAG: run_id, SWEEP_TAG: self.sweep, **tags}
         return self.client.create_run(self.experiment_id, start_time=start, tags=identity, run_name=name or run_id[:12])
 

@@ -188,7 +188,7 @@ class TuneRun:
 def _trial_name(trial: Trial) -> str:
     """Name a trial for loggers by its configuration and seed."""
     config = trial.config
-    further = settings_in_words(config.get("settings", {})).replace(" = ", "").replace(", ", "_")
+    further = settings_in_words(config.get("settings", {}), equals="", between="_")
     name = f"b{config['batch_size']}_T{config['num_steps']}_lr{config['learning_rate']:g}"
     return f"{name}{'_' if further else ''}{further}_seed{config['seed']}"
 
