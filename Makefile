@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TESTS ?= not gpu and not cluster and not browser and not slow and not thorough
+# Tests and sweeps start hundreds of processes, which find the modules compiled, also where the environment forbids it.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo test check install clean
 

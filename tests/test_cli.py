@@ -240,6 +240,7 @@ def test_plan_lists_every_configuration_with_its_noise(raydp: Command, write_spe
         assert row["delta"] == 2000**-1.1
 
 
+@pytest.mark.slow
 def test_without_a_spec_the_embedded_sweep_is_planned(raydp: Command) -> None:
     rows = raydp("plan", "--json").json()
     assert len(rows) == 18

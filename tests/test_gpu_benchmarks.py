@@ -30,6 +30,7 @@ def test_the_parts_run_on_a_cpu_and_the_ways_agree(tmp_path: Path) -> None:
     assert "tying is not supported" in parts["full-gpt2"]["result"]["ways"]["opacus_ghost"]["error"]
 
 
+@pytest.mark.slow
 def test_a_part_that_is_not_known_is_refused(tmp_path: Path) -> None:
     script = str(ROOT / "benchmarks" / "gpu" / "measure.py")
     made = subprocess.run(

@@ -104,6 +104,7 @@ def test_a_model_or_a_machine_without_what_it_needs_is_refused(monkeypatch: pyte
         check_quantization("int8")
 
 
+@pytest.mark.slow
 def test_bitsandbytes_is_imported_only_for_a_quantised_model() -> None:
     """In a fresh process: an adapter on a plain model leaves it out, and a quantised model is still quantised after."""
     code = (

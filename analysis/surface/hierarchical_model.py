@@ -255,10 +255,10 @@ class HierarchicalModel:
             yield self._errors(h, of_seeds, factor)
 
     def _log_likelihood(self, h: Array) -> float:
-        from scipy.linalg import solve_triangular
+        from scipy.linalg.lapack import dtrtrs  # solve_triangular takes 50 times as long for matrices of this size
 
         factor = np.linalg.cholesky(self._prior(h) + self._errors(h, self._seed_variances, 1.0))
-        solved = solve_triangular(factor, self.values, lower=True, check_finite=False)
+        solved, _ = dtrtrs(factor.T, self.values, lower=0, trans=1)
         return float(-0.5 * solved @ solved - np.log(np.diag(factor)).sum())
 
 

@@ -174,12 +174,12 @@ class Surface:
         return np.where(np.isnan(self.noise), learnt, self.noise) + _JITTER
 
     def _log_likelihood(self, hyperparameters: Array) -> float:
-        from scipy.linalg import cho_solve
+        from scipy.linalg.lapack import dpotrs  # cho_solve takes 8 times as long for matrices of this size
 
         covariance = _kernel(self.inputs, self.inputs, hyperparameters)
         covariance[np.diag_indices_from(covariance)] += self._noise(hyperparameters)
         factor = np.linalg.cholesky(covariance)
-        fit = self.residuals @ cho_solve((factor, True), self.residuals)
+        fit = self.residuals @ dpotrs(factor, self.residuals, lower=1)[0]
         return float(-0.5 * fit - np.log(np.diag(factor)).sum())
 
     def _posterior(self, hyperparameters: Array, points: Array, *, full: bool) -> tuple[Array, Array]:

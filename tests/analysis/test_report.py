@@ -18,7 +18,7 @@ from analysis.selection.by_threshold import selections_by_threshold
 from analysis.selection.constraints import Constraints
 from analysis.selection.words import in_words
 from analysis.tables.utility_filter import shown_threshold, within
-from tests.marks import slow_after
+from tests.marks import slow_after, slow_unless
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_every_rule_starts_with_what_select_says(page, sweep, selection):
     assert [(row[0], int(row[3])) for row in steps] == [(s.name, len(s.survivors)) for s in selection.steps]
 
 
-@pytest.mark.parametrize("rule", slow_after(1, RULES))
+@pytest.mark.parametrize("rule", slow_unless(["procedure"], RULES))
 def test_at_every_threshold_the_page_holds_what_select_says(page, sweep, rule):
     points, secrets = sweep
     live = page.told["live"]

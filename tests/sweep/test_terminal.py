@@ -208,8 +208,11 @@ def test_workers_that_still_start_are_counted() -> None:
     assert "0 failed, 1 starting (loads the base model), time left" in progress._line()
 
 
-def test_a_status_says_how_far_the_runs_in_progress_are(trained: Trained, tmp_path: Path, raydp: Command) -> None:
+def test_a_status_says_how_far_the_runs_in_progress_are(
+    trained: Trained, tmp_path: Path, raydp: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only while a driver writes it: what a killed driver has left is soon out of date."""
+    monkeypatch.setattr("raydp.sweep.engine.progress.RECORD_SECONDS", 1.0)
     folder = SweepFolder.open(Path(shutil.copytree(trained.folder.path, tmp_path / "running")))
     trial = trained.trials[0]
     (folder.path / "summary.json").unlink(missing_ok=True)

@@ -57,9 +57,11 @@ class VariedField(Section):
             texts = [settings_text({"": value}) for value in values]
         except TypeError as error:
             raise ValueError(f"must have values whose keys are text, got others ({error}). Correct it.") from error
-        for at, text in enumerate(texts):
-            if text in texts[:at]:
-                raise ValueError(f"must have distinct values, got {values[at]} twice. Remove one.")
+        seen: set[str] = set()
+        for value, text in zip(values, texts, strict=True):
+            if text in seen:
+                raise ValueError(f"must have distinct values, got {value} twice. Remove one.")
+            seen.add(text)
         return values
 
     def varies_with(self, chosen: Mapping[str, object]) -> bool:
