@@ -4,9 +4,16 @@
 
 Each key is a whole sweep of `raydp/data/demo.yaml` with a secret key of its own, run like by a user. A choice is judged
 by runs that it was not made from: those of docs/results/demo-seeds.csv, ten seeds of each configuration, and those of
-all other keys. The true score of a configuration is its mean there. A choice is right if its true score is within 10 %
-of the lowest among the configurations that keep 90 % of the best gain there. The output tells how far the true score is
-from this limit, in standard errors. Finished keys are kept in the output and not run again.
+all other keys. The true score and the true loss of a configuration are its means there.
+
+The rule selects among the configurations whose loss keeps to the threshold with 95 % probability. So there are three
+verdicts on a choice:
+
+- right: its true score is within 10 % of the lowest of all that the key's own runs admitted;
+- useful: its true loss keeps to the threshold;
+- of_all: its true score is within 10 % of the lowest of all whose true loss keeps to the threshold.
+
+Finished keys are kept in the output and not run again.
 """
 
 from __future__ import annotations
@@ -25,39 +32,49 @@ import pandas as pd
 import yaml
 from machine import describe
 
-from analysis import configuration_means, load_points
+from analysis import configuration_means, load_points, select
+from analysis.selection.rules import UTILITY_CHECK
+from analysis.tables.points import configurations
 from analysis.tables.utility_filter import useful_points
 from raydp.spec.document import DEMO
 from search_spaces.configuration import HYPERPARAMETERS
 
 SEEDS = Path(__file__).parents[1] / "docs" / "results" / "demo-seeds.csv"
-WITHIN = 1.1
+WITHIN, GAIN = 1.1, 0.9
 COLUMNS = [*HYPERPARAMETERS, "seed", "utility_loss", "score", "base_utility_loss"]
 
 
 def judged(keys: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the keys with the verdict of the runs of all others."""
-    return [{**key, **verdict(key["selected"], keys[:at] + keys[at + 1 :])} for at, key in enumerate(keys)]
+    """Return the keys with the verdicts of the runs of all others."""
+    return [{**key, **verdicts(key, keys[:at] + keys[at + 1 :])} for at, key in enumerate(keys)]
 
 
-def verdict(selected: list[float], others: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return whether a choice is right by the runs of other keys, and how far it is from the limit.
+def verdicts(key: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the runs of other keys say of a choice.
 
     The runs of a key are not equally many for all configurations, because each further one depended on those before. A
     sum over all runs is still unbiased for its number of runs (Wald's equation), so the means are over runs.
     """
-    tables = [load_points(SEEDS)[COLUMNS], *(pd.DataFrame(key["points"], columns=COLUMNS) for key in others)]
-    points = pd.concat(tables, ignore_index=True)
+    points = pd.concat([load_points(SEEDS)[COLUMNS], *map(table, others)], ignore_index=True)
     points["seed"] = range(len(points))  # equal seeds of two keys are different runs
     means = configuration_means(points)
-    useful = configuration_means(useful_points(points, min_utility_gain=0.9))
-    best = useful.loc[useful["score"].idxmin()]
-    own = means[(means[HYPERPARAMETERS] == selected).all(axis=1)].iloc[0]
-    excess = own["score"] - WITHIN * best["score"]
-    errors = [row["score_std"] / row["num_seeds"] ** 0.5 for row in (own, best)]
-    same = (own[HYPERPARAMETERS] == best[HYPERPARAMETERS]).all()
-    std_error = abs(1 - WITHIN) * errors[0] if same else (errors[0] ** 2 + (WITHIN * errors[1]) ** 2) ** 0.5
-    return {"right": bool(excess <= 0), "standard_errors_above_the_limit": round(float(excess / std_error), 2)}
+    true = dict(zip(configurations(means), means["score"], strict=True))
+    useful = configurations(configuration_means(useful_points(points, min_utility_gain=GAIN)))
+    own = select(table(key), rule="informed", min_utility_gain=GAIN)
+    admitted = next(step.survivors for step in own.steps if step.name == UTILITY_CHECK)
+    (selected,) = configurations(pd.DataFrame([key["selected"]], columns=HYPERPARAMETERS))
+    return {
+        "right": bool(true[selected] <= WITHIN * min(true[one] for one in admitted)),
+        "useful": selected in useful,
+        "of_all": bool(true[selected] <= WITHIN * min(true[one] for one in useful)),
+        "true_score": round(true[selected], 4),
+        "lowest_admitted": round(min(true[one] for one in admitted), 4),
+    }
+
+
+def table(key: dict[str, Any]) -> pd.DataFrame:
+    """Return the runs of a key as a points table."""
+    return pd.DataFrame(key["points"], columns=COLUMNS)
 
 
 def run(folder: Path) -> dict[str, Any]:
@@ -94,15 +111,18 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     keys = json.loads(options.output.read_text())["keys"] if options.output.exists() else []
+    keys = judged(keys)
     while len(keys) < options.keys:
         with tempfile.TemporaryDirectory() as folder:
             key = run(Path(folder))
         keys = judged([*keys, key])
         options.output.write_text(json.dumps({"machine": describe(), "keys": keys}))
         print(json.dumps({name: value for name, value in keys[-1].items() if name != "points"}), flush=True)
+    print(f"{len(keys)} keys: {dict(Counter((key['ended_as'], key['state']) for key in keys))}")
     settled = [key for key in keys if key["state"] != "undecided"]
-    print(f"{len(keys)} keys: {dict(Counter(key['ended_as'] for key in keys))}; right {sum(k['right'] for k in keys)}")
-    print(f"settled {len(settled)}, of which right {sum(key['right'] for key in settled)}")
+    for name, some in {"all": keys, "settled": settled}.items():
+        counts = {verdict: sum(key[verdict] for key in some) for verdict in ("right", "useful", "of_all")}
+        print(f"{name} {len(some)}: {counts}")
     print(f"seconds: {sorted(key['seconds'] for key in keys)}")
 
 

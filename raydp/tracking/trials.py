@@ -1,7 +1,8 @@
 """A trial in MLflow: a child run, a logged model and a registered version, written in stages that survive a kill.
 
 The stages are: the run with its identity; the logged model with its files, metrics and parameters; the version; the
-mark of completeness. Each stage looks for the results of an earlier attempt, so that nothing is written twice.
+mark of completeness. Each stage looks for the results of an earlier attempt, so that nothing is written twice. In a
+SQLite file, what comes before the model's files is one transaction, and what comes after them is another one.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from raydp.tracking.delivery import NotDeliveredError
 from raydp.tracking.models.model_folder import upload
 from raydp.tracking.portable import portable, to_json
 from raydp.tracking.records import TrialRecord, as_params, clean_key
+from raydp.tracking.sealing.seal import SEAL_TAG
 from raydp.tracking.sealing.signing import SigningKey
 from raydp.tracking.store import EXPERIMENT_ID_TAG, MODEL_ID_TAG
+from raydp.tracking.transactions import has_transactions, one_transaction
 from search_spaces.settings import settings_in_words, settings_of
 
 if TYPE_CHECKING:
@@ -58,36 +62,64 @@ class TrialWriter:
     parent_id: str
     sweep: str
     key: SigningKey | None = None
+    _made: set[str] = field(default_factory=set, init=False)
+    """The name of the registered model, once this writer has made or found it."""
 
     def write(self, trial: TrialRecord) -> str:
         """Record a trained model; see `Tracker.log_trial`."""
-        # A complete run stays; an incomplete one with another record is deleted.
-        run = self._find(trial.run_id)
-        if run is not None and MODEL_URI_TAG in run.data.tags:
-            if run.info.status == "RUNNING":
-                self._end(run, run.data.tags[STATUS_TAG], trial)
-            return str(run.data.tags[MODEL_URI_TAG])
-        digest = trial.digest()
-        if run is not None and run.data.tags.get(DIGEST_TAG) != digest:
-            self._delete_models(run)
-            self.client.delete_run(run.info.run_id)
-            run = None
-        # Write the missing stages.
-        resumed = run is not None
-        if run is None:
-            start = int((time.time() - (trial.seconds or 0)) * 1000)
-            run = self._create(trial.run_id, trial.configuration(), {DIGEST_TAG: digest}, start)
-        model = self._log_model(run, trial, resumed)
-        self._log_values(run, trial, model)
-        version = self._register(run, trial, model, resumed)
-        model_uri = f"models:/{self.registered_model}/{version}"
-        self.client.set_logged_model_tags(
-            model.model_id, {VERSIONS_TAG: to_json([{"name": self.registered_model, "version": version}])}
-        )
-        # Mark the run as complete, and end it.
-        self.client.set_tag(run.info.run_id, MODEL_URI_TAG, model_uri)
-        self._end(run, trial.status, trial)
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return self._write(trial, one_transaction)
+        except MlflowException as error:
+            if error.error_code == "TEMPORARILY_UNAVAILABLE" or not has_transactions(self.client):
+                raise
+        # Call by call, each call can fail for itself: a name that others have registered or deleted, repeated metrics.
+        return self._write(trial, nullcontext)
+
+    def _write(self, trial: TrialRecord, together: Callable[[MlflowClient], AbstractContextManager[object]]) -> str:
+        """Write the missing stages of a trial. Calls in one block `together` may be one transaction.
+
+        An incomplete run is completed call by call, because MLflow rolls back where a value is there already.
+        """
+        with together(self.client):
+            run = self._earlier(trial)
+            if run is not None and MODEL_URI_TAG in run.data.tags:
+                if run.info.status == "RUNNING":
+                    self._end(run, run.data.tags[STATUS_TAG], trial)
+                return str(run.data.tags[MODEL_URI_TAG])
+            resumed = run is not None
+            if run is None:
+                start = int((time.time() - (trial.seconds or 0)) * 1000)
+                run = self._create(trial.run_id, trial.configuration(), {DIGEST_TAG: trial.digest()}, start)
+            model = self._model(run, trial, resumed)
+        complete = str(model.status) == "READY"
+        seal = None if complete else upload(self.client, model.model_id, run.info.run_id, trial, self.key)
+        if self.registered_model not in self._made:
+            self._create_registered_model()
+        with nullcontext() if resumed else together(self.client):
+            if seal is not None:
+                self.client.set_logged_model_tags(model.model_id, {SEAL_TAG: seal})
+                model = self.client.finalize_logged_model(model.model_id, "READY")
+            self._log_values(run, trial, model)
+            version = self._register(run, trial, model, resumed)
+            model_uri = f"models:/{self.registered_model}/{version}"
+            self.client.set_logged_model_tags(
+                model.model_id, {VERSIONS_TAG: to_json([{"name": self.registered_model, "version": version}])}
+            )
+            # Mark the run as complete, and end it.
+            self.client.set_tag(run.info.run_id, MODEL_URI_TAG, model_uri)
+            self._end(run, trial.status, trial)
         return model_uri
+
+    def _earlier(self, trial: TrialRecord) -> Run | None:
+        """Return the run of an earlier attempt. An incomplete run of another record is deleted."""
+        run = self._find(trial.run_id)
+        if run is None or MODEL_URI_TAG in run.data.tags or run.data.tags.get(DIGEST_TAG) == trial.digest():
+            return run
+        self._delete_models(run)
+        self.client.delete_run(run.info.run_id)
+        return None
 
     def write_failure(self, run_id: str, reason: str, params: Mapping[str, object], status: str) -> None:
         """Record a trial without a model; see `Tracker.fail_trial`."""
@@ -129,12 +161,13 @@ class TrialWriter:
     def _end(self, run: Run, status: str, trial: TrialRecord) -> None:
         self.client.set_terminated(run.info.run_id, _ENDED[status], _end_time(run, trial))
 
-    def _log_model(self, run: Run, trial: TrialRecord, resumed: bool) -> LoggedModel:
-        """Return the logged model with its files. A model that a killed driver left incomplete is completed."""
+    def _model(self, run: Run, trial: TrialRecord, resumed: bool) -> LoggedModel:
+        """Return the logged model, which may be one that a killed driver left without its files."""
         models = self._models_of(run) if resumed else []
-        model = models[0] if models else None
-        if model is None:
-            model = self.client.create_logged_model(
+        return (
+            models[0]
+            if models
+            else self.client.create_logged_model(
                 self.experiment_id,
                 name=f"trial-{trial.run_id[:12].replace('.', '_')}",
                 source_run_id=run.info.run_id,
@@ -142,10 +175,7 @@ class TrialWriter:
                 params=trial.all_params(),
                 model_type="raydp",
             )
-        if str(model.status) != "READY":
-            upload(self.client, model.model_id, run.info.run_id, trial, self.key)
-            model = self.client.finalize_logged_model(model.model_id, "READY")
-        return model
+        )
 
     def _log_values(self, run: Run, trial: TrialRecord, model: LoggedModel) -> None:
         """Log parameters, tags and all metrics in one batch.
@@ -194,6 +224,7 @@ class TrialWriter:
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another process has created it
                 raise
+        self._made.add(self.registered_model)
 
     def _create_version(self, run: Run, trial: TrialRecord, model: LoggedModel) -> str:
         """Register the logged model as a new version, with its lookup tags, and return the version number."""

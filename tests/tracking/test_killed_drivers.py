@@ -1,13 +1,19 @@
 """Wherever a driver dies while it writes a trial, one run, one logged model and one version are left in the end."""
 
+import contextlib
 import multiprocessing
 import os
+import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import ViewType
+from sqlalchemy import event
 
+from raydp.tracking import trials
+from raydp.tracking.transactions import one_transaction
 from raydp.tracking.trials import MODEL_URI_TAG, TrialWriter
 from tests.marks import slow_after
 
@@ -17,7 +23,7 @@ CUTS = {  # where a driver dies: owner, method, whether before it starts or righ
     "run created": (TrialWriter, "_create", "after"),
     "some files uploaded": (MlflowClient, "log_model_artifacts", "before"),
     "all files uploaded": (MlflowClient, "finalize_logged_model", "before"),
-    "model logged": (TrialWriter, "_log_model", "after"),
+    "model logged": (MlflowClient, "finalize_logged_model", "after"),
     "model linked to run": (MlflowClient, "log_outputs", "after"),
     "values logged": (TrialWriter, "_log_values", "after"),
     "registered": (TrialWriter, "_register", "after"),
@@ -28,8 +34,10 @@ COMPLETE = ("marked complete", "ended")
 FILES = {"adapter_config.json", "adapter_model.safetensors", "privacy.json", "base.json", "MLmodel", "seal.json"}
 
 
-def _die(uri, trial, cut):
+def _die(uri, trial, cut, joined):
     """A driver that is killed at one point of writing a trial."""
+    if not joined:
+        trials.one_transaction = nullcontext
     owner, name, when = CUTS[cut]
     method = getattr(owner, name)
 
@@ -42,18 +50,19 @@ def _die(uri, trial, cut):
     open_tracker(uri).log_trial(trial)
 
 
-def _kill(uri, trial, cut):
-    process = multiprocessing.get_context("fork").Process(target=_die, args=(uri, trial, cut))
+def _kill(uri, trial, cut, joined=False):
+    process = multiprocessing.get_context("fork").Process(target=_die, args=(uri, trial, cut, joined))
     process.start()
     process.join()
     assert process.exitcode == 9
 
 
 @pytest.mark.parametrize("changed", slow_after(1, [False, True]), ids=["same record", "trained again"])
+@pytest.mark.parametrize("joined", [False, True], ids=["call by call", "in transactions"])
 @pytest.mark.parametrize("cut", slow_after(5, CUTS))
-def test_a_killed_driver_leaves_one_run_and_one_version(uri, record, cut, changed):
+def test_a_killed_driver_leaves_one_run_and_one_version(uri, record, cut, joined, changed):
     """Killed anywhere, then resumed with the same result or with another one (a retrained trial)."""
-    _kill(uri, record(), cut)
+    _kill(uri, record(), cut, joined)
     trial = record(metrics={"utility_loss": 2.25, "score.vmr": 0.5}) if changed else record()
     tracker = open_tracker(uri)
     model_uri = tracker.log_trial(trial)
@@ -66,10 +75,68 @@ def test_a_killed_driver_leaves_one_run_and_one_version(uri, record, cut, change
     folder = Path(model.artifact_location.removeprefix("file://"))
     assert {p.name for p in folder.iterdir()} == FILES
     assert len(tracker.store.client.get_metric_history(run.info.run_id, "grad_norm")) == 5
-    metrics = record().metrics if cut in COMPLETE else trial.metrics  # once complete, the first result stands
+    complete = cut in COMPLETE and not joined  # a transaction is complete at its end
+    metrics = record().metrics if complete else trial.metrics  # once complete, the first result stands
     assert {k: run.data.metrics.get(k) for k in record().metrics} == {k: metrics.get(k) for k in record().metrics}
     assert metrics.items() <= {m.key: m.value for m in model.metrics}.items()
     assert len(model.metrics) == len({m.key for m in model.metrics})
+
+
+def test_what_is_written_after_the_files_is_one_transaction(uri, record):
+    """A driver that dies between two of these calls leaves a run and a model without files, and no version."""
+    _kill(uri, record(), "registered", joined=True)
+    (run,), (model,), versions = inventory(open_tracker(uri))
+    assert (run.info.status, run.data.metrics, list(versions)) == ("RUNNING", {}, [])
+    assert (str(model.status), model.metrics or []) == ("PENDING", [])
+
+
+def test_a_trial_is_written_in_few_transactions(tracker, record):
+    """One before the model's files and one after them. The registry's connection writes nothing of its own."""
+    tracker.log_trial(record("run-1"))  # the registered model is new
+    client, transactions = tracker.store.client, []
+    for store in (client._tracking_client.store, client._get_registry_client().store):
+        event.listen(
+            store.engine,
+            "before_cursor_execute",
+            lambda connection, cursor, statement, *_: (
+                transactions.append(id(connection.get_transaction()))
+                if statement.split()[0] in ("INSERT", "UPDATE", "DELETE")
+                else None
+            ),
+        )
+    tracker.log_trial(record("run-2"))
+    assert len(transactions) > 10, "writes"
+    assert len(set(transactions)) == 2
+
+
+def test_others_write_to_the_file_meanwhile(tracker, record):
+    """A second thread is not drawn into the transaction, and waits until it ends."""
+    client, written = tracker.store.client, []
+    experiment = client.get_experiment_by_name("experiment").experiment_id
+
+    def write():
+        written.append(client.create_run(experiment).info.run_id)
+
+    thread = threading.Thread(target=write)
+    with contextlib.suppress(ZeroDivisionError), one_transaction(client):
+        mine = client.create_run(experiment).info.run_id
+        thread.start()
+        thread.join(0.2)
+        assert not written, "the file is locked"
+        raise ZeroDivisionError
+    thread.join()
+    ids = {run.info.run_id for run in client.search_runs([experiment])}
+    assert written[0] in ids
+    assert mine not in ids
+
+
+def test_a_registered_model_that_was_deleted_is_made_again(tracker, record):
+    tracker.log_trial(record("run-1"))
+    client = tracker.store.client
+    client.delete_registered_model("demo")
+    assert tracker.log_trial(record("run-2")) == "models:/demo/1"
+    runs, models, versions = inventory(tracker)
+    assert (len(runs), len(models), len(versions)) == (2, 2, 1)
 
 
 def test_a_driver_killed_between_run_and_model_metrics_completes_them(tracker, record, monkeypatch):

@@ -78,15 +78,18 @@ class Folder:
         return sealed
 
 
-def upload(client: MlflowClient, model_id: str, mlflow_run_id: str, trial: TrialRecord, key: SigningKey | None) -> None:
-    """Upload a trial's model folder to the artifacts of a logged model. Existing files are replaced."""
+def upload(client: MlflowClient, model_id: str, mlflow_run_id: str, trial: TrialRecord, key: SigningKey | None) -> str:
+    """Upload a trial's model folder to the artifacts of a logged model, and return its seal for the tag SEAL_TAG.
+
+    Existing files are replaced.
+    """
     with tempfile.TemporaryDirectory(prefix="raydp-") as scratch:
         folder = Folder.of(trial, Path(scratch), model_id, mlflow_run_id)
         sealed = folder.seal(trial, model_id, key)
         for path in folder.as_they_are:
             client.log_model_artifact(model_id, str(path))
         client.log_model_artifacts(model_id, str(folder.written))
-    client.set_logged_model_tags(model_id, {SEAL_TAG: sealed.tag()})
+    return sealed.tag()
 
 
 def replace_cards(store: Store, model: LoggedModel, trial: TrialRecord, key: SigningKey | None) -> None:
