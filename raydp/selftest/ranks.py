@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 
 import torch
 
-from raydp.training.comm import Comm
+from raydp.training.comm import Comm, slice_of
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 60.0
@@ -30,6 +30,11 @@ class ThreadComm:
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         tensor.copy_(self._gathered(tensor.clone())[0])
+
+    def exchange_slices(self, vector: torch.Tensor) -> None:
+        for rank, values in enumerate(self._gathered(vector.clone())):
+            own = slice_of(rank, self.world_size, len(vector))
+            vector[own] = values[own]
 
     def broadcast_object(self, value: T) -> T:
         return self._gathered(value)[0]

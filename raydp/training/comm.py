@@ -23,8 +23,16 @@ class Comm(Protocol):
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Replace the tensor by rank 0's tensor, in place."""
 
+    def exchange_slices(self, vector: torch.Tensor) -> None:
+        """Replace every rank's slice of a vector (`slice_of`) by that rank's values, in place."""
+
     def broadcast_object(self, value: T) -> T:
         """Return rank 0's value on every rank."""
+
+
+def slice_of(rank: int, world_size: int, length: int) -> slice:
+    """Return the positions of a vector that are a rank's work: a slice for each rank, nearly of the same length."""
+    return slice(length * rank // world_size, length * (rank + 1) // world_size)
 
 
 class LocalComm:
@@ -41,6 +49,9 @@ class LocalComm:
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Do nothing: there is no other rank."""
+
+    def exchange_slices(self, vector: torch.Tensor) -> None:
+        """Do nothing: the whole vector is this rank's slice."""
 
     def broadcast_object(self, value: T) -> T:
         return value
@@ -59,6 +70,12 @@ class DistributedComm:
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         dist.broadcast(tensor, src=0)
+
+    def exchange_slices(self, vector: torch.Tensor) -> None:
+        for rank in range(self.world_size):
+            values = vector[slice_of(rank, self.world_size, len(vector))]
+            if len(values):
+                dist.broadcast(values, src=rank)
 
     def broadcast_object(self, value: T) -> T:
         box = [value]

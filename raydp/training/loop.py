@@ -18,7 +18,7 @@ from raydp.models.vector_layers import ExampleDropout, dropouts_of, dropping
 from raydp.tasks.base import Examples, Task
 from raydp.training import sharding
 from raydp.training.checkpoint import CheckpointStore
-from raydp.training.comm import Comm, LocalComm
+from raydp.training.comm import Comm, LocalComm, slice_of
 from raydp.training.gradients.memory import is_out_of_memory
 from raydp.training.gradients.microbatches import Units
 from raydp.training.gradients.thresholds import Clipping
@@ -95,9 +95,9 @@ def run(
 
     The update of a step is (Σ_i clipped gradient_i + noise) / b. b is the expected batch size, never the drawn one
     (Abadi et al. 2016, Algorithm 1; Hu et al. 2025, Algorithm 2, divides by the drawn one). With weights of units, the
-    clipped gradients are multiplied by the weights, and the noisy sum by their scale. The noise is drawn once, on rank
-    0, from the run's keyed stream. If the trained parameters are sharded, each rank alone holds a part of the gradient
-    and draws the same part of this noise.
+    clipped gradients are multiplied by the weights, and the noisy sum by their scale. The noise is drawn once, from the
+    run's keyed stream: each rank adds it to a slice of the sum, and the ranks exchange their slices. If the trained
+    parameters are sharded, each rank alone holds a part of the gradient and draws the same part of this noise.
 
     Raises:
         Paused: the context asked for a pause. The state is saved.
@@ -109,6 +109,7 @@ def run(
     parts = {name: sharding.part_of(p) for name, p in context.parameters.items()}
     in_parts = sharding.in_parts(context.parameters)
     holders = LocalComm(comm.device) if in_parts else comm  # the ranks that hold the same gradient as this rank
+    slices, noised = _shares_of_noise(total, parts, holders)
     dropouts = dropouts_of(context.model)
     canaries = context.canaries
     if canaries is not None:
@@ -135,17 +136,17 @@ def run(
         if canaries is not None:
             canaries.add(flat, rule.clipping)
         # Record the step in the ledger, then add the noise. An auditor sees the noisy sum.
-        if rule.noise_multiplier > 0 and holders.rank == 0:
+        if rule.noise_multiplier > 0:
             if context.ledger is not None and comm.rank == 0:
                 context.ledger.record(step)
-            _add_noise(total, parts, stream, step, rule.noise_multiplier, threshold, rule.noise)
+            _add_noise(slices, noised, stream, step, rule.noise_multiplier, threshold, rule.noise)
+        holders.exchange_slices(flat)
         if canaries is not None:
             canaries.observe(flat, threshold)
         # Divide by the expected batch size, and update the weights and the threshold.
         flat /= plan.batch_size
         if rule.weights is not None:
             flat *= rule.weights.scale
-        holders.broadcast(flat)
         if rule.schedule is not None:
             for group in rule.optimizer.param_groups:
                 group["lr"] = plan.learning_rate * rule.schedule.factor(step)
@@ -316,6 +317,28 @@ def _flat_views(
     return flat, total
 
 
+def _shares_of_noise(
+    total: Mapping[str, torch.Tensor], parts: Mapping[str, sharding.Part], holders: Comm
+) -> tuple[dict[str, torch.Tensor], dict[str, sharding.Part]]:
+    """Return what this rank adds noise to: its slice of each parameter's sum, and which part of the parameter that is.
+
+    Args:
+        total: the sums, in the order in which they lie in one vector.
+        parts: the part of each parameter that its sum is of.
+        holders: the ranks that hold these sums.
+    """
+    own = slice_of(holders.rank, holders.world_size, sum(gradient.numel() for gradient in total.values()))
+    slices, noised, first = {}, {}, 0
+    for name, gradient in total.items():
+        size = gradient.numel()
+        start, stop = (min(max(edge - first, 0), size) for edge in (own.start, own.stop))
+        slices[name] = gradient.view(-1)[start:stop]
+        held = parts[name]
+        noised[name] = sharding.Part(count=held.count, start=held.start + start, stop=held.start + stop)
+        first += size
+    return slices, noised
+
+
 def _add_noise(
     total: dict[str, torch.Tensor],
     parts: dict[str, sharding.Part],
@@ -325,13 +348,17 @@ def _add_noise(
     threshold: float,
     source: CorrelatedNoise,
 ) -> None:
-    """Add noise of std σ c to every coordinate of the sum that this rank holds, on a lattice.
+    """Add noise of std σ c to the sums, on a lattice.
 
     The noise of a parameter is from the stream of its name. The lattice is that of the whole sum.
+
+    Args:
+        total: sums, or slices of them; may be empty.
+        parts: the parts of all trained parameters that these sums are of.
     """
     lattice = lattice_step(threshold, sum(part.count for part in parts.values()))
     std = noise_multiplier * threshold * NOISE_WIDENING
-    for names in _drawn_together(total):
+    for names in _drawn_together(total, parts):
         views = [total[name].view(-1) for name in names]
         gradient = views[0] if len(views) == 1 else torch.cat(views)
         noise = source.normals(stream, {name: parts[name] for name in names}, step=step, device=gradient.device)
@@ -340,12 +367,15 @@ def _add_noise(
             torch._foreach_copy_(views, gradient.split([len(view) for view in views]))
 
 
-def _drawn_together(total: Mapping[str, torch.Tensor]) -> list[list[str]]:
-    """Return the names in groups. A GPU is kept busy by many small parameters at once; a CPU by one at a time."""
+def _drawn_together(total: Mapping[str, torch.Tensor], parts: Mapping[str, sharding.Part]) -> list[list[str]]:
+    """Return the names in groups. A GPU is kept busy by many small whole parameters at once; a CPU by one at a time."""
     groups: list[list[str]] = []
     room = 0
     for name, gradient in total.items():
-        size = gradient.numel() if gradient.device.type in MANY_AT_ONCE else DRAWN_TOGETHER
+        if not gradient.numel():
+            continue
+        together = gradient.device.type in MANY_AT_ONCE and parts[name].is_whole
+        size = gradient.numel() if together else DRAWN_TOGETHER
         if not groups or size > room:
             groups.append([])
             room = DRAWN_TOGETHER

@@ -11,7 +11,7 @@ import torch
 from raydp.methods import base, dp, output_perturbation
 from raydp.methods.dp import DPSGD, DPAdam
 from raydp.methods.output_perturbation import OutputPerturbation
-from raydp.selftest import observe
+from raydp.selftest import observe, ranks
 from raydp.selftest.base import Check
 from raydp.selftest.checks import audit, noise
 from raydp.selftest.checks.audit import audit_check, mu_lower_bound
@@ -22,7 +22,7 @@ from raydp.selftest.checks.sensitivity import sensitivity_checks
 from raydp.selftest.subjects import DTYPES, toy_subjects
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.text.token_loss import IGNORE, token_nll
-from raydp.training import loop
+from raydp.training import comm, loop
 from raydp.training.gradients import clipping, layers, vjp
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.thresholds import Clipping
@@ -32,8 +32,12 @@ from raydp.training.trial_plan import TrialPlan
 from tests.marks import slow_after
 from tests.selftest.faults import rewrite
 
-NOISE = "if rule.noise_multiplier > 0 and holders.rank == 0:"
-ADD = "_add_noise(total, parts, stream, step, rule.noise_multiplier, threshold, rule.noise)"
+NOISE = "if rule.noise_multiplier > 0:"
+ADD = "_add_noise(slices, noised, stream, step, rule.noise_multiplier, threshold, rule.noise)"
+BY_EACH = ADD.replace(
+    "slices, noised, stream", "total, parts, KeyedStream(key=key, run_id=f'{plan.run_id}{comm.rank}')"
+)
+EXCHANGE = "holders.exchange_slices(flat)"
 SUM = "holders.all_reduce_sum(flat)"
 
 
@@ -205,24 +209,24 @@ def test_a_divisor_that_is_not_the_expected_batch_size(plant: pytest.MonkeyPatch
         ([(ADD, "pass")], "noise variance"),
         ([(ADD, ADD.replace("threshold", "threshold * 1.05"))], "noise variance"),
         ([(ADD, f"{ADD} if float(sums[3]) else None")], "noise variance in each step and parameter"),
-        ([(ADD, ADD.replace("total,", "dict(list(total.items())[:1]),"))], "noise variance in each step and parameter"),
+        ([(ADD, ADD.replace("slices,", "dict(list(slices.items())[:1]),"))],
+         "noise variance in each step and parameter"),
         ([(ADD, ADD.replace("step,", "0,"))], "noise of two steps"),
         ([("run_id=plan.run_id", 'run_id="the same"')], "noise of two runs"),
         ([("key=key, run_id", "key=bytes(32), run_id")], "noise of two keys"),
         ([(ADD, ADD.replace("stream", "KeyedStream(key=bytes(31) + bytes([step]), run_id='')"))], "noise of two runs"),
         # Before the sum over workers, from a stream each: variance 2 in two workers, right in one.
-        ([(SUM, ""), (NOISE, "if rule.noise_multiplier > 0:"),
-          (ADD, f"_add_noise(total, parts, KeyedStream(key=key, run_id=f'{{plan.run_id}}{{comm.rank}}'), step, "
-                f"rule.noise_multiplier, threshold, rule.noise); {SUM}")], "noise variance, 2 workers"),
-        # After the sum, by each worker for itself, and not broadcast: the workers' models part.
-        ([(NOISE, "if rule.noise_multiplier > 0:"), ("holders.broadcast(flat)", ""),
-          (ADD, ADD.replace("stream", "KeyedStream(key=key, run_id=f'{plan.run_id}{comm.rank}')"))],
-         "noise of 2 workers is the same"),
+        ([(SUM, ""), (ADD, f"{BY_EACH}; {SUM}")], "noise variance, 2 workers"),
+        # After the sum, by each worker for itself, and not exchanged: the workers' models part.
+        ([(EXCHANGE, ""), (ADD, BY_EACH)], "noise of 2 workers is the same"),
+        ([(EXCHANGE, "")], "noise of 2 workers is the same"),
+        # Each worker sees its own slice with noise and the others' without it.
+        ([(NOISE, "if rule.noise_multiplier > 0 and holders.rank == 0:")], "noise variance, 2 workers"),
         ([(NOISE, "if rule.noise_multiplier > 0 and holders.rank == 1:")], "noise variance"),
     ],
     ids=["twice", "never", "5 % more", "not on an empty batch", "not on every parameter", "same in every step",
          "same in every run", "same under every key", "from the step alone", "once per worker", "each worker its own",
-         "not on the first"],
+         "slices not exchanged", "on the first slice alone", "not on the first"],
 )  # fmt: skip
 def test_wrong_noise(plant: pytest.MonkeyPatch, changes: list[tuple[str, str]], caught: str) -> None:
     rewrite(plant, loop, "run", *changes)
@@ -230,6 +234,15 @@ def test_wrong_noise(plant: pytest.MonkeyPatch, changes: list[tuple[str, str]], 
     assert caught in found
     if "2 workers" in caught:
         assert "noise variance" not in found, "one worker alone cannot tell"
+
+
+@pytest.mark.parametrize("lost", ["length * (rank + 1) // world_size - 1)", "length * (rank + 1) // world_size // 2)"])
+def test_slices_of_the_workers_that_leave_coordinates_without_noise(plant: pytest.MonkeyPatch, lost: str) -> None:
+    """Also a single one, whose variance is lost in that of all."""
+    rewrite(plant, comm, "slice_of", ("length * (rank + 1) // world_size)", lost))
+    for module in (loop, ranks):
+        plant.setattr(module, "slice_of", comm.slice_of)
+    assert "noise of 2 workers is that of one" in failed(noise_checks(DPSGD()))
 
 
 def test_noise_that_is_narrower_than_sigma(plant: pytest.MonkeyPatch) -> None:

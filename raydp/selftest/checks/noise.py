@@ -44,6 +44,8 @@ NUM_STEPS, MOST_STEPS, NUM_LAYERS, WIDTH = 6, 32, 2, 32
 """Correlated noise gets more steps, up to a limit. Longer lags are not checked."""
 RUN_IDS = tuple(f"selftest/noise/{k}" for k in range(4))
 RANKS = 2
+SAME = 0.01
+"""Largest difference between noises that are the same but for rounding. Noise that is not there differs by 1."""
 WIDENED = 1 + 2.0**-13 + 1e-5
 """Least std of the noise over σ c: the sensitivity of the rounded sum over c (docs/privacy.md). It is a number of its
 own, so that the code's constants are compared with something."""
@@ -70,6 +72,10 @@ def noise_checks(method: NoisyMethod) -> list[Check]:
         check(
             f"noise of {RANKS} workers is the same", np.abs(shared[0] - shared[1]).max(), 0, 0,
             "largest difference between the workers' noise, in units of its std",
+        ),
+        check(
+            f"noise of {RANKS} workers is that of one", np.abs(shared[0] - alone[0]).max(), 0, SAME,
+            "largest difference on a coordinate, in units of its std; the sums are added in another order",
         ),
         check(
             "updates that are not accounted", _not_accounted(method), 0, 0,
