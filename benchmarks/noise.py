@@ -24,8 +24,11 @@ import torch
 import ways
 from machine import describe
 
-from raydp.training.noise.lattice import NOISE_WIDENING, add_lattice_noise, lattice_step
+from raydp.training import loop
+from raydp.training.noise.correlated import CorrelatedNoise
+from raydp.training.noise.lattice import NOISE_WIDENING
 from raydp.training.noise.stream import TEST_KEY, KeyedStream
+from raydp.training.sharding import part_of
 
 CASES = ("lora", "gpt2-256", "gpt2-768")
 NUM_EXAMPLES = 32
@@ -36,7 +39,7 @@ def draws(totals: dict[str, torch.Tensor]) -> dict[str, Callable[[], Any]]:
     """What is timed, by name."""
     stream = KeyedStream(key=TEST_KEY, run_id="benchmark")
     generator = torch.Generator().manual_seed(0)
-    lattice = lattice_step(MAX_GRAD_NORM, sum(t.numel() for t in totals.values()))
+    parts = {name: part_of(total) for name, total in totals.items()}
     std = SIGMA * MAX_GRAD_NORM * NOISE_WIDENING
 
     def keyed() -> None:
@@ -44,9 +47,7 @@ def draws(totals: dict[str, torch.Tensor]) -> dict[str, Callable[[], Any]]:
             stream.normal(total.numel(), step=0, purpose="noise", name=name)
 
     def keyed_and_added() -> None:
-        for name, total in totals.items():
-            noise = stream.normal_on(total.device, total.numel(), step=0, purpose="noise", name=name)
-            add_lattice_noise(total, noise, std=std, step=lattice)
+        loop._add_noise(totals, parts, stream, 0, SIGMA, MAX_GRAD_NORM, CorrelatedNoise())
 
     def torchs() -> None:
         for total in totals.values():

@@ -360,11 +360,13 @@ def _add_noise(
     std = noise_multiplier * threshold * NOISE_WIDENING
     for names in _drawn_together(total, parts):
         views = [total[name].view(-1) for name in names]
-        gradient = views[0] if len(views) == 1 else torch.cat(views)
-        noise = source.normals(stream, {name: parts[name] for name in names}, step=step, device=gradient.device)
-        add_lattice_noise(gradient, noise, std=std, step=lattice)
+        sums = views[0] if len(views) == 1 else torch.cat(views)
+        drawn = source.pieces(stream, {name: parts[name] for name in names}, step=step, device=sums.device)
+        for place, noise in drawn:
+            gradient = sums[place]
+            add_lattice_noise(gradient, noise, std=std, step=lattice)
         if len(views) > 1:
-            torch._foreach_copy_(views, gradient.split([len(view) for view in views]))
+            torch._foreach_copy_(views, sums.split([len(view) for view in views]))
 
 
 def _drawn_together(total: Mapping[str, torch.Tensor], parts: Mapping[str, sharding.Part]) -> list[list[str]]:

@@ -60,7 +60,7 @@ def test_noise_that_repeats_after_some_steps(monkeypatch: pytest.MonkeyPatch, wh
     if where == "loop":
         rewrite(monkeypatch, loop, "_add_noise", ("step=step, device", f"step={cut}, device"))
     elif where == "noise":
-        rewrite(monkeypatch, CorrelatedNoise, "_row", ("step=step", f"step={cut}"))
+        rewrite(monkeypatch, CorrelatedNoise, "_row_pieces", ("step=step", f"step={cut}"))
     else:
         rewrite(monkeypatch, KeyedStream, "_subkey", ("self.run_id, step,", f"self.run_id, {cut},"))
     found = failed(repeat_checks(DPSGD()))
@@ -69,7 +69,7 @@ def test_noise_that_repeats_after_some_steps(monkeypatch: pytest.MonkeyPatch, wh
 
 
 def test_correlated_noise_that_repeats_after_256_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    rewrite(monkeypatch, CorrelatedNoise, "_row", ("step=step", "step=step % 256"))
+    rewrite(monkeypatch, CorrelatedNoise, "_row_pieces", ("step=step", "step=step % 256"))
     assert BY_RUN in failed(repeat_checks(DPMF(num_bands=4)))
 
 
@@ -122,7 +122,7 @@ def in_single_precision(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     elif where == "uniforms":
         rewrite(
             monkeypatch, KeyedStream, "uniform",
-            ("words >> np.uint64(11)", "words >> np.uint64(40)"), ("2.0**-53", "2.0**-24"),
+            ("words >>= np.uint64(11)", "words >>= np.uint64(40)"), ("2.0**-53", "2.0**-24"),
         )  # fmt: skip
     else:
         rewrite(monkeypatch, lattice, "add_lattice_noise", ("(draws * (std", "(draws.float().double() * (std"))

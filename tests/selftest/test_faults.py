@@ -259,7 +259,7 @@ def test_noise_that_does_not_pay_for_rounding(plant: pytest.MonkeyPatch) -> None
 
 
 def test_the_same_noise_on_every_parameter(plant: pytest.MonkeyPatch) -> None:
-    rewrite(plant, CorrelatedNoise, "_row", ("name=name", 'name=""'))
+    rewrite(plant, CorrelatedNoise, "_row_pieces", ("name=name", 'name=""'))
     assert "noise of two parameters" in failed(noise_checks(DPSGD()))
 
 

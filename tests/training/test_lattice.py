@@ -100,7 +100,7 @@ def test_what_a_step_releases_are_multiples_of_a_public_step() -> None:
         (loop, "_add_noise", ("add_lattice_noise(gradient, noise, std=std, step=lattice)",
                               "gradient += (noise * std).to(gradient).view_as(gradient)")),
         (lattice, "add_lattice_noise", ("* (std / step)).round_()", "* (std / step))")),
-        (lattice, "add_lattice_noise", (".div_(step).round_()", ".div_(step)")),
+        (lattice, "add_lattice_noise", (".mul_(1 / step).round_()", ".mul_(1 / step)")),
         (loop, "_add_noise", ("lattice_step(threshold,",
                               "lattice_step(float(max(map(torch.norm, total.values()))) / 7,")),
         (loop, "_add_noise", ("lattice_step(threshold,", "lattice_step(threshold * 1e3,")),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from raydp.training.noise.stream import CPU, KeyedStream
 from raydp.training.sharding import Part
+
+SMALL = 1 << 15
+"""Number of coordinates up to which noise is drawn at once. It fits the cache, and pieces would cost more calls."""
 
 
 class CorrelatedNoise:
@@ -52,17 +55,36 @@ class CorrelatedNoise:
         self._done[name] = step + 1
         return past[0].to(device)
 
-    def normals(
+    def pieces(
         self, stream: KeyedStream, parts: Mapping[str, Part], *, step: int, device: torch.device
-    ) -> torch.Tensor:
-        """Return a step's noise on the held parts of several parameters, one after another."""
-        if len(parts) > 1 and not self._below and all(part.is_whole for part in parts.values()):
+    ) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Draw a step's noise on the held parts of several parameters, which lie one after another.
+
+        Yields:
+            Positions, and the noise there. Each position comes once, in no order. Independent noise on one large part
+            comes in pieces that fit the cache, so that it is never whole in memory.
+        """
+        lengths = [part.stop - part.start for part in parts.values()]
+        if len(parts) == 1 and lengths[0] > SMALL and not self._below:
+            ((name, part),) = parts.items()
+            yield from self._row_pieces(stream, part, step, name, device)
+        elif len(parts) > 1 and not self._below and all(part.is_whole for part in parts.values()):
             counts = {name: part.count for name, part in parts.items()}
-            return stream.normals_on(device, counts, step=step, purpose="noise")
-        drawn = [self.normal(stream, part, step=step, name=name, device=device) for name, part in parts.items()]
-        return drawn[0] if len(drawn) == 1 else torch.cat(drawn)
+            yield slice(None), stream.normals_on(device, counts, step=step, purpose="noise")
+        else:
+            drawn = [self.normal(stream, part, step=step, name=name, device=device) for name, part in parts.items()]
+            yield slice(None), drawn[0] if len(drawn) == 1 else torch.cat(drawn)
 
     def _row(self, stream: KeyedStream, part: Part, step: int, name: str, device: torch.device) -> torch.Tensor:
         """Return z_t."""
+        row = torch.empty(part.stop - part.start, dtype=torch.float64, device=device)
+        for place, normals in self._row_pieces(stream, part, step, name, device):
+            row[place] = normals
+        return row
+
+    def _row_pieces(
+        self, stream: KeyedStream, part: Part, step: int, name: str, device: torch.device
+    ) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Draw z_t in pieces."""
         held = slice(part.start, part.stop)
-        return stream.normal_on(device, part.count, step=step, purpose="noise", name=name, part=held)
+        return stream.normal_pieces(device, part.count, step=step, purpose="noise", name=name, part=held)

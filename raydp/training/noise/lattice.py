@@ -60,16 +60,16 @@ def add_lattice_noise(gradient: torch.Tensor, noise: torch.Tensor, *, std: float
         step: Δ, from `lattice_step`.
 
     Guarantee:
-        For Gaussian noise, the result is a function of the Gaussian mechanism's output on the rounded sum. Division by
-        a power of two and rounding to an integer are exact. The sum of two integers in floating point is a function of
-        their exact sum, even above 2^53. So is the conversion to the gradient's own dtype, whose values of this size
-        are also multiples of the step.
+        For Gaussian noise, the result is a function of the Gaussian mechanism's output on the rounded sum. 1 / step is
+        a power of two, so a product with it and rounding to an integer are exact. The sum of two integers in floating
+        point is a function of their exact sum, even above 2^53. So is the conversion to the gradient's own dtype, whose
+        values of this size are also multiples of the step.
     """
     flat = gradient.view(-1)
     size = CACHED.get(gradient.device.type, CACHED["cpu"])
     for part, draws in zip(flat.split(size), noise.split(size), strict=True):
         integers = (draws * (std / step)).round_()
-        integers.add_(part.double().div_(step).round_())
+        integers.add_(part.double().mul_(1 / step).round_())
         part.copy_(integers.mul_(step))
 
 

@@ -30,6 +30,8 @@ from raydp.training.noise import chacha
 KEY_BYTES = 32
 CHUNK_PAIRS = {"cpu": 1 << 15, "cuda": 1 << 21}
 """Number of pairs of normals that are computed at a time, so that they fit the cache of the processor or of the GPU."""
+_ZEROS = memoryview(bytes(8 * (CHUNK_PAIRS["cpu"] + chacha.BLOCK_WORDS)))
+"""What ChaCha20 encrypts, to give its key stream. Zeros for one chunk are made once."""
 CPU = torch.device("cpu")
 TEST_KEY = bytes(KEY_BYTES)
 """The fixed, public key of `privacy.noise_key: test`. Records of runs that use it are not certified."""
@@ -73,7 +75,8 @@ class KeyedStream:
         They are midpoints of 2^53 equal cells, never 0. Above 1/2 they are rounded to 53 bits, the last one to 1.
         """
         words = self.bits(count, step=step, purpose=purpose, name=name, start=start)
-        uniform = (words >> np.uint64(11)).view(np.int64).astype(np.float64)
+        words >>= np.uint64(11)
+        uniform = words.view(np.int64).astype(np.float64)
         uniform += 0.5
         uniform *= 2.0**-53
         return uniform
@@ -87,21 +90,38 @@ class KeyedStream:
     def normal_on(
         self, device: torch.device, count: int, *, step: int, purpose: str, name: str = "", part: slice = slice(None)
     ) -> torch.Tensor:
-        """Return independent standard normals (Box and Muller 1958), fp64, drawn on a device.
+        """Return independent standard normals, fp64, drawn on a device.
 
         Args:
             count: length of the whole stream.
             part: the part to draw, without stride. The result is that part of all normals, at the cost of this part.
 
         Returns:
-            [length of part]. The pair of uniforms at positions i and half + i gives the values at these positions,
-            where half = count / 2, rounded up. Values are the same on every machine and device, up to the last bits of
-            logarithm, sine and cosine.
+            [length of part], the pieces of `normal_pieces`.
+        """
+        start, stop, _ = part.indices(count)
+        drawn = torch.empty(max(0, stop - start), dtype=torch.float64, device=device)
+        for place, normals in self.normal_pieces(device, count, step=step, purpose=purpose, name=name, part=part):
+            drawn[place] = normals
+        return drawn
+
+    def normal_pieces(
+        self, device: torch.device, count: int, *, step: int, purpose: str, name: str = "", part: slice = slice(None)
+    ) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Draw independent standard normals (Box and Muller 1958), fp64, on a device, in pieces that fit its cache.
+
+        Args:
+            count: length of the whole stream.
+            part: the part to draw, without stride. It is that part of all normals, at the cost of this part.
+
+        Yields:
+            Positions in the part, and the normals there. Each position comes once, in no order. The pair of uniforms at
+            positions i and half + i gives the values at these positions, where half = count / 2, rounded up. Values are
+            the same on every machine and device, up to the last bits of logarithm, sine and cosine.
         """
         start, stop, stride = part.indices(count)
         assert stride == 1, "a part has no stride"
         half = (count + 1) // 2
-        drawn = torch.empty(max(0, stop - start), dtype=torch.float64, device=device)
         cosines, sines = (start, min(stop, half)), (max(start, half) - half, stop - half)
         for first, last in _chunks(CHUNK_PAIRS.get(device.type, CHUNK_PAIRS["cpu"]), cosines, sines):
             radius, angle = (
@@ -110,10 +130,9 @@ class KeyedStream:
             )
             _to_polar(radius, angle)
             if cosines[0] <= first < cosines[1]:
-                torch.mul(radius, angle.cos(), out=drawn[first - start : last - start])
+                yield slice(first - start, last - start), radius * angle.cos()
             if sines[0] <= first < sines[1]:
-                torch.mul(radius, angle.sin(), out=drawn[half + first - start : half + last - start])
-        return drawn
+                yield slice(half + first - start, half + last - start), radius * angle.sin()
 
     def _uniform_on(
         self, device: torch.device, count: int, *, step: int, purpose: str, name: str, start: int
@@ -163,7 +182,8 @@ def _words(subkey: bytes, start: int, count: int) -> NDArray[np.uint64]:
     block, skip = divmod(start, chacha.BLOCK_WORDS)
     encryptor = Cipher(ChaCha20(subkey, block.to_bytes(16, "little")), mode=None).encryptor()
     stream = np.empty(8 * (skip + count), np.uint8)
-    encryptor.update_into(bytes(len(stream)), stream.data)
+    zeros = _ZEROS[: len(stream)] if len(stream) <= len(_ZEROS) else bytes(len(stream))
+    encryptor.update_into(zeros, stream.data)
     return stream.view("<u8")[skip:]
 
 
