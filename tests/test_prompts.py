@@ -19,12 +19,12 @@ from raydp.sweep.store.transfer import SharedFolder
 from raydp.tasks.base import Batch
 from raydp.tasks.text.token_loss import token_nll
 from raydp.training.comm import LocalComm
-from tests.marks import slow_after
 
 SPEC = Path(__file__).parents[1] / "docs" / "specs" / "prompt_dpsgd.yaml"
 
 
-@pytest.mark.parametrize("kind", slow_after(1, ["soft_prompt", "prefix"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["soft_prompt", "prefix"])
 def test_a_run_of_prompt_dpsgd(kind: str, tmp_path: Path) -> None:
     """On fewer examples and steps; what is saved is what was measured."""
     written = yaml.safe_load(SPEC.read_text())

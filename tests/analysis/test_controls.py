@@ -69,6 +69,7 @@ def test_controls_that_not_every_run_has_are_left_out() -> None:
     np.testing.assert_allclose(measured_values(points, secrets, "logprob"), gains - 1)
 
 
+@pytest.mark.slow
 def test_the_stated_error_of_a_difference_is_the_one_that_other_controls_would_give() -> None:
     """Both configurations have the same true score. Secrets and controls react to each by themselves."""
     rng = np.random.default_rng(1)

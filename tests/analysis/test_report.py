@@ -18,7 +18,7 @@ from analysis.selection.by_threshold import selections_by_threshold
 from analysis.selection.constraints import Constraints
 from analysis.selection.words import in_words
 from analysis.tables.utility_filter import shown_threshold, within
-from tests.marks import slow_after, slow_unless
+from tests.marks import slow_unless
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +269,8 @@ def test_the_printed_threshold_selects_what_the_page_says(page, points):
     assert float(live["start_text"]) == MAX_LOSS
 
 
-@pytest.mark.parametrize("gain", slow_after(1, [0.5, 0.77, 0.9, 0.95]))
+@pytest.mark.slow
+@pytest.mark.parametrize("gain", [0.5, 0.77, 0.9, 0.95])
 def test_the_threshold_reads_the_same_everywhere_and_selects_the_same(points, tmp_path, gain):
     """In the steps that the command prints, in the report's text and beside the slider."""
     options = {"min_utility_gain": gain, "base_utility_loss": 3.4}

@@ -36,7 +36,6 @@ from raydp.training.trial import Paused, TrainingContext
 from raydp.training.trial_plan import TrialPlan
 from tests.builders.models import byte_tokenizer, gpt2, llama
 from tests.builders.specs import small_spec
-from tests.marks import slow_after
 
 TOKENIZER = byte_tokenizer()
 ADAPTERS = {
@@ -293,7 +292,8 @@ def test_what_does_not_fit_is_refused_before_training(tmp_path: Path) -> None:
 SPEC = Path(__file__).parents[2] / "docs" / "specs" / "prompt_pate.yaml"
 
 
-@pytest.mark.parametrize("teachers", slow_after(1, ["prompted", "trained"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("teachers", ["prompted", "trained"])
 def test_a_run_of_the_spec(teachers: str, tmp_path: Path) -> None:
     """As a worker does it, in this process: with the spec's teachers, and with trained adapters in their place."""
     written = load_spec(SPEC).model_dump(mode="json") | {"storage": str(tmp_path)}

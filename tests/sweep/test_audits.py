@@ -24,7 +24,6 @@ from raydp.tracking import find_models, promote_model
 from search_spaces import Configuration
 from tests.builders.specs import small_spec
 from tests.conftest import Answer
-from tests.marks import slow_after
 from tests.sweep.audited import begun, trained
 from tests.sweep.trained import SCORES, Trained, TrainedSpec
 
@@ -156,7 +155,8 @@ GRADIENT: dict[str, Any] = {"canary": "gradient", "num_canaries": 900, "confiden
 """Options of an audit with gradient canaries."""
 
 
-@pytest.mark.parametrize("name", slow_after(1, ["HalfNoise", "DPAdam", "TwiceDrawn"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["HalfNoise", "DPAdam", "TwiceDrawn"])
 def test_gradient_canaries_find_half_of_the_noise_and_twice_the_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

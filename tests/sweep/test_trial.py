@@ -165,6 +165,7 @@ def test_computing_layers_again_changes_no_result(tmp_path: Path, model: dict[st
     assert {w.dtype for w in weights.values()} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_a_sweep_of_few_steps_does_not_compute_the_frozen_prefix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,6 @@ from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.thresholds import Clipping
 from tests.builders.models import byte_tokenizer, gpt2, llama
 from tests.builders.specs import small_spec
-from tests.marks import slow_after
 
 WORDS = {"negative": "-", "positive": "+"}
 REVIEWS = {"name": "text_classification", "num_reviews": 200, "label_words": WORDS}
@@ -285,7 +284,8 @@ def test_the_words_of_demonstrations() -> None:
     )
 
 
-@pytest.mark.parametrize("name", slow_after(1, ["dp_adam", "dp_sgd", "nonprivate", "werm"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dp_adam", "dp_sgd", "nonprivate", "werm"])
 def test_methods_train_on_texts(name: str, tmp_path: Path) -> None:
     """As a worker does it, in this process."""
     method: dict[str, Any] = {"name": name, "max_grad_norm": 0.5} if name.startswith("dp") else {"name": name}
