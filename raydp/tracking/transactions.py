@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 _PRAGMAS = ("foreign_keys = ON", "busy_timeout = 20000", "case_sensitive_like = true")
-"""What MLflow sets in every session on SQLite (mlflow.store.db.utils). Only outside of a transaction does it count."""
+"""What MLflow sets in every session on SQLite (mlflow.store.db.utils). Inside a transaction it has no effect."""
 
 
 def has_transactions(client: MlflowClient) -> bool:
@@ -27,47 +28,71 @@ def has_transactions(client: MlflowClient) -> bool:
 def one_transaction(client: MlflowClient) -> Iterator[None]:
     """Commit all that this thread writes in the block at its end, or nothing if the block raises.
 
-    After a call that MLflow has rolled back by itself, every further call raises MlflowException. Other threads that
-    use the store keep their own transactions. Behind a server the block changes nothing.
+    After a call that MLflow has rolled back by itself, every further call raises MlflowException. Other threads keep
+    their own transactions. Behind a server the block changes nothing. Blocks must not be nested.
+
+    Raises:
+        MlflowException: the file could not be written, with the code that MLflow itself has for this.
     """
     stores = _sql_stores(client)
     if not stores:
         yield
         return
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import TEMPORARILY_UNAVAILABLE
     from mlflow.store.db.utils import _get_managed_session_maker
     from sqlalchemy import text
+    from sqlalchemy.exc import OperationalError
     from sqlalchemy.orm import sessionmaker
 
-    with stores[0].engine.connect() as connection:
-        for pragma in _PRAGMAS:
-            connection.execute(text(f"PRAGMA {pragma}"))
-        connection.commit()
-        sessions = sessionmaker(bind=connection, join_transaction_mode="rollback_only")
-        joined = _get_managed_session_maker(sessions, "set up already")  # type: ignore[no-untyped-call]
-        with connection.begin(), _replaced(stores, joined):
-            yield
+    url = str(stores[0].engine.url)
+    for store in stores:
+        if not isinstance(store.ManagedSessionMaker, _Routed):
+            store.ManagedSessionMaker = _Routed(url, store.ManagedSessionMaker)
+    try:
+        with stores[0].engine.connect() as connection:
+            for pragma in _PRAGMAS:
+                connection.execute(text(f"PRAGMA {pragma}"))
+            connection.commit()
+            sessions = sessionmaker(bind=connection, join_transaction_mode="rollback_only")
+            joined = _get_managed_session_maker(sessions, "set up already")  # type: ignore[no-untyped-call]
+            with connection.begin(), _joining(url, joined):
+                yield
+    except OperationalError as error:  # at the end of the transaction; within it MLflow translates
+        raise MlflowException(str(error), error_code=TEMPORARILY_UNAVAILABLE) from error
+
+
+@dataclass
+class _Joined(threading.local):
+    """The makers of sessions that this thread uses now: address of a store -> maker."""
+
+    makers: dict[str, Any] = field(default_factory=dict)
+
+
+_JOINED = _Joined()
+
+
+@dataclass(frozen=True)
+class _Routed:
+    """Makes a store's sessions: those of the thread's transaction if there is one, else those of MLflow."""
+
+    url: str
+    original: Any
+
+    def __call__(self, read_only: bool = True) -> AbstractContextManager[Any]:
+        session: AbstractContextManager[Any] = _JOINED.makers.get(self.url, self.original)(read_only=read_only)
+        return session
 
 
 @contextmanager
-def _replaced(stores: list[Any], joined: Any) -> Iterator[None]:
-    """Let this thread's calls of MLflow's stores take their sessions from `joined`."""
-    own, before = threading.get_ident(), [store.ManagedSessionMaker for store in stores]
-
-    def routed(original: Any) -> Any:
-        def session(read_only: bool = True) -> AbstractContextManager[Any]:
-            maker = joined if threading.get_ident() == own else original
-            opened: AbstractContextManager[Any] = maker(read_only=read_only)
-            return opened
-
-        return session
-
-    for store, original in zip(stores, before, strict=True):
-        store.ManagedSessionMaker = routed(original)
+def _joining(url: str, maker: Any) -> Iterator[None]:
+    """Let this thread's calls of MLflow's stores take their sessions from `maker`."""
+    assert url not in _JOINED.makers, "blocks are not nested"
+    _JOINED.makers[url] = maker
     try:
         yield
     finally:
-        for store, original in zip(stores, before, strict=True):
-            store.ManagedSessionMaker = original
+        del _JOINED.makers[url]
 
 
 def _sql_stores(client: MlflowClient) -> list[Any]:

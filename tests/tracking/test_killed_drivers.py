@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import sqlite3
 import threading
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import ViewType
 from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 
-from raydp.tracking import trials
+from raydp.tracking import NotDeliveredError, trials
 from raydp.tracking.transactions import one_transaction
 from raydp.tracking.trials import MODEL_URI_TAG, TrialWriter
 from tests.marks import slow_after
@@ -58,7 +60,7 @@ def _kill(uri, trial, cut, joined=False):
 
 
 @pytest.mark.parametrize("changed", slow_after(1, [False, True]), ids=["same record", "trained again"])
-@pytest.mark.parametrize("joined", [False, True], ids=["call by call", "in transactions"])
+@pytest.mark.parametrize("joined", slow_after(1, [False, True]), ids=["call by call", "in transactions"])
 @pytest.mark.parametrize("cut", slow_after(5, CUTS))
 def test_a_killed_driver_leaves_one_run_and_one_version(uri, record, cut, joined, changed):
     """Killed anywhere, then resumed with the same result or with another one (a retrained trial)."""
@@ -128,6 +130,36 @@ def test_others_write_to_the_file_meanwhile(tracker, record):
     ids = {run.info.run_id for run in client.search_runs([experiment])}
     assert written[0] in ids
     assert mine not in ids
+
+
+def test_two_threads_write_trials_at_the_same_time(tracker, record):
+    """Each in its own transactions. One waits for the other."""
+    written, threads = [], []
+    for number in range(4):
+        trial = record(f"run-{number}")
+        threads.append(threading.Thread(target=lambda trial=trial: written.append(tracker.log_trial(trial))))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    runs, models, versions = inventory(tracker)
+    assert len(set(written)) == len(runs) == len(models) == len(versions) == 4
+
+
+def test_a_file_that_cannot_be_written_at_the_end_of_a_transaction_is_away(tracker, record, monkeypatch):
+    """As with MLflow's own transactions: what was not delivered waits, and nothing is half-written."""
+    tracker.log_trial(record("run-1"))
+    engine = tracker.store.client._tracking_client.store.engine
+
+    def full(connection):
+        raise OperationalError("COMMIT", {}, sqlite3.OperationalError("database or disk is full"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.dialect, "do_commit", full)
+        with pytest.raises(NotDeliveredError):
+            tracker.log_trial(record("run-2"))
+    assert tracker.log_trial(record("run-2")) == "models:/demo/2"
+    assert [len(found) for found in inventory(tracker)] == [2, 2, 2]
 
 
 def test_a_registered_model_that_was_deleted_is_made_again(tracker, record):
