@@ -39,7 +39,7 @@ FLOW = {
     "raydp.scores": ["requests", "base", "language", "membership", "model_distance", "prompt_search", "memorisation"],
     "raydp.tracking": [
         "portable", "store", "records", "base", "delivery", "sealing", "models", "serving", "promotions", "alarms",
-        "lookup", "trials", "registry", "runs", "opening", "later",
+        "lookup", "transactions", "trials", "registry", "runs", "opening", "later",
     ],
     "raydp.sweep": [
         "names", "store", "listing", "engine", "ending", "private_selection", "planning", "driver", "api",

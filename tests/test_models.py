@@ -379,6 +379,13 @@ def test_an_adapter_that_is_ambiguous_is_refused(adapter: dict[str, Any], messag
         AdapterSpec.model_validate(adapter)
 
 
+def test_feedforward_layers_that_the_model_lacks_are_refused(base: models.PretrainedModel) -> None:
+    """With all-linear only the model itself knows which layers there are."""
+    adapter = AdapterSpec(type="ia3", target_modules="all-linear", feedforward_modules=("down_proj", "fc_in"))
+    with pytest.raises(ValueError, match=r"feedforward_modules must be linear layers of the model .*, got fc_in\."):
+        adapters.attach_adapter(base, adapter)
+
+
 def test_modules_beside_an_adapter_are_trained_in_float32() -> None:
     with pytest.raises(ValueError, match=r"model\.dtype must be float32 with adapter\.modules_to_save, got bfloat16"):
         ModelSpec(name="tiny", adapter=BESIDE, dtype="bfloat16")

@@ -124,6 +124,11 @@ def _peft_config(
     targets = _all_linear(model) if adapter.target_modules == ALL_LINEAR else list(adapter.target_modules)
     layers, whole = adapter.layers_to_transform, _whole_modules(model, adapter.modules_to_save)
     if adapter.type == "ia3":
+        if unknown := sorted(set(adapter.feedforward_modules) - set(targets)):
+            raise ValueError(
+                f"model.adapter.feedforward_modules must be linear layers of the model ({', '.join(targets)}), got "
+                f"{', '.join(unknown)}. Correct it."
+            )
         return IA3Config(
             target_modules=_in_layers(model, targets, layers),
             feedforward_modules=_in_layers(model, adapter.feedforward_modules, layers),

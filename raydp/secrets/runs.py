@@ -53,6 +53,11 @@ class NonPrivateRuns:
                     f"--model must be of a run without privacy, got {uri!r} with epsilon {record['epsilon']:g}. A "
                     "private run does not show what can be memorised: use method nonprivate."
                 )
+            if (stated := record.get("privacy", {}).get("claimed_epsilon")) is not None:
+                raise ValueError(
+                    f"--model must be of a run without privacy, got {uri!r}, of which epsilon {stated:g} is stated. "
+                    "Whoever trained it has added noise: name a model that was trained without."
+                )
         names = {record["base"]["name"] for record in shown}
         if base is None and len(names) > 1:
             raise ValueError(f"--model must name models of one base, got {', '.join(sorted(names))}. Filter apart.")

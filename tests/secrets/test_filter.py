@@ -96,6 +96,10 @@ def test_private_models_are_refused(monkeypatch, tmp_path):
         NonPrivateRuns.registered(["models:/a/1"], "sqlite:///x.db")
     monkeypatch.setattr("raydp.secrets.runs.show_model", lambda uri, tracking_uri: record | {"epsilon": math.inf})
     assert NonPrivateRuns.registered(["models:/a/1"], "sqlite:///x.db").base_name == "tiny"
+    imported = record | {"epsilon": math.inf, "privacy": {"claimed_epsilon": 4.0}}
+    monkeypatch.setattr("raydp.secrets.runs.show_model", lambda uri, tracking_uri: imported)
+    with pytest.raises(ValueError, match="got 'models:/a/1', of which epsilon 4 is stated"):
+        NonPrivateRuns.registered(["models:/a/1"], "sqlite:///x.db")
 
 
 def test_a_filtered_file_keeps_the_lines_as_they_were(monkeypatch, tmp_path, capsys):

@@ -77,6 +77,14 @@ def logs(folder: Path) -> list[list[str]]:
     return [log.read_text().split() for log in folder.glob("*.log")]
 
 
+def wait_for_the_other(folder: Path) -> None:
+    """Wait until the other process has begun, however busy the machine is."""
+    deadline = time.monotonic() + 60
+    while not any(logs(folder)):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 def test_shares_hold_every_example_once_whoever_computes_them() -> None:
     many = TokenizedExamples.from_lists([[1] * (2 + i % 7) for i in range(4000)])
     shares = shares_of({"train.bin": many, "heldout.bin": EXAMPLES})
@@ -93,6 +101,7 @@ def test_two_processes_divide_the_shares(tmp_path: Path) -> None:
     if other == 0:
         (tmp_path / "told.json").write_text(json.dumps(compute(tmp_path, seconds=0.05)))
         os._exit(0)
+    wait_for_the_other(tmp_path)
     told = [compute(tmp_path, seconds=0.05)]
     assert os.waitpid(other, 0)[1] == 0
     told.append(json.loads((tmp_path / "told.json").read_text()))
@@ -113,6 +122,7 @@ def test_a_killed_process_loses_one_share_and_the_others_compute_it(tmp_path: Pa
     if killed == 0:
         compute(tmp_path, seconds=0.02, killed_after=1)
         os._exit(1)
+    wait_for_the_other(tmp_path)
     compute(tmp_path, seconds=0.02)
     assert os.waitstatus_to_exitcode(os.waitpid(killed, 0)[1]) == -signal.SIGKILL
     np.testing.assert_array_equal(written(tmp_path), expected())
