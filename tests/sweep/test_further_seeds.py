@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from analysis import load_points
+from analysis.seeds.allocation import NextSeed
 from analysis.selection.choice import select as select_from
 from raydp.scores.base import Measurement
 from raydp.spec.document import load_spec
@@ -121,6 +122,34 @@ def test_a_clear_first_pass_is_enough(tmp_path: Path) -> None:
     end = world.folder.seeds_end()
     assert end is not None
     assert (end.state, end.further_runs, end.cost_share) == ("decided", 0, 0.0)
+
+
+def test_the_seeds_end_when_no_run_is_in_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was in progress at a decision can overturn it. Then the seeds go on."""
+    world = World(tmp_path, CLOSE)
+    source = world.source()
+    for run_id in source.upcoming(9):
+        world.finish(run_id)
+    more = NextSeed(configuration=CANDIDATES[1])
+    decided = NextSeed(state="decided")
+    answers = [more, more, decided, more, decided, decided]
+    monkeypatch.setattr(SeedSource, "_next", lambda self: answers.pop(0))
+    assert [source.next_run() for _ in range(8)] == [*FIRST_PASS, "4-2", "4-3"]
+    world.finish("4-2")
+    assert source.next_run() is None
+    assert source.next_run() is None
+    assert not source.finished
+    assert len(answers) == 3, "nobody asks again before there is a new result"
+    world.finish("4-3")
+    assert source.next_run() == "4-4", "the decision is overturned"
+    assert source.next_run() is None
+    assert not source.finished
+    world.finish("4-4")
+    assert source.next_run() is None
+    assert source.finished
+    end = world.folder.seeds_end()
+    assert end is not None
+    assert (end.state, end.further_runs, answers) == ("decided", 3, [])
 
 
 def test_the_cost_stays_within_its_share(tmp_path: Path) -> None:

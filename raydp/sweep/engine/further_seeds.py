@@ -22,7 +22,8 @@ class SeedSource(StepwiseSource):
     """Gives out the first pass, and then one further seed after another until a decision is reached.
 
     Every choice uses all results that there are. While runs are in progress, slots that are free get further runs
-    without waiting for them. A resumed sweep begins with the runs that were begun.
+    without waiting for them. But the seeds end only when no run is in progress, so that how they ended is what the
+    whole table says. A resumed sweep begins with the runs that were begun.
 
     Attributes:
         seeds: when further seeds end.
@@ -30,6 +31,8 @@ class SeedSource(StepwiseSource):
 
     seeds: AdaptiveSeeds
     _given: list[str] = field(default_factory=list)
+    _waited_for: list[str] = field(default_factory=list)
+    """The runs that were in progress when the other results said that the seeds may end."""
 
     def __post_init__(self) -> None:
         self._trials = {trial.run_id: trial for trial in self.trials}
@@ -48,12 +51,17 @@ class SeedSource(StepwiseSource):
         self.base_fn()
         if not self._has_threshold() or any(self.folder.result(run_id) is None for run_id in self._first):
             return
+        in_progress = [run_id for run_id in self._given if self.folder.result(run_id) is None]
+        if in_progress and in_progress == self._waited_for:
+            return  # no new result
         step = self._next()
-        if step.configuration is None:
-            self._end(step)
-        else:
+        if step.configuration is not None:
             runs = self._runs[step.configuration]
             self._give([next(run_id for run_id in runs if run_id not in self._given)])
+        elif in_progress:
+            self._waited_for = in_progress
+        else:
+            self._end(step)
 
     def _next(self) -> NextSeed:
         """Return what the results so far ask for."""
