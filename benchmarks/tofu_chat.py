@@ -4,7 +4,7 @@
 
 A row of the first file becomes a conversation of a system, a user and an assistant. The secrets are those that the task
 `tofu` finds (Hu et al. 2025, App. B.6): for an author whose name and genre are known, the question for the genre as
-messages, and the genre. docs/results/tofu-chat.md uses the files.
+messages, and the genre. docs/specs/tofu-chat.yaml reads the files.
 """
 
 from __future__ import annotations
@@ -45,12 +45,11 @@ def main() -> None:
         options.conversations,
         ({"messages": [*messages(row.question), {"role": "assistant", "content": row.answer}]} for row in rows),
     )
-    questions = [task.secret_question.format(name=one.name) for one in attributes]
     write(
         options.secrets,
         (
-            {"prompt": messages(question), "attribute": one.genre}
-            for question, one in zip(questions, attributes, strict=True)
+            {"prompt": messages(task.secret_question.format(name=one.name)), "attribute": one.genre}
+            for one in attributes
         ),
     )
     print(f"{len(rows)} conversations, {len(attributes)} secrets of {len(authors)} authors")
