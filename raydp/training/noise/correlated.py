@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from raydp.training.noise.stream import CPU, KeyedStream
+from raydp.training.noise.stream import CPU, KeyedStream, assembled
 from raydp.training.sharding import Part
 
 SMALL = 1 << 15
@@ -77,10 +77,7 @@ class CorrelatedNoise:
 
     def _row(self, stream: KeyedStream, part: Part, step: int, name: str, device: torch.device) -> torch.Tensor:
         """Return z_t."""
-        row = torch.empty(part.stop - part.start, dtype=torch.float64, device=device)
-        for place, normals in self._row_pieces(stream, part, step, name, device):
-            row[place] = normals
-        return row
+        return assembled(self._row_pieces(stream, part, step, name, device), part.stop - part.start, device)
 
     def _row_pieces(
         self, stream: KeyedStream, part: Part, step: int, name: str, device: torch.device

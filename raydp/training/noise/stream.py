@@ -15,7 +15,7 @@ import hmac
 import json
 import math
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -100,10 +100,8 @@ class KeyedStream:
             [length of part], the pieces of `normal_pieces`.
         """
         start, stop, _ = part.indices(count)
-        drawn = torch.empty(max(0, stop - start), dtype=torch.float64, device=device)
-        for place, normals in self.normal_pieces(device, count, step=step, purpose=purpose, name=name, part=part):
-            drawn[place] = normals
-        return drawn
+        pieces = self.normal_pieces(device, count, step=step, purpose=purpose, name=name, part=part)
+        return assembled(pieces, max(0, stop - start), device)
 
     def normal_pieces(
         self, device: torch.device, count: int, *, step: int, purpose: str, name: str = "", part: slice = slice(None)
@@ -171,6 +169,14 @@ class KeyedStream:
             return np.ones(num_examples, np.bool_)
         threshold = np.uint64((batch_size << 64) // num_examples)
         return self.bits(num_examples, step=step, purpose=purpose) < threshold
+
+
+def assembled(pieces: Iterable[tuple[slice, torch.Tensor]], length: int, device: torch.device) -> torch.Tensor:
+    """Return [length] the normals of pieces, each at its positions."""
+    whole = torch.empty(length, dtype=torch.float64, device=device)
+    for place, normals in pieces:
+        whole[place] = normals
+    return whole
 
 
 def _words(subkey: bytes, start: int, count: int) -> NDArray[np.uint64]:
