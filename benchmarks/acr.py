@@ -37,7 +37,7 @@ from raydp.scores.memorisation.acr import AdversarialCompression
 from raydp.scores.prompt_search.gcg import Budget, Search
 from raydp.scores.prompt_search.objective import Objective
 from raydp.scores.prompt_search.tokens import Vocabulary, plain_tokens, tokens_before
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.spec.sections import ModelSpec
 from raydp.tasks.base import task_of
 

@@ -36,7 +36,7 @@ from analysis import configuration_means, load_points, select
 from analysis.selection.rules import UTILITY_CHECK
 from analysis.tables.points import configurations
 from analysis.tables.utility_filter import useful_points
-from raydp.spec.document import DEMO
+from raydp.spec.reading import DEMO
 from search_spaces.configuration import HYPERPARAMETERS
 
 SEEDS = Path(__file__).parents[1] / "docs" / "results" / "demo-seeds.csv"

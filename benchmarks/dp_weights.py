@@ -35,7 +35,7 @@ from raydp.methods.dp_weights import DPWeights
 from raydp.models import base_models as models
 from raydp.privacy.mechanisms.claimed import claimed_noise_std, claimed_sensitivity
 from raydp.selftest.linear import LinearTask, linear_trainee
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import make_plan

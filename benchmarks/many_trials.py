@@ -178,7 +178,7 @@ def count_statements(counts: Counter[str]) -> None:
 
 def measure(folder: Path, num_trials: int, slots: int, uri: str) -> dict[str, Any]:
     """One sweep in this process."""
-    from raydp.spec.document import load_spec
+    from raydp.spec.reading import load_spec
     from raydp.sweep import driver
     from raydp.sweep.ending.finish import SelectionEnding
     from raydp.sweep.engine.committer import Committer

@@ -20,7 +20,8 @@ from machine import describe
 import raydp
 from raydp.auditing.audits import run_audit
 from raydp.auditing.source import Source
-from raydp.spec.document import SweepSpec, load_spec
+from raydp.spec.document import SweepSpec
+from raydp.spec.reading import load_spec
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.json_files import read_json
 

@@ -23,7 +23,7 @@ from machine import describe
 
 from raydp.models.adapters import attach_adapter, initialise, trainable_parameters, without_adapter
 from raydp.models.base_models import load_base
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import make_plan
 from raydp.training.aggregation.prompted import Prompting, prompted_logits

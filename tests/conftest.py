@@ -33,9 +33,10 @@ SHARED = {
     "sweep": {"exchange", "python_api", "stopping", "store", "sweep", "sweep_resumed", "waits"},
     "scoring": {"scoring", "scoring_one_model", "scoring_progress", "terminal"},
     "real_server": {"real_server", "server_away"},
+    "invariants": {"invariants", "pause", "gradient_canaries", "prefix_shares"},
 }
-"""Files that use the sweep `done`, the sweep `trained` or the server `real_server`. One process runs all files of a
-set, so that what they share is made once. A set has the name of one of its files."""
+"""Files that use the sweep `done`, the sweep `trained`, the server `real_server` or the processes of `forked`. One
+process runs all files of a set, so that what they share is made once. A set has the name of one of its files."""
 FIRST = (
     *(
         "sweep",

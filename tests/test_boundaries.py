@@ -28,7 +28,7 @@ FLOW = {
         "scoring", "cost", "guarantees", "cli", "__main__",
     ],
     "raydp.privacy": ["accounting", "mechanisms", "records"],
-    "raydp.spec": ["sections", "document"],
+    "raydp.spec": ["sections", "changes", "document", "reading"],
     "raydp.tasks": [
         "users", "base", "reading", "data_sets", "secret", "text", "chat", "classification", "wrappers",
     ],

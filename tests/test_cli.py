@@ -296,7 +296,7 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def failing() -> None:
         raise error
 
-    monkeypatch.setattr("raydp.spec.document.json_schema", failing)
+    monkeypatch.setattr("raydp.spec.reading.json_schema", failing)
 
 
 @pytest.mark.parametrize(("output", "remedy"), [("absent/x.html", "Create its folder"), (".", "Give a file's path")])

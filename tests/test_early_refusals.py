@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from raydp.plugins import parameters, registries
-from raydp.spec.document import _checked, draft_spec, load_spec
+from raydp.spec.reading import _checked, draft_spec, load_spec
 from tests.builders.specs import small_spec
 
 HEAVY = ("torch", "transformers", "ray", "mlflow", "pandas", "scipy", "peft", "opacus")

@@ -11,7 +11,7 @@ import pytest
 
 from raydp.io.locations import local_copy, refuse_credentials
 from raydp.models import base_models as models
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.spec.sections import ModelSpec
 from raydp.sweep.planning.inputs import build_task
 from tests.builders.specs import small_spec

@@ -19,7 +19,8 @@ from raydp.cli.show.sweeps import show_result
 from raydp.models import base_models as models
 from raydp.plugins import registries
 from raydp.privacy import PrivacyRecord
-from raydp.spec.document import SweepSpec, load_spec
+from raydp.spec.document import SweepSpec
+from raydp.spec.reading import load_spec
 from raydp.sweep.api import Sweep
 from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning.inputs import build_task

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from raydp.models import precision
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.planning.plan import make_plan
 from tests.builders import toys
 from tests.builders.specs import small_spec

@@ -14,7 +14,7 @@ import pytest
 from raydp.guarantees.profiles import profiles_of_sweep
 from raydp.privacy import NonPrivate, PoissonGaussian, PrivacyRecord, PRVAccountant
 from raydp.privacy.accounting.base import Accountant
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import drawn, make_plan, plan_to_keep
 from raydp.sweep.store.folder import SweepFolder

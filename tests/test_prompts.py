@@ -10,7 +10,7 @@ import yaml
 from peft import PeftModel
 
 from raydp.models import base_models as models
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.spec.sections import ModelSpec
 from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning.inputs import build_task

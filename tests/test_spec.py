@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from raydp.plugins import registries
-from raydp.spec.document import json_schema, load_spec
+from raydp.spec.reading import json_schema, load_spec
 from tests.builders.specs import small_spec
 from tests.test_spec_values import SELECTION
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.api import Sweep
 from tests.builders.specs import small_spec
 from tests.test_spec_values import Command, WriteSpec

@@ -11,7 +11,8 @@ from pathlib import Path
 from raydp.auditing.report import SCORE, AuditReport, report_of
 from raydp.auditing.source import Source
 from raydp.io.output import stderr
-from raydp.spec.document import SweepSpec, load_spec
+from raydp.spec.document import SweepSpec
+from raydp.spec.reading import load_spec
 from raydp.sweep.api import Sweep
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.store.alarms import note_audit, publish_alarms

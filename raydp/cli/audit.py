@@ -54,7 +54,7 @@ def audit_run(
     json: Json = False,
 ) -> None:
     """Train every configuration once more with canaries, and bound its ε from below. Goes on where it stopped."""
-    from raydp.spec.document import draft_spec
+    from raydp.spec.reading import draft_spec
 
     for given in (spec, Path(what)):
         if given is not None and given.is_file():

@@ -67,7 +67,7 @@ def sweep(
     json: Json = False,
 ) -> None:
     """Run a sweep: calibrate, train, score, track, select."""
-    from raydp.spec.document import DEMO, draft_spec
+    from raydp.spec.reading import DEMO, draft_spec
     from raydp.sweep.engine.warm.start import warm_up
     from raydp.sweep.planning.start import check_plan, check_start
     from raydp.sweep.store.folder import SweepFolder
@@ -260,7 +260,7 @@ def selftest(
     json: Json = False,
 ) -> None:
     """Check that training does what its ε assumes: sensitivity, noise, sampling, records, keys and an audit."""
-    from raydp.spec.document import draft_spec
+    from raydp.spec.reading import draft_spec
 
     if spec is not None:
         draft_spec(spec)  # mistakes are reported before heavy imports
@@ -274,7 +274,7 @@ def selftest(
 def schema() -> None:
     """JSON Schema of the spec, for editors."""
     from raydp.io.output import print_json
-    from raydp.spec.document import json_schema
+    from raydp.spec.reading import json_schema
 
     print_json(json_schema())
 

@@ -27,7 +27,7 @@ def mia(
         given = {"--shadows": shadows, "--configuration": configuration}
         stored_outputs_command(source, given=given, neural=neural, seed=seed, json=json)
         return
-    from raydp.spec.document import draft_spec
+    from raydp.spec.reading import draft_spec
 
     draft_spec(source)  # mistakes are reported before heavy imports
     from raydp.cli.show.shadows import shadows_command

@@ -28,7 +28,7 @@ def plan(
     json: Json = False,
 ) -> None:
     """Every configuration with n, q, σ, ε, δ, C, U and estimated cost; trains nothing."""
-    from raydp.spec.document import DEMO, draft_spec
+    from raydp.spec.reading import DEMO, draft_spec
     from raydp.sweep.planning.start import check_plan
 
     spec = spec or DEMO

@@ -29,7 +29,7 @@ def score(
     json: Json = False,
 ) -> None:
     """Measure the models of a sweep, or one model, with new or other scores."""
-    from raydp.spec.document import draft_spec
+    from raydp.spec.reading import draft_spec
 
     if task is not None:
         draft_spec(task)  # mistakes are reported before heavy imports

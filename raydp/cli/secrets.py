@@ -115,7 +115,7 @@ def filter_(
     json: Json = False,
 ) -> None:
     """Keep the secrets that a model without privacy generates greedily and the base model does not."""
-    from raydp.spec.document import draft_spec
+    from raydp.spec.reading import draft_spec
 
     if train is not None:
         draft_spec(train)  # mistakes are reported before heavy imports

@@ -12,7 +12,8 @@ import pandas as pd
 from raydp.cost.costs import Measured, recorded_seconds
 from raydp.cost.simulate import Hardware, simulate
 from raydp.io.output import stderr
-from raydp.spec.document import SweepSpec, load_spec
+from raydp.spec.document import SweepSpec
+from raydp.spec.reading import load_spec
 from raydp.sweep.api import make_table, planned
 from raydp.sweep.planning.start import check_plan
 from raydp.sweep.store.folder import SweepFolder

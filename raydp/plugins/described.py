@@ -16,6 +16,8 @@ from raydp.plugins import registries
 
 LONGEST_NAME, LONGEST_VALUE = 60, 100
 """Numbers of characters of a key and of a text that a message shows."""
+MOST_PROBLEMS = 50
+"""The largest number of mistakes that a message lists."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,12 @@ def resolve_plugin(
     except ValidationError as error:
         problems += messages_of(cls, error, f"{field}.")
         return None
+
+
+def listed(problems: list[str]) -> str:
+    """Return the first mistakes, one per line, and the number of the others."""
+    more = [f"... and {len(problems) - MOST_PROBLEMS} more."] if len(problems) > MOST_PROBLEMS else []
+    return "\n".join([*problems[:MOST_PROBLEMS], *more])
 
 
 def messages_of(cls: type[BaseModel], error: ValidationError, prefix: str, *, skip_plugins: bool = False) -> list[str]:

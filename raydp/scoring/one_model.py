@@ -16,7 +16,8 @@ from raydp.models.pretrained import PretrainedModel
 from raydp.models.sets import ADAPTER_CONFIG, TrainedModels
 from raydp.scores.base import Context, Measurement
 from raydp.scores.requests import ScoreRequest
-from raydp.spec.document import SweepSpec, load_spec
+from raydp.spec.document import SweepSpec
+from raydp.spec.reading import load_spec
 from raydp.spec.sections import ModelSpec
 from raydp.tasks.base import Task, task_of
 from raydp.tasks.wrappers.twins import for_seed

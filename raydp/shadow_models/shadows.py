@@ -10,7 +10,8 @@ import hashlib
 from dataclasses import replace
 
 from raydp.shadow_models.attack import run_id_of
-from raydp.spec.document import SweepSpec, load_spec
+from raydp.spec.document import SweepSpec
+from raydp.spec.reading import load_spec
 from raydp.sweep.api import Sweep
 from raydp.sweep.store.folder import SweepFolder
 from search_spaces.configuration import Configuration, point_of

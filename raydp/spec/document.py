@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import (
-    AliasChoices,
     BaseModel,
     Discriminator,
     Field,
     Tag,
-    TypeAdapter,
     ValidationError,
     field_validator,
     model_validator,
 )
 
 from analysis.selection.default import DEFAULT_RULE
-from raydp.io.yaml import read_yaml
 from raydp.plugins import registries
-from raydp.plugins.described import Plugin, PluginField, Resolve, any_plugin, messages_of, resolve_plugin, shortened
-from raydp.plugins.parameters import light_model
+from raydp.plugins.described import Plugin, PluginField, listed, messages_of
+from raydp.spec.changes import Changes, attribute_of, value_at, with_values
 from raydp.spec.sections import (
     AdaptiveSeeds,
     ClusterSpec,
@@ -35,19 +31,7 @@ from raydp.spec.sections import (
     TrackingSpec,
 )
 from raydp.spec.sections.private_selection import conflicts, with_the_only_rule
-from raydp.spec.sections.space import GATHERED, VARIABLE
-from search_spaces.names import kind_of
 from search_spaces.settings import settings_in_words, settings_of, settings_text
-
-MOST_PROBLEMS = 50
-"""The largest number of mistakes that a message lists."""
-
-DEMO = Path(__file__).parents[1] / "data" / "demo.yaml"
-"""The embedded default of `raydp sweep`."""
-
-MAPPINGS = ("task", "model", "method", "privacy", "space", "select", "stopping", "cluster", "tracking")
-LEAST_SECTIONS = 2
-"""The smallest number of sections with a mapping that make a file a spec. No message shows content of another file."""
 
 
 class SweepSpec(Section):
@@ -183,7 +167,7 @@ class SweepSpec(Section):
         value: object = self.method.params if section == "method" else self.model
         names = [section]
         for given in rest:
-            name = _attribute(type(value), given) if isinstance(value, BaseModel) else None
+            name = attribute_of(type(value), given) if isinstance(value, BaseModel) else None
             value = None if name is None else getattr(value, name)
             names.append(name or given)
         return ".".join(names)
@@ -219,8 +203,8 @@ class SweepSpec(Section):
             *sections, name = path.split(".")
             inner = nested
             for section in sections:
-                inner = inner.setdefault(section, _Changes())
-                if not isinstance(inner, _Changes):
+                inner = inner.setdefault(section, Changes())
+                if not isinstance(inner, Changes):
                     raise ValueError(f"space must have keys that do not contain each other, got {path!r} and another.")
             inner[name] = value
         changed: dict[str, object] = {}
@@ -235,7 +219,7 @@ class SweepSpec(Section):
         try:
             return type(self).model_validate({**given, **changed, "space": space})
         except ValidationError as error:
-            raise ValueError(_listed(messages_of(type(self), error, ""))) from error
+            raise ValueError(listed(messages_of(type(self), error, ""))) from error
 
     def of_run(self, settings: str) -> SweepSpec:
         """Return the spec of the runs whose configuration has these settings (see `search_spaces.settings`)."""
@@ -248,7 +232,12 @@ class SweepSpec(Section):
         values are as the spec reads them: 1 and 1e0 are one number.
         """
         spec = self.with_fields(fields)
-        return settings_text({path: value_at(spec, path) for path in (*self.space.paths, *fields)})
+        return settings_text({path: spec._value_of(path) for path in (*self.space.paths, *fields)})
+
+    def _value_of(self, path: str) -> object:
+        """Return the value of a field of the method or the model, as data for JSON."""
+        section, *names = path.split(".")
+        return value_at(self.method.params if section == "method" else self.model, names)
 
     @property
     def seed_labels(self) -> tuple[int, ...]:
@@ -279,175 +268,3 @@ class SweepSpec(Section):
                 "no worker has all weights at hand. Use decay decoupled, or do without sharding."
             )
         return self
-
-
-class _Changes(dict[str, Any]):
-    """New values of the fields of a section: name -> value, or `_Changes` of an inner section."""
-
-
-def with_values(section: BaseModel, changes: Mapping[str, Any], field: str) -> BaseModel:
-    """Return a section of a spec with other values of some fields, which are checked together.
-
-    A field that has its default counts as not given, so that its default may follow the changes, as `target_modules`
-    follows the type of an adapter.
-
-    Args:
-        section: the section.
-        changes: name -> value, or `_Changes` of an inner section.
-        field: path of the section, for messages.
-
-    Raises:
-        ValueError: there is no such field, or the section is not valid with these values.
-    """
-    cls = type(section)
-    written = {
-        name: getattr(section, name)
-        for name, of in cls.model_fields.items()
-        if getattr(section, name) != of.get_default(call_default_factory=True)
-    }
-    for given, value in changes.items():
-        name = _attribute(cls, given)
-        if name is None:
-            raise ValueError(registries.unknown_name(f"{field}: the key", shortened(given), sorted(cls.model_fields)))
-        if isinstance(value, _Changes):
-            inner = getattr(section, name)
-            if not isinstance(inner, BaseModel):
-                raise ValueError(f"{field}.{given} has no fields, got {'.'.join([given, *value])!r}. Correct the path.")
-            value = with_values(inner, value, f"{field}.{given}")
-        written[name] = value
-    try:
-        return cls.model_validate(written)
-    except ValidationError as error:
-        raise ValueError(_listed(messages_of(cls, error, f"{field}."))) from error
-
-
-def value_at(spec: SweepSpec, path: str) -> object:
-    """Return the value of a field of the method or the model, as data for JSON."""
-    section, *rest = path.split(".")
-    value: object = spec.method.params if section == "method" else spec.model
-    for given in rest:
-        assert isinstance(value, BaseModel), "the path was checked by `with_value`"
-        value = getattr(value, str(_attribute(type(value), given)))
-    return TypeAdapter(Any).dump_python(value, mode="json")
-
-
-def _attribute(cls: type[BaseModel], given: str) -> str | None:
-    """Return the field of a section that a key of a spec names, by its name or by another name of it."""
-    for name, field in cls.model_fields.items():
-        others = field.validation_alias
-        if given == name or (isinstance(others, AliasChoices) and given in others.choices):
-            return name
-    return None
-
-
-def load_spec(source: str | Path | Mapping[str, object]) -> SweepSpec:
-    """Read and check a spec.
-
-    Args:
-        source: a YAML file, or its content as a mapping.
-
-    Raises:
-        ValueError: all mistakes, one per line, each with a remedy.
-    """
-    content = written_spec(source)
-    _checked(content, light_model)  # reports most mistakes before the plug-ins are imported, which takes seconds
-    return _checked(content, registries.resolve)
-
-
-def draft_spec(source: str | Path | Mapping[str, object]) -> SweepSpec:
-    """Read and check a spec without importing its plug-ins.
-
-    Returns:
-        A spec whose plug-ins have parameters but no code. It serves to check all other sections.
-
-    Raises:
-        ValueError: the mistakes that `load_spec` reports, except those that only a plug-in's own code notices.
-    """
-    return _checked(written_spec(source), light_model)
-
-
-def written_spec(source: str | Path | Mapping[str, object]) -> dict[str, object]:
-    """Return the content of a spec. If a file is not a spec, the message does not show its content."""
-    if isinstance(source, Mapping):
-        return dict(source)
-    path = Path(source)
-    data = read_yaml(path, "SPEC")
-    if not isinstance(data, dict):
-        raise ValueError(
-            f"SPEC must be a mapping of sections, got {'nothing' if data is None else kind_of(data)} in "
-            f"{str(path)!r}. See `raydp schema`."
-        )
-    if sum(isinstance(data.get(section), Mapping) for section in MAPPINGS) < LEAST_SECTIONS:
-        raise ValueError(_no_spec(path, data))
-    return data
-
-
-def _no_spec(path: Path, data: Mapping[str, object]) -> str:
-    """Explain why a file is not a spec, without its content: it may be data that was given by mistake."""
-    required = [name for name, field in SweepSpec.model_fields.items() if field.is_required()]
-    missing = [name for name in required if name not in data]
-    plain = [name for name in MAPPINGS if name in data and not isinstance(data[name], Mapping)]
-    got = f"without {', '.join(missing)}" if missing else "with all of them"
-    if plain:
-        got += f", and {', '.join(plain)} not as {'mappings' if len(plain) > 1 else 'a mapping'}"
-    return (
-        f"SPEC must be a mapping with the sections {', '.join(required)}, got {str(path)!r} {got}. Give the path of a "
-        "spec, or add the sections. See `raydp schema`."
-    )
-
-
-def _checked(content: Mapping[str, object], resolve: Resolve) -> SweepSpec:
-    """Check a spec. The parameters of its plug-ins are checked by the models that `resolve` returns."""
-    data, problems = dict(content), list[str]()
-    kinds: dict[str, registries.Kind] = {"task": "tasks", "method": "methods"}
-    for key, kind in kinds.items():
-        if key in data:
-            data[key] = resolve_plugin(kind, key, data[key], problems, resolve)
-    if isinstance(scores := data.get("scores"), list | tuple):
-        data["scores"] = [
-            resolve_plugin("scores", f"scores[{i}]", score, problems, resolve) for i, score in enumerate(scores)
-        ]
-    if isinstance(space := data.get("space"), Mapping) and "search" in space:
-        data["space"] = {**space, "search": _search(space["search"], problems, resolve)}
-    try:
-        spec = SweepSpec.model_validate(data)
-    except ValidationError as error:
-        problems += messages_of(SweepSpec, error, "", skip_plugins=True)
-        raise ValueError(_listed(problems)) from error
-    if problems:
-        raise ValueError(_listed(problems))
-    return spec
-
-
-def _listed(problems: list[str]) -> str:
-    """Return the first mistakes, one per line, and the number of the others."""
-    more = [f"... and {len(problems) - MOST_PROBLEMS} more."] if len(problems) > MOST_PROBLEMS else []
-    return "\n".join([*problems[:MOST_PROBLEMS], *more])
-
-
-def _search(written: object, problems: list[str], resolve: Resolve) -> Plugin | None:
-    """Resolve space.search. A name alone stands for no parameters, and "grid" for no search."""
-    if written is None or written == "grid":
-        return None
-    named = {"name": written} if isinstance(written, str) else written
-    return resolve_plugin("searches", "space.search", named, problems, resolve)
-
-
-def json_schema() -> dict[str, object]:
-    """Return the JSON Schema of the spec with the parameters of every known plug-in, for editors."""
-    schema = SweepSpec.model_json_schema()
-    properties, space = schema["properties"], schema["$defs"]["SpaceSpec"]["properties"]
-    search = {"anyOf": [{"enum": ["grid", *registries.names("searches")]}, any_plugin("searches"), {"type": "null"}]}
-    properties["task"] = {**_description(properties["task"]), **any_plugin("tasks")}
-    properties["method"] = {**_description(properties["method"]), **any_plugin("methods")}
-    properties["scores"]["items"] = any_plugin("scores")
-    varied = space.pop(GATHERED)["additionalProperties"]
-    values = {"type": "array", "minItems": 1, "description": "The values to try."}
-    paths = f"^({'|'.join(VARIABLE)})\\.[^.]+(\\.[^.]+)*$"
-    schema["$defs"]["SpaceSpec"]["patternProperties"] = {paths: {"anyOf": [values, varied]}}
-    space["search"] = {**_description(space["search"]), **search}
-    return schema
-
-
-def _description(field: Mapping[str, object]) -> dict[str, object]:
-    return {"description": field["description"]}

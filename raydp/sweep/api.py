@@ -15,7 +15,8 @@ from analysis.selection.reference import REFERENCE_RULES
 from analysis.tables.shown import html_table
 from raydp.io.imports import imported
 from raydp.io.output import stderr
-from raydp.spec.document import DEMO, SweepSpec, load_spec
+from raydp.spec.document import SweepSpec
+from raydp.spec.reading import DEMO, load_spec
 from raydp.spec.sections import BOUNDS, Bounds, Precision, SelectSpec
 from raydp.sweep.engine.warm.start import warm_up
 from raydp.sweep.planning.sources import folder_of_spec, is_spec, named

@@ -9,7 +9,7 @@ from pathlib import Path
 from raydp.io.output import stderr
 from raydp.methods.imported import StatedRun, read_runs
 from raydp.models.elsewhere import adapter_section, base_name_of
-from raydp.spec.document import written_spec
+from raydp.spec.reading import written_spec
 
 DECIDED_BY_RUNS = ("method", "space", "seeds", "stopping")
 """Sections that the table of models decides."""

@@ -32,7 +32,7 @@ def full_grid(loss=lambda c: 3 - c.compute * c.learning_rate):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(table=tables(), data=st.data())
 @pytest.mark.parametrize("rule", slow_after(1, NAIVE_RULES))
 def test_rules_select_what_their_definition_selects(rule, table, data):
@@ -216,7 +216,7 @@ def test_the_document_is_the_contract():
     assert document["warnings"][0] == "The table has rows that are not finished and were left out: 1 failed."
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(table=tables())
 @pytest.mark.parametrize("rule", slow_after(1, ["procedure", "worst-utility", "best-utility", "oracle"]))
 def test_a_choice_that_another_beats_in_both_says_so(rule, table):

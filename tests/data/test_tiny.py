@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from raydp.models.base_models import load_base
 from raydp.scores.language.encoding import encode
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.spec.sections import ModelSpec
 from raydp.tasks.text.builtin import BuiltinTask
 from raydp.tasks.text.mails import GENRES, Fact, Person, first_line, public_directory

@@ -27,7 +27,8 @@ from raydp.selftest.checks.sampling import sampling_checks
 from raydp.selftest.checks.sensitivity import sensitivity_checks
 from raydp.selftest.observe import NO_NOISE, summed_updates, with_fixed_threshold, with_sgd
 from raydp.selftest.subjects import ROUNDING, Subject
-from raydp.spec.document import SweepSpec, load_spec
+from raydp.spec.document import SweepSpec
+from raydp.spec.reading import load_spec
 from raydp.sweep.planning.plan import make_plan
 from raydp.tasks.classification.labelled import (
     ClassificationTask,

@@ -36,7 +36,8 @@ from raydp.privacy.accounting.gdp import gaussian_epsilon
 from raydp.privacy.mechanisms.claimed import CLAIM, claimed_noise_std, claimed_sensitivity
 from raydp.privacy.records.card import card_markdown
 from raydp.selftest.linear import LinearTask, linear_trainee
-from raydp.spec.document import SweepSpec, load_spec
+from raydp.spec.document import SweepSpec
+from raydp.spec.reading import load_spec
 from raydp.sweep.api import select
 from raydp.sweep.ending.finish import finish
 from raydp.sweep.ending.notes import about

@@ -18,7 +18,7 @@ from raydp.privacy import PLDAccountant, PoissonGaussian, PrivacyCard, card_mark
 from raydp.privacy.mechanisms.factorisation import banded_square_root
 from raydp.selftest.linear import LinearTask, linear_trainee
 from raydp.selftest.observe import NO_NOISE, observed_plan, summed_updates, with_sgd
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.planning.plan import make_plan
 from raydp.training.comm import LocalComm
 from tests.builders import toys

@@ -22,7 +22,8 @@ from raydp.methods import output_perturbation
 from raydp.methods.output_perturbation import OutputPerturbation
 from raydp.models import base_models as models
 from raydp.selftest.checks.release import release_checks
-from raydp.spec.document import SweepSpec, load_spec
+from raydp.spec.document import SweepSpec
+from raydp.spec.reading import load_spec
 from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import SweepPlan, make_plan, plan_to_keep

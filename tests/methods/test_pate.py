@@ -18,7 +18,7 @@ from raydp.privacy import PrivacyCard, RDPAccountant, card_markdown, guarantee
 from raydp.privacy.mechanisms.pate import pate_cost
 from raydp.selftest.checks.votes import vote_checks
 from raydp.selftest.ranks import on_ranks
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import make_plan
 from raydp.tasks.classification.label_words import PADDING

@@ -17,7 +17,7 @@ from raydp.methods.pate import PATE
 from raydp.models.adapters import attach_adapter, initialise, trainable_parameters
 from raydp.models.base_models import PretrainedModel, load_base
 from raydp.selftest.ranks import on_ranks
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.spec.sections import AdapterSpec
 from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning.inputs import build_task

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from raydp.io.yaml import read_yaml
 from raydp.scores.requests import requests_from
-from raydp.spec.document import SweepSpec, load_spec
+from raydp.spec.document import SweepSpec
+from raydp.spec.reading import load_spec
 from tests.builders.specs import small_spec
 from tests.conftest import Answer
 from tests.security.fuzzing import FUZZ_SECONDS, ONE_SECONDS, Clock, assert_answers, fuzzed
@@ -194,7 +195,7 @@ def fuzz(folder: Path, num_examples: int) -> None:
 
 
 def test_a_damaged_spec_is_a_spec_or_a_message(tmp_path: Path) -> None:
-    fuzz(tmp_path, 400)
+    fuzz(tmp_path, 200)
 
 
 @pytest.mark.slow

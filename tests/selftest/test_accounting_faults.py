@@ -119,7 +119,7 @@ def test_a_pld_that_says_too_little(monkeypatch: pytest.MonkeyPatch, changes: li
     "change",
     [
         ("event.num_steps / event.noise_multiplier**2", "1 / event.noise_multiplier**2"),
-        ("precision**-0.5", "1 / precision"),
+        pytest.param(("precision**-0.5", "1 / precision"), marks=pytest.mark.slow),
     ],
     ids=["a step for all", "a variance for a deviation"],
 )

@@ -23,7 +23,7 @@ from raydp.selftest import subjects
 from raydp.selftest.checks.cuts import cut_checks
 from raydp.selftest.checks.sweeps import _key_checks, _planned, _record_checks, _worker_checks, sweep_checks
 from raydp.selftest.subjects import DTYPES
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning import plan as planning
 from raydp.sweep.planning.plan import make_plan

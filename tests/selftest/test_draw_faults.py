@@ -46,7 +46,7 @@ def test_without_a_fault_nothing_fails(method: DPSGD) -> None:
 @pytest.mark.parametrize(
     ("where", "cut"),
     slow_after(
-        2,
+        1,
         [
             ("loop", "step % 256"),
             ("noise", "step % 2**16"),
@@ -76,7 +76,7 @@ def test_correlated_noise_that_repeats_after_256_steps(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("label", "caught"),
     slow_after(
-        2,
+        1,
         [
             ("[step, purpose, name]", {BY_STREAM, BY_RUN}),
             ("[self.run_id, step, purpose]", {BY_STREAM, BY_RUN}),
@@ -220,7 +220,7 @@ noisy_count_of_a_step = AdaptiveClipping.noisy_count
 @pytest.mark.parametrize(
     ("owner", "name", "fault"),
     slow_after(
-        2,
+        1,
         [
             (thresholds, "noisy_count", lambda count, noise: count),
             (thresholds, "noisy_count", lambda count, noise: lattice.noisy_count(count, noise / 2)),

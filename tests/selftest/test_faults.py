@@ -292,7 +292,7 @@ def favouring_batch(plan: TrialPlan, key: bytes, step: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("batch", "caught"),
     slow_after(
-        2,
+        1,
         [
             (epoch_batch, {"variance of the batch size", "overlap of two steps in a row"}),
             (fixed_size_batch, {"variance of the batch size"}),

@@ -17,7 +17,7 @@ from raydp.models.pretrained import PretrainedModel
 from raydp.selftest import spec_subject
 from raydp.selftest.checks.sensitivity import sensitivity_checks
 from raydp.selftest.reduced import _writes_out, renamed, with_few_layers, with_few_tokens
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.spec.sections import AdapterSpec
 from raydp.training.gradients import clipping, layers, prefix
 from tests.builders.specs import small_spec

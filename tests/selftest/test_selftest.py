@@ -14,7 +14,7 @@ from raydp.selftest.base import check
 from raydp.selftest.checks.sensitivity import sensitivity_checks
 from raydp.selftest.run import run_selftest
 from raydp.selftest.spec_subject import spec_subjects
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from tests.conftest import Answer
 
 Command = Callable[..., Answer]

@@ -10,7 +10,7 @@ import pytest
 
 from raydp.scores.base import Measurement
 from raydp.search.base import Goal, Proposal, Search, SearchState
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.api import Sweep
 from raydp.sweep.engine.adaptive import RunSource
 from raydp.sweep.engine.tune.metrics import config_of

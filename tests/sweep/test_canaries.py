@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from raydp.models import base_models as models
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import make_plan, plan_to_keep

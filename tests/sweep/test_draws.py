@@ -19,7 +19,8 @@ from raydp.privacy import (
     tuned_epsilon,
 )
 from raydp.privacy.mechanisms.tuning import BOUNDS
-from raydp.spec.document import SweepSpec, load_spec
+from raydp.spec.document import SweepSpec
+from raydp.spec.reading import load_spec
 from raydp.sweep.api import select
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.planning.plan import SweepPlan, drawn, make_plan, plan_to_keep

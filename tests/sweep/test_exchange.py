@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from raydp import Sweep
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.engine import slots
 from raydp.sweep.store.transfer import Bucket, StoredFiles, check_exchange, collect
 from tests.sweep.undisturbed import Done, assert_same_points, runs_in, spec_of

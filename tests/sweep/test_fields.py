@@ -16,7 +16,7 @@ from raydp.auditing.audits import audit_spec
 from raydp.auditing.source import Source
 from raydp.cli.arguments import configuration_of
 from raydp.selftest.spec_subject import kinds_of_runs
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.api import Sweep
 from raydp.sweep.engine.searched import searched
 from raydp.sweep.planning.inputs import build_task

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.engine import worker
 from raydp.sweep.engine.context import SweepContext, WorkerInputs
 from raydp.sweep.engine.training import _worker_inputs

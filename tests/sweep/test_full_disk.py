@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.engine import committer as committing
 from raydp.sweep.engine.committer import Committer
 from raydp.sweep.engine.context import SweepContext

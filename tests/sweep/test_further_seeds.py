@@ -15,7 +15,7 @@ from analysis import load_points
 from analysis.seeds.allocation import NextSeed
 from analysis.selection.choice import select as select_from
 from raydp.scores.base import Measurement
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.api import plan, select
 from raydp.sweep.engine.further_seeds import SeedSource
 from raydp.sweep.engine.searched import searched

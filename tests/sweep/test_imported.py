@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from raydp.methods.imported import WHY_STATED, read_runs
 from raydp.models import base_models as models
 from raydp.models.elsewhere import adapter_section, check_fits
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.spec.sections import ModelSpec
 from raydp.sweep.api import Sweep
 from raydp.sweep.ending.notes import card_of

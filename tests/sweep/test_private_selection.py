@@ -11,7 +11,7 @@ import pytest
 
 from raydp import Sweep, select
 from raydp.models import base_models as models
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import drawn, make_plan, plan_to_keep

@@ -10,7 +10,7 @@ import pytest
 
 import raydp
 from raydp import Selection, Sweep
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from tests.sweep.undisturbed import Done
 
 LONGEST = 300

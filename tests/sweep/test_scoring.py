@@ -20,7 +20,7 @@ from raydp.io.output import stderr
 from raydp.scores.base import Measurement
 from raydp.scores.requests import requests_from
 from raydp.scoring.sweep import score_sweep
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.reports import report
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder

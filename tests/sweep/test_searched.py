@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.engine.searched import searched
 from tests.builders import toys
 from tests.builders.specs import small_spec

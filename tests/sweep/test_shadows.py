@@ -20,7 +20,8 @@ from raydp.models import base_models as models
 from raydp.models.sets import TrainedModels
 from raydp.shadow_models.attack import Pool, losses_of
 from raydp.shadow_models.shadows import first_configuration, shadow_specs
-from raydp.spec.document import SweepSpec, load_spec
+from raydp.spec.document import SweepSpec
+from raydp.spec.reading import load_spec
 from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import make_plan

@@ -12,7 +12,7 @@ import pytest
 
 from analysis.selection.choice import LEAKAGE_NOT_CHECKED, Selection, SelectionStep
 from raydp.cli.show.sweeps import lookup_commands, show_predictions, show_selection, show_status
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.ending.notes import notes_of, together_notes
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.summary import ReleasedModels, RunCounts, RunFailure, SelectedConfiguration, SweepSummary

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from raydp.spec.document import draft_spec, load_spec
+from raydp.spec.reading import draft_spec, load_spec
 from raydp.spec.sections import ClusterSpec
 from raydp.sweep.engine.machine import check_machine, fitting_groups
 from raydp.sweep.planning.start import check_start

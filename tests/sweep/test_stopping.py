@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from raydp import Sweep
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.engine.stopping import EarlyStopping, check_steps
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.results import RunResult

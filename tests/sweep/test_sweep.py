@@ -10,7 +10,7 @@ import pytest
 
 from raydp import load_model, load_points, select
 from raydp.privacy import PoissonGaussian, RDPAccountant
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.reports import report
 from raydp.tracking import find_models, load_tokenizer, show_model
 from tests.sweep.undisturbed import Done, runs_in

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from raydp import Sweep
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.store.folder import SweepFolder
 from raydp.tracking import show_model
 from tests.sweep.undisturbed import Done, runs_in, spec_of

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from raydp.models import base_models as models
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import make_plan
@@ -40,10 +40,14 @@ def files(folder: Path, trial: TrialPlan) -> SharedFolder:
     return SharedFolder(folder=folder, run_id=trial.run_id)
 
 
-def runner(folder: Path, key: bytes = TEST_KEY, **changes: Any):
+def planned(folder: Path, **changes: Any):
     spec = load_spec(small_spec(folder, **changes))
     task, weight_hash = build_task(spec)
-    plan = make_plan(spec, task.facts(), weight_hash)
+    return spec, task, make_plan(spec, task.facts(), weight_hash)
+
+
+def runner(folder: Path, key: bytes = TEST_KEY, **changes: Any):
+    spec, task, plan = planned(folder, **changes)
     return TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), key), plan
 
 
@@ -114,7 +118,7 @@ def test_a_run_without_noise_has_an_infinite_epsilon(tmp_path: Path) -> None:
 
 def test_the_identity_is_what_defines_the_result(tmp_path: Path) -> None:
     def run_ids(**changes: Any) -> set[str]:
-        return {t.run_id for t in runner(tmp_path, space=SPACE, **changes)[1].trials}
+        return {t.run_id for t in planned(tmp_path, space=SPACE, **changes)[2].trials}
 
     same = run_ids()
     assert run_ids(cluster={"max_concurrent_trials": 1, "microbatch_size": 3}, name="other") == same

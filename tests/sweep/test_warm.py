@@ -36,40 +36,42 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
+def seen_by_a_worker(start_script: Path | str, folder: Path) -> list[object]:
+    """What a worker sees that this process starts by a server's script."""
+    script, out = worker_script(folder), folder / "out"
+    with out.open("w") as stdout:
+        command, variables = [start_script, script, "--of=ray"], {**os.environ, "MINE": "yes"}
+        subprocess.run(command, check=True, stdout=stdout, cwd=folder, env=variables)
+    until(lambda: out.read_text().endswith("]"))
+    seen: list[object] = json.loads(out.read_text())
+    return seen
+
+
 def test_a_fork_is_the_worker_that_was_asked_for(tmp_path: Path) -> None:
-    """With its arguments, variables, folder and files. Without the server's answer it is a process of its own."""
-    script, out, server = worker_script(tmp_path), tmp_path / "out", WarmServer()
-    command = [server.script, script, "--of=ray"]
-
-    def start() -> list[object]:
-        with out.open("w") as stdout:
-            subprocess.run(command, check=True, stdout=stdout, cwd=tmp_path, env={**os.environ, "MINE": "yes"})
-        until(lambda: out.read_text().endswith("]"))
-        seen: list[object] = json.loads(out.read_text())
-        return seen
-
-    assert start() == [["--of=ray"], "yes", str(tmp_path), True, False, server._process.pid]
-    server._process.kill()
-    server._process.wait()
-    *plain, parent = start()
-    assert plain == [["--of=ray"], "yes", str(tmp_path), False, False]
-    assert parent == os.getpid(), "the client has become the worker"
-    server.close()
-
-
-def test_the_server_ends_with_its_driver(tmp_path: Path) -> None:
-    """Whatever ends the driver. It leaves no files."""
+    """With its arguments, variables, folder and files. The server ends with its driver, whatever ends that one, and
+    leaves no files."""
     code = (
         "from raydp.sweep.engine.warm.start import WarmServer; import time\n"
-        "server = WarmServer(); print(server._process.pid, server._folder, flush=True); time.sleep(600)\n"
+        "server = WarmServer(); print(server._process.pid, server.script, flush=True); time.sleep(600)\n"
     )
     driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
-    pid, folder = driver.stdout.readline().split()
+    pid, script = driver.stdout.readline().split()
+    assert seen_by_a_worker(script, tmp_path) == [["--of=ray"], "yes", str(tmp_path), True, False, int(pid)]
     driver.send_signal(signal.SIGKILL)
     driver.wait()
-    until(lambda: not Path(folder).exists())
+    until(lambda: not Path(script).parent.exists())
     until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2])
+
+
+def test_without_the_servers_answer_a_worker_is_a_process_of_its_own(tmp_path: Path) -> None:
+    server = WarmServer()
+    server._process.kill()
+    server._process.wait()
+    *plain, parent = seen_by_a_worker(server.script, tmp_path)
+    assert plain == [["--of=ray"], "yes", str(tmp_path), False, False]
+    assert parent == os.getpid(), "the client has become the worker"
+    server.close()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from raydp.io.output import stderr
 from raydp.models import base_models as models
 from raydp.scores.requests import requests_from
 from raydp.scoring.sweep import score_sweep
-from raydp.spec.document import SweepSpec, load_spec
+from raydp.spec.document import SweepSpec
+from raydp.spec.reading import load_spec
 from raydp.sweep.driver import ending_of
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.trial import TrialRunner

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from raydp.models.adapters import attach_adapter, initialise, trainable_parameters
 from raydp.models.base_models import load_base, load_tokenizer
 from raydp.plugins.registries import names, resolve
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.spec.sections import AdapterSpec, ModelSpec
 from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning.inputs import build_task

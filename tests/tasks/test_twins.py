@@ -13,7 +13,7 @@ import pytest
 from raydp.models import base_models as models
 from raydp.plugins.registries import resolve
 from raydp.selftest.spec_subject import spec_subjects
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.wrappers.planted import PlantedTask
 from raydp.tasks.wrappers.twins import TwinTask, for_seed

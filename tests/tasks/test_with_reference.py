@@ -13,7 +13,7 @@ from raydp.models import adapters
 from raydp.models import base_models as models
 from raydp.plugins.described import resolve_plugin
 from raydp.scores.membership.mia import MembershipInference, ReferenceMembershipInference
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.spec.sections import AdapterSpec, ModelSpec
 from raydp.sweep.planning.inputs import build_task
 from raydp.tasks.classification.digits import DigitsTask

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from raydp.models.vector_layers import dropouts_of
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.planning.inputs import _check_dropout
 from raydp.training import loop
 from raydp.training.noise.stream import KeyedStream

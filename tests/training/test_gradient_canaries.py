@@ -13,7 +13,7 @@ import torch.distributed as dist
 from scipy import stats
 
 from raydp.models import base_models as models
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import make_plan

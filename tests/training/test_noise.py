@@ -15,7 +15,7 @@ from scipy import stats
 
 from raydp.methods.base import poisson_batch
 from raydp.methods.dp import DPSGD
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.planning.plan import make_plan
 from raydp.training import loop, sharding
 from raydp.training.comm import LocalComm

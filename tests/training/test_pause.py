@@ -14,6 +14,7 @@ from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm, DistributedComm, LocalComm
 from raydp.training.trial import Paused, Trained, TrainingContext
 from tests.builders import toys
+from tests.marks import slow_after
 
 
 def train(toy: TrainingContext, comm: Comm, folder: Path | None = None) -> Trained:
@@ -49,7 +50,7 @@ def _pause_and_go_on(rank: int, world_size: int, rendezvous: str, folder: str) -
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", slow_after(1, [2, 1]))
 def test_paused_and_gone_on_is_as_if_nothing_had_been(tmp_path: Path, world_size: int) -> None:
     """1e-5 for another cut of the batch (see test_invariants)."""
     reference = toys.train(microbatch_size=toys.NUM_EXAMPLES)

@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from raydp.methods.dp import DPSGD, DPAdam
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from raydp.sweep.planning.plan import make_plan
 from raydp.training.comm import LocalComm
 from raydp.training.gradients.clipping import ClippedGradients

@@ -9,7 +9,7 @@ from pathlib import Path
 from raydp.io.output import print_json, print_table, stderr, stdout
 from raydp.selftest.base import Check
 from raydp.selftest.run import run_selftest
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 
 
 def selftest_command(spec: Path | None, *, json: bool) -> bool:

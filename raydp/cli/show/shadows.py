@@ -12,7 +12,7 @@ from raydp.cli.show.membership import show_attacks
 from raydp.io.output import print_json, stderr, stdout
 from raydp.shadow_models.attack import attack
 from raydp.shadow_models.shadows import DEFAULT_SHADOWS, shadow_specs, train
-from raydp.spec.document import load_spec
+from raydp.spec.reading import load_spec
 from search_spaces import Configuration
 
 

@@ -27,7 +27,8 @@ from raydp.selftest.observe import (
     with_fixed_threshold,
     without_reference_weight,
 )
-from raydp.spec.document import SweepSpec, load_spec
+from raydp.spec.document import SweepSpec
+from raydp.spec.reading import load_spec
 from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import SweepPlan, make_plan

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raydp.spec.document import SweepSpec, load_spec, written_spec
+from raydp.spec.document import SweepSpec
+from raydp.spec.reading import load_spec, written_spec
 from raydp.sweep.store.folder import SweepFolder
 
 DEFAULT_STORAGE = str(SweepSpec.model_fields["storage"].default)

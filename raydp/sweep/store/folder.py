@@ -18,7 +18,8 @@ from pydantic import BaseModel, ValidationError
 
 from raydp.io.files import write_atomically
 from raydp.io.yaml import read_yaml
-from raydp.spec.document import SweepSpec, load_spec
+from raydp.spec.document import SweepSpec
+from raydp.spec.reading import load_spec
 from raydp.spec.sections import AdaptiveSeeds, Precision, PrivacySpec, SelectSpec
 from raydp.sweep.store.json_files import read_json, write_json
 from raydp.sweep.store.results import RunResult

@@ -1,0 +1,130 @@
+"""Reads a spec: a YAML file, or its content."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from raydp.io.yaml import read_yaml
+from raydp.plugins import registries
+from raydp.plugins.described import Plugin, Resolve, any_plugin, listed, messages_of, resolve_plugin
+from raydp.plugins.parameters import light_model
+from raydp.spec.document import SweepSpec
+from raydp.spec.sections.space import GATHERED, VARIABLE
+from search_spaces.names import kind_of
+
+DEMO = Path(__file__).parents[1] / "data" / "demo.yaml"
+"""The embedded default of `raydp sweep`."""
+
+MAPPINGS = ("task", "model", "method", "privacy", "space", "select", "stopping", "cluster", "tracking")
+LEAST_SECTIONS = 2
+"""The smallest number of sections with a mapping that make a file a spec. No message shows content of another file."""
+
+
+def load_spec(source: str | Path | Mapping[str, object]) -> SweepSpec:
+    """Read and check a spec.
+
+    Args:
+        source: a YAML file, or its content as a mapping.
+
+    Raises:
+        ValueError: all mistakes, one per line, each with a remedy.
+    """
+    content = written_spec(source)
+    _checked(content, light_model)  # reports most mistakes before the plug-ins are imported, which takes seconds
+    return _checked(content, registries.resolve)
+
+
+def draft_spec(source: str | Path | Mapping[str, object]) -> SweepSpec:
+    """Read and check a spec without importing its plug-ins.
+
+    Returns:
+        A spec whose plug-ins have parameters but no code. It serves to check all other sections.
+
+    Raises:
+        ValueError: the mistakes that `load_spec` reports, except those that only a plug-in's own code notices.
+    """
+    return _checked(written_spec(source), light_model)
+
+
+def written_spec(source: str | Path | Mapping[str, object]) -> dict[str, object]:
+    """Return the content of a spec. If a file is not a spec, the message does not show its content."""
+    if isinstance(source, Mapping):
+        return dict(source)
+    path = Path(source)
+    data = read_yaml(path, "SPEC")
+    if not isinstance(data, dict):
+        raise ValueError(
+            f"SPEC must be a mapping of sections, got {'nothing' if data is None else kind_of(data)} in "
+            f"{str(path)!r}. See `raydp schema`."
+        )
+    if sum(isinstance(data.get(section), Mapping) for section in MAPPINGS) < LEAST_SECTIONS:
+        raise ValueError(_no_spec(path, data))
+    return data
+
+
+def _no_spec(path: Path, data: Mapping[str, object]) -> str:
+    """Explain why a file is not a spec, without its content: it may be data that was given by mistake."""
+    required = [name for name, field in SweepSpec.model_fields.items() if field.is_required()]
+    missing = [name for name in required if name not in data]
+    plain = [name for name in MAPPINGS if name in data and not isinstance(data[name], Mapping)]
+    got = f"without {', '.join(missing)}" if missing else "with all of them"
+    if plain:
+        got += f", and {', '.join(plain)} not as {'mappings' if len(plain) > 1 else 'a mapping'}"
+    return (
+        f"SPEC must be a mapping with the sections {', '.join(required)}, got {str(path)!r} {got}. Give the path of a "
+        "spec, or add the sections. See `raydp schema`."
+    )
+
+
+def _checked(content: Mapping[str, object], resolve: Resolve) -> SweepSpec:
+    """Check a spec. The parameters of its plug-ins are checked by the models that `resolve` returns."""
+    data, problems = dict(content), list[str]()
+    kinds: dict[str, registries.Kind] = {"task": "tasks", "method": "methods"}
+    for key, kind in kinds.items():
+        if key in data:
+            data[key] = resolve_plugin(kind, key, data[key], problems, resolve)
+    if isinstance(scores := data.get("scores"), list | tuple):
+        data["scores"] = [
+            resolve_plugin("scores", f"scores[{i}]", score, problems, resolve) for i, score in enumerate(scores)
+        ]
+    if isinstance(space := data.get("space"), Mapping) and "search" in space:
+        data["space"] = {**space, "search": _search(space["search"], problems, resolve)}
+    try:
+        spec = SweepSpec.model_validate(data)
+    except ValidationError as error:
+        problems += messages_of(SweepSpec, error, "", skip_plugins=True)
+        raise ValueError(listed(problems)) from error
+    if problems:
+        raise ValueError(listed(problems))
+    return spec
+
+
+def _search(written: object, problems: list[str], resolve: Resolve) -> Plugin | None:
+    """Resolve space.search. A name alone stands for no parameters, and "grid" for no search."""
+    if written is None or written == "grid":
+        return None
+    named = {"name": written} if isinstance(written, str) else written
+    return resolve_plugin("searches", "space.search", named, problems, resolve)
+
+
+def json_schema() -> dict[str, object]:
+    """Return the JSON Schema of the spec with the parameters of every known plug-in, for editors."""
+    schema = SweepSpec.model_json_schema()
+    properties, space = schema["properties"], schema["$defs"]["SpaceSpec"]["properties"]
+    search = {"anyOf": [{"enum": ["grid", *registries.names("searches")]}, any_plugin("searches"), {"type": "null"}]}
+    properties["task"] = {**_description(properties["task"]), **any_plugin("tasks")}
+    properties["method"] = {**_description(properties["method"]), **any_plugin("methods")}
+    properties["scores"]["items"] = any_plugin("scores")
+    varied = space.pop(GATHERED)["additionalProperties"]
+    values = {"type": "array", "minItems": 1, "description": "The values to try."}
+    paths = f"^({'|'.join(VARIABLE)})\\.[^.]+(\\.[^.]+)*$"
+    schema["$defs"]["SpaceSpec"]["patternProperties"] = {paths: {"anyOf": [values, varied]}}
+    space["search"] = {**_description(space["search"]), **search}
+    return schema
+
+
+def _description(field: Mapping[str, object]) -> dict[str, object]:
+    return {"description": field["description"]}
