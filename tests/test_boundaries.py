@@ -25,7 +25,7 @@ FLOW = {
     "raydp": [
         "version", "io", "plugins", "data", "privacy", "spec", "models", "tasks", "training", "methods", "membership",
         "scores", "tracking", "search", "preparation", "sweep", "selftest", "secrets", "shadow_models", "auditing",
-        "scoring", "cost", "guarantees", "cli", "__main__",
+        "scoring", "cost", "proposal", "guarantees", "cli", "__main__",
     ],
     "raydp.privacy": ["accounting", "mechanisms", "records"],
     "raydp.spec": ["sections", "changes", "document", "reading"],
@@ -50,7 +50,7 @@ FLOW = {
     ],
     "raydp.cli": [
         "show", "arguments", "errors", "interrupts",
-        ("analyze", "audit", "data", "imported", "lookup", "mia", "pate", "plan", "predict", "report",
+        ("analyze", "audit", "data", "imported", "init", "lookup", "mia", "pate", "plan", "predict", "report",
          "score", "secrets"),
         "main",
     ],

@@ -16,6 +16,7 @@ from raydp.cli.audit import audit_app
 from raydp.cli.data import data_app
 from raydp.cli.errors import InterruptibleGroup, complain, explain
 from raydp.cli.imported import import_
+from raydp.cli.init import init
 from raydp.cli.interrupts import stoppable
 from raydp.cli.lookup import list_, models_app, spaces_app
 from raydp.cli.mia import mia
@@ -54,6 +55,9 @@ def _options(
     ] = False,
 ) -> None:
     """Sweeps under one differential-privacy guarantee, scored for what the models leak."""
+
+
+app.command("init", rich_help_panel=RUN)(init)
 
 
 @app.command(rich_help_panel=RUN)

@@ -1,0 +1,161 @@
+"""`raydp init`: a first spec for data that were never swept."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from raydp.cli.arguments import Json, check_new
+from raydp.cli.interrupts import stoppable
+
+if TYPE_CHECKING:
+    from raydp.proposal.propose import Wishes
+    from raydp.proposal.survey import Survey
+
+MODELS = {"cpu": "HuggingFaceTB/SmolLM2-135M-Instruct", "cuda": "HuggingFaceTB/SmolLM2-1.7B-Instruct"}
+"""Base models that are proposed for a CPU and for GPUs."""
+
+
+def init(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A file, a saved data set, or one on the hub.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="A new file.")] = Path("sweep.yaml"),
+    hours: Annotated[float, typer.Option(min=0.01, help="Time of the whole sweep.")] = 8.0,
+    gpus: Annotated[int | None, typer.Option(min=0, help="By default those of this machine.")] = None,
+    epsilon: Annotated[float | None, typer.Option(min=0.01, max=1000, help="8 by default.")] = None,
+    model: Annotated[str | None, typer.Option(help="Base model: a folder, or its name on the hub.")] = None,
+    column: Annotated[str | None, typer.Option(help="The column of texts.")] = None,
+    user_column: Annotated[str | None, typer.Option(help="Protect everything of one user: the column.")] = None,
+    secrets: Annotated[Path | None, typer.Option(help="A secrets file whose leak is measured.")] = None,
+    mine_secrets: Annotated[
+        bool, typer.Option("--mine-secrets", help="Extract secrets from the data into a file beside the spec.")
+    ] = False,
+    max_rows: Annotated[int | None, typer.Option(min=2, help="Read so many rows at most.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the sweep; by default the file's.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: take what is proposed.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    json: Json = False,
+) -> None:
+    """Look at data and write a spec for them: task, guarantee, and a grid that fits the time."""
+    check_new(output, force=force)
+    if secrets is not None and mine_secrets:
+        raise ValueError("--secrets must stand without --mine-secrets, got both. Remove one.")
+    from raydp.io.output import print_json, stderr, stdout
+    from raydp.proposal.propose import Wishes, propose, sweep_name
+    from raydp.proposal.survey import survey
+    from raydp.proposal.written import as_yaml
+
+    asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
+    # Look at the data.
+    with stoppable("the look at the data"), stderr.status("reading"):
+        seen = survey(data, column=column, max_rows=max_rows)
+    stderr.print(_seen(seen), markup=False)
+    num_gpus = _num_gpus() if gpus is None else gpus
+    # Ask what the data do not say.
+    proposed_model = MODELS["cuda" if num_gpus else "cpu"]
+    wishes = Wishes(
+        data=data,
+        name=name or sweep_name(data),
+        model=model or (typer.prompt("Base model", default=proposed_model, err=True) if asks else proposed_model),
+        epsilon=epsilon if epsilon is not None else typer.prompt("ε", default=8.0, err=True) if asks else 8.0,
+        user_column=user_column or (_asked_unit(seen) if asks else None),
+        secrets=secrets,
+        hours=hours,
+        gpus=num_gpus,
+        max_rows=max_rows,
+    )
+    if mine_secrets:
+        wishes = _with_mined(wishes, seen, output)
+    # Propose and write.
+    with stoppable("the proposal"):
+        proposal = propose(seen, wishes)
+    output.write_text(as_yaml(seen, wishes, proposal, str(output)), encoding="utf-8")
+    commands = [f"raydp plan {output}", f"raydp sweep {output}", f"raydp select {wishes.name}"]
+    if json:
+        print_json(
+            {
+                "output": output,
+                "num_units": proposal.facts.num_units,
+                "delta": proposal.delta,
+                "epsilon": wishes.epsilon,
+                "unit": proposal.facts.privacy_unit,
+                "hours": proposal.grid.hours,
+                "fits": proposal.grid.fits,
+                "spec": proposal.spec,
+                "commands": commands,
+            }
+        )
+        return
+    stdout.print(f"{output}: ε = {wishes.epsilon:g}, δ = {proposal.delta:.2g}, n = {proposal.facts.num_units}.")
+    stdout.print(
+        f"{proposal.grid.design.configurations} configurations, about {proposal.grid.hours:.2g} hours here.",
+        markup=False,
+    )
+    if not proposal.grid.fits:
+        stderr.print(
+            f"warning: the cheapest grid that is worth running takes {proposal.grid.hours:.2g} hours, more than "
+            f"{wishes.hours:g}. Give more --hours or --gpus, fewer rows (--max-rows), or a smaller --model.",
+            markup=False,
+        )
+    stdout.print("Next:")
+    for command in commands:
+        stdout.print(f"  {command}", soft_wrap=True, markup=False)
+
+
+def _seen(seen: Survey) -> str:
+    """Describe the data in a sentence, without any of their content."""
+    what = "texts" if seen.form is None else f"conversations in the form {seen.form}"
+    users = [f"{u.name} ({u.num_users} users, one with {u.most_rows} rows)" for u in seen.user_columns]
+    of_users = f" Columns that may name users: {', '.join(users)}." if users else ""
+    return f"{seen.num_rows} {what}, {seen.num_rows - seen.num_distinct} of them repeated.{of_users}"
+
+
+def _asked_unit(seen: Survey) -> str | None:
+    """Ask whom ε protects; return the column of users, or None for each row."""
+    if not seen.user_columns:
+        return None
+    names = [column.name for column in seen.user_columns]
+    answer = typer.prompt(
+        f"Protect each row by itself, or everything of one user? row, {' or '.join(names)}", default="row", err=True
+    )
+    if answer == "row":
+        return None
+    if answer not in names:
+        raise ValueError(f"the answer must be row or {' or '.join(names)}, got another. Start again.")
+    return str(answer)
+
+
+def _num_gpus() -> int:
+    """Return the number of GPUs of this machine."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _with_mined(wishes: Wishes, seen: Survey, output: Path) -> Wishes:
+    """Extract secrets into a file beside the spec."""
+    from dataclasses import replace
+
+    from raydp.io.output import stderr
+    from raydp.secrets import commands
+    from raydp.secrets.mail import MailOptions
+
+    path = output.with_name(f"{output.stem}-secrets.jsonl")
+    if seen.form is not None:
+        found = commands.extract_from_chat(
+            Path(wishes.data), path, wishes.model, MailOptions(), {"heldout_fraction": 0.1, "split_seed": 0}
+        )
+    else:
+        found = commands.extract_from_mail(
+            Path(wishes.data),
+            path,
+            wishes.model,
+            MailOptions(),
+            column=str(seen.column),
+            heldout_fraction=0.1,
+            split_seed=0,
+        )
+    stderr.print(f"{found['output']}: read it, and remove what is no secret.", markup=False)
+    return replace(wishes, secrets=path)

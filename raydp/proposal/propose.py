@@ -1,0 +1,209 @@
+"""Proposes a spec for data: its task, model, guarantee, grid, scores and cluster."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raydp.cost.measure import measure_cost
+from raydp.io.output import stderr
+from raydp.models.base_models import load_tokenizer, positions
+from raydp.proposal.grid import Grid, fitted
+from raydp.proposal.survey import Survey
+from raydp.spec.reading import load_spec
+from raydp.sweep.api import planned
+
+if TYPE_CHECKING:
+    from raydp.cost.costs import Measured
+    from raydp.tasks.base import TaskFacts
+
+LENGTHS = (64, 128, 256, 512, 1024, 2048)
+"""Lengths of an example in tokens that are proposed."""
+WHOLE_SHARE = 0.95
+"""Share of the rows that keep all of their tokens, if no more than `LENGTHS[-1]` are needed."""
+FAMILIES = 24
+COPIES = (16, 8, 4)
+CANARY_SHARE = 0.05
+"""Largest share of the units that are copies of canaries, unless even the fewest copies are more."""
+SIZES = {"cpu": (4, 8, 16), "cuda": (16, 32, 64)}
+"""Batch sizes that are timed."""
+TIMED_STEPS = 2
+ADAPTER = {"type": "lora", "r": 8, "lora_alpha": 16, "target_modules": "all-linear"}
+METHOD = {"name": "dp_adam", "max_grad_norm": 0.1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What only the user knows.
+
+    Attributes:
+        data: path or name of the data.
+        name: name of the sweep.
+        model: the base model.
+        epsilon: ε.
+        user_column: the column whose users are protected; None to protect each row.
+        secrets: a secrets file; None to measure planted canaries, or membership where users are protected.
+        hours: time of the whole sweep.
+        gpus: number of GPUs; 0 to train on the CPU.
+        max_rows: number of rows to read at most.
+    """
+
+    data: str
+    name: str
+    model: str
+    epsilon: float
+    user_column: str | None
+    secrets: Path | None
+    hours: float
+    gpus: int
+    max_rows: int | None = None
+
+    @property
+    def slots(self) -> int:
+        """Number of runs that are trained side by side: one a GPU, or one a core."""
+        return self.gpus or (os.cpu_count() or 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """A spec, and what it rests on.
+
+    Attributes:
+        spec: the spec as a mapping, in the order in which it is written.
+        facts: the task's facts: n and the unit.
+        lengths: numbers of tokens of a sample of the rows, ascending.
+        measured: seconds of steps and scores, measured here.
+        grid: the grid.
+        delta: δ.
+    """
+
+    spec: dict[str, Any]
+    facts: TaskFacts
+    lengths: list[int]
+    measured: Measured
+    grid: Grid
+    delta: float
+
+    def share_of_rows(self, length: int) -> float:
+        """Return the share of the rows that have at most so many tokens."""
+        return sum(n <= length for n in self.lengths) / len(self.lengths)
+
+
+def propose(seen: Survey, wishes: Wishes) -> Proposal:
+    """Build the task, time a few real steps here, and fit the grid.
+
+    Raises:
+        ValueError: the model cannot be loaded, the data do not make a task, or there is no GPU to measure on.
+    """
+    with stderr.status("counting tokens"):
+        tokenizer = load_tokenizer(wishes.model)
+        lengths = seen.lengths(tokenizer)
+    draft = _draft(seen, wishes, _max_length(lengths, positions(wishes.model)), seen.template(tokenizer))
+    sizes = SIZES["cuda" if wishes.gpus else "cpu"]
+    timed = {**draft, "space": {"points": [[size, TIMED_STEPS, 1e-3] for size in sizes]}}
+    spec = load_spec(timed)
+    plan, task = planned(spec)
+    with stderr.status("timing a few steps"):
+        measured = measure_cost(spec, task, plan.trials, num_steps=TIMED_STEPS)
+    facts = task.facts()
+    grid = fitted(
+        num_units=facts.num_units,
+        law=measured.law,
+        score_seconds=measured.score_seconds,
+        hours=wishes.hours,
+        slots=wishes.slots,
+    )
+    return Proposal(
+        spec=_with_grid(draft, grid), facts=facts, lengths=lengths, measured=measured, grid=grid, delta=plan.delta
+    )
+
+
+def sweep_name(data: str) -> str:
+    """Return a name for a sweep of these data: the letters and digits of the file's name."""
+    stem = Path(data).name.split(".")[0]
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-_") or "sweep"
+
+
+def _max_length(lengths: list[int], room: int | None) -> int:
+    """Return the length of an example: enough for most rows, and no more than the model has positions."""
+    enough = lengths[min(len(lengths) - 1, int(WHOLE_SHARE * len(lengths)))]
+    length = next((length for length in LENGTHS if length >= enough), LENGTHS[-1])
+    return length if room is None else min(length, room)
+
+
+def _draft(seen: Survey, wishes: Wishes, max_length: int, template: str | None) -> dict[str, Any]:
+    """Return the spec without its space and seeds."""
+    task = _task(seen, wishes, max_length, template)
+    scores: list[Mapping[str, object]] = [{"name": "logprob"}]
+    if wishes.secrets is not None:
+        scores.append({"name": "vmr_exact"})
+    elif wishes.user_column is None:
+        task = {"name": "planted", "of": task, "twins": True, "copies": _copies(seen.num_distinct)}
+    else:
+        scores = [{"name": "mia"}]
+    accelerated = {"gpus_per_worker": 1} if wishes.gpus else {}
+    return {
+        "name": wishes.name,
+        "task": task,
+        "model": {"name": wishes.model, **({"dtype": "bfloat16"} if wishes.gpus else {}), "adapter": dict(ADAPTER)},
+        "method": dict(METHOD),
+        "privacy": {
+            "target_epsilon": wishes.epsilon,
+            "delta_exponent": 1.1,
+            "accountant": "pld",
+            "unit": "example" if wishes.user_column is None else "user",
+        },
+        "scores": scores,
+        "select": {"score": scores[0]["name"], "min_utility_gain": 0.9},
+        "cluster": {"max_concurrent_trials": wishes.slots, **accelerated},
+        "tracking": {"uri": "sqlite:///raydp.db", "experiment": wishes.name, "registered_model": wishes.name},
+    }
+
+
+def _task(seen: Survey, wishes: Wishes, max_length: int, template: str | None) -> dict[str, Any]:
+    """Return the section `task` of the data themselves."""
+    of_users = {} if wishes.user_column is None else {"user_column": wishes.user_column}
+    of_secrets = {} if wishes.secrets is None else {"secrets": str(wishes.secrets)}
+    if seen.form is not None:
+        of_rows = {} if wishes.max_rows is None else {"max_rows": wishes.max_rows}
+        of_template = {} if template is None else {"template": template}
+        task = {"name": "chat", "path": wishes.data, "max_length": max_length, **of_template, **of_rows}
+        return {**task, **of_users, **of_secrets}
+    # One window of a row, so that the unit of privacy is the row. With secrets, the window that holds one comes first.
+    windows = {"window": "head"} if wishes.secrets is None else {"window": "lines", "max_windows_per_row": 1}
+    column = {} if seen.column == "text" else {"column": seen.column}
+    return {
+        "name": "text",
+        "path": wishes.data,
+        **column,
+        "max_length": max_length,
+        **windows,
+        **of_users,
+        **of_secrets,
+    }
+
+
+def _copies(num_rows: int) -> dict[int, int]:
+    """Return the number of pairs of canaries by their number of copies."""
+    fitting = [copies for copies in COPIES if copies * FAMILIES <= CANARY_SHARE * num_rows]
+    return {fitting[0] if fitting else COPIES[-1]: FAMILIES}
+
+
+def _with_grid(draft: Mapping[str, Any], grid: Grid) -> dict[str, Any]:
+    """Return the spec with its space and seeds, in the usual order of the sections."""
+    space = {
+        "batch_size": list(grid.batch_sizes),
+        "num_steps": list(grid.num_steps),
+        "learning_rate": list(grid.rates),
+    }
+    design = grid.design
+    first = list(range(design.first))
+    adaptive = {"first": design.first, "at_most": design.at_most, "until": "decided", "max_cost_share": 1}
+    seeds = adaptive if design.cost_share else first
+    order = ("name", "task", "model", "method", "privacy", "space", "seeds", "scores", "select", "cluster", "tracking")
+    whole = {**draft, "space": space, "seeds": seeds}
+    return {name: whole[name] for name in order}

@@ -1,0 +1,203 @@
+"""What a file or data set looks like, as far as a spec depends on it. Of its content only a sample of rows is kept."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raydp.io.locations import local_copy
+from raydp.tasks.chat.conversations import FORMS, ChatTemplate, Form, conversation_of
+from raydp.tasks.data_sets import rows_of_data_set
+from raydp.tasks.reading import FILE_SUFFIXES, read_rows
+from search_spaces.names import columns_in_words
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SAMPLE_ROWS = 2000
+"""Number of rows whose tokens are counted."""
+SHORTEST_TEXT = 20
+"""Mean length in characters below which a column is no column of texts."""
+_PEOPLE = ("user", "author", "customer", "client", "patient", "person", "member", "account", "speaker")
+USER_NAMES = frozenset(
+    [*_PEOPLE, *(f"{who}_id" for who in _PEOPLE), "userid", "username", "author_index", "sender", "from"]
+)
+"""Usual names of columns that name whose row it is. Other names are not looked at: they may be private text."""
+LONGEST_USER = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserColumn:
+    """A column that may name the user of each row: its name, the number of users, and the most rows of one user."""
+
+    name: str
+    num_users: int
+    most_rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """What the data look like.
+
+    Attributes:
+        form: the form of the conversations; None for a column of texts.
+        column: the column of texts; None for conversations.
+        num_rows: number of rows.
+        num_distinct: number of rows that differ in what is trained on.
+        user_columns: columns that may name users, the one with the most users first.
+        sample: rows, drawn without replacement.
+    """
+
+    form: Form | None
+    column: str | None
+    num_rows: int
+    num_distinct: int
+    user_columns: tuple[UserColumn, ...]
+    sample: tuple[Mapping[str, object], ...]
+
+    def lengths(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """Return the numbers of tokens of the sample's rows, as the task will write them, in ascending order."""
+        texts = [self._text(row, tokenizer) for row in self.sample]
+        return sorted(len(ids) for ids in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def template(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
+        """Return the template that the spec must name; None if the task's own choice fits the model."""
+        if self.form is None or tokenizer.chat_template:
+            return None
+        plain = self.form != "messages" and all(
+            isinstance(row[c], str) for row in self.sample for c in FORMS[self.form]
+        )
+        return None if plain else "chatml"
+
+    def _text(self, row: Mapping[str, object], tokenizer: PreTrainedTokenizerBase) -> str:
+        if self.form is None:
+            return str(row[str(self.column)])
+        template = ChatTemplate(tokenizer, self.template(tokenizer))  # type: ignore[arg-type]
+        return "".join(part.text for part in template.parts(conversation_of(row, self.form, "DATA", "a row")))
+
+
+@dataclass
+class _Column:
+    """Counts of a column's values over the rows."""
+
+    texts: int = 0
+    characters: int = 0
+    names: Counter[int] = field(default_factory=Counter)
+    named: int = 0
+
+
+def survey(data: str, *, column: str | None = None, max_rows: int | None = None) -> Survey:
+    """Look at data.
+
+    Args:
+        data: a file, a saved data set, or the name of a data set on the hub.
+        column: the column of texts; by default the rows are conversations if they have their columns, and else the
+            column with the longest texts.
+        max_rows: read so many rows at most.
+
+    Raises:
+        ValueError: the data are missing or malformed, have fewer than two rows, or no column of texts.
+    """
+    columns: dict[str, _Column] = {}
+    sample: list[Mapping[str, object]] = []
+    rng, rows, seen = random.Random(0), 0, Counter[int]()
+    form: Form | None = None
+    for row in _rows(data, max_rows):
+        if not rows and column is None:
+            form = _form_of(row)
+        trained_on = [row.get(c) for c in sorted(_trained_columns(row, form, column))]
+        seen[hash(json.dumps(trained_on, default=str))] += 1
+        for name, value in row.items():
+            counts = columns.setdefault(name, _Column())
+            if isinstance(value, str):
+                counts.texts += 1
+                counts.characters += len(value)
+            if name in USER_NAMES and isinstance(value, str | int) and 0 < len(str(value).strip()) <= LONGEST_USER:
+                counts.named += 1
+                counts.names[hash(str(value))] += 1
+        # Each row is in the sample with the same probability (Vitter 1985, algorithm R).
+        if rows < SAMPLE_ROWS:
+            sample.append(row)
+        elif (place := rng.randrange(rows + 1)) < SAMPLE_ROWS:
+            sample[place] = row
+        rows += 1
+    if rows < 2:
+        raise ValueError(f"DATA must have at least 2 rows, got {rows}. Give more data.")
+    if form is None:
+        column = _text_column(columns, rows, column)
+    users = [
+        UserColumn(name=name, num_users=len(counts.names), most_rows=max(counts.names.values()))
+        for name, counts in columns.items()
+        if counts.named == rows and 1 < len(counts.names) < rows and name != column
+    ]
+    return Survey(
+        form=form,
+        column=None if form else column,
+        num_rows=rows,
+        num_distinct=len(seen),
+        user_columns=tuple(sorted(users, key=lambda u: -u.num_users)),
+        sample=tuple(sample),
+    )
+
+
+def _rows(data: str, max_rows: int | None) -> Iterator[Mapping[str, object]]:
+    local = str(local_copy(data, "DATA"))
+    if not Path(local).is_dir() and (Path(local).is_file() or local.endswith(FILE_SUFFIXES)):
+        yield from (row for _, row in islice(read_rows(local, "DATA"), max_rows))
+    else:
+        found = rows_of_data_set(local, "DATA", config=None, split=None, revision=None, max_rows=max_rows)
+        yield from (row for _, row in found)
+
+
+def _form_of(row: Mapping[str, object]) -> Form | None:
+    """Return the form of conversations that the row has; None for other rows.
+
+    Raises:
+        ValueError: the row has several forms.
+    """
+    fitting = [form for form, needed in FORMS.items() if needed <= row.keys()]
+    if len(fitting) > 1:
+        raise ValueError(
+            f"DATA must hold rows of one form, got the columns of {' and '.join(fitting)}. Remove the columns of one."
+        )
+    return fitting[0] if fitting else None
+
+
+def _trained_columns(row: Mapping[str, object], form: Form | None, column: str | None) -> set[str]:
+    """Return the columns of a row that are trained on; all of them while the column of texts is not known."""
+    if form is not None:
+        return {*FORMS[form], *({"input"} if form == "instruction" else ())}
+    return {column} if column is not None else set(row)
+
+
+def _text_column(columns: Mapping[str, _Column], rows: int, given: str | None) -> str:
+    """Return the column of texts.
+
+    Raises:
+        ValueError: there is none, or the given one is missing or holds something else.
+    """
+    if given is not None:
+        if given not in columns:
+            raise ValueError(
+                f"--column must be a column of the data, got {given!r}. They have {columns_in_words(columns)}."
+            )
+        if columns[given].texts < rows:
+            raise ValueError(
+                f"--column must hold a text in every row, got {rows - columns[given].texts} rows without one. Choose "
+                "another column, or remove these rows."
+            )
+        return given
+    texts = {name: c.characters / rows for name, c in columns.items() if c.texts == rows}
+    best = max(texts, key=lambda name: texts[name], default=None)
+    if best is None or texts[best] < SHORTEST_TEXT:
+        raise ValueError(
+            "DATA must hold `messages`, or `prompt` and `completion`, or `instruction` and `output`, or a column of "
+            f"texts, got {columns_in_words(columns)}. Rename the columns, or name the column of texts by --column."
+        )
+    return best
