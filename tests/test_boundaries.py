@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -124,6 +125,22 @@ def test_a_controller_of_ray_train_loads_no_torch() -> None:
     """Each slot has one, and its workers start when it has loaded what it unpickles."""
     code = "import sys, raydp.sweep.engine.group; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT).stdout == "False\n"
+
+
+def test_what_is_used_of_rays_private_modules_is_listed() -> None:
+    """docs/design.md has the one list: whoever moves Ray's upper bound looks there."""
+    listed = re.findall(r"^\| `(ray\.[\w.]+)` \|", (ROOT / "docs/design.md").read_text(encoding="utf-8"), re.M)
+    assert listed
+    private = re.compile(r"ray(\.\w+)*\._\w+|ray\.tune\.execution\b|ray\.train\.v2\b")
+    used = {
+        name for path in files("raydp") for name in imports(path) if name.startswith("ray.") and private.match(name)
+    }
+    assert used
+    assert {name for name in used if not name.startswith(tuple(listed))} <= {
+        "ray.train.v2.api.callback", "ray.train.v2.api.callback.RayTrainCallback",
+        "ray.train.v2.api.result", "ray.train.v2.api.result.Result",
+    }, "types alone"  # fmt: skip
+    assert all(any(name.startswith(module) for name in used) for module in listed if module != "ray._private.workers")
 
 
 def test_only_the_privacy_folder_computes_an_epsilon() -> None:

@@ -27,12 +27,12 @@ from raydp.cli.report import report
 from raydp.cli.score import score
 from raydp.cli.secrets import secrets_app
 from raydp.io.imports import own_process
+from raydp.plugins.registries import DEFAULT_ACCOUNTANT
 from search_spaces.configuration import HYPERPARAMETERS
 
 app = typer.Typer(
     cls=InterruptibleGroup,
     help="Sweeps under one differential-privacy guarantee, scored for what the models leak.",
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 RUN, READ, MODELS, PRIVACY, DATA = "Run a sweep", "Read a sweep", "Models", "Privacy", "Data"
@@ -161,7 +161,7 @@ def calibrate(
     num_steps: Annotated[int | None, typer.Option()] = None,
     epsilon: Annotated[float | None, typer.Option()] = None,
     delta: Annotated[float | None, typer.Option()] = None,
-    accountant: Annotated[str, typer.Option(help="prv, pld or rdp.")] = "prv",
+    accountant: Annotated[str, typer.Option(help="pld, prv or rdp.")] = DEFAULT_ACCOUNTANT,
     json: Json = False,
 ) -> None:
     """The smallest noise multiplier that meets (ε, δ)."""
@@ -193,7 +193,7 @@ def profile(
     deltas: Annotated[str | None, typer.Option(help="Comma-separated, such as 1e-3,1e-6.")] = None,
     accountant: Annotated[
         str | None,
-        typer.Option(help="prv, pld or rdp: the table's. By default the sweep's own, or prv. -o and --json have all."),
+        typer.Option(help="pld, prv or rdp: the table's. By default the sweep's own, or pld. -o and --json have all."),
     ] = None,
     expected_runs: Annotated[
         float | None, typer.Option(help="Also ε of releasing only the best of about this many runs.")
@@ -219,7 +219,9 @@ def profile(
     check_given("profile", one, "use --from FILE.csv, or name a SWEEP")
     shown = deltas or "1e-3,1e-4,1e-5,1e-6"
     with stoppable("the composition"):
-        answer = profile_of(**one, deltas=shown, accountant=accountant or "prv", expected_runs=expected_runs)
+        answer = profile_of(
+            **one, deltas=shown, accountant=accountant or DEFAULT_ACCOUNTANT, expected_runs=expected_runs
+        )
     if output is not None:
         write_profile(answer, output, f"n = {n}, b = {batch_size}, T = {num_steps}, σ = {noise_multiplier:g}")
     print_json(answer) if json else show_profile(answer, expected_runs)

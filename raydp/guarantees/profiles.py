@@ -10,7 +10,7 @@ from typing import Literal, NotRequired
 from raydp.guarantees.calibrate import Run, check_alone, csv_rows, delta_values, number, request, whole_numbers
 from raydp.io.cache import cache_dir
 from raydp.io.output import print_json, print_table, stderr
-from raydp.plugins.registries import resolve
+from raydp.plugins.registries import DEFAULT_ACCOUNTANT, resolve
 from raydp.privacy import (
     AccountantError,
     CalibrationError,
@@ -27,7 +27,6 @@ from raydp.privacy.accounting.documents import ProfileRow
 
 ACCOUNTANTS: tuple[Accountant, ...] = (PRVAccountant(), PLDAccountant(), RDPAccountant())
 DELTAS = "1e-2,3e-3,1e-3,3e-4,1e-4,3e-5,1e-5,3e-6,1e-6,3e-7,1e-7,3e-8,1e-8"
-DEFAULT_ACCOUNTANT = "prv"
 RUN: tuple[Literal["n", "batch_size", "num_steps"], ...] = ("n", "batch_size", "num_steps")
 TABLE_DELTAS = "1e-2,1e-4,1e-6,1e-8"
 """The δ of a printed table, by default. A page and a document have the finer DELTAS."""

@@ -19,6 +19,8 @@ from search_spaces.names import unknown_name as unknown_name
 
 Kind = Literal["tasks", "methods", "scores", "accountants", "rules", "searches"]
 
+DEFAULT_ACCOUNTANT = "pld"
+
 BUILTIN: dict[Kind, dict[str, str]] = {
     "tasks": {
         "audited": "raydp.tasks.wrappers.audited:AuditedTask",

@@ -18,6 +18,7 @@ from raydp.privacy.mechanisms.separate_canaries import Outcomes, separate_bound,
 from raydp.privacy.mechanisms.tuning import tuned_epsilon
 from raydp.privacy.records.card import card_markdown, remarks
 from raydp.privacy.records.card_content import LedgerSummary, PrivacyCard, ReleasedTogether, Searched
+from raydp.privacy.records.cross_check import cross_check
 from raydp.privacy.records.guarantee import attack_summary, composed, guarantee, profile_rows
 from raydp.privacy.records.parts import (
     AccountedEpsilon,
@@ -73,6 +74,7 @@ __all__ = [
     "card_markdown",
     "composed",
     "composed_epsilon",
+    "cross_check",
     "data_sets_record",
     "epsilons_of_sets",
     "excess_risk_bounds",

@@ -170,6 +170,11 @@ def make_table(planned: SweepPlan) -> pd.DataFrame:
     table.attrs["facts"] = planned.facts
     table.attrs["note"] = planned.note
     table.attrs["remarks"] = planned.remarks()
+    from raydp.privacy import cross_check
+
+    with stderr.status("asking a second accountant"):
+        checked = cross_check(planned.privacy.values())
+    table.attrs["remarks"] += [] if checked is None else [checked]
     return table
 
 

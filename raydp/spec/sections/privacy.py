@@ -66,8 +66,8 @@ class PrivacySpec(Section):
     delta_exponent: Positive | None = None
     """δ as n^-delta_exponent, where n is the number of units. It is 1.1 if target_delta is not given either (Hu et al.
     2025, section 3.1)."""
-    accountant: str = "prv"
-    """The accountant that computes ε from the noise: `prv`, `pld`, `rdp`, or an installed one by its name."""
+    accountant: str = registries.DEFAULT_ACCOUNTANT
+    """The accountant that computes ε from the noise: `pld`, `prv`, `rdp`, or an installed one by its name."""
     unit: Literal["example", "user"] = "example"
     """What is protected: one example, or one user with all its examples. batch_size, n and δ count units."""
     noise_key: Literal["secret", "test"] = "secret"
