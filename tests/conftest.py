@@ -28,12 +28,12 @@ ALONE = {
     *("sigterm", "slots", "sweep_kills"),
     "memory",
 }
-"""Tests of several hosts, of faults at a chosen moment and of limits on memory have the machine to themselves."""
+"""Tests of faults at a chosen moment, also of hosts, and of limits on memory have the machine to themselves."""
 SHARED = {
-    "sweep": {"exchange", "python_api", "stopping", "store", "sweep", "sweep_resumed", "waits"},
+    "sweep": {"exchange", "healthy_hosts", "python_api", "stopping", "store", "sweep", "sweep_resumed", "waits"},
     "scoring": {"scoring", "scoring_one_model", "scoring_progress", "terminal"},
     "real_server": {"real_server", "server_away"},
-    "invariants": {"invariants", "pause", "gradient_canaries", "prefix_shares"},
+    "invariants": {"gradient_canaries", "invariants", "pause", "prefix_shares", "sharding"},
 }
 """Files that use the sweep `done`, the sweep `trained`, the server `real_server` or the processes of `forked`. One
 process runs all files of a set, so that what they share is made once. A set has the name of one of its files."""

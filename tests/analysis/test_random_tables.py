@@ -20,7 +20,6 @@ from point_tables import tables
 import analysis
 from analysis.statistics.regression import ERRORS
 from raydp.io.output import strict
-from tests.marks import slow_unless
 
 NOT_FIGURES = {"model_uri", "max_loss", "explanation"}
 """Null where there is no such thing: these are not figures."""
@@ -205,7 +204,7 @@ QUICK = (
 )
 
 
-@pytest.mark.parametrize("name", slow_unless(QUICK, ANALYSES))
+@pytest.mark.parametrize("name", QUICK)
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(table=changed_tables())
 def test_an_answer_or_a_clear_error(name: str, table: pd.DataFrame) -> None:
@@ -218,7 +217,7 @@ BY_RULE = [f"select {rule}" for rule in analysis.RULES]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [BY_RULE, *([name] for name in ANALYSES if name not in BY_RULE)], ids=" ".join)
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(table=changed_tables())
 def test_an_answer_or_a_clear_error_on_many_tables(names: list[str], table: pd.DataFrame) -> None:
     for name in names:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.builders.specs import small_spec
 from tests.cluster.ray_hosts import RayHosts, ray_hosts
 from tests.cluster.sweeps import FINISH_SECONDS, assert_kept, finish, under_way, write_spec
 from tests.sweep.undisturbed import Done, results, spec_of, wait_until
@@ -26,22 +25,6 @@ def hosts(tmp_path: Path) -> Iterator[RayHosts]:
     """A head without CPUs for workers, and two nodes with one each."""
     with ray_hosts(tmp_path / "hosts", [0, 1, 1]) as opened:
         yield opened
-
-
-@pytest.fixture(scope="module")
-def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHosts]:
-    """The same hosts, for tests that leave them as they are."""
-    with ray_hosts(tmp_path_factory.mktemp("hosts"), [0, 1, 1]) as opened:
-        yield opened
-
-
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.thorough), 2])
-def test_the_points_of_several_hosts_are_those_of_one(
-    lasting: RayHosts, done: Done, tmp_path: Path, workers: int
-) -> None:
-    """With two workers a trial is shared by the two nodes: the head has no CPU for one."""
-    spec = write_spec(tmp_path, lasting, workers_per_trial=workers)
-    finish(lasting.raydp(tmp_path, "sweep", "spec.yaml", "--json"), spec, done)
 
 
 @pytest.mark.thorough
@@ -106,34 +89,3 @@ def test_the_head_with_the_driver_is_switched_off_and_another_cluster_goes_on(
         finish(others.raydp(tmp_path, "sweep", "spec.yaml", "--start-or-resume", "--json"), spec, done)
     assert_kept(finished)
     assert all(json.loads(path.read_text())["ledger"]["noisy_steps"] in (20, 40) for path in finished)
-
-
-PLUGIN = """
-from raydp.methods.dp import DPAdam
-
-
-class Ours(DPAdam):
-    pass
-"""
-ENTRY_POINTS = "[raydp.methods]\nours = plugin_of_ours:Ours\n"
-
-
-def test_code_of_ones_own_travels_with_the_sweep(lasting: RayHosts, tmp_path: Path) -> None:
-    """A method that the driver alone can import: its folder is hidden on the nodes."""
-    plugins = tmp_path / "plugins"
-    (plugins / "ours-1.dist-info").mkdir(parents=True)
-    (plugins / "plugin_of_ours.py").write_text(PLUGIN)
-    (plugins / "ours-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: ours\nVersion: 1\n")
-    (plugins / "ours-1.dist-info" / "entry_points.txt").write_text(ENTRY_POINTS)
-    work = tmp_path / "work"
-    work.mkdir()
-    for node in lasting.nodes:
-        node.hide(plugins)
-    spec = small_spec(work, method={"name": "ours", "max_grad_norm": 0.1})
-    spec["cluster"] = {"address": lasting.address, "working_dir": str(plugins), "max_concurrent_trials": 1}
-    (work / "spec.yaml").write_text(yaml.safe_dump(spec))
-    path = f"{plugins}:{lasting.variables['PYTHONPATH']}"
-    driver = lasting.raydp(work, "sweep", "spec.yaml", "--json", PYTHONPATH=path)
-    out, err = driver.communicate(timeout=FINISH_SECONDS)
-    assert driver.returncode == 0, err
-    assert json.loads(out)["counts"]["finished"] == 2, out

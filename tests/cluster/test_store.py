@@ -12,14 +12,14 @@ import boto3
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
-from tests.cluster.ray_hosts import RayHosts, ray_hosts
+from tests.cluster.conftest import CREDENTIALS
+from tests.cluster.ray_hosts import RayHosts
 from tests.cluster.sweeps import FINISH_SECONDS, assert_kept, finish, write_spec
 from tests.sweep.undisturbed import Done, results
 
 pytestmark = pytest.mark.cluster
 
 PORT = 9000
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "planted-key-id", "AWS_SECRET_ACCESS_KEY": "planted-secret-key"}
 
 
 class Server:
@@ -53,19 +53,11 @@ class Server:
         self._process.wait(timeout=30)
 
 
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHosts]:
-    """A head without CPUs for workers, and two nodes with one each. The last test switches a node off."""
-    folder = tmp_path_factory.mktemp("hosts")
-    with ray_hosts(folder, [0, 1, 1], AWS_EC2_METADATA_DISABLED="true", **CREDENTIALS) as opened:
-        yield opened
-
-
 @pytest.fixture
-def server(hosts: RayHosts, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(shared_hosts: RayHosts, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
-    opened = Server(hosts.machine)
+    opened = Server(shared_hosts.machine)
     yield opened
     opened.stop()
 
@@ -76,12 +68,12 @@ def planted_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and secret in path.read_bytes()]
 
 
-def test_nodes_that_do_not_see_the_folder_are_told_what_to_do(hosts: RayHosts, tmp_path: Path) -> None:
+def test_nodes_that_do_not_see_the_folder_are_told_what_to_do(shared_hosts: RayHosts, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
-    spec = write_spec(tmp_path / "work", hosts, max_concurrent_trials=1)
-    for node in hosts.nodes:
+    spec = write_spec(tmp_path / "work", shared_hosts, max_concurrent_trials=1)
+    for node in shared_hosts.nodes:
         node.hide(tmp_path / "work")
-    driver = hosts.raydp(tmp_path / "work", "sweep", "spec.yaml", "--json")
+    driver = shared_hosts.raydp(tmp_path / "work", "sweep", "spec.yaml", "--json")
     out, err = driver.communicate(timeout=FINISH_SECONDS)
     assert driver.returncode == 1, err
     assert "storage must be a folder that every node sees" in out
@@ -89,21 +81,23 @@ def test_nodes_that_do_not_see_the_folder_are_told_what_to_do(hosts: RayHosts, t
     assert not list(Path(spec["storage"]).glob("small/trials/*/ledger.txt")), "nothing was trained"
 
 
-def test_a_sweep_through_s3_outlives_its_node(hosts: RayHosts, done: Done, tmp_path: Path, server: Server) -> None:
+def test_a_sweep_through_s3_outlives_its_node(
+    shared_hosts: RayHosts, done: Done, tmp_path: Path, server: Server
+) -> None:
     """The node's own files, checkpoints among them, are gone; another one goes on from the store."""
     work = tmp_path / "work"
     work.mkdir()
-    spec = write_spec(work, hosts, exchange=server.exchange)
-    for node in hosts.nodes:
+    spec = write_spec(work, shared_hosts, exchange=server.exchange)
+    for node in shared_hosts.nodes:
         node.hide(tmp_path / "work")
-    driver = hosts.raydp(work, "sweep", "spec.yaml", "--json")
+    driver = shared_hosts.raydp(work, "sweep", "spec.yaml", "--json")
     deadline = time.monotonic() + FINISH_SECONDS
     while not any("/checkpoints/step-" in name for name in server.files()):
         assert driver.poll() is None, driver.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.1)
     finished = {path: path.stat().st_mtime_ns for path in results(work / "runs" / "small")}
-    hosts.nodes[-1].power_off()
+    shared_hosts.nodes[-1].power_off()
     finish(driver, spec, done)
     assert_kept(finished)
     assert not server.files(), "nothing is left in the store"

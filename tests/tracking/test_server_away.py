@@ -185,7 +185,7 @@ def test_down_for_good_then_delivered_by_a_resume_that_is_killed(real_server, sw
 def test_down_for_a_while(real_server, sweep, monkeypatch, capsys):
     """The server is back while the sweep trains or waits at its end; the sweep itself sees it through."""
     name = "down-for-a-while"
-    started = threading.Timer(15, real_server.start)
+    started = threading.Timer(6, real_server.start)
     kill_after_the_first(monkeypatch, real_server, started.start)
     result = sweep(name).run()
     started.join()
