@@ -4,6 +4,9 @@ The rooms, each importing only from those listed before it: `tables` (the points
 (figures computed from a table), `surface` (smooth predictions between configurations), `selection` (rules, constraints,
 risk), `seeds` (which configuration gets a further seed), `figures` (plotly objects) and `report` (pages). The public
 names below are imported on first use, so importing the package costs nothing.
+
+The package is installed as `raydp.analysis` (`raydp/analysis` is a link to this folder), so that a user's own module
+`analysis` does not replace it.
 """
 
 from __future__ import annotations
@@ -12,44 +15,44 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from analysis.report.comparison_page import comparison_figures as comparison_figures
-    from analysis.report.comparison_page import write_comparison as write_comparison
-    from analysis.report.profile_grids import ProfileCurve as ProfileCurve
-    from analysis.report.profile_grids import write_profile_grid as write_profile_grid
-    from analysis.report.profiles import write_profiles as write_profiles
-    from analysis.report.sweep_page import report_figures as report_figures
-    from analysis.report.sweep_page import write_report as write_report
-    from analysis.selection.by_threshold import selections_by_threshold as selections_by_threshold
-    from analysis.selection.choice import Selection as Selection
-    from analysis.selection.choice import select as select
-    from analysis.selection.decision import Decision as Decision
-    from analysis.selection.risk import privacy_risk as privacy_risk
-    from analysis.selection.rules import RULES as RULES
-    from analysis.statistics.audited import audit_correlations as audit_correlations
-    from analysis.statistics.confound import utility_adjusted as utility_adjusted
-    from analysis.statistics.correlations import score_correlations as score_correlations
-    from analysis.statistics.counterfactuals import counterfactual as counterfactual
-    from analysis.statistics.effects import hyperparameter_effects as hyperparameter_effects
-    from analysis.statistics.heuristics import heuristic_accuracy as heuristic_accuracy
-    from analysis.statistics.intervals import score_intervals as score_intervals
-    from analysis.statistics.methods import compare_methods as compare_methods
-    from analysis.statistics.regression import regress as regress
-    from analysis.statistics.subsets import secret_subsets as secret_subsets
-    from analysis.statistics.trends import split_by as split_by
-    from analysis.statistics.trends import variance_trends as variance_trends
-    from analysis.statistics.variance import score_variance as score_variance
-    from analysis.statistics.verification import verify_heuristics as verify_heuristics
-    from analysis.surface.prediction import predict as predict
-    from analysis.tables.per_secret import score_names as score_names
-    from analysis.tables.per_secret import with_score as with_score
-    from analysis.tables.per_secret import with_worst_case as with_worst_case
-    from analysis.tables.points import check_points as check_points
-    from analysis.tables.points import configuration_means as configuration_means
-    from analysis.tables.points import exact as exact
-    from analysis.tables.points import load_points as load_points
-    from analysis.tables.points import other_rows as other_rows
-    from analysis.tables.points import save_points as save_points
-    from analysis.tables.utility_filter import useful_points as useful_points
+    from raydp.analysis.report.comparison_page import comparison_figures as comparison_figures
+    from raydp.analysis.report.comparison_page import write_comparison as write_comparison
+    from raydp.analysis.report.profile_grids import ProfileCurve as ProfileCurve
+    from raydp.analysis.report.profile_grids import write_profile_grid as write_profile_grid
+    from raydp.analysis.report.profiles import write_profiles as write_profiles
+    from raydp.analysis.report.sweep_page import report_figures as report_figures
+    from raydp.analysis.report.sweep_page import write_report as write_report
+    from raydp.analysis.selection.by_threshold import selections_by_threshold as selections_by_threshold
+    from raydp.analysis.selection.choice import Selection as Selection
+    from raydp.analysis.selection.choice import select as select
+    from raydp.analysis.selection.decision import Decision as Decision
+    from raydp.analysis.selection.risk import privacy_risk as privacy_risk
+    from raydp.analysis.selection.rules import RULES as RULES
+    from raydp.analysis.statistics.audited import audit_correlations as audit_correlations
+    from raydp.analysis.statistics.confound import utility_adjusted as utility_adjusted
+    from raydp.analysis.statistics.correlations import score_correlations as score_correlations
+    from raydp.analysis.statistics.counterfactuals import counterfactual as counterfactual
+    from raydp.analysis.statistics.effects import hyperparameter_effects as hyperparameter_effects
+    from raydp.analysis.statistics.heuristics import heuristic_accuracy as heuristic_accuracy
+    from raydp.analysis.statistics.intervals import score_intervals as score_intervals
+    from raydp.analysis.statistics.methods import compare_methods as compare_methods
+    from raydp.analysis.statistics.regression import regress as regress
+    from raydp.analysis.statistics.subsets import secret_subsets as secret_subsets
+    from raydp.analysis.statistics.trends import split_by as split_by
+    from raydp.analysis.statistics.trends import variance_trends as variance_trends
+    from raydp.analysis.statistics.variance import score_variance as score_variance
+    from raydp.analysis.statistics.verification import verify_heuristics as verify_heuristics
+    from raydp.analysis.surface.prediction import predict as predict
+    from raydp.analysis.tables.per_secret import score_names as score_names
+    from raydp.analysis.tables.per_secret import with_score as with_score
+    from raydp.analysis.tables.per_secret import with_worst_case as with_worst_case
+    from raydp.analysis.tables.points import check_points as check_points
+    from raydp.analysis.tables.points import configuration_means as configuration_means
+    from raydp.analysis.tables.points import exact as exact
+    from raydp.analysis.tables.points import load_points as load_points
+    from raydp.analysis.tables.points import other_rows as other_rows
+    from raydp.analysis.tables.points import save_points as save_points
+    from raydp.analysis.tables.utility_filter import useful_points as useful_points
 
 _HOMES = {
     "Decision": "selection.decision",
@@ -98,7 +101,7 @@ def __getattr__(name: str) -> object:
     """Import a public name from the module that defines it (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"raydp.analysis.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

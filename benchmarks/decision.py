@@ -35,11 +35,11 @@ import pandas as pd
 from machine import describe
 from numpy.typing import NDArray
 
-from analysis import configuration_means, load_points
-from analysis.selection.equivalents import Precision
-from analysis.selection.rules import Layout, choose
-from analysis.tables.points import KEY, with_settings
-from analysis.tables.utility_filter import loss_threshold, within
+from raydp.analysis import configuration_means, load_points
+from raydp.analysis.selection.equivalents import Precision
+from raydp.analysis.selection.rules import Layout, choose
+from raydp.analysis.tables.points import KEY, with_settings
+from raydp.analysis.tables.utility_filter import loss_threshold, within
 
 Array = NDArray[np.float64]
 RULES = ("informed", "procedure", "best-utility", "worst-utility", "pareto-knee", "predicted-score", "oracle")

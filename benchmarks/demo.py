@@ -32,12 +32,12 @@ import pandas as pd
 import yaml
 from machine import describe
 
-from analysis import configuration_means, load_points, select
-from analysis.selection.rules import UTILITY_CHECK
-from analysis.tables.points import configurations
-from analysis.tables.utility_filter import useful_points
+from raydp.analysis import configuration_means, load_points, select
+from raydp.analysis.selection.rules import UTILITY_CHECK
+from raydp.analysis.tables.points import configurations
+from raydp.analysis.tables.utility_filter import useful_points
+from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.spec.reading import DEMO
-from search_spaces.configuration import HYPERPARAMETERS
 
 SEEDS = Path(__file__).parents[1] / "docs" / "results" / "demo-seeds.csv"
 WITHIN, GAIN = 1.1, 0.9

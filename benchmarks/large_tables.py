@@ -21,8 +21,8 @@ import numpy as np
 import pandas as pd
 from machine import describe
 
-from analysis import heuristic_accuracy, privacy_risk, regress, score_variance, select
-from search_spaces import load_space
+from raydp.analysis import heuristic_accuracy, privacy_risk, regress, score_variance, select
+from raydp.search_spaces import load_space
 
 ANALYSES: dict[str, Callable[[pd.DataFrame], Any]] = {
     "heuristics": heuristic_accuracy,

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from machine import describe
 
-from analysis.figures.files import save_figures
-from analysis.figures.style import SEQUENCE, blank, quiet_axes
-from analysis.selection.reference import REFERENCE_RULES, best_instance
+from raydp.analysis.figures.files import save_figures
+from raydp.analysis.figures.style import SEQUENCE, blank, quiet_axes
+from raydp.analysis.selection.reference import REFERENCE_RULES, best_instance
 from raydp.methods.advreg import AdversarialRegularization, AdversarialRegularizationOnBoth
 from raydp.methods.dp import DPSGD
 from raydp.methods.mmd import MMDRegularization

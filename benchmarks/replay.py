@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.selection.rules import Layout, choose
-from analysis.tables.points import configuration_means, configurations
-from analysis.tables.utility_filter import loss_threshold, pool_within
+from raydp.analysis.selection.rules import Layout, choose
+from raydp.analysis.tables.points import configuration_means, configurations
+from raydp.analysis.tables.utility_filter import loss_threshold, pool_within
 from raydp.search.base import Goal, Search, SearchState
-from search_spaces import Configuration
+from raydp.search_spaces import Configuration
 
 
 @dataclass(frozen=True, kw_only=True)

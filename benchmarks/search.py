@@ -25,13 +25,13 @@ import pandas as pd
 from machine import describe
 from replay import Replay, replay
 
-from analysis import configuration_means, load_points
-from analysis.tables.points import configurations
+from raydp.analysis import configuration_means, load_points
+from raydp.analysis.tables.points import configurations
 from raydp.search.base import Goal
 from raydp.search.frugal import FrugalSearch
 from raydp.search.optuna_search import OptunaSearch
 from raydp.search.random_order import RandomSearch
-from search_spaces import grid
+from raydp.search_spaces import grid
 
 QUANTILES, RULES, RANDOM_SEEDS = (0.25, 0.5, 0.75), ("procedure", "oracle"), 10
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]

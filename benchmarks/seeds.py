@@ -8,7 +8,7 @@ and secrets whose difficulty and whose reaction to a configuration vary. `--conf
 --points, the true means and standard deviations are those of a table with many seeds of each configuration.
 
 A choice is right if its true score is at most 10 % above the lowest true score of the configurations that keep to the
-utility threshold by their true losses. Adaptive seeds end by `analysis.seeds.next_seed`; equal seeds give each
+utility threshold by their true losses. Adaptive seeds end by `raydp.analysis.seeds.next_seed`; equal seeds give each
 configuration 2, 3, 4, ... seeds. The cost of both is in first passes (two seeds of each configuration).
 """
 
@@ -29,11 +29,11 @@ from decision import FAMILIES, GRID, NUM_SECRETS
 from machine import describe
 from numpy.typing import NDArray
 
-from analysis import load_points, select
-from analysis.seeds.allocation import SeedLimits, next_seed
-from analysis.selection.constraints import Constraints
-from analysis.tables.points import KEY, with_settings
-from search_spaces import Configuration
+from raydp.analysis import load_points, select
+from raydp.analysis.seeds.allocation import SeedLimits, next_seed
+from raydp.analysis.selection.constraints import Constraints
+from raydp.analysis.tables.points import KEY, with_settings
+from raydp.search_spaces import Configuration
 
 Array = NDArray[np.float64]
 FIRST, AT_MOST, MAX_COST_SHARE, TOLERANCE = 2, 12, 2.0, 0.1

@@ -20,7 +20,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 import raydp
-from search_spaces.configuration import HYPERPARAMETERS
+from raydp.search_spaces.configuration import HYPERPARAMETERS
 
 NUM_SEEDS = 2
 

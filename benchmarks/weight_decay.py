@@ -28,8 +28,8 @@ from plotly.subplots import make_subplots
 from torch import nn
 
 import raydp
-from analysis.figures.files import save_figures
-from analysis.figures.style import INK, SEQUENCE, blank, quiet_axes
+from raydp.analysis.figures.files import save_figures
+from raydp.analysis.figures.style import INK, SEQUENCE, blank, quiet_axes
 from raydp.methods.dp import DPSGD
 from raydp.models.networks import NetworkName
 from raydp.tasks.classification.digits import DigitsTask

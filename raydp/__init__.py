@@ -4,13 +4,13 @@ from importlib import import_module
 from typing import Any
 
 _LAZY = {
-    "Selection": "analysis",
+    "Selection": "raydp.analysis",
     "Sweep": "raydp.sweep.api",
     "SweepResult": "raydp.sweep.driver",
     "__version__": "raydp.version",
     "find_models": "raydp.tracking",
     "load_model": "raydp.tracking",
-    "load_points": "analysis",
+    "load_points": "raydp.analysis",
     "load_tokenizer": "raydp.tracking",
     "plan": "raydp.sweep.api",
     "report": "raydp.sweep.reports",

@@ -9,7 +9,7 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Any, NotRequired, TypedDict
 
-from search_spaces.settings import EMPTY, settings_in_words, settings_of, settings_text
+from raydp.search_spaces.settings import EMPTY, settings_in_words, settings_of, settings_text
 
 HYPERPARAMETERS = ["batch_size", "num_steps", "learning_rate"]
 """The hyperparameters that every sweep varies, in the order (b, T, η)."""
@@ -58,8 +58,8 @@ class Configuration:
         batch_size: b, expected number of examples in a batch.
         num_steps: T, optimizer steps.
         learning_rate: η.
-        settings: the further fields of the spec that it sets, as one text (see `search_spaces.settings`); the empty
-            text if it sets none.
+        settings: the further fields of the spec that it sets, as one text (see `raydp.search_spaces.settings`); the
+            empty text if it sets none.
 
     Raises:
         ValueError: a value that is not positive, or not a whole number where one is needed, or a text that is not of

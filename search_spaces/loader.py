@@ -10,8 +10,8 @@ from itertools import product
 import yaml
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, model_validator
 
-from search_spaces.configuration import Configuration, exact
-from search_spaces.names import unknown_name
+from raydp.search_spaces.configuration import Configuration, exact
+from raydp.search_spaces.names import unknown_name
 
 _SUFFIX = ".yaml"
 
@@ -102,7 +102,9 @@ class _SpaceFile(BaseModel):
 
 def space_names() -> list[str]:
     """Return the names of the search spaces in this package, sorted."""
-    return sorted(f.name.removesuffix(_SUFFIX) for f in files("search_spaces").iterdir() if f.name.endswith(_SUFFIX))
+    return sorted(
+        f.name.removesuffix(_SUFFIX) for f in files("raydp.search_spaces").iterdir() if f.name.endswith(_SUFFIX)
+    )
 
 
 def load_space(name: str) -> SearchSpace:
@@ -113,7 +115,7 @@ def load_space(name: str) -> SearchSpace:
     """
     if name not in space_names():
         raise ValueError(unknown_name("space.name", name, space_names()))
-    return parse_space(name, files("search_spaces").joinpath(name + _SUFFIX).read_text(encoding="utf-8"))
+    return parse_space(name, files("raydp.search_spaces").joinpath(name + _SUFFIX).read_text(encoding="utf-8"))
 
 
 def parse_space(name: str, text: str) -> SearchSpace:

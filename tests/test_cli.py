@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import RULES, heuristic_accuracy, load_points, select
+from raydp.analysis import RULES, heuristic_accuracy, load_points, select
 from raydp.privacy import PLDAccountant, PoissonGaussian
 from tests.conftest import Answer
 from tests.marks import slow_after

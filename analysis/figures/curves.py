@@ -11,8 +11,8 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.colors import sample_colorscale
 
-from analysis.figures.style import blank, quiet_axes
-from analysis.tables.thinning import evenly
+from raydp.analysis.figures.style import blank, quiet_axes
+from raydp.analysis.tables.thinning import evenly
 
 MOST_CURVES = 60
 """The largest number of runs that the figure draws."""

@@ -10,10 +10,10 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from analysis.figures.style import INK, MARGIN, SEQUENCE, blank, plain, quiet_axes
-from analysis.statistics.effects import MOVING, SERIES, Effect, Series, hyperparameter_effects, moving_value
-from analysis.surface.importance import hyperparameter_importance
-from search_spaces.settings import short_names, value_in_words
+from raydp.analysis.figures.style import INK, MARGIN, SEQUENCE, blank, plain, quiet_axes
+from raydp.analysis.statistics.effects import MOVING, SERIES, Effect, Series, hyperparameter_effects, moving_value
+from raydp.analysis.surface.importance import hyperparameter_importance
+from raydp.search_spaces.settings import short_names, value_in_words
 
 _PANELS = {
     "batch_size": ("b", "T, η fixed"),

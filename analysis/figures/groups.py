@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from analysis.figures.style import (
+from raydp.analysis.figures.style import (
     LINE,
     LOSS,
     SCORE,
@@ -22,10 +22,10 @@ from analysis.figures.style import (
     plain,
     quiet_axes,
 )
-from analysis.selection.risk import privacy_risk
-from analysis.statistics.heuristics import heuristic_accuracy
-from analysis.statistics.variance import score_variance
-from analysis.tables.points import KEY, configuration_means, configurations, require_hyperparameters
+from raydp.analysis.selection.risk import privacy_risk
+from raydp.analysis.statistics.heuristics import heuristic_accuracy
+from raydp.analysis.statistics.variance import score_variance
+from raydp.analysis.tables.points import KEY, configuration_means, configurations, require_hyperparameters
 
 _WIDTH = 0.45  # width of a group's column of points; neighbouring groups are 1 apart
 _GOLDEN = 0.6180339887498949

@@ -7,10 +7,10 @@ import pandas as pd
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from analysis.figures.style import LINE, LOSS, POINT, SCORE, blank, describe, drawn_positions, mark_of, quiet_axes
-from analysis.selection.by_threshold import Pool, SelectionsByThreshold, selections_by_threshold
-from analysis.selection.constraints import Constraints
-from analysis.tables.points import configurations
+from raydp.analysis.figures.style import LINE, LOSS, POINT, SCORE, blank, describe, drawn_positions, mark_of, quiet_axes
+from raydp.analysis.selection.by_threshold import Pool, SelectionsByThreshold, selections_by_threshold
+from raydp.analysis.selection.constraints import Constraints
+from raydp.analysis.tables.points import configurations
 
 
 def score_against_utility(

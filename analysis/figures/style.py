@@ -9,9 +9,9 @@ import pandas as pd
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from analysis.tables.thinning import evenly
-from search_spaces.configuration import Configuration
-from search_spaces.settings import settings_in_words
+from raydp.analysis.tables.thinning import evenly
+from raydp.search_spaces.configuration import Configuration
+from raydp.search_spaces.settings import settings_in_words
 
 INK = "#1c2128"
 POINT, LINE = "#6b7c93", "#8a939c"

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from analysis.report.markup import Cell, facts, number, paragraph, percent, table
-from analysis.selection.choice import Selection
-from analysis.tables.per_secret import by_secret as values_by_secret
-from analysis.tables.points import configurations
-from search_spaces.configuration import Configuration
-from search_spaces.settings import settings_in_words
+from raydp.analysis.report.markup import Cell, facts, number, paragraph, percent, table
+from raydp.analysis.selection.choice import Selection
+from raydp.analysis.tables.per_secret import by_secret as values_by_secret
+from raydp.analysis.tables.points import configurations
+from raydp.search_spaces.configuration import Configuration
+from raydp.search_spaces.settings import settings_in_words
 
 MOST_SECRETS = 200
 """The largest number of rows in the table of secrets. The secrets that the selected model leaks most come first."""

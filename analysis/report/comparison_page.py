@@ -9,15 +9,15 @@ from pathlib import Path
 import pandas as pd
 import plotly.graph_objects as go
 
-from analysis.figures import heuristic_accuracies, scores_against_utility, selection_risks, variance_by_group
-from analysis.report.markup import Cell, bullets, number, page, paragraph, plot, section, table
-from analysis.selection.choice import Selection
-from analysis.selection.risk import privacy_risk
-from analysis.statistics.heuristics import heuristic_accuracy
-from analysis.statistics.trends import Group, GroupRatio, variance_trends
-from analysis.tables.per_secret import own_score
-from analysis.tables.points import configuration_means
-from search_spaces.settings import settings_in_words
+from raydp.analysis.figures import heuristic_accuracies, scores_against_utility, selection_risks, variance_by_group
+from raydp.analysis.report.markup import Cell, bullets, number, page, paragraph, plot, section, table
+from raydp.analysis.selection.choice import Selection
+from raydp.analysis.selection.risk import privacy_risk
+from raydp.analysis.statistics.heuristics import heuristic_accuracy
+from raydp.analysis.statistics.trends import Group, GroupRatio, variance_trends
+from raydp.analysis.tables.per_secret import own_score
+from raydp.analysis.tables.points import configuration_means
+from raydp.search_spaces.settings import settings_in_words
 
 
 def write_comparison(

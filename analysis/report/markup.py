@@ -140,8 +140,9 @@ def page(
         title: title of the page.
         body: parts of the page as HTML, with a `plot` placeholder for each figure.
         figures: name -> figure.
-        live: data of the slider's script (see `analysis.report.threshold_slider`), None for a page without a slider.
-        parallel: data of the parallel coordinates (see `analysis.report.parallel`), None for a page without them.
+        live: data of the slider's script (see `raydp.analysis.report.threshold_slider`), None for a page without a
+            slider.
+        parallel: data of the parallel coordinates (see `raydp.analysis.report.parallel`), None for a page without them.
     """
     described = {name: _described(figure) for name, figure in figures.items()}
     data = {"figures": described, "live": live, "parallel": parallel}
@@ -157,7 +158,7 @@ def page(
 
 def _file(name: str) -> str:
     """Read a file of this folder."""
-    return files("analysis.report").joinpath(name).read_text(encoding="utf-8")
+    return files("raydp.analysis.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _described(figure: go.Figure) -> Mapping[str, object]:

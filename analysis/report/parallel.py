@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.figures.style import drawn_positions
-from analysis.tables.coordinates import UNSET, is_numeric, level_of, varied_fields
-from analysis.tables.thinning import evenly
-from search_spaces.settings import short_names
+from raydp.analysis.figures.style import drawn_positions
+from raydp.analysis.tables.coordinates import UNSET, is_numeric, level_of, varied_fields
+from raydp.analysis.tables.thinning import evenly
+from raydp.search_spaces.settings import short_names
 
 _AXES = {"batch_size": "b", "num_steps": "T", "learning_rate": "η", "utility_loss": "Utility loss", "score": "Score"}
 _LOGARITHMIC = ("batch_size", "num_steps", "learning_rate")

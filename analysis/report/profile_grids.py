@@ -11,8 +11,8 @@ import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 from plotly.subplots import make_subplots
 
-from analysis.figures.style import INK, plain, quiet_axes
-from analysis.report.markup import page, plot, section, table
+from raydp.analysis.figures.style import INK, plain, quiet_axes
+from raydp.analysis.report.markup import page, plot, section, table
 
 NAMED_CURVES = 8
 """The largest number of curves with a legend. The table and the hover text name the curves in any case."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from analysis.figures.style import SEQUENCE, blank, plain, quiet_axes
-from analysis.report.markup import bullets, number, page, plot, section, table
+from raydp.analysis.figures.style import SEQUENCE, blank, plain, quiet_axes
+from raydp.analysis.report.markup import bullets, number, page, plot, section, table
 
 
 def write_profiles(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import plotly.graph_objects as go
 
-from analysis.figures import (
+from raydp.analysis.figures import (
     MOST_CURVES,
     Curve,
     configurations_and_seeds,
@@ -22,11 +22,23 @@ from analysis.figures import (
     selection_risks,
     training_curves,
 )
-from analysis.figures.style import configuration_in_words
-from analysis.report.card import card, contenders_table, secret_means, secrets_table
-from analysis.report.markup import Cell, bullets, code, contents, number, page, paragraph, percent, plot, section, table
-from analysis.report.parallel import parallel_data, parallel_section
-from analysis.report.tables import (
+from raydp.analysis.figures.style import configuration_in_words
+from raydp.analysis.report.card import card, contenders_table, secret_means, secrets_table
+from raydp.analysis.report.markup import (
+    Cell,
+    bullets,
+    code,
+    contents,
+    number,
+    page,
+    paragraph,
+    percent,
+    plot,
+    section,
+    table,
+)
+from raydp.analysis.report.parallel import parallel_data, parallel_section
+from raydp.analysis.report.tables import (
     confound_table,
     effects_table,
     heuristics_table,
@@ -34,21 +46,21 @@ from analysis.report.tables import (
     risk_table,
     variance_table,
 )
-from analysis.report.threshold_slider import (
+from raydp.analysis.report.threshold_slider import (
     configurations_table,
     live_data,
     start_text,
     threshold_chart,
     threshold_section,
 )
-from analysis.selection.by_threshold import SelectionsByThreshold, selections_by_threshold
-from analysis.selection.choice import Selection, select
-from analysis.selection.constraints import Constraints
-from analysis.selection.equivalents import Precision
-from analysis.selection.words import in_words
-from analysis.tables.per_secret import is_logarithmic, own_score
-from analysis.tables.points import configuration_means, require_hyperparameters
-from search_spaces.configuration import Configuration
+from raydp.analysis.selection.by_threshold import SelectionsByThreshold, selections_by_threshold
+from raydp.analysis.selection.choice import Selection, select
+from raydp.analysis.selection.constraints import Constraints
+from raydp.analysis.selection.equivalents import Precision
+from raydp.analysis.selection.words import in_words
+from raydp.analysis.tables.per_secret import is_logarithmic, own_score
+from raydp.analysis.tables.points import configuration_means, require_hyperparameters
+from raydp.search_spaces.configuration import Configuration
 
 _BEST, _ORACLE = "best-utility", "oracle"
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.report.markup import Cell, paragraph, percent, table
-from analysis.selection.risk import privacy_risk
-from analysis.statistics.confound import utility_adjusted
-from analysis.statistics.effects import hyperparameter_effects
-from analysis.statistics.heuristics import heuristic_accuracy
-from analysis.statistics.regression import regress
-from analysis.statistics.variance import score_variance
-from analysis.statistics.verification import verify_heuristics
+from raydp.analysis.report.markup import Cell, paragraph, percent, table
+from raydp.analysis.selection.risk import privacy_risk
+from raydp.analysis.statistics.confound import utility_adjusted
+from raydp.analysis.statistics.effects import hyperparameter_effects
+from raydp.analysis.statistics.heuristics import heuristic_accuracy
+from raydp.analysis.statistics.regression import regress
+from raydp.analysis.statistics.variance import score_variance
+from raydp.analysis.statistics.verification import verify_heuristics
 
 
 def heuristics_table(points: pd.DataFrame) -> str:

@@ -7,14 +7,14 @@ from html import escape
 import numpy as np
 import pandas as pd
 
-from analysis.figures.scatter import drawn_rows
-from analysis.report.markup import Cell, number, paragraph, percent, plot, table
-from analysis.selection.by_threshold import SelectionsByThreshold
-from analysis.tables.coordinates import further_columns
-from analysis.tables.points import SETTINGS, configurations
-from analysis.tables.utility_filter import shown_threshold, threshold_text, within
-from search_spaces.configuration import HYPERPARAMETERS
-from search_spaces.settings import settings_in_words
+from raydp.analysis.figures.scatter import drawn_rows
+from raydp.analysis.report.markup import Cell, number, paragraph, percent, plot, table
+from raydp.analysis.selection.by_threshold import SelectionsByThreshold
+from raydp.analysis.tables.coordinates import further_columns
+from raydp.analysis.tables.points import SETTINGS, configurations
+from raydp.analysis.tables.utility_filter import shown_threshold, threshold_text, within
+from raydp.search_spaces.configuration import HYPERPARAMETERS
+from raydp.search_spaces.settings import settings_in_words
 
 MOST_LISTED = 1000
 """The largest number of configurations in the table. Those with the lowest loss are kept."""

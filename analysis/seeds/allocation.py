@@ -11,19 +11,19 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.selection.choice import Selection, select
-from analysis.selection.constraints import Constraints
-from analysis.selection.equivalents import CONFIDENCE
-from analysis.selection.evidence import keep_utility
-from analysis.selection.rules import LEAKAGE_CHECK
-from analysis.statistics.noise import SeedNoise
-from analysis.surface.hierarchy import loss_posterior
-from analysis.surface.outlook import more_secrets, outlook
-from analysis.surface.posterior import Posterior
-from analysis.surface.what_if import Measured
-from analysis.tables.per_secret import is_logarithmic
-from analysis.tables.points import configurations, require_hyperparameters
-from search_spaces import Configuration
+from raydp.analysis.selection.choice import Selection, select
+from raydp.analysis.selection.constraints import Constraints
+from raydp.analysis.selection.equivalents import CONFIDENCE
+from raydp.analysis.selection.evidence import keep_utility
+from raydp.analysis.selection.rules import LEAKAGE_CHECK
+from raydp.analysis.statistics.noise import SeedNoise
+from raydp.analysis.surface.hierarchy import loss_posterior
+from raydp.analysis.surface.outlook import more_secrets, outlook
+from raydp.analysis.surface.posterior import Posterior
+from raydp.analysis.surface.what_if import Measured
+from raydp.analysis.tables.per_secret import is_logarithmic
+from raydp.analysis.tables.points import configurations, require_hyperparameters
+from raydp.search_spaces import Configuration
 
 Array = NDArray[np.float64]
 Pool = NDArray[np.bool_]

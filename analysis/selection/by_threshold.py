@@ -9,16 +9,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.selection.constraints import Constraints
-from analysis.selection.equivalents import Precision
-from analysis.selection.evidence import Evidence, certainty_at
-from analysis.selection.rules import INFORMED, Layout, choose, rule_names, rule_steps
-from analysis.selection.thresholds import select_at_thresholds
-from analysis.surface.surrogate import TooManyError
-from analysis.tables.points import configuration_means, configurations, require_hyperparameters
-from analysis.tables.thinning import evenly
-from analysis.tables.utility_filter import shown_threshold, within
-from search_spaces.configuration import Configuration
+from raydp.analysis.selection.constraints import Constraints
+from raydp.analysis.selection.equivalents import Precision
+from raydp.analysis.selection.evidence import Evidence, certainty_at
+from raydp.analysis.selection.rules import INFORMED, Layout, choose, rule_names, rule_steps
+from raydp.analysis.selection.thresholds import select_at_thresholds
+from raydp.analysis.surface.surrogate import TooManyError
+from raydp.analysis.tables.points import configuration_means, configurations, require_hyperparameters
+from raydp.analysis.tables.thinning import evenly
+from raydp.analysis.tables.utility_filter import shown_threshold, within
+from raydp.search_spaces.configuration import Configuration
 
 Array = NDArray[np.float64]
 Pool = NDArray[np.bool_]

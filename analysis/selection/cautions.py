@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.selection.constraints import Constraints
-from analysis.selection.contenders import Contenders
-from analysis.selection.decision import Decision, chance
-from analysis.selection.default import DEFAULT_RULE
-from analysis.tables.points import KEY, SETTINGS, configurations, other_rows
-from search_spaces.configuration import HYPERPARAMETERS, Configuration
+from raydp.analysis.selection.constraints import Constraints
+from raydp.analysis.selection.contenders import Contenders
+from raydp.analysis.selection.decision import Decision, chance
+from raydp.analysis.selection.default import DEFAULT_RULE
+from raydp.analysis.tables.points import KEY, SETTINGS, configurations, other_rows
+from raydp.search_spaces.configuration import HYPERPARAMETERS, Configuration
 
 _NAMED = 3
 

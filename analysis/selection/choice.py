@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.selection.by_threshold import ThresholdChange, threshold_changes
-from analysis.selection.cautions import (
+from raydp.analysis.selection.by_threshold import ThresholdChange, threshold_changes
+from raydp.analysis.selection.cautions import (
     at_the_corner,
     beaten,
     improbable,
@@ -21,14 +21,14 @@ from analysis.selection.cautions import (
     unsupported,
     without_guarantee,
 )
-from analysis.selection.constraints import Constraints
-from analysis.selection.contenders import Contenders, contenders
-from analysis.selection.decision import Decision, decide, what_would_decide
-from analysis.selection.default import DEFAULT_RULE
-from analysis.selection.equivalents import CONFIDENCE, TOLERANCE, Precision
-from analysis.selection.evidence import Evidence
-from analysis.selection.reference import REFERENCE_RULES
-from analysis.selection.rules import (
+from raydp.analysis.selection.constraints import Constraints
+from raydp.analysis.selection.contenders import Contenders, contenders
+from raydp.analysis.selection.decision import Decision, decide, what_would_decide
+from raydp.analysis.selection.default import DEFAULT_RULE
+from raydp.analysis.selection.equivalents import CONFIDENCE, TOLERANCE, Precision
+from raydp.analysis.selection.evidence import Evidence
+from raydp.analysis.selection.reference import REFERENCE_RULES
+from raydp.analysis.selection.rules import (
     BEST_UTILITY,
     LEAKAGE_CHECK,
     UTILITY_CHECK,
@@ -38,16 +38,16 @@ from analysis.selection.rules import (
     rule_names,
     rule_steps,
 )
-from analysis.statistics.results import because
-from analysis.surface.outlook import Outlook
-from analysis.tables.points import (
+from raydp.analysis.statistics.results import because
+from raydp.analysis.surface.outlook import Outlook
+from raydp.analysis.tables.points import (
     configuration_means,
     configurations,
     require_hyperparameters,
 )
-from analysis.tables.shown import html_table
-from search_spaces.configuration import Configuration
-from search_spaces.names import unknown_name
+from raydp.analysis.tables.shown import html_table
+from raydp.search_spaces.configuration import Configuration
+from raydp.search_spaces.names import unknown_name
 
 _UNMINDFUL = {"best-utility", "worst-utility", *REFERENCE_RULES}
 """Rules that do not aim at a low score. For them, an undecided lowest score causes no warning."""

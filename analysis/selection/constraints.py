@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.noise import upper_limit
-from analysis.tables.points import column_means
-from analysis.tables.utility_filter import loss_threshold, pool_within, shown_threshold
-from search_spaces.names import familiar, unknown_name
+from raydp.analysis.statistics.noise import upper_limit
+from raydp.analysis.tables.points import column_means
+from raydp.analysis.tables.utility_filter import loss_threshold, pool_within, shown_threshold
+from raydp.search_spaces.names import familiar, unknown_name
 
 Array = NDArray[np.float64]
 Pool = NDArray[np.bool_]

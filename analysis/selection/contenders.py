@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.noise import FARTHEST, SeedNoise, combined_degrees, secret_errors
-from analysis.statistics.spread import unit_of
-from analysis.tables.points import configurations
-from search_spaces.configuration import Hyperparameters
+from raydp.analysis.statistics.noise import FARTHEST, SeedNoise, combined_degrees, secret_errors
+from raydp.analysis.statistics.spread import unit_of
+from raydp.analysis.tables.points import configurations
+from raydp.search_spaces.configuration import Hyperparameters
 
 Array = NDArray[np.float64]
 Verdict = Literal["supported", "undecided", "contradicted", "unknown"]

@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.selection.equivalents import Precision, unknown_errors
-from analysis.statistics.results import because
-from analysis.surface.outlook import Outlook, outlook, settled
-from analysis.surface.posterior import Posterior
-from analysis.surface.what_if import Measured
-from analysis.tables.points import configurations
-from search_spaces.configuration import Hyperparameters
+from raydp.analysis.selection.equivalents import Precision, unknown_errors
+from raydp.analysis.statistics.results import because
+from raydp.analysis.surface.outlook import Outlook, outlook, settled
+from raydp.analysis.surface.posterior import Posterior
+from raydp.analysis.surface.what_if import Measured
+from raydp.analysis.tables.points import configurations
+from raydp.search_spaces.configuration import Hyperparameters
 
 Array = NDArray[np.float64]
 State = Literal["decided", "equivalent", "undecided"]

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.surface.posterior import Posterior
+from raydp.analysis.surface.posterior import Posterior
 
 Array = NDArray[np.float64]
 Pool = NDArray[np.bool_]

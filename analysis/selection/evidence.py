@@ -8,14 +8,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.selection.constraints import Constraints
-from analysis.selection.equivalents import Precision
-from analysis.selection.leakage import Leakage, measured_leakage
-from analysis.selection.rules import Layout
-from analysis.statistics.noise import mean_over_seeds, measured_values
-from analysis.surface.posterior import Posterior
-from analysis.tables.per_secret import is_logarithmic
-from analysis.tables.utility_filter import base_loss, within
+from raydp.analysis.selection.constraints import Constraints
+from raydp.analysis.selection.equivalents import Precision
+from raydp.analysis.selection.leakage import Leakage, measured_leakage
+from raydp.analysis.selection.rules import Layout
+from raydp.analysis.statistics.noise import mean_over_seeds, measured_values
+from raydp.analysis.surface.posterior import Posterior
+from raydp.analysis.tables.per_secret import is_logarithmic
+from raydp.analysis.tables.utility_filter import base_loss, within
 
 Array = NDArray[np.float64]
 

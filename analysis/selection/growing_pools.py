@@ -13,8 +13,8 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.selection.rules import Layout
-from analysis.statistics.heuristics import Coded
+from raydp.analysis.selection.rules import Layout
+from raydp.analysis.statistics.heuristics import Coded
 
 _MANY = 2000
 """Layouts with more configurations are processed one by one. Smaller layouts are processed together, which takes m

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.noise import means_by_secret
-from analysis.tables.per_secret import ERROR, PREFIX, is_logarithmic
-from analysis.tables.points import KEY, with_settings
+from raydp.analysis.statistics.noise import means_by_secret
+from raydp.analysis.tables.per_secret import ERROR, PREFIX, is_logarithmic
+from raydp.analysis.tables.points import KEY, with_settings
 
 Array = NDArray[np.float64]
 

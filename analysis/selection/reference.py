@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.tables.points import column_means
+from raydp.analysis.tables.points import column_means
 
 Array = NDArray[np.float64]
 Pool = NDArray[np.bool_]

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.selection.rules import Layout, rule_names
-from analysis.selection.thresholds import select_at_thresholds
-from analysis.statistics.results import Reason
-from analysis.surface.surrogate import TooManyError
-from analysis.tables.points import configuration_means
+from raydp.analysis.selection.rules import Layout, rule_names
+from raydp.analysis.selection.thresholds import select_at_thresholds
+from raydp.analysis.statistics.results import Reason
+from raydp.analysis.surface.surrogate import TooManyError
+from raydp.analysis.tables.points import configuration_means
 
 LayoutKind = Literal["mean", "resample"]
 

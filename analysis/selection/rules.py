@@ -16,14 +16,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.selection.equivalents import CONFIDENCE, Precision, cheapest_of_the_most_useful, equivalents
-from analysis.selection.knee import nearest_to_both_ends
-from analysis.statistics.heuristics import Coded, Codes, pair_blocks
-from analysis.statistics.noise import SeedNoise
-from analysis.surface.hierarchy import loss_posterior, score_posterior
-from analysis.surface.posterior import Posterior
-from analysis.surface.surrogate import Surface
-from search_spaces.names import unknown_name
+from raydp.analysis.selection.equivalents import CONFIDENCE, Precision, cheapest_of_the_most_useful, equivalents
+from raydp.analysis.selection.knee import nearest_to_both_ends
+from raydp.analysis.statistics.heuristics import Coded, Codes, pair_blocks
+from raydp.analysis.statistics.noise import SeedNoise
+from raydp.analysis.surface.hierarchy import loss_posterior, score_posterior
+from raydp.analysis.surface.posterior import Posterior
+from raydp.analysis.surface.surrogate import Surface
+from raydp.search_spaces.names import unknown_name
 
 Array = NDArray[np.float64]
 Pools = NDArray[np.bool_]

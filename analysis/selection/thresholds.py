@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from analysis.selection.growing_pools import Entries, Positions, procedure_on_growing_pools
-from analysis.selection.knee import knees_of_growing_pools
-from analysis.selection.rules import (
+from raydp.analysis.selection.growing_pools import Entries, Positions, procedure_on_growing_pools
+from raydp.analysis.selection.knee import knees_of_growing_pools
+from raydp.analysis.selection.rules import (
     INFORMED,
     PARETO_KNEE,
     PROCEDURE,

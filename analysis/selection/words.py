@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from analysis.selection.by_threshold import ThresholdChange
-from analysis.selection.choice import Selection
-from analysis.selection.decision import Alternative, Decision, chance
-from analysis.selection.default import DEFAULT_RULE
-from search_spaces.configuration import Configuration
+from raydp.analysis.selection.by_threshold import ThresholdChange
+from raydp.analysis.selection.choice import Selection
+from raydp.analysis.selection.decision import Alternative, Decision, chance
+from raydp.analysis.selection.default import DEFAULT_RULE
+from raydp.search_spaces.configuration import Configuration
 
 _BY_UTILITY = ("procedure", "best-utility", "worst-utility")
 """Rules that do not look at the scores, whose measured scores are therefore not biased by the selection."""

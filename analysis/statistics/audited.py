@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.correlations import Correlations, correlate, spearman
-from analysis.statistics.intervals import RESAMPLES
-from analysis.tables.per_secret import score_names, score_values
-from analysis.tables.points import KEY, SETTINGS, check_column, require_hyperparameters, with_settings
-from search_spaces.configuration import HYPERPARAMETERS
+from raydp.analysis.statistics.correlations import Correlations, correlate, spearman
+from raydp.analysis.statistics.intervals import RESAMPLES
+from raydp.analysis.tables.per_secret import score_names, score_values
+from raydp.analysis.tables.points import KEY, SETTINGS, check_column, require_hyperparameters, with_settings
+from raydp.search_spaces.configuration import HYPERPARAMETERS
 
 Array = NDArray[np.float64]
 

@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.matched_pairs import MatchedPairs, matched_pairs
-from analysis.statistics.noise import SeedNoise
-from analysis.statistics.results import Reason, because
-from analysis.statistics.spread import std, unit_of
-from analysis.tables.points import configuration_means, configurations
-from search_spaces.configuration import Hyperparameters
+from raydp.analysis.statistics.matched_pairs import MatchedPairs, matched_pairs
+from raydp.analysis.statistics.noise import SeedNoise
+from raydp.analysis.statistics.results import Reason, because
+from raydp.analysis.statistics.spread import std, unit_of
+from raydp.analysis.tables.points import configuration_means, configurations
+from raydp.search_spaces.configuration import Hyperparameters
 
 Array = NDArray[np.float64]
 

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.intervals import RESAMPLES, TAILS, resampled
-from analysis.statistics.results import Reason, because
-from analysis.statistics.spread import unit_of
-from analysis.tables.per_secret import score_names, score_values
-from analysis.tables.points import KEY, require_hyperparameters
+from raydp.analysis.statistics.intervals import RESAMPLES, TAILS, resampled
+from raydp.analysis.statistics.results import Reason, because
+from raydp.analysis.statistics.spread import unit_of
+from raydp.analysis.tables.per_secret import score_names, score_values
+from raydp.analysis.tables.points import KEY, require_hyperparameters
 
 Array = NDArray[np.float64]
 

@@ -9,9 +9,9 @@ from typing import TypedDict
 import numpy as np
 import pandas as pd
 
-from analysis.statistics.results import Reason, because
-from analysis.tables.points import KEY, configurations, with_settings
-from search_spaces.configuration import HYPERPARAMETERS, Hyperparameters
+from raydp.analysis.statistics.results import Reason, because
+from raydp.analysis.tables.points import KEY, configurations, with_settings
+from raydp.search_spaces.configuration import HYPERPARAMETERS, Hyperparameters
 
 _Sides = TypedDict("_Sides", {"with": float, "without": float})
 

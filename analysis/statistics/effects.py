@@ -9,13 +9,13 @@ from typing import TypedDict
 import numpy as np
 import pandas as pd
 
-from analysis.statistics.heuristics import Coded
-from analysis.statistics.results import Reason, because
-from analysis.statistics.spread import std
-from analysis.tables.coordinates import UNSET, is_numeric, varied_fields
-from analysis.tables.points import configuration_means, configurations
-from search_spaces.configuration import HYPERPARAMETERS, Configuration, Hyperparameters
-from search_spaces.settings import settings_text, value_in_words
+from raydp.analysis.statistics.heuristics import Coded
+from raydp.analysis.statistics.results import Reason, because
+from raydp.analysis.statistics.spread import std
+from raydp.analysis.tables.coordinates import UNSET, is_numeric, varied_fields
+from raydp.analysis.tables.points import configuration_means, configurations
+from raydp.search_spaces.configuration import HYPERPARAMETERS, Configuration, Hyperparameters
+from raydp.search_spaces.settings import settings_text, value_in_words
 
 MOVING = {
     "batch_size": "batch_size",

@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.results import Reason
-from analysis.tables.points import SETTINGS, configuration_means
-from search_spaces.configuration import HYPERPARAMETERS, exact
+from raydp.analysis.statistics.results import Reason
+from raydp.analysis.tables.points import SETTINGS, configuration_means
+from raydp.search_spaces.configuration import HYPERPARAMETERS, exact
 
 HEURISTICS = ("individual", "compute", "updates")
 

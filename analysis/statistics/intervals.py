@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.results import Reason, because
-from analysis.statistics.spread import std
-from analysis.tables.per_secret import PREFIX, as_array, by_secret, score_names, score_values
-from analysis.tables.points import KEY, configurations, require_hyperparameters
-from search_spaces.configuration import Hyperparameters
+from raydp.analysis.statistics.results import Reason, because
+from raydp.analysis.statistics.spread import std
+from raydp.analysis.tables.per_secret import PREFIX, as_array, by_secret, score_names, score_values
+from raydp.analysis.tables.points import KEY, configurations, require_hyperparameters
+from raydp.search_spaces.configuration import Hyperparameters
 
 RESAMPLES = 2000
 QUANTILES = (0.5, 0.9)

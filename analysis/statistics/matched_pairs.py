@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.heuristics import HEURISTICS, Accuracy, Coded, pair_blocks
-from analysis.statistics.noise import SeedNoise
-from analysis.statistics.results import Reason, because
-from analysis.tables.points import configurations
-from analysis.tables.thinning import evenly
-from search_spaces.configuration import Configuration, Hyperparameters
+from raydp.analysis.statistics.heuristics import HEURISTICS, Accuracy, Coded, pair_blocks
+from raydp.analysis.statistics.noise import SeedNoise
+from raydp.analysis.statistics.results import Reason, because
+from raydp.analysis.tables.points import configurations
+from raydp.analysis.tables.thinning import evenly
+from raydp.search_spaces.configuration import Configuration, Hyperparameters
 
 Array = NDArray[np.float64]
 

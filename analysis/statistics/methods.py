@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.results import Reason, because, holm
-from analysis.statistics.spread import unit_of
-from analysis.tables.per_secret import PREFIX, score_names, score_values
-from analysis.tables.points import KEY, column_means, configuration_means, require_hyperparameters
+from raydp.analysis.statistics.results import Reason, because, holm
+from raydp.analysis.statistics.spread import unit_of
+from raydp.analysis.tables.per_secret import PREFIX, score_names, score_values
+from raydp.analysis.tables.points import KEY, column_means, configuration_means, require_hyperparameters
 
 Array = NDArray[np.float64]
 

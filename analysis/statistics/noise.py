@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.spread import unit_of
-from analysis.tables.per_secret import as_array, by_secret, controls_of
-from analysis.tables.points import KEY, with_settings
+from raydp.analysis.statistics.spread import unit_of
+from raydp.analysis.tables.per_secret import as_array, by_secret, controls_of
+from raydp.analysis.tables.points import KEY, with_settings
 
 Array = NDArray[np.float64]
 

@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.results import Reason
-from analysis.statistics.spread import std, unit_of
-from analysis.tables.coordinates import Coordinates
-from analysis.tables.points import KEY, require_hyperparameters
-from search_spaces.configuration import HYPERPARAMETERS
-from search_spaces.names import unknown_name
+from raydp.analysis.statistics.results import Reason
+from raydp.analysis.statistics.spread import std, unit_of
+from raydp.analysis.tables.coordinates import Coordinates
+from raydp.analysis.tables.points import KEY, require_hyperparameters
+from raydp.search_spaces.configuration import HYPERPARAMETERS
+from raydp.search_spaces.names import unknown_name
 
 Errors = Literal["ols", "hc3", "cluster", "mixed"]
 ERRORS: tuple[str, ...] = get_args(Errors)

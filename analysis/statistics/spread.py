@@ -8,7 +8,7 @@ from typing import NotRequired
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.statistics.results import Reason
+from raydp.analysis.statistics.results import Reason
 
 Array = NDArray[np.float64]
 

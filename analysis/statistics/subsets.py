@@ -8,10 +8,10 @@ from typing import TypedDict
 import numpy as np
 import pandas as pd
 
-from analysis.statistics.results import Reason, because
-from analysis.statistics.variance import score_variance
-from analysis.tables.per_secret import by_secret
-from analysis.tables.points import require_hyperparameters
+from raydp.analysis.statistics.results import Reason, because
+from raydp.analysis.statistics.variance import score_variance
+from raydp.analysis.tables.per_secret import by_secret
+from raydp.analysis.tables.points import require_hyperparameters
 
 FEW_COUNTS = 3
 """Up to this number of distinct counts, each count is a subset of its own. More counts are split into terciles."""

@@ -9,11 +9,11 @@ from typing import TypedDict
 import numpy as np
 import pandas as pd
 
-from analysis.statistics.results import Reason, because, holm
-from analysis.statistics.spread import Ratio, std_interval, std_ratio
-from analysis.tables.points import KEY, configuration_means
-from analysis.tables.utility_filter import useful_points
-from search_spaces.names import familiar, unknown_name
+from raydp.analysis.statistics.results import Reason, because, holm
+from raydp.analysis.statistics.spread import Ratio, std_interval, std_ratio
+from raydp.analysis.tables.points import KEY, configuration_means
+from raydp.analysis.tables.utility_filter import useful_points
+from raydp.search_spaces.names import familiar, unknown_name
 
 _SAME = 0.01
 

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.results import Reason, because
-from analysis.statistics.spread import std, std_interval, unit_of
-from analysis.tables.points import configuration_means
+from raydp.analysis.statistics.results import Reason, because
+from raydp.analysis.statistics.spread import std, std_interval, unit_of
+from raydp.analysis.tables.points import configuration_means
 
 
 class FTest(TypedDict):

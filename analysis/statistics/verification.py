@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.heuristics import HEURISTICS, Coded, Codes, pair_blocks
-from analysis.statistics.results import Reason, holm
-from analysis.tables.points import configuration_means
+from raydp.analysis.statistics.heuristics import HEURISTICS, Coded, Codes, pair_blocks
+from raydp.analysis.statistics.results import Reason, holm
+from raydp.analysis.tables.points import configuration_means
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]

@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.noise import FARTHEST, SeedNoise, secret_covariance
-from analysis.surface.posterior import LIMITS, Posterior, Smoother, bounded_exp
-from analysis.surface.surrogate import matern, slice_samples
-from analysis.tables.coordinates import Coordinates
+from raydp.analysis.statistics.noise import FARTHEST, SeedNoise, secret_covariance
+from raydp.analysis.surface.posterior import LIMITS, Posterior, Smoother, bounded_exp
+from raydp.analysis.surface.surrogate import matern, slice_samples
+from raydp.analysis.tables.coordinates import Coordinates
 
 Array = NDArray[np.float64]
 

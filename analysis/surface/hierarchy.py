@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.noise import SeedNoise, common_effect
-from analysis.surface.hierarchical_model import HierarchicalModel
-from analysis.surface.posterior import Posterior
-from analysis.surface.surrogate import Figure
-from analysis.tables.points import SETTINGS, with_settings
-from search_spaces.configuration import HYPERPARAMETERS
+from raydp.analysis.statistics.noise import SeedNoise, common_effect
+from raydp.analysis.surface.hierarchical_model import HierarchicalModel
+from raydp.analysis.surface.posterior import Posterior
+from raydp.analysis.surface.surrogate import Figure
+from raydp.analysis.tables.points import SETTINGS, with_settings
+from raydp.search_spaces.configuration import HYPERPARAMETERS
 
 Array = NDArray[np.float64]
 

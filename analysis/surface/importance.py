@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from analysis.statistics.results import Reason
-from analysis.tables.coordinates import is_numeric, level_of, varied_fields
-from analysis.tables.points import configuration_means
-from analysis.tables.thinning import evenly
-from search_spaces.configuration import HYPERPARAMETERS
+from raydp.analysis.statistics.results import Reason
+from raydp.analysis.tables.coordinates import is_numeric, level_of, varied_fields
+from raydp.analysis.tables.points import configuration_means
+from raydp.analysis.tables.thinning import evenly
+from raydp.search_spaces.configuration import HYPERPARAMETERS
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

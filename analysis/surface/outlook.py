@@ -10,9 +10,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.surface.what_if import Measured
-from analysis.tables.points import configurations
-from search_spaces.configuration import Hyperparameters
+from raydp.analysis.surface.what_if import Measured
+from raydp.analysis.tables.points import configurations
+from raydp.search_spaces.configuration import Hyperparameters
 
 MOST_SEEDS = 1024
 """So many seeds leave hardly any error over seeds."""

@@ -13,13 +13,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.noise import SeedNoise
-from analysis.statistics.results import Reason
-from analysis.surface.posterior import bounded_exp
-from analysis.surface.surrogate import Figure, Surface
-from analysis.tables.coordinates import Coordinates, fields_of, is_numeric, level_of
-from analysis.tables.points import SETTINGS, configuration_means, configurations
-from search_spaces.configuration import HYPERPARAMETERS, Configuration, Hyperparameters
+from raydp.analysis.statistics.noise import SeedNoise
+from raydp.analysis.statistics.results import Reason
+from raydp.analysis.surface.posterior import bounded_exp
+from raydp.analysis.surface.surrogate import Figure, Surface
+from raydp.analysis.tables.coordinates import Coordinates, fields_of, is_numeric, level_of
+from raydp.analysis.tables.points import SETTINGS, configuration_means, configurations
+from raydp.search_spaces.configuration import HYPERPARAMETERS, Configuration, Hyperparameters
 
 Array = NDArray[np.float64]
 

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.tables.coordinates import Coordinates
-from search_spaces.configuration import HYPERPARAMETERS
+from raydp.analysis.tables.coordinates import Coordinates
+from raydp.search_spaces.configuration import HYPERPARAMETERS
 
 Array = NDArray[np.float64]
 Figure = Literal["score", "utility_loss"]

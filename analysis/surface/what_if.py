@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.noise import SeedNoise, mean_over_seeds, measured_values
-from analysis.surface.hierarchical_model import interactions
-from analysis.surface.hierarchy import score_posterior
-from analysis.surface.posterior import Posterior
-from analysis.tables.points import KEY, configuration_means, with_settings
+from raydp.analysis.statistics.noise import SeedNoise, mean_over_seeds, measured_values
+from raydp.analysis.surface.hierarchical_model import interactions
+from raydp.analysis.surface.hierarchy import score_posterior
+from raydp.analysis.surface.posterior import Posterior
+from raydp.analysis.tables.points import KEY, configuration_means, with_settings
 
 Array = NDArray[np.float64]
 

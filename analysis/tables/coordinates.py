@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.tables.points import SETTINGS, with_settings
-from search_spaces.configuration import HYPERPARAMETERS
-from search_spaces.settings import settings_of, short_names, value_in_words
+from raydp.analysis.tables.points import SETTINGS, with_settings
+from raydp.search_spaces.configuration import HYPERPARAMETERS
+from raydp.search_spaces.settings import settings_of, short_names, value_in_words
 
 Array = NDArray[np.float64]
 

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.tables.points import LARGEST, numbers
-from search_spaces.names import unknown_name
+from raydp.analysis.tables.points import LARGEST, numbers
+from raydp.search_spaces.names import unknown_name
 
 PREFIX, ERROR = "score.", ".std_error"
 LOGARITHMIC = {"exposure", "logprob"}

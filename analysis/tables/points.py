@@ -10,17 +10,17 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.tables.files import read_table
-from analysis.tables.rounded_means import rounded_means
-from search_spaces.configuration import HYPERPARAMETERS, Configuration
-from search_spaces.configuration import exact as exact
-from search_spaces.names import cell_in_words, familiar, unknown_name
-from search_spaces.settings import EMPTY, settings_of, settings_text
+from raydp.analysis.tables.files import read_table
+from raydp.analysis.tables.rounded_means import rounded_means
+from raydp.search_spaces.configuration import HYPERPARAMETERS, Configuration
+from raydp.search_spaces.configuration import exact as exact
+from raydp.search_spaces.names import cell_in_words, familiar, unknown_name
+from raydp.search_spaces.settings import EMPTY, settings_of, settings_text
 
 REQUIRED_COLUMNS = [*HYPERPARAMETERS, "seed", "utility_loss", "score"]
 SETTINGS = "settings"
-"""The column of the further fields that a configuration sets, each cell as `search_spaces.settings.settings_text`. A
-table without the column is one whose configurations set none."""
+"""The column of the further fields that a configuration sets, each cell as
+`raydp.search_spaces.settings.settings_text`. A table without the column is one whose configurations set none."""
 KEY = ["num_steps", "batch_size", "learning_rate", SETTINGS]
 """What tells configurations apart: (T, b, η) and the further fields. It is the order of rows, and of the first among
 ties."""

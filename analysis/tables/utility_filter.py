@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.tables.points import KEY, configuration_means, configurations, exact, require_hyperparameters
+from raydp.analysis.tables.points import KEY, configuration_means, configurations, exact, require_hyperparameters
 
 # A user's threshold may be a mean over seeds from another program, which differs from ours by the rounding of its sum.
 # Each partial sum contributes half a unit in the last place and is no larger than the total over seeds.

@@ -11,6 +11,7 @@ from pathlib import Path
 from raydp.auditing.report import SCORE, AuditReport, report_of
 from raydp.auditing.source import Source
 from raydp.io.output import stderr
+from raydp.search_spaces.configuration import point_of
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.sweep.api import Sweep
@@ -18,7 +19,6 @@ from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.store.alarms import note_audit, publish_alarms
 from raydp.sweep.store.folder import SweepFolder
 from raydp.tasks.wrappers.canaries import ACCESS, CanaryKind
-from search_spaces.configuration import point_of
 
 DEFAULT_CANARIES = 500
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.tables.files import read_table
+from raydp.analysis.tables.files import read_table
 from raydp.auditing.report import SCORE, report_of
+from raydp.search_spaces import Configuration
 from raydp.sweep.api import sweep_folder
 from raydp.sweep.planning.sources import is_spec
-from search_spaces import Configuration
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "epsilon_hat"]
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.statistics.results import holm
+from raydp.analysis.statistics.results import holm
 from raydp.privacy import Event, Guesses, Outcomes, PoissonGaussian, one_run_bound, separate_bound, separate_p_value
 from raydp.scores.base import Measurement
+from raydp.search_spaces.configuration import Configuration, Hyperparameters
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import counts
 from raydp.sweep.store.summary import RunCounts
 from raydp.tasks.wrappers.canaries import ACCESS, CanaryKind
 from raydp.training.trial_plan import TrialPlan
-from search_spaces.configuration import Configuration, Hyperparameters
 
 if TYPE_CHECKING:
     from raydp.scores.membership.one_run_audit import OneRunAudit

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from raydp.search_spaces import Configuration
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.sweep.api import sweep_folder
 from raydp.sweep.store.folder import SweepFolder
-from search_spaces import Configuration
 
 SUFFIX = "-audit"
 

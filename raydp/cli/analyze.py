@@ -40,7 +40,7 @@ def _figure(function: str) -> Callable[..., None]:
         storage: Storage = "raydp_runs",
         json: Json = False,
     ) -> None:
-        import analysis
+        from raydp import analysis
 
         table = _useful(points, storage, score, worst_case, max_loss, min_utility_gain)
         _print(getattr(analysis, function)(table), json, function.replace("_", " "))
@@ -52,7 +52,7 @@ def _useful(
     points: str, storage: str, score: str | None, worst_case: bool, max_loss: float | None, min_gain: float | None
 ) -> pd.DataFrame:
     """Return the points of the configurations that pass the utility filter, or all points without a filter."""
-    from analysis import useful_points
+    from raydp.analysis import useful_points
     from raydp.sweep.api import points_of
 
     table = points_of(points, storage, score=score, worst_case=worst_case)[0]
@@ -81,7 +81,7 @@ def regression(
     json: Json = False,
 ) -> None:
     """Least squares of the score on the logarithms of the hyperparameters (Tables 2 and 13)."""
-    from analysis import regress
+    from raydp.analysis import regress
 
     table = _useful(points, storage, score, worst_case, max_loss, min_utility_gain)
     _print(regress(table, errors=errors), json)  # type: ignore[arg-type]  # checked there
@@ -101,7 +101,7 @@ def risk(
     json: Json = False,
 ) -> None:
     """Privacy risk of each rule against the oracle, averaged over thresholds (section 4.3, App. D.3)."""
-    from analysis import privacy_risk
+    from raydp.analysis import privacy_risk
 
     table = _useful(points, storage, score, worst_case, max_loss, min_utility_gain)
     _print(privacy_risk(table, layout=layout, num_layouts=num_layouts, seed=seed), json)  # type: ignore[arg-type]
@@ -119,7 +119,7 @@ def trends(
     json: Json = False,
 ) -> None:
     """Empirical privacy variance of several sweeps, or of a table's groups: spreads and ratios (Fig. 2, 14)."""
-    from analysis import variance_trends
+    from raydp.analysis import variance_trends
     from raydp.io.output import print_json, print_table
     from raydp.sweep.api import tables_of
 
@@ -144,7 +144,7 @@ def methods(
     json: Json = False,
 ) -> None:
     """Two methods or more on the same configurations: paired t, Wilcoxon, RMSE, correlation (Zagardo 2024)."""
-    from analysis import compare_methods
+    from raydp.analysis import compare_methods
     from raydp.cli.show.scores import show_methods
     from raydp.io.output import print_json
     from raydp.sweep.api import classify, tables_of
@@ -173,7 +173,7 @@ def counterfactual(
 @analyze_app.command()
 def scores(points: Source, resamples: Resamples = 2000, storage: Storage = "raydp_runs", json: Json = False) -> None:
     """Every score of every configuration: mean, worst case, quantiles, 95 % intervals over secrets and seeds."""
-    from analysis import score_intervals
+    from raydp.analysis import score_intervals
     from raydp.cli.show.scores import show_intervals
     from raydp.io.output import print_json
     from raydp.sweep.api import with_secrets
@@ -196,7 +196,7 @@ def correlations(
     json: Json = False,
 ) -> None:
     """Spearman and Pearson correlations of the scores over models, and with audited bounds, with 95 % intervals."""
-    from analysis import audit_correlations, score_correlations
+    from raydp.analysis import audit_correlations, score_correlations
     from raydp.cli.show.scores import show_correlations
     from raydp.io.output import print_json
     from raydp.sweep.api import points_of
@@ -222,7 +222,7 @@ def subsets(
     json: Json = False,
 ) -> None:
     """Empirical privacy variance on subsets of the secrets: random halves, by count, or as named."""
-    from analysis import secret_subsets
+    from raydp.analysis import secret_subsets
     from raydp.io.output import print_json, print_table
     from raydp.sweep.api import with_secrets
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from search_spaces import Configuration
+    from raydp.search_spaces import Configuration
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, logs on stderr.")]
 Uri = Annotated[str, typer.Option(help="MLflow store or server.")]
@@ -78,8 +78,8 @@ def configuration_of(text: str) -> Configuration:
     Raises:
         ValueError: the text has another form.
     """
-    from search_spaces import Configuration
-    from search_spaces.settings import settings_text
+    from raydp.search_spaces import Configuration
+    from raydp.search_spaces.settings import settings_text
 
     try:
         batch_size, num_steps, learning_rate, *fields = text.split(",", 3)

@@ -61,7 +61,7 @@ def models_find(
 ) -> None:
     """Registered models by ε, δ, utility, score and configuration."""
     from raydp.io.output import print_json, print_table, stderr
-    from search_spaces.settings import settings_in_words, settings_of
+    from raydp.search_spaces.settings import settings_in_words, settings_of
 
     conditions = {
         "max_epsilon": max_epsilon, "min_epsilon": min_epsilon, "max_delta": max_delta, "max_loss": max_loss,
@@ -185,7 +185,7 @@ def models_seal(
 def spaces_list(json: Json = False) -> None:
     """The named search spaces."""
     from raydp.io.output import print_json, print_table
-    from search_spaces import load_space, space_names
+    from raydp.search_spaces import load_space, space_names
 
     spaces = [load_space(name) for name in space_names()]
     rows = [{"name": s.name, "points": len(s.configurations), "description": s.description} for s in spaces]
@@ -196,7 +196,7 @@ def spaces_list(json: Json = False) -> None:
 def spaces_show(name: str, json: Json = False) -> None:
     """The configurations of a named search space."""
     from raydp.io.output import print_json, print_table, stdout
-    from search_spaces import load_space
+    from raydp.search_spaces import load_space
 
     space = load_space(name)
     rows = [c.to_json() for c in space.configurations]

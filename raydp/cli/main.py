@@ -28,7 +28,7 @@ from raydp.cli.score import score
 from raydp.cli.secrets import secrets_app
 from raydp.io.imports import own_process
 from raydp.plugins.registries import DEFAULT_ACCOUNTANT
-from search_spaces.configuration import HYPERPARAMETERS
+from raydp.search_spaces.configuration import HYPERPARAMETERS
 
 app = typer.Typer(
     cls=InterruptibleGroup,
@@ -37,6 +37,8 @@ app = typer.Typer(
 )
 RUN, READ, MODELS, PRIVACY, DATA = "Run a sweep", "Read a sweep", "Models", "Privacy", "Data"
 """The sections of `raydp --help`."""
+NAMESAKE = "raydp"
+"""Another project's distribution, which has the same import name."""
 
 
 def _version(asked: bool) -> None:
@@ -133,7 +135,7 @@ def points(
     json: Json = False,
 ) -> None:
     """The points table of a sweep."""
-    from analysis import save_points
+    from raydp.analysis import save_points
     from raydp.io.output import print_json, print_table, stderr, stdout
     from raydp.sweep.api import sweep_folder
     from raydp.sweep.store.points import PRIVATE, points_table
@@ -300,12 +302,30 @@ for _name, _group, _panel in (
 
 def main() -> None:
     """Run the command. User mistakes exit with 2 and a remedy, failures with 1 and their reason."""
+    _warn_of_namesake()
     try:
         app()
     except (ValueError, OSError) as error:
         message, code = explain(error)
         complain(message)
         sys.exit(code)
+
+
+def _warn_of_namesake() -> None:
+    """Warn if Spark's RayDP is installed too: both distributions write into the folder `raydp`."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        other = version(NAMESAKE)
+    except PackageNotFoundError:
+        return
+    from raydp.io.output import stderr
+
+    stderr.print(
+        f"warning: Spark's RayDP ({NAMESAKE} {other}) is installed in the same folder `raydp`, and each overwrites the "
+        f"other's files. Run `pip uninstall {NAMESAKE}` and install raydp-tune again, or use two environments.",
+        markup=False,
+    )
 
 
 def command() -> None:

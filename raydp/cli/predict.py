@@ -29,11 +29,11 @@ def predict(
 ) -> None:
     """Score and utility, with 95 % intervals, of configurations that have not been run. The default is all combinations
     of the table's values that the table lacks. The list is empty if it lacks none."""
-    from analysis import predict as predicted
+    from raydp.analysis import predict as predicted
     from raydp.cli.show.sweeps import show_predictions
     from raydp.io.output import print_json, stderr
+    from raydp.search_spaces import load_space
     from raydp.sweep.api import points_of
-    from search_spaces import load_space
 
     table = points_of(points, storage, score=score, worst_case=worst_case)[0]
     asked = [configuration_of(text) for text in configuration or ()]

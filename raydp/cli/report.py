@@ -32,7 +32,7 @@ def report(
         from raydp.sweep.reports import comparison
         from raydp.sweep.reports import report as of_one
     if figures is not None:
-        from analysis.figures.files import check_format
+        from raydp.analysis.figures.files import check_format
 
         check_format(file_format)
     check_page(output)
@@ -46,7 +46,7 @@ def report(
             drawn = of_one(points[0], output, **options)
     files = []
     if figures is not None:
-        from analysis.figures import save_figures
+        from raydp.analysis.figures import save_figures
 
         with stderr.status("Draw the figures"):
             files = [str(file) for file in save_figures(drawn, figures, file_format=file_format)]

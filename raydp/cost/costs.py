@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from raydp.search_spaces import Configuration
 from raydp.spec.sections import ClusterSpec
 from raydp.sweep.store.results import RunResult
 from raydp.training.trial_plan import TrialPlan
-from search_spaces import Configuration
 
 ASSUMED = (
     "the workers' devices are like the one measured, and as loaded",

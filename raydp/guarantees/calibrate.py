@@ -29,8 +29,8 @@ from raydp.privacy import (
 )
 from raydp.privacy.accounting.documents import AttackSummary, Profile, ProfileRow
 from raydp.privacy.accounting.events import check_num_steps
+from raydp.search_spaces.names import cell_in_words
 from raydp.tasks.reading import read_csv_rows
-from search_spaces.names import cell_in_words
 
 COLUMNS = ("n", "batch_size", "num_steps", "epsilon", "delta")
 
@@ -263,7 +263,7 @@ def show_profile(answer: WholeProfile, expected_runs: float | None) -> None:
 
 def write_profile(answer: WholeProfile, path: Path, title: str) -> None:
     """Write the profile as a page with a figure."""
-    from analysis import write_profiles
+    from raydp.analysis import write_profiles
 
     curves = {name: [(row["delta"], row["epsilon"]) for row in rows] for name, rows in answer["curves"].items()}
     mu, attack = answer["gdp_mu"], answer["attack"]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from raydp.io.output import print_table, stdout
 from raydp.privacy.mechanisms.pate import epsilon_at, pate_cost
 from raydp.privacy.mechanisms.pate_release import Release, smooth_cost
-from search_spaces.names import cell_in_words
+from raydp.search_spaces.names import cell_in_words
 
 PRIVATE = (
     "epsilon, order, the reference, expected_answers and a suggestion depend on the votes and are as private as the "

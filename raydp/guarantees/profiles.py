@@ -210,7 +210,7 @@ def profiles_of_sweep(
 
 def write_profile_page(answers: Sequence[CurvesOfRun], path: Path, title: str) -> None:
     """Write a page with one panel of all curves per accountant, and the tables of figures."""
-    from analysis import ProfileCurve, write_profile_grid
+    from raydp.analysis import ProfileCurve, write_profile_grid
 
     panels = {
         accountant: [

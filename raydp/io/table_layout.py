@@ -13,7 +13,7 @@ from typing import TypeGuard
 
 from rich.cells import cell_len
 
-from search_spaces.settings import short_names
+from raydp.search_spaces.settings import short_names
 
 HEADERS = {
     "batch_size": "b",

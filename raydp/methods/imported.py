@@ -19,11 +19,11 @@ from raydp.methods.base import MethodSection
 from raydp.plugins.registries import resolve
 from raydp.privacy import MethodRecord, NonPrivate, PoissonGaussian, Procedure
 from raydp.privacy.accounting.base import AccountantError
+from raydp.search_spaces import Configuration
 from raydp.spec.sections import PrivacySpec
 from raydp.training.comm import Comm
 from raydp.training.trial import Trained, TrainingContext
 from raydp.training.trial_plan import TrialPlan
-from search_spaces import Configuration
 
 if TYPE_CHECKING:
     from raydp.spec.document import SweepSpec

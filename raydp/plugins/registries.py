@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from raydp.io.imports import imported
-from search_spaces.names import unknown_name as unknown_name
+from raydp.search_spaces.names import unknown_name as unknown_name
 
 Kind = Literal["tasks", "methods", "scores", "accountants", "rules", "searches"]
 
@@ -81,13 +81,13 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "random": "raydp.search.random_order:RandomSearch",
     },
     "rules": {
-        "best-utility": "analysis.selection.rules:BEST_UTILITY",
-        "informed": "analysis.selection.rules:INFORMED",
-        "oracle": "analysis.selection.rules:ORACLE",
-        "pareto-knee": "analysis.selection.rules:PARETO_KNEE",
-        "predicted-score": "analysis.selection.rules:PREDICTED_SCORE",
-        "procedure": "analysis.selection.rules:PROCEDURE",
-        "worst-utility": "analysis.selection.rules:WORST_UTILITY",
+        "best-utility": "raydp.analysis.selection.rules:BEST_UTILITY",
+        "informed": "raydp.analysis.selection.rules:INFORMED",
+        "oracle": "raydp.analysis.selection.rules:ORACLE",
+        "pareto-knee": "raydp.analysis.selection.rules:PARETO_KNEE",
+        "predicted-score": "raydp.analysis.selection.rules:PREDICTED_SCORE",
+        "procedure": "raydp.analysis.selection.rules:PROCEDURE",
+        "worst-utility": "raydp.analysis.selection.rules:WORST_UTILITY",
     },
     "accountants": {
         "pld": "raydp.privacy.accounting.pld:PLDAccountant",

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raydp.io.locations import local_copy
+from raydp.search_spaces.names import columns_in_words
 from raydp.tasks.chat.conversations import FORMS, ChatTemplate, Form, conversation_of
 from raydp.tasks.data_sets import rows_of_data_set
 from raydp.tasks.reading import FILE_SUFFIXES, read_rows
-from search_spaces.names import columns_in_words
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

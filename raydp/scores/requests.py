@@ -12,7 +12,7 @@ from pathlib import Path
 from raydp.io.yaml import parse_yaml, read_yaml
 from raydp.plugins import registries
 from raydp.plugins.described import Plugin, resolve_plugin
-from search_spaces.names import kind_of
+from raydp.search_spaces.names import kind_of
 
 LABEL = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
 """Pattern of a label. Labels are part of column names, of MLflow's metric names and of paths, which have limits."""

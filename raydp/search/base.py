@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.selection.default import DEFAULT_RULE
-from analysis.tables.points import configurations
-from search_spaces import Configuration
+from raydp.analysis.selection.default import DEFAULT_RULE
+from raydp.analysis.tables.points import configurations
+from raydp.search_spaces import Configuration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +35,11 @@ class Goal:
     """The final selection's constraints and rule.
 
     Attributes:
-        rule: a name in `analysis.RULES`.
+        rule: a name in `raydp.analysis.RULES`.
         max_loss: the utility threshold u; None if a share of the best gain is asked for, or no threshold.
         min_utility_gain: share of the best gain over the pre-trained model.
         base_utility_loss: the pre-trained model's loss.
-        max_score, at_most: other bounds of the selection, see `analysis.selection.constraints.Constraints`.
+        max_score, at_most: other bounds of the selection, see `raydp.analysis.selection.constraints.Constraints`.
             Configurations that a bound excludes before they run (by σ, ε, compute) are not candidates.
     """
 

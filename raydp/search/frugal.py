@@ -11,13 +11,13 @@ import pandas as pd
 from numpy.typing import NDArray
 from pydantic import Field
 
-from analysis.selection.rules import Layout, choose
-from analysis.surface.prediction import FEWEST, Fitted
-from analysis.tables.coordinates import Coordinates
-from analysis.tables.points import configuration_means
+from raydp.analysis.selection.rules import Layout, choose
+from raydp.analysis.surface.prediction import FEWEST, Fitted
+from raydp.analysis.tables.coordinates import Coordinates
+from raydp.analysis.tables.points import configuration_means
 from raydp.search.base import Goal, Proposal, SearchState, known
+from raydp.search_spaces import Configuration
 from raydp.spec.sections.base import Section
-from search_spaces import Configuration
 
 Array = NDArray[np.float64]
 Members = NDArray[np.bool_]
@@ -58,13 +58,12 @@ class FrugalSearch(Section):
     """Run next the configuration that is expected to improve the selection most for its cost.
 
     Surfaces of utility and score over the configurations' coordinates are fitted to the finished runs
-    (`analysis.surface.surrogate`: Gaussian processes whose slopes have the heuristics' signs as prior) and drawn many
-    times at all candidates. In each draw, the utility threshold and the rule select from the configurations that have
-    run, with and without one candidate more. A candidate's worth is the mean difference of the two selected scores per
-    unit of compute C = b·T. The search ends when the probability that any one candidate would improve the selected
+    (`raydp.analysis.surface.surrogate`: Gaussian processes whose slopes have the heuristics' signs as prior) and drawn
+    many times at all candidates. In each draw, the utility threshold and the rule select from the configurations that
+    have run, with and without one candidate more. A candidate's worth is the mean difference of the two selected scores
+    per unit of compute C = b·T. The search ends when the probability that any one candidate would improve the selected
     score by more than `tolerance` is below `stop_probability`. The probability is estimated from the surfaces, so it
-    ignores any effect that the surfaces cannot represent.
-    """
+    ignores any effect that the surfaces cannot represent."""
 
     stop_probability: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """The search ends when the probability that one more configuration would win is below this."""

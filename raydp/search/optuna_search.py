@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from analysis.statistics.noise import upper_limit
-from analysis.tables.points import check_points, column_means, configuration_means, configurations
-from analysis.tables.utility_filter import within
+from raydp.analysis.statistics.noise import upper_limit
+from raydp.analysis.tables.points import check_points, column_means, configuration_means, configurations
+from raydp.analysis.tables.utility_filter import within
 from raydp.search.base import Goal, Observation, Proposal, SearchState, known
+from raydp.search_spaces import Configuration
 from raydp.spec.sections.base import Section
-from search_spaces import Configuration
 
 DEFAULT_COST_SHARE = 0.5
 COMPUTE = "compute"

@@ -26,11 +26,11 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from sqlalchemy import URL
 from sqlalchemy.exc import DatabaseError
 
-from analysis.tables.coordinates import UNSET, is_numeric, level_of, varied_fields
-from analysis.tables.points import SETTINGS
+from raydp.analysis.tables.coordinates import UNSET, is_numeric, level_of, varied_fields
+from raydp.analysis.tables.points import SETTINGS
 from raydp.search.base import Observation, SearchState, known
-from search_spaces import Configuration
-from search_spaces.configuration import HYPERPARAMETERS
+from raydp.search_spaces import Configuration
+from raydp.search_spaces.configuration import HYPERPARAMETERS
 
 FILE = "optuna.db"
 OBJECTIVES = ["utility_loss", "score"]

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from analysis.tables.coordinates import is_numeric
+from raydp.analysis.tables.coordinates import is_numeric
 from raydp.models import base_models as models
 from raydp.models.pretrained import PretrainedModel
 from raydp.models.quantization import quantise
+from raydp.search_spaces.settings import settings_in_words
 from raydp.selftest.reduced import renamed, with_few_layers, with_few_tokens
 from raydp.selftest.subjects import NUM_EXAMPLES, ROUNDING, Subject, typed_trainee
 from raydp.spec.document import SweepSpec
@@ -25,7 +26,6 @@ from raydp.training.comm import LocalComm
 from raydp.training.gradients.microbatches import Units
 from raydp.training.gradients.prefix import with_frozen_prefix
 from raydp.training.trial import TrainingContext
-from search_spaces.settings import settings_in_words
 
 SINGLE = 10 * ROUNDING[torch.float32]
 """Relative error of a gradient of a trained model that rounding explains in single precision. It was 8.5e-6 for three

@@ -20,10 +20,10 @@ from raydp.models.sets import TrainedModels
 from raydp.privacy.accounting.infinity import json_number
 from raydp.scores.membership.mia import fresh, sample
 from raydp.scores.membership.mia_signals import losses
+from raydp.search_spaces.configuration import Hyperparameters
 from raydp.spec.document import SweepSpec
 from raydp.sweep.store.folder import SweepFolder
 from raydp.tasks.wrappers.half import Divisible, HalfTask
-from search_spaces.configuration import Hyperparameters
 
 POOL = 10_000
 """The largest number of attacked examples, and of population examples. Larger sets are sampled."""

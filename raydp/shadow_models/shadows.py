@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
+from raydp.search_spaces.configuration import Configuration, point_of
 from raydp.shadow_models.attack import run_id_of
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.sweep.api import Sweep
 from raydp.sweep.store.folder import SweepFolder
-from search_spaces.configuration import Configuration, point_of
 
 DEFAULT_SHADOWS = 4
 

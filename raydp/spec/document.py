@@ -15,9 +15,10 @@ from pydantic import (
     model_validator,
 )
 
-from analysis.selection.default import DEFAULT_RULE
+from raydp.analysis.selection.default import DEFAULT_RULE
 from raydp.plugins import registries
 from raydp.plugins.described import Plugin, PluginField, listed, messages_of
+from raydp.search_spaces.settings import settings_in_words, settings_of, settings_text
 from raydp.spec.changes import Changes, attribute_of, value_at, with_values
 from raydp.spec.sections import (
     AdaptiveSeeds,
@@ -31,7 +32,6 @@ from raydp.spec.sections import (
     TrackingSpec,
 )
 from raydp.spec.sections.private_selection import conflicts, with_the_only_rule
-from search_spaces.settings import settings_in_words, settings_of, settings_text
 
 
 class SweepSpec(Section):
@@ -222,7 +222,7 @@ class SweepSpec(Section):
             raise ValueError(listed(messages_of(type(self), error, ""))) from error
 
     def of_run(self, settings: str) -> SweepSpec:
-        """Return the spec of the runs whose configuration has these settings (see `search_spaces.settings`)."""
+        """Return the spec of the runs whose configuration has these settings (see `raydp.search_spaces.settings`)."""
         return self.with_fields(settings_of(settings))
 
     def settings(self, fields: Mapping[str, object]) -> str:

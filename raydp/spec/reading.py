@@ -11,9 +11,9 @@ from raydp.io.yaml import read_yaml
 from raydp.plugins import registries
 from raydp.plugins.described import Plugin, Resolve, any_plugin, listed, messages_of, resolve_plugin
 from raydp.plugins.parameters import light_model
+from raydp.search_spaces.names import kind_of
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections.space import GATHERED, VARIABLE
-from search_spaces.names import kind_of
 
 DEMO = Path(__file__).parents[1] / "data" / "demo.yaml"
 """The embedded default of `raydp sweep`."""

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Unpack
 
 import pandas as pd
 
-from analysis import Selection, load_points, split_by, with_score, with_worst_case
-from analysis import select as select_from
-from analysis.selection.default import DEFAULT_RULE
-from analysis.selection.reference import REFERENCE_RULES
-from analysis.tables.shown import html_table
+from raydp.analysis import Selection, load_points, split_by, with_score, with_worst_case
+from raydp.analysis import select as select_from
+from raydp.analysis.selection.default import DEFAULT_RULE
+from raydp.analysis.selection.reference import REFERENCE_RULES
+from raydp.analysis.tables.shown import html_table
 from raydp.io.imports import imported
 from raydp.io.output import stderr
 from raydp.spec.document import SweepSpec
@@ -209,7 +209,7 @@ def select(
         worst_case: use a model's largest value over its secrets. This needs a sweep, or secrets.parquet beside the
             file.
         rule: name of the rule; by default the sweep's own.
-        bounds: constraints, as in `analysis.select`. A sweep's own constraints apply if no others are given.
+        bounds: constraints, as in `raydp.analysis.select`. A sweep's own constraints apply if no others are given.
 
     A private selection has one answer, the released model. It refuses another rule, score or constraint.
     """
@@ -256,7 +256,7 @@ def rule_of(own: SelectSpec | None, given: str | None) -> str:
 def with_given(own: SelectSpec | None, given: Bounds) -> Bounds:
     """Override a sweep's constraints with the user's.
 
-    A user's min_utility_gain also removes the sweep's max_loss, because `analysis.select` prefers max_loss.
+    A user's min_utility_gain also removes the sweep's max_loss, because `raydp.analysis.select` prefers max_loss.
     """
     asked: Bounds = {**given}
     for name in BOUNDS:

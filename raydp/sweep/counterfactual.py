@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import counterfactual, score_names
-from analysis.tables.points import KEY, with_settings
+from raydp.analysis import counterfactual, score_names
+from raydp.analysis.tables.points import KEY, with_settings
 from raydp.plugins.registries import unknown_name
 from raydp.sweep.api import sweep_folder
 from raydp.sweep.store.folder import SweepFolder
@@ -15,7 +15,7 @@ from raydp.sweep.store.points import points_table, secrets_table
 def compare(
     with_examples: str, without_examples: str, *, score: str | None = None, storage: str = "raydp_runs"
 ) -> dict[str, object]:
-    """Compare a score between two sweeps (see `analysis.counterfactual`).
+    """Compare a score between two sweeps (see `raydp.analysis.counterfactual`).
 
     Args:
         with_examples: a sweep's folder or name.
@@ -24,7 +24,7 @@ def compare(
         storage: the folder that sweeps live in, for a name.
 
     Returns:
-        The result of `analysis.counterfactual`, with "score" and "num_examples": {"with", "without"}.
+        The result of `raydp.analysis.counterfactual`, with "score" and "num_examples": {"with", "without"}.
 
     Raises:
         ValueError: the sweeps do not fit each other, or a sweep has not measured the score.

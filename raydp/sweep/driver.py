@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from rich.console import Console
 
-from analysis import Selection
-from analysis.tables.shown import html_table
+from raydp.analysis import Selection
+from raydp.analysis.tables.shown import html_table
 from raydp.io.cache import remove_abandoned
 from raydp.spec.document import SweepSpec
 from raydp.sweep.ending.finish import NOT_FINISHED, CanaryEnding, Finish, SelectionEnding

@@ -8,11 +8,11 @@ from datetime import datetime
 from pathlib import Path
 
 from raydp.io.output import print_table, stdout
+from raydp.search_spaces.configuration import HYPERPARAMETERS
+from raydp.search_spaces.settings import settings_in_words
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import counts
 from raydp.sweep.store.summary import RunCounts, SelectedConfiguration
-from search_spaces.configuration import HYPERPARAMETERS
-from search_spaces.settings import settings_in_words
 
 COUNTS = ("runs", "finished", "failed", "stopped", "skipped", "pending")
 PRIVATE = "private selection: its runs are as private as the data"

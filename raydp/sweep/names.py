@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from search_spaces.settings import settings_in_words, settings_of
+from raydp.search_spaces.settings import settings_in_words, settings_of
 
 
 def run_name(run: Mapping[str, object]) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from analysis import select as select_from
-from analysis import write_comparison, write_report
+from raydp.analysis import select as select_from
+from raydp.analysis import write_comparison, write_report
 from raydp.spec.sections import Bounds, Precision
 from raydp.sweep.api import (
     folder_of,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-    from analysis import Selection
+    from raydp.analysis import Selection
 
 
 _NAMED = 4

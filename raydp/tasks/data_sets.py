@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from search_spaces.names import columns_in_words
+from raydp.search_spaces.names import columns_in_words
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from raydp.io.locations import local_copy
-from search_spaces.names import columns_in_words, kind_of
+from raydp.search_spaces.names import columns_in_words, kind_of
 
 FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".txt", ".gz", ".parquet")
 """Endings of the files that `read_rows` reads."""

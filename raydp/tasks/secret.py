@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from raydp.search_spaces.names import columns_in_words
 from raydp.tasks.base import Secret
 from raydp.tasks.reading import read_json_rows
-from search_spaces.names import columns_in_words
 
 AskedFn = Callable[[object, str, str], tuple[str, str]]
 

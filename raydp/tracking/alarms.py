@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from raydp.search_spaces import Configuration
 from raydp.tracking.promotions import aliases_of, claims_privacy, note
 from raydp.tracking.sealing.trust import ALARM_TAG
 from raydp.tracking.store import open_store
-from search_spaces import Configuration
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion

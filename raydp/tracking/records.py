@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.tracking.portable import model_files, portable
-from search_spaces.configuration import HYPERPARAMETERS
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
@@ -29,7 +29,7 @@ class TrialRecord:
         run_id: the run's identity in its sweep (a hash; docs/design.md: identity).
         batch_size, num_steps, learning_rate: the configuration; None for a method without configuration.
         seed: public seed of the repetition.
-        settings: the further fields that the configuration sets, as text (`search_spaces.settings`).
+        settings: the further fields that the configuration sets, as text (`raydp.search_spaces.settings`).
         params: other parameters, flat: name -> number or text. `method`, `task_hash` and `max_grad_norm` become
             columns of `find_models`, the others `param.<name>`.
         step_metrics: one mapping a step: "step" and values by name.

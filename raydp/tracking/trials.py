@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from raydp.search_spaces.settings import settings_in_words, settings_of
 from raydp.tracking.delivery import NotDeliveredError
 from raydp.tracking.models.model_folder import upload
 from raydp.tracking.portable import portable, to_json
@@ -23,7 +24,6 @@ from raydp.tracking.sealing.seal import SEAL_TAG
 from raydp.tracking.sealing.signing import SigningKey
 from raydp.tracking.store import EXPERIMENT_ID_TAG, MODEL_ID_TAG
 from raydp.tracking.transactions import has_transactions, one_transaction
-from search_spaces.settings import settings_in_words, settings_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from search_spaces import Configuration
-from search_spaces.settings import settings_of
+from raydp.search_spaces import Configuration
+from raydp.search_spaces.settings import settings_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class TrialPlan:
         claimed_epsilon: ε that a method claims without proof; None for methods whose ε is accounted.
         delta: δ of the claim; None for methods whose ε is accounted.
         source: folder of a model that was trained elsewhere; None for a run that is trained.
-        settings: the further fields of the spec that the configuration sets, see `search_spaces.settings`.
+        settings: the further fields of the spec that the configuration sets, see `raydp.search_spaces.settings`.
     """
 
     run_id: str

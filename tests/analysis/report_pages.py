@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from search_spaces import load_space
+from raydp.search_spaces import load_space
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
 TITLE = "<script>alert(1)</script> & 'quotes'"

@@ -7,18 +7,20 @@ import sys
 
 import pytest
 
-import analysis
-import search_spaces
+from raydp import analysis, search_spaces
 
-HEAVY = ["ray", "torch", "mlflow", "transformers", "raydp"]
+HEAVY = ["ray", "torch", "mlflow", "transformers", "raydp.io", "raydp.plugins"]
 
 
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import analysis, search_spaces", [*HEAVY, "pandas", "numpy", "plotly", "statsmodels", "yaml", "pydantic"]),
-        ("from analysis import *; from search_spaces import *", HEAVY),
-        ("from analysis import select, load_points", [*HEAVY, "plotly", "statsmodels", "scipy"]),
+        (
+            "import raydp.analysis, raydp.search_spaces",
+            [*HEAVY, "pandas", "numpy", "plotly", "statsmodels", "yaml", "pydantic"],
+        ),
+        ("from raydp.analysis import *; from raydp.search_spaces import *", HEAVY),
+        ("from raydp.analysis import select, load_points", [*HEAVY, "plotly", "statsmodels", "scipy"]),
     ],
 )
 def test_imports_stay_light(statement, absent):

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis import audit_correlations
+from raydp.analysis import audit_correlations
 
 LISTED = [(b, t, 0.1) for b in (64, 128, 256) for t in (10, 20, 40)]
 

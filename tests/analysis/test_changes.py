@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import select
-from analysis.selection.words import in_words
+from raydp.analysis import select
+from raydp.analysis.selection.words import in_words
 from tests.marks import slow_after
 
 CHANGES = "What would change the choice: "

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import configuration_means, utility_adjusted
-from search_spaces import grid
+from raydp.analysis import configuration_means, utility_adjusted
+from raydp.search_spaces import grid
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
 CONFIGURATIONS = grid([64, 128, 256, 512], [60, 120, 240], ["5e-3", "1e-2", "2e-2"])
@@ -73,7 +73,7 @@ def test_matched_pairs_are_all_pairs_within_the_tolerance():
 def test_blocks_change_nothing(monkeypatch):
     points = table(np.random.default_rng(4), lambda loss, c: float(c.learning_rate))
     whole = utility_adjusted(points, num_resamples=20)
-    monkeypatch.setattr("analysis.statistics.matched_pairs._CELLS_AT_ONCE", 5)
+    monkeypatch.setattr("raydp.analysis.statistics.matched_pairs._CELLS_AT_ONCE", 5)
     assert utility_adjusted(points, num_resamples=20) == whole
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import configuration_means, select
-from analysis.selection.contenders import contenders
-from analysis.statistics.noise import SeedNoise, secret_errors, upper_limit
+from raydp.analysis import configuration_means, select
+from raydp.analysis.selection.contenders import contenders
+from raydp.analysis.statistics.noise import SeedNoise, secret_errors, upper_limit
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
 

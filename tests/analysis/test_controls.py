@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import select
-from analysis.statistics.noise import mean_over_seeds, measured_values, secret_covariance
-from analysis.tables.per_secret import controls_of
+from raydp.analysis import select
+from raydp.analysis.statistics.noise import mean_over_seeds, measured_values, secret_covariance
+from raydp.analysis.tables.per_secret import controls_of
 
 Array = np.ndarray
 

@@ -7,7 +7,7 @@ import math
 import pandas as pd
 import pytest
 
-from analysis import counterfactual
+from raydp.analysis import counterfactual
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "secret_id", "value"]
 

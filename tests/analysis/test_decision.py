@@ -9,14 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import select, selections_by_threshold
-from analysis.selection.choice import Selection
-from analysis.selection.decision import chance, decide
-from analysis.selection.equivalents import Precision
-from analysis.selection.words import in_words
-from analysis.surface.hierarchy import score_posterior
-from analysis.tables.points import configuration_means, configurations
-from search_spaces import Configuration
+from raydp.analysis import select, selections_by_threshold
+from raydp.analysis.selection.choice import Selection
+from raydp.analysis.selection.decision import chance, decide
+from raydp.analysis.selection.equivalents import Precision
+from raydp.analysis.selection.words import in_words
+from raydp.analysis.surface.hierarchy import score_posterior
+from raydp.analysis.tables.points import configuration_means, configurations
+from raydp.search_spaces import Configuration
 
 GRID = list(product([32, 64, 128], [10, 20], [0.005, 0.01, 0.02]))
 

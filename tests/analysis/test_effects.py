@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from point_tables import naive_means, tables
 
-from analysis import hyperparameter_effects
-from search_spaces import exact, grid
+from raydp.analysis import hyperparameter_effects
+from raydp.search_spaces import exact, grid
 from tests.marks import slow_after
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]

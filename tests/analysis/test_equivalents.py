@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import select, selections_by_threshold
-from analysis.selection.equivalents import Precision, cheapest_of_the_most_useful, equivalents
-from analysis.selection.rules import Layout, choose
-from analysis.selection.words import in_words
-from analysis.surface.posterior import Posterior, Smoother
-from analysis.tables.points import configuration_means, configurations
+from raydp.analysis import select, selections_by_threshold
+from raydp.analysis.selection.equivalents import Precision, cheapest_of_the_most_useful, equivalents
+from raydp.analysis.selection.rules import Layout, choose
+from raydp.analysis.selection.words import in_words
+from raydp.analysis.surface.posterior import Posterior, Smoother
+from raydp.analysis.tables.points import configuration_means, configurations
 
 GRID = [(b, t, 0.01) for b in (32, 64, 128) for t in (10, 20)]
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]

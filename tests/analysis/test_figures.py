@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 import pytest
 from report_pages import Page, made_up_sweep
 
-from analysis import (
+from raydp.analysis import (
     comparison_figures,
     configuration_means,
     heuristic_accuracy,
@@ -21,7 +21,7 @@ from analysis import (
     select,
     write_comparison,
 )
-from analysis.figures import (
+from raydp.analysis.figures import (
     configurations_and_seeds,
     effect_lines,
     heuristic_accuracies,
@@ -31,8 +31,8 @@ from analysis.figures import (
     selection_risks,
     variance_by_group,
 )
-from analysis.report.tables import variance_table
-from analysis.selection.constraints import Constraints
+from raydp.analysis.report.tables import variance_table
+from raydp.analysis.selection.constraints import Constraints
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from point_tables import tables
 
-from analysis import RULES, configuration_means
-from analysis.selection.knee import knees_of_growing_pools, nearest_to_both_ends
-from analysis.selection.rules import Layout, choose
-from analysis.selection.thresholds import select_at_thresholds
+from raydp.analysis import RULES, configuration_means
+from raydp.analysis.selection.knee import knees_of_growing_pools, nearest_to_both_ends
+from raydp.analysis.selection.rules import Layout, choose
+from raydp.analysis.selection.thresholds import select_at_thresholds
 
-MANY = "analysis.selection.growing_pools._MANY"
+MANY = "raydp.analysis.selection.growing_pools._MANY"
 
 
 def assert_one_pass_selects_what_every_pool_does(layout, rule):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from point_tables import naive_means, naive_prefers, tables
 
-from analysis import heuristic_accuracy
+from raydp.analysis import heuristic_accuracy
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
 

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.statistics.noise import SeedNoise, common_effect, secret_covariance
-from analysis.surface import hierarchical_model
-from analysis.surface.hierarchy import MOST_MODELLED, loss_posterior, score_posterior
+from raydp.analysis.statistics.noise import SeedNoise, common_effect, secret_covariance
+from raydp.analysis.surface import hierarchical_model
+from raydp.analysis.surface.hierarchy import MOST_MODELLED, loss_posterior, score_posterior
 
 GRID = list(product([32, 64, 128], [10, 20, 40], [0.005, 0.01, 0.02]))
 

@@ -10,8 +10,8 @@ import optuna
 import pandas as pd
 import pytest
 
-from analysis.figures import MOST_CURVES, Curve, importance_bars, training_curves
-from analysis.surface.importance import hyperparameter_importance
+from raydp.analysis.figures import MOST_CURVES, Curve, importance_bars, training_curves
+from raydp.analysis.surface.importance import hyperparameter_importance
 
 GRID = list(product([16, 32, 64, 128], [10, 20, 40], [0.005, 0.01, 0.02]))
 

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis import score_correlations, score_intervals, secret_subsets, with_score, with_worst_case
-from analysis.statistics.correlations import _correlation
+from raydp.analysis import score_correlations, score_intervals, secret_subsets, with_score, with_worst_case
+from raydp.analysis.statistics.correlations import _correlation
 from tests.marks import slow_after
 
 CONFIGURATIONS = [(64, 10, 0.1), (64, 20, 0.1), (128, 10, 0.2), (128, 20, 0.2)]

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import configuration_means, select
-from analysis.selection.leakage import measured_leakage
+from raydp.analysis import configuration_means, select
+from raydp.analysis.selection.leakage import measured_leakage
 from tests.marks import slow_after
 
 GRID = [(128, 10, 0.02), (64, 20, 0.02), (128, 20, 0.02), (32, 40, 0.02)]

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from scipy import stats
 
-from analysis import compare_methods, save_points
+from raydp.analysis import compare_methods, save_points
 from raydp.sweep.comparable import check_comparable
 from tests.builders.specs import small_spec
 from tests.conftest import Answer

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import select
-from analysis.report.card import contenders_table
-from analysis.selection import decision
+from raydp.analysis import select
+from raydp.analysis.report.card import contenders_table
+from raydp.analysis.selection import decision
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score", "run_id"]
 NUM_SECRETS = 12

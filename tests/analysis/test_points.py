@@ -11,9 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from point_tables import naive_means, tables
 
-from analysis import check_points, configuration_means, heuristic_accuracy, load_points, other_rows, save_points, select
-from analysis.tables.points import LARGEST
-from search_spaces import exact
+from raydp.analysis import (
+    check_points,
+    configuration_means,
+    heuristic_accuracy,
+    load_points,
+    other_rows,
+    save_points,
+    select,
+)
+from raydp.analysis.tables.points import LARGEST
+from raydp.search_spaces import exact
 
 HEADER = "batch_size,num_steps,learning_rate,seed,utility_loss,score"
 

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import configuration_means, predict
-from analysis.surface.prediction import Fitted
-from search_spaces import Configuration, grid
+from raydp.analysis import configuration_means, predict
+from raydp.analysis.surface.prediction import Fitted
+from raydp.search_spaces import Configuration, grid
 from tests.marks import slow_after
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from point_tables import tables
 
-import analysis
-from analysis.statistics.regression import ERRORS
+from raydp import analysis
+from raydp.analysis.statistics.regression import ERRORS
 from raydp.io.output import strict
 
 NOT_FIGURES = {"model_uri", "max_loss", "explanation"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis import configuration_means, heuristic_accuracy, load_points, privacy_risk, score_names
+from raydp.analysis import configuration_means, heuristic_accuracy, load_points, privacy_risk, score_names
 
 RESULTS = Path(__file__).parent.parent.parent / "docs" / "results"
 

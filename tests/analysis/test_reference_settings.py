@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import select
-from analysis.selection.reference import REFERENCE_RULES, best_instance
-from analysis.selection.rules import RULES
+from raydp.analysis import select
+from raydp.analysis.selection.reference import REFERENCE_RULES, best_instance
+from raydp.analysis.selection.rules import RULES
 
 TRAINING, REFERENCE = "score.mia_outputs", "score.mia_outputs_of_reference"
 ROWS = [  # η, loss, training, reference; two seeds each, whose means are these

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from analysis import regress
-from analysis.statistics.regression import _fit
-from search_spaces import grid
+from raydp.analysis import regress
+from raydp.analysis.statistics.regression import _fit
+from raydp.search_spaces import grid
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
 FULL = grid([16, 32, 64], [4, 8, 32], ["5e-4", "1e-3", "3e-3"])

@@ -11,13 +11,13 @@ import pytest
 from plotly.offline import get_plotlyjs_version
 from report_pages import COLUMNS, MAX_LOSS, TITLE, Page, made_up_sweep
 
-from analysis import RULES, heuristic_accuracy, privacy_risk, regress, select, verify_heuristics, write_report
-from analysis.report.markup import number, percent
-from analysis.report.sweep_page import headline_sentence
-from analysis.selection.by_threshold import selections_by_threshold
-from analysis.selection.constraints import Constraints
-from analysis.selection.words import in_words
-from analysis.tables.utility_filter import shown_threshold, within
+from raydp.analysis import RULES, heuristic_accuracy, privacy_risk, regress, select, verify_heuristics, write_report
+from raydp.analysis.report.markup import number, percent
+from raydp.analysis.report.sweep_page import headline_sentence
+from raydp.analysis.selection.by_threshold import selections_by_threshold
+from raydp.analysis.selection.constraints import Constraints
+from raydp.analysis.selection.words import in_words
+from raydp.analysis.tables.utility_filter import shown_threshold, within
 from tests.marks import slow_unless
 
 
@@ -72,7 +72,7 @@ def test_nothing_is_loaded_from_elsewhere(page):
 
 def test_a_page_is_small_and_its_plotly_draws_every_figure(page):
     """The bundle is the installed plotly's own release of plotly.js, without the traces that no figure has."""
-    bundle = files("analysis.report").joinpath("plotly-basic.min.js").read_text(encoding="utf-8")
+    bundle = files("raydp.analysis.report").joinpath("plotly-basic.min.js").read_text(encoding="utf-8")
     assert f"plotly.js (basic - minified) v{get_plotlyjs_version()}\n" in bundle
     assert len(bundle.encode()) < 1_200_000
     traces = {trace["type"] for figure in page.told["figures"].values() for trace in figure["data"]}

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from report_pages import MAX_LOSS, made_up_sweep
 
-from analysis import RULES, Selection, select, write_comparison, write_report
-from analysis.figures import Curve
-from analysis.report.markup import number
-from analysis.tables.utility_filter import threshold_text
+from raydp.analysis import RULES, Selection, select, write_comparison, write_report
+from raydp.analysis.figures import Curve
+from raydp.analysis.report.markup import number
+from raydp.analysis.tables.utility_filter import threshold_text
 from tests.chromium import OpenPage
 
 pytestmark = pytest.mark.browser

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.statistics.results import holm
+from raydp.analysis.statistics.results import holm
 
 
 def test_holm_rejects_step_by_step() -> None:

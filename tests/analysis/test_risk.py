@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from point_tables import NAIVE_RULES, naive_means, naive_select, tables
 
-from analysis import RULES, configuration_means, privacy_risk
-from analysis.selection.risk import _resampled
-from search_spaces import exact, load_space
+from raydp.analysis import RULES, configuration_means, privacy_risk
+from raydp.analysis.selection.risk import _resampled
+from raydp.search_spaces import exact, load_space
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
 
@@ -111,5 +111,5 @@ def test_chunks_of_layouts_change_nothing(monkeypatch):
         columns=COLUMNS,
     )
     whole = privacy_risk(table, layout="resample", num_layouts=50)
-    monkeypatch.setattr("analysis.selection.thresholds._LAYOUT_CELLS", 7 * 75)
+    monkeypatch.setattr("raydp.analysis.selection.thresholds._LAYOUT_CELLS", 7 * 75)
     assert privacy_risk(table, layout="resample", num_layouts=50) == whole

@@ -7,7 +7,7 @@ import statistics
 import numpy as np
 import pytest
 
-from analysis.tables.rounded_means import rounded_means
+from raydp.analysis.tables.rounded_means import rounded_means
 
 KINDS = {
     "reals": lambda g, n: g.normal(size=n),

@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import select
-from analysis.seeds.allocation import SeedLimits, next_seed
-from analysis.selection.constraints import Constraints
-from analysis.surface.what_if import Measured
-from analysis.tables.points import configuration_means, configurations
-from search_spaces import Configuration
+from raydp.analysis import select
+from raydp.analysis.seeds.allocation import SeedLimits, next_seed
+from raydp.analysis.selection.constraints import Constraints
+from raydp.analysis.surface.what_if import Measured
+from raydp.analysis.tables.points import configuration_means, configurations
+from raydp.search_spaces import Configuration
 
 GRID = [Configuration(batch_size=b, num_steps=t, learning_rate=0.01) for b in (32, 64, 128) for t in (10, 20)]
 LIMITS = SeedLimits(at_most=12, compute=1e9, confidence=0.95, tolerance=0.1)

@@ -11,8 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from point_tables import NAIVE_RULES, naive_means, naive_procedure, naive_select, tables
 
-from analysis import select, useful_points
-from search_spaces import exact, grid
+from raydp.analysis import select, useful_points
+from raydp.search_spaces import exact, grid
 from tests.marks import slow_after
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]

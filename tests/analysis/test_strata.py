@@ -9,14 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import configuration_means, heuristic_accuracy, hyperparameter_effects, predict, regress, select
-from analysis.selection.growing_pools import procedure_on_growing_pools
-from analysis.selection.rules import Layout, choose
-from analysis.surface.importance import hyperparameter_importance
-from analysis.tables.coordinates import Coordinates, varied_fields
-from analysis.tables.points import check_points, configurations
-from search_spaces import Configuration
-from search_spaces.settings import settings_in_words, settings_of, settings_text
+from raydp.analysis import configuration_means, heuristic_accuracy, hyperparameter_effects, predict, regress, select
+from raydp.analysis.selection.growing_pools import procedure_on_growing_pools
+from raydp.analysis.selection.rules import Layout, choose
+from raydp.analysis.surface.importance import hyperparameter_importance
+from raydp.analysis.tables.coordinates import Coordinates, varied_fields
+from raydp.analysis.tables.points import check_points, configurations
+from raydp.search_spaces import Configuration
+from raydp.search_spaces.settings import settings_in_words, settings_of, settings_text
 
 CLIPPING, KIND = "method.max_grad_norm", "method.second_moment"
 

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.surface.surrogate import MOST_ROWS, SLOPES, Surface, TooManyError, _kernel
-from search_spaces import grid
+from raydp.analysis.surface.surrogate import MOST_ROWS, SLOPES, Surface, TooManyError, _kernel
+from raydp.search_spaces import grid
 from tests.marks import slow_after
 
 CONFIGURATIONS = grid([64, 128, 256, 512], [30, 60, 120, 240], ["5e-3", "1e-2", "2e-2", "4e-2"])

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from point_tables import naive_means, tables
 from scipy import stats
 
-from analysis import score_variance
-from analysis.statistics.spread import std_interval, std_ratio
+from raydp.analysis import score_variance
+from raydp.analysis.statistics.spread import std_interval, std_ratio
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
 

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import verify_heuristics
-from analysis.statistics.heuristics import Coded, pair_blocks
-from analysis.tables.points import configuration_means
-from search_spaces import grid
+from raydp.analysis import verify_heuristics
+from raydp.analysis.statistics.heuristics import Coded, pair_blocks
+from raydp.analysis.tables.points import configuration_means
+from raydp.search_spaces import grid
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
 CONFIGURATIONS = grid([64, 128, 256], [60, 120, 240], ["5e-3", "1e-2", "2e-2"])
@@ -107,7 +107,7 @@ def test_what_cannot_be_tested_says_why():
 
 
 def test_very_many_pairs_are_sampled_and_stay_a_test(monkeypatch):
-    monkeypatch.setattr("analysis.statistics.verification._MOST_PAIRS", 60)
+    monkeypatch.setattr("raydp.analysis.statistics.verification._MOST_PAIRS", 60)
     rng = np.random.default_rng(3)
     found = verify_heuristics(table(paper_score(rng, 0.05)))["heuristics"]["individual"]
     assert found["pairs"] == 6**3 - 27, "of 3 x 3 x 3: ordered pairs with at most equal ranks, but for equal ones"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from analysis.tables.per_secret import LOGARITHMIC
+from raydp.analysis.tables.per_secret import LOGARITHMIC
 from raydp.plugins.parameters import constant
 from raydp.plugins.registries import BUILTIN, resolve
 from raydp.scores.membership.mia import MembershipInference, ReferenceMembershipInference

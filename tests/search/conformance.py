@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.tables.points import configurations
+from raydp.analysis.tables.points import configurations
 from raydp.plugins import registries
 from raydp.plugins.described import resolve_plugin
 from raydp.search.base import Goal, Proposal, Search, SearchState
-from search_spaces import Configuration, grid
-from search_spaces.settings import settings_text
+from raydp.search_spaces import Configuration, grid
+from raydp.search_spaces.settings import settings_text
 from tests.search.made_up import COLUMNS, SPACE, median_loss, surface
 
 FIELDS = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from search_spaces import grid
+from raydp.search_spaces import grid
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
 SPACE = grid([64, 128, 256, 512], [30, 60, 120, 240], ["2.5e-3", "5e-3", "1e-2", "2e-2"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from replay import replay
 
-from analysis import configuration_means, select
+from raydp.analysis import configuration_means, select
 from raydp.search.base import Goal, SearchState
 from raydp.search.frugal import FrugalSearch
 from tests.search.made_up import COLUMNS, SPACE, median_loss, surface

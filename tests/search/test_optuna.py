@@ -13,13 +13,13 @@ from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 from replay import replay
 
-from analysis import configuration_means
-from analysis.tables.points import KEY, configurations
+from raydp.analysis import configuration_means
+from raydp.analysis.tables.points import KEY, configurations
 from raydp.search.base import Goal, SearchState
 from raydp.search.optuna_search import OptunaSearch, _observations
 from raydp.search.optuna_study import FILE, SearchStudy, _Nearest, opened
 from raydp.search.random_order import RandomSearch
-from search_spaces import Configuration, grid
+from raydp.search_spaces import Configuration, grid
 from tests.marks import slow_unless
 from tests.search.made_up import SPACE, median_loss, surface
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces import Configuration, exact, grid, load_space, space_names
-from search_spaces.loader import parse_space
+from raydp.search_spaces import Configuration, exact, grid, load_space, space_names
+from raydp.search_spaces.loader import parse_space
 
 HEAD = "description: d\nsource: s\nmax_grad_norm: 0.5\n"
 

@@ -10,6 +10,7 @@ import pytest
 
 from raydp.scores.base import Measurement
 from raydp.search.base import Goal, Proposal, Search, SearchState
+from raydp.search_spaces import Configuration, grid
 from raydp.spec.reading import load_spec
 from raydp.sweep.api import Sweep
 from raydp.sweep.engine.adaptive import RunSource
@@ -19,7 +20,6 @@ from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.points import counts, points_table
 from raydp.sweep.store.results import RunResult
 from raydp.training.trial_plan import TrialPlan
-from search_spaces import Configuration, grid
 from tests.builders.plans import plan_of_runs
 from tests.builders.specs import small_spec
 

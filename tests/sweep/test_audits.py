@@ -16,13 +16,13 @@ from raydp.auditing.source import Source, source_of
 from raydp.plugins import registries
 from raydp.privacy import Guesses, one_run_bound, one_run_p_value
 from raydp.scores.base import Measurement
+from raydp.search_spaces import Configuration
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.store.alarms import alarms_of, note_audit
 from raydp.sweep.store.results import RunResult
 from raydp.tracking import find_models, promote_model
-from search_spaces import Configuration
 from tests.builders.specs import small_spec
 from tests.conftest import Answer
 from tests.sweep.audited import begun, trained

@@ -11,10 +11,12 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from analysis import configuration_means, load_points, save_points
+from raydp.analysis import configuration_means, load_points, save_points
 from raydp.auditing.audits import audit_spec
 from raydp.auditing.source import Source
 from raydp.cli.arguments import configuration_of
+from raydp.search_spaces import Configuration
+from raydp.search_spaces.settings import settings_of
 from raydp.selftest.spec_subject import kinds_of_runs
 from raydp.spec.reading import load_spec
 from raydp.sweep.api import Sweep
@@ -22,8 +24,6 @@ from raydp.sweep.engine.searched import searched
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import SweepPlan, make_plan
 from raydp.tracking import find_models
-from search_spaces import Configuration
-from search_spaces.settings import settings_of
 from tests.builders.specs import small_spec
 from tests.sweep.trained import TrainedSpec
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import yaml
 
-from analysis import load_points
-from analysis.seeds.allocation import NextSeed
-from analysis.selection.choice import select as select_from
+from raydp.analysis import load_points
+from raydp.analysis.seeds.allocation import NextSeed
+from raydp.analysis.selection.choice import select as select_from
 from raydp.scores.base import Measurement
+from raydp.search_spaces import grid
 from raydp.spec.reading import load_spec
 from raydp.sweep.api import plan, select
 from raydp.sweep.engine.further_seeds import SeedSource
@@ -23,7 +24,6 @@ from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.points import counts, points_table
 from raydp.sweep.store.results import RunResult
 from raydp.training.trial_plan import TrialPlan
-from search_spaces import grid
 from tests.builders.plans import plan_of_runs
 from tests.builders.specs import small_spec
 from tests.conftest import Answer

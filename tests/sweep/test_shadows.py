@@ -18,6 +18,8 @@ from raydp.membership.metrics import auc
 from raydp.membership.shadows import shadow_attacks
 from raydp.models import base_models as models
 from raydp.models.sets import TrainedModels
+from raydp.search_spaces.configuration import Configuration, point_of
+from raydp.search_spaces.settings import settings_text
 from raydp.shadow_models.attack import Pool, losses_of
 from raydp.shadow_models.shadows import first_configuration, shadow_specs
 from raydp.spec.document import SweepSpec
@@ -28,8 +30,6 @@ from raydp.sweep.planning.plan import make_plan
 from raydp.sweep.store.transfer import SharedFolder
 from raydp.tracking import find_models
 from raydp.training.comm import LocalComm
-from search_spaces.configuration import Configuration, point_of
-from search_spaces.settings import settings_text
 from tests.builders.specs import small_spec
 from tests.sweep.trained import TrainedSpec
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from analysis.selection.choice import LEAKAGE_NOT_CHECKED, Selection, SelectionStep
+from raydp.analysis.selection.choice import LEAKAGE_NOT_CHECKED, Selection, SelectionStep
 from raydp.cli.show.sweeps import lookup_commands, show_predictions, show_selection, show_status
+from raydp.search_spaces import Configuration
 from raydp.spec.reading import load_spec
 from raydp.sweep.ending.notes import notes_of, together_notes
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.summary import ReleasedModels, RunCounts, RunFailure, SelectedConfiguration, SweepSummary
 from raydp.tasks.base import TaskFacts
-from search_spaces import Configuration
 from tests.builders.plans import plan_of_runs, record_of
 from tests.builders.specs import small_spec
 from tests.conftest import Answer

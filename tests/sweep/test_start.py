@@ -78,14 +78,37 @@ def test_a_simulated_cluster_need_not_be_here(raydp: Command, write_spec: Callab
     assert raydp("plan", spec, "--simulate", hardware).code == 0
 
 
+class NoSlots:
+    """Slots that start nothing: what is tested happens before a worker has a run."""
+
+    queue = None
+
+    def __init__(self, *args: object, **options: object) -> None:
+        pass
+
+    def __enter__(self) -> NoSlots:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def share(self, inputs: object) -> None:
+        pass
+
+
 @pytest.mark.slow
-def test_a_sweep_that_cannot_open_its_experiment_leaves_its_name_free(tmp_path: Path) -> None:
+def test_a_sweep_that_cannot_open_its_experiment_leaves_its_name_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The experiment was deleted, which only MLflow knows: the refusal comes after the folder was made."""
     from mlflow import MlflowClient
     from rich.console import Console
 
     from raydp.sweep.driver import run_sweep
+    from raydp.sweep.engine import training
 
+    monkeypatch.setattr(training, "start_ray", lambda cluster: None)
+    monkeypatch.setattr(training, "Slots", NoSlots)
     spec = load_spec(small_spec(tmp_path))
     client = MlflowClient(tracking_uri=spec.tracking.uri)
     client.delete_experiment(client.create_experiment(spec.tracking.experiment))

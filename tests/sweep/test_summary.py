@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from raydp.search_spaces import Configuration
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.summary import RunCounts
-from search_spaces import Configuration
 
 SELECTED = {
     "batch_size": 32, "num_steps": 5, "learning_rate": 0.01, "utility_loss": 1.25, "score": 0.5,

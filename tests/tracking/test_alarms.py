@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from raydp.search_spaces import Configuration
 from raydp.tracking import promote_model, set_alarms, set_alias, show_model
 from raydp.tracking.sealing.trust import ALARM_TAG
-from search_spaces import Configuration
 
 FOUND = "the audit demo-audit refutes its ε = 8. Mend the training and lift it by a new audit: raydp audit demo --new."
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from raydp.search_spaces import Configuration
 from raydp.tracking import (
     find_models,
     load_model,
@@ -21,7 +22,6 @@ from raydp.tracking.later import fetch_model
 from raydp.tracking.models.model_folder import replace_cards
 from raydp.tracking.sealing.seal import SEAL_FILE, SEAL_TAG, Seal, hash_of, hashes_of
 from raydp.tracking.sealing.signing import SigningKey
-from search_spaces import Configuration
 from tests.marks import slow_after, slow_unless
 
 from .conftest import open_tracker

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from raydp.io.output import print_table, stdout
-from search_spaces.settings import settings_in_words
+from raydp.search_spaces.settings import settings_in_words
 
 if TYPE_CHECKING:
-    from analysis.statistics.audited import AuditCorrelations, AuditPair
-    from analysis.statistics.correlations import ScoreCorrelations, ScorePair
-    from analysis.statistics.intervals import ConfigurationScore, ScoreIntervals
-    from analysis.statistics.methods import Comparisons
+    from raydp.analysis.statistics.audited import AuditCorrelations, AuditPair
+    from raydp.analysis.statistics.correlations import ScoreCorrelations, ScorePair
+    from raydp.analysis.statistics.intervals import ConfigurationScore, ScoreIntervals
+    from raydp.analysis.statistics.methods import Comparisons
     from raydp.scoring.sweep import SweepScores
 
 NAMED = 3

@@ -10,10 +10,10 @@ import typer
 
 from raydp.cli.show.membership import show_attacks
 from raydp.io.output import print_json, stderr, stdout
+from raydp.search_spaces import Configuration
 from raydp.shadow_models.attack import attack
 from raydp.shadow_models.shadows import DEFAULT_SHADOWS, shadow_specs, train
 from raydp.spec.reading import load_spec
-from search_spaces import Configuration
 
 
 def shadows_command(

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, cast
 import pandas as pd
 
 from raydp.io.output import print_table, stdout
+from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.sweep.names import run_name
-from search_spaces.configuration import HYPERPARAMETERS
 
 if TYPE_CHECKING:
-    from analysis import Selection
+    from raydp.analysis import Selection
     from raydp.spec.document import SweepSpec
     from raydp.sweep.api import Sweep
     from raydp.sweep.driver import SweepResult
@@ -62,7 +62,7 @@ def show_selection(selection: Selection) -> None:
 
 def _show_decision(selection: Selection) -> None:
     """Print the selected configuration, how sure it is, what else could be chosen, and the warnings."""
-    from analysis.selection.words import in_words
+    from raydp.analysis.selection.words import in_words
 
     stdout.print(f"selected by {selection.rule}: {_figures(selection)}", style="bold", markup=False)
     for sentence in in_words(selection):
@@ -73,7 +73,7 @@ def _show_decision(selection: Selection) -> None:
 
 def _show_steps(selection: Selection) -> None:
     """Print the configurations that each step of the rule kept."""
-    from analysis.selection.choice import LEAKAGE_NOT_CHECKED
+    from raydp.analysis.selection.choice import LEAKAGE_NOT_CHECKED
 
     if selection.explanation is not None:
         stdout.print(selection.explanation, markup=False)
@@ -267,8 +267,8 @@ def _from_here(path: Path) -> str:
 
 def _show_configurations(sweep: Sweep, result: SweepResult) -> None:
     """Print one row per configuration, means over seeds, with marks for the selected and the best-utility one."""
-    from analysis import configuration_means
-    from analysis.tables.points import configurations
+    from raydp.analysis import configuration_means
+    from raydp.analysis.tables.points import configurations
 
     points = sweep.points()
     base = points["base_utility_loss"].iloc[0]

@@ -10,7 +10,7 @@ from raydp.privacy.mechanisms.data_sets import EPSILON_IS, DataSetsRecord
 from raydp.privacy.records.card_content import PrivacyCard, ReleasedTogether, Searched
 from raydp.privacy.records.parts import PrivateSelectionRecord
 from raydp.privacy.records.record import ADJACENCY, INFINITE, PrivacyRecord
-from search_spaces.settings import value_in_words
+from raydp.search_spaces.settings import value_in_words
 
 
 def card_markdown(card: PrivacyCard) -> str:

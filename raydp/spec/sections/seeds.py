@@ -13,7 +13,7 @@ MOST_SEEDS = 1000
 
 
 class Precision(TypedDict, total=False):
-    """The confidence and the tolerance of a decision, as arguments of `analysis.select`."""
+    """The confidence and the tolerance of a decision, as arguments of `raydp.analysis.select`."""
 
     confidence: float
     tolerance: float
@@ -53,7 +53,7 @@ class AdaptiveSeeds(Section):
         )
 
     def precision(self) -> Precision:
-        """Return what a decision needs, as arguments of `analysis.select`."""
+        """Return what a decision needs, as arguments of `raydp.analysis.select`."""
         return {"confidence": self.confidence, "tolerance": self.tolerance}
 
     @property

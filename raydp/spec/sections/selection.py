@@ -7,13 +7,13 @@ from typing import Annotated, Literal, TypedDict
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
-from analysis.selection.default import DEFAULT_RULE
+from raydp.analysis.selection.default import DEFAULT_RULE
 from raydp.plugins import registries
 from raydp.spec.sections.base import Finite, Section
 
 
 class Bounds(TypedDict, total=False):
-    """Constraints on the selected configuration, as arguments of `analysis.select`. None stands for no constraint."""
+    """Constraints on the selected configuration, as arguments of `raydp.analysis.select`. None is no constraint."""
 
     max_loss: float | None
     min_utility_gain: float | None
@@ -66,7 +66,7 @@ class SelectSpec(Section):
         return {k: v for k, v in values.items() if k not in ("max_score", "at_most") or v}
 
     def constraints(self) -> Bounds:
-        """Return the constraints that are given, as arguments of `analysis.select`."""
+        """Return the constraints that are given, as arguments of `raydp.analysis.select`."""
         given: Bounds = {}
         if self.max_loss is not None:
             given["max_loss"] = self.max_loss

@@ -19,10 +19,10 @@ from pydantic import (
 
 from raydp.plugins.described import PluginField
 from raydp.privacy.accounting.events import MAX_NUM_STEPS
+from raydp.search_spaces.configuration import HYPERPARAMETERS, Hyperparameters
+from raydp.search_spaces.loader import load_space
+from raydp.search_spaces.settings import settings_text
 from raydp.spec.sections.base import AtLeastOne, Positive, Section
-from search_spaces.configuration import HYPERPARAMETERS, Hyperparameters
-from search_spaces.loader import load_space
-from search_spaces.settings import settings_text
 
 Steps = Annotated[int, Field(ge=1, le=MAX_NUM_STEPS)]
 GATHERED = "<further>"

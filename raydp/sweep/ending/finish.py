@@ -11,8 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import ClassVar
 
-from analysis import Selection, load_points, select, write_report
-from analysis.selection.words import in_words
+from raydp.analysis import Selection, load_points, select, write_report
+from raydp.analysis.selection.words import in_words
 from raydp.io.output import phase, stderr
 from raydp.sweep.ending.notes import about
 from raydp.sweep.engine.context import SweepContext

@@ -19,14 +19,14 @@ from raydp.sweep.store.state import Plan
 from raydp.sweep.store.summary import ReleasedModels
 
 if TYPE_CHECKING:
-    from analysis.figures.curves import Curve
+    from raydp.analysis.figures.curves import Curve
 
 _MOST_CURVES = 200
 """The largest number of runs whose training is read for a report."""
 
 
 class ReportTexts(TypedDict, total=False):
-    """Arguments of `analysis.write_report` that its points table does not contain."""
+    """Arguments of `raydp.analysis.write_report` that its points table does not contain."""
 
     title: Required[str]
     base_score: float | None
@@ -77,7 +77,7 @@ def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = F
 
 def _curves(folder: SweepFolder, plan: Plan, score: str) -> list[Curve]:
     """Return the training of the first 200 finished runs. A run without a history of steps has none."""
-    from analysis.figures.curves import Curve
+    from raydp.analysis.figures.curves import Curve
 
     results = ((trial, folder.result(trial.run_id)) for trial in plan.trials)
     finished = ((trial, result) for trial, result in results if result is not None and result.finished)

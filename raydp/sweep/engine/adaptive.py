@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from analysis.tables.points import KEY, configurations, with_settings
+from raydp.analysis.tables.points import KEY, configurations, with_settings
 from raydp.search.base import Goal, Search, SearchState
+from raydp.search_spaces import Configuration
 from raydp.spec.document import SweepSpec
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.points import points_table
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import SearchEnd
 from raydp.training.trial_plan import TrialPlan
-from search_spaces import Configuration
 
 KNOWN_BEFORE = {"batch_size", "num_steps", "learning_rate", "compute", "noise_multiplier", "epsilon", "delta"}
 """Figures of a configuration that are known before it runs."""

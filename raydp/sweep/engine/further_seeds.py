@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from analysis.seeds.allocation import NextSeed, SeedLimits, next_seed
-from analysis.selection.constraints import Constraints
+from raydp.analysis.seeds.allocation import NextSeed, SeedLimits, next_seed
+from raydp.analysis.selection.constraints import Constraints
+from raydp.search_spaces import Configuration
 from raydp.spec.sections import AdaptiveSeeds
 from raydp.sweep.engine.adaptive import StepwiseSource
 from raydp.sweep.store.measurements import is_logarithmic
 from raydp.sweep.store.points import points_table, secrets_table
 from raydp.sweep.store.state import SeedsEnd
 from raydp.training.trial_plan import TrialPlan
-from search_spaces import Configuration
 
 
 @dataclass(kw_only=True)

@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 
 from raydp.privacy import Searched
 from raydp.privacy.records.card_content import Strategy
+from raydp.search_spaces.configuration import HYPERPARAMETERS
+from raydp.search_spaces.settings import value_in_words
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections import AdaptiveSeeds
 from raydp.training.trial_plan import TrialPlan
-from search_spaces.configuration import HYPERPARAMETERS
-from search_spaces.settings import value_in_words
 
 BLIND = {"procedure", "best-utility", "worst-utility"}
 """The rules that do not look at the score."""

@@ -28,6 +28,9 @@ from raydp.privacy import (
     remarks,
 )
 from raydp.privacy.accounting.infinity import json_number
+from raydp.search_spaces import Configuration, Rejected, exact, load_space
+from raydp.search_spaces.loader import without_duplicates
+from raydp.search_spaces.settings import settings_text
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections import AdaptiveSeeds
 from raydp.sweep.private_selection.draws import (
@@ -40,9 +43,6 @@ from raydp.sweep.private_selection.draws import (
 from raydp.sweep.store.state import Plan
 from raydp.tasks.base import TaskFacts
 from raydp.training.trial_plan import TrialPlan
-from search_spaces import Configuration, Rejected, exact, load_space
-from search_spaces.loader import without_duplicates
-from search_spaces.settings import settings_text
 
 ANY_NOISE = 1e-6
 """A noise multiplier that no method refuses, for an event before the calibration."""

@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import pandas as pd
 
-from analysis import Selection, load_points, write_report
-from analysis.selection.choice import SelectionStep
-from analysis.tables.points import configurations
+from raydp.analysis import Selection, load_points, write_report
+from raydp.analysis.selection.choice import SelectionStep
+from raydp.analysis.tables.points import configurations
 from raydp.privacy import PrivacyCard, selection_guarantee
 from raydp.sweep.ending.finish import Finish, set_aliases
 from raydp.sweep.ending.notes import about

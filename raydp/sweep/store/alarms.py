@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from raydp.search_spaces.configuration import Configuration, configuration_at, point_of
 from raydp.sweep.store.json_files import read_json, write_json
 from raydp.tracking import set_alarms
-from search_spaces.configuration import Configuration, configuration_at, point_of
 
 if TYPE_CHECKING:
-    from analysis import Selection
+    from raydp.analysis import Selection
     from raydp.spec.document import SweepSpec
 
 AUDITS_FILE = "audits.json"

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.tables.per_secret import controls_of
+from raydp.analysis.tables.per_secret import controls_of
 from raydp.privacy.accounting.infinity import json_number
+from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import Measurements, claimed_figures, measured_later, scores_of
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import Plan
 from raydp.sweep.store.summary import RunCounts, RunFailure
 from raydp.training.trial_plan import TrialPlan
-from search_spaces.configuration import HYPERPARAMETERS
 
 POINTS_FILE = "points.csv"
 SECRETS_FILE = "secrets.parquet"

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from raydp.privacy import PrivacyRecord
+from raydp.search_spaces import Configuration
 from raydp.tasks.base import TaskFacts
 from raydp.training.trial_plan import TrialPlan
-from search_spaces import Configuration
 
 PLAN_FORMAT = 1
 """A plan of an early version has no format and is read as this format."""
@@ -115,7 +115,7 @@ class SeedsEnd:
     """The end of adaptive seeds.
 
     Attributes:
-        state: how they ended, see `analysis.seeds.allocation.NextSeed`.
+        state: how they ended, see `raydp.analysis.seeds.allocation.NextSeed`.
         reason: why, in a sentence; None if the state says all.
         further_runs: number of runs beyond the first pass.
         cost_share: their cost, in costs of the first pass.

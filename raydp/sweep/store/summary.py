@@ -9,9 +9,9 @@ from typing import Any, cast
 from raydp.privacy import ReleasedTogether
 from raydp.privacy.accounting.infinity import json_number
 from raydp.privacy.records.card_content import JointCost
+from raydp.search_spaces import Configuration
+from raydp.search_spaces.configuration import Hyperparameters
 from raydp.sweep.store.state import SearchEnd, SeedsEnd
-from search_spaces import Configuration
-from search_spaces.configuration import Hyperparameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +183,7 @@ class SelectedConfiguration:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> SelectedConfiguration:
-        """Read a document of `analysis.Selection.to_dict`."""
+        """Read a document of `raydp.analysis.Selection.to_dict`."""
         return cls(
             configuration=Configuration.from_json(cast("Hyperparameters", document)),
             utility_loss=document["utility_loss"],

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from search_spaces.names import columns_in_words, kind_of
+from raydp.search_spaces.names import columns_in_words, kind_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

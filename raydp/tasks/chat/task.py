@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from raydp.io.locations import Location, local_copy
+from raydp.search_spaces.names import kind_of
 from raydp.tasks.base import Secret, TaskFacts, TaskSection
 from raydp.tasks.chat.conversations import (
     ChatTemplate,
@@ -32,7 +33,6 @@ from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask, content_hash
 from raydp.tasks.text.windows import tokenize
 from raydp.tasks.users import Users
-from search_spaces.names import kind_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

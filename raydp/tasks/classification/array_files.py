@@ -13,8 +13,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from raydp.search_spaces.names import columns_in_words
 from raydp.tasks.classification.labelled import LabelledExamples
-from search_spaces.names import columns_in_words
 
 MOST_CLASSES = 100_000
 IDX_BYTES = 0x08

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from raydp.search_spaces.names import columns_in_words
 from raydp.tasks.base import TaskSection
 from raydp.tasks.classification.array_files import read_matrix, read_npz
 from raydp.tasks.classification.labelled import ClassificationTask, LabelledExamples, Utility, classification_task
 from raydp.tasks.reading import read_csv_rows
 from raydp.tasks.text.corpus import is_held_out
-from search_spaces.names import columns_in_words
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

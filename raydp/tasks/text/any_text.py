@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, model_validator
 
 from raydp.io.locations import local_copy
+from raydp.search_spaces.names import columns_in_words, kind_of
 from raydp.tasks.data_sets import load_data_set
 from raydp.tasks.reading import FILE_SUFFIXES, read_column
 from raydp.tasks.text.corpus import Texts, WindowedTask
-from search_spaces.names import columns_in_words, kind_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

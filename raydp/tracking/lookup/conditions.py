@@ -11,8 +11,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from raydp.plugins.registries import unknown_name
+from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.tracking.records import as_params
-from search_spaces.configuration import HYPERPARAMETERS
 
 if TYPE_CHECKING:
     import pandas as pd

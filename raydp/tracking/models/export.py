@@ -13,6 +13,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.tracking.models.loading import checked_folder, load_folder, recorded_base, tokenizer_in
 from raydp.tracking.models.model_folder import CARD_FILE, write_mlmodel
 from raydp.tracking.models.readme import write_readme
@@ -38,7 +39,6 @@ from raydp.tracking.sealing.seal import (
 from raydp.tracking.sealing.signing import SigningKey
 from raydp.tracking.sealing.trust import Trust
 from raydp.tracking.store import artifact, open_store, resolve_uri
-from search_spaces.configuration import HYPERPARAMETERS
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel

@@ -12,13 +12,13 @@ import ray
 from ray import tune
 from ray.tune.search import Searcher
 
+from raydp.search_spaces.settings import settings_in_words
 from raydp.sweep.engine.committer import Committer
 from raydp.sweep.engine.queue import TrialQueue
 from raydp.sweep.engine.tune.callbacks import CommitCallback, GuardedCallback
 from raydp.sweep.engine.tune.metrics import config_of, final_metrics
 from raydp.sweep.store.folder import SweepFolder
 from raydp.training.trial_plan import TrialPlan
-from search_spaces.settings import settings_in_words
 
 if TYPE_CHECKING:
     from ray.actor import ActorProxy
