@@ -83,7 +83,7 @@ def test_from_data_to_a_choice_outside_the_repository(installed: Installed, tmp_
     texts = [f"Letter {k} asks for {WORDS[k % 10]} and {WORDS[k // 10 % 10]} of week {k % 52}." for k in range(500)]
     rows = [{"text": text} for text in texts]
     (tmp_path / "letters.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    installed.run(tmp_path, "raydp", "init", "letters.jsonl", "--model", "tiny", "--hours", "0.02", "--yes")
+    installed.run(tmp_path, "raydp", "init", "letters.jsonl", "--model", "tiny", "--hours", "0.01", "--yes")
     installed.run(tmp_path, "raydp", "sweep", "sweep.yaml")
     answer = json.loads(installed.run(tmp_path, "raydp", "select", "letters", "--json").stdout)
     assert answer["batch_size"] > 0
@@ -91,7 +91,7 @@ def test_from_data_to_a_choice_outside_the_repository(installed: Installed, tmp_
     (tmp_path / "script.py").write_text(script)
     file, points = installed.run(tmp_path, "python", "script.py").stdout.split()
     assert Path(file).is_relative_to(installed.bin.parent)
-    assert int(points) >= 4
+    assert int(points) >= 8, "4 configurations with 2 seeds"
 
 
 def test_sparks_package_of_the_same_name_is_said(

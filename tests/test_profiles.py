@@ -190,7 +190,7 @@ def test_a_profile_computes_each_curve_once(raydp: Command, monkeypatch: pytest.
 
     monkeypatch.setattr(PRVAccountant, "epsilons", counted)
     run = ("--n", 3000, "--batch-size", 30, "--num-steps", 5, "--noise-multiplier", 1.8)
-    answer = raydp("profile", *run, "--deltas", "1e-3,1e-6", "--json").json()
+    answer = raydp("profile", *run, "--accountant", "prv", "--deltas", "1e-3,1e-6", "--json").json()
     assert len(calls) == 1
     assert [row["epsilon"] for row in answer["curves"]["prv"]] == answer["epsilons"]
 
