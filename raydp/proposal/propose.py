@@ -16,6 +16,7 @@ from raydp.proposal.grid import Grid, fitted
 from raydp.proposal.survey import Survey
 from raydp.spec.reading import load_spec
 from raydp.sweep.api import planned
+from raydp.tasks.reading import read_json_rows
 
 if TYPE_CHECKING:
     from raydp.cost.costs import Measured
@@ -99,6 +100,11 @@ def propose(seen: Survey, wishes: Wishes) -> Proposal:
     Raises:
         ValueError: the model cannot be loaded, the data do not make a task, or there is no GPU to measure on.
     """
+    if seen.form is None and wishes.max_rows is not None:
+        raise ValueError(
+            f"--max-rows must go with conversations, got {wishes.max_rows} with texts, which are read as a whole. "
+            "Leave it out, or cut the file."
+        )
     with stderr.status("counting tokens"):
         tokenizer = load_tokenizer(wishes.model)
         lengths = seen.lengths(tokenizer)
@@ -138,13 +144,13 @@ def _max_length(lengths: list[int], room: int | None) -> int:
 def _draft(seen: Survey, wishes: Wishes, max_length: int, template: str | None) -> dict[str, Any]:
     """Return the spec without its space and seeds."""
     task = _task(seen, wishes, max_length, template)
-    scores: list[Mapping[str, object]] = [{"name": "logprob"}]
     if wishes.secrets is not None:
-        scores.append({"name": "vmr_exact"})
+        scores = _scores_of(wishes.secrets)
     elif wishes.user_column is None:
         task = {"name": "planted", "of": task, "twins": True, "copies": _copies(seen.num_distinct)}
+        scores = ["logprob"]
     else:
-        scores = [{"name": "mia"}]
+        scores = ["mia"]
     accelerated = {"gpus_per_worker": 1} if wishes.gpus else {}
     return {
         "name": wishes.name,
@@ -157,8 +163,8 @@ def _draft(seen: Survey, wishes: Wishes, max_length: int, template: str | None) 
             "accountant": "pld",
             "unit": "example" if wishes.user_column is None else "user",
         },
-        "scores": scores,
-        "select": {"score": scores[0]["name"], "min_utility_gain": 0.9},
+        "scores": [{"name": name} for name in scores],
+        "select": {"score": scores[0], "min_utility_gain": 0.9},
         "cluster": {"max_concurrent_trials": wishes.slots, **accelerated},
         "tracking": {"uri": "sqlite:///raydp.db", "experiment": wishes.name, "registered_model": wishes.name},
     }
@@ -185,6 +191,13 @@ def _task(seen: Survey, wishes: Wishes, max_length: int, template: str | None) -
         **of_users,
         **of_secrets,
     }
+
+
+def _scores_of(secrets: Path) -> list[str]:
+    """Return the scores that measure the secrets of a file, the one to select by first."""
+    keys = {key for _, row in read_json_rows(secrets, "--secrets") for key in row}
+    verbatim = ["logprob", "vmr_exact"] if "continuation" in keys else []
+    return [*verbatim, *(["air"] if "attribute" in keys else [])] or ["logprob"]
 
 
 def _copies(num_rows: int) -> dict[int, int]:

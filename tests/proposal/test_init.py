@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +29,7 @@ def texts(tmp_path: Path) -> Path:
 
 
 def test_texts_without_secrets_get_canaries(raydp: Callable[..., Answer], texts: Path) -> None:
-    answer = raydp("init", texts, "--model", "tiny", "--hours", "1", "--yes")
+    answer = raydp("init", texts, "--model", "tiny", "--hours", "0.01", "--yes")
     assert answer.code == 0, answer.err
     assert "author (30 users, one with 4 rows)" in answer.err
     written = Path("sweep.yaml").read_text()
@@ -75,6 +80,34 @@ def test_secrets_are_mined_beside_the_spec(raydp: Callable[..., Answer], tmp_pat
     assert (spec.task.name, spec.task.params.secrets) == ("chat", "sweep-secrets.jsonl")
 
 
+def test_attributes_are_inferred(raydp: Callable[..., Answer], texts: Path) -> None:
+    prompt = "Text number 7 says some words about"
+    Path("secrets.jsonl").write_text(json.dumps({"prompt": prompt, "attribute": "49"}) + "\n")
+    answer = raydp("init", texts, "--model", "tiny", "--hours", "0.02", "--secrets", "secrets.jsonl", "--yes")
+    assert answer.code == 0, answer.err
+    spec = load_spec("sweep.yaml")
+    assert ([score.name for score in spec.scores], spec.select.score) == (["air"], "air")
+
+
+@pytest.mark.slow
+def test_a_terminal_is_asked_what_the_data_do_not_say(texts: Path, tmp_path: Path) -> None:
+    terminal, other_end = pty.openpty()
+    command = [sys.executable, "-m", "raydp", "init", str(texts), "--hours", "0.02"]
+    process = subprocess.Popen(command, stdin=other_end, stdout=subprocess.DEVNULL, stderr=other_end, cwd=tmp_path)
+    os.close(other_end)
+    os.write(terminal, b"tiny\n4\nauthor\n")
+    said = b""
+    with contextlib.suppress(OSError):  # the other end is closed when the command ends
+        while chunk := os.read(terminal, 4096):
+            said += chunk
+    assert process.wait(timeout=200) == 0, said
+    for question in ("Base model", "ε", "Protect each row by itself, or everything of one user?"):
+        assert question.encode() in said
+    spec = load_spec(tmp_path / "sweep.yaml")
+    assert (spec.model.name, spec.privacy.target_epsilon, spec.privacy.unit) == ("tiny", 4, "user")
+    assert spec.task.params.user_column == "author"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -83,6 +116,7 @@ def test_secrets_are_mined_beside_the_spec(raydp: Callable[..., Answer], tmp_pat
         (["notes.jsonl", "--model", "no/such-model"], "no/such-model"),
         (["notes.jsonl", "--model", "tiny", "--user-column", "writer"], "writer"),
         (["notes.jsonl", "--model", "tiny", "--gpus", "1"], "no GPU"),
+        (["notes.jsonl", "--model", "tiny", "--max-rows", "50"], "--max-rows must go with conversations"),
     ],
 )
 def test_a_mistake_writes_nothing(
