@@ -28,6 +28,7 @@ def texts(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_texts_without_secrets_get_canaries(raydp: Callable[..., Answer], texts: Path) -> None:
     answer = raydp("init", texts, "--model", "tiny", "--hours", "0.01", "--yes")
     assert answer.code == 0, answer.err
@@ -66,6 +67,7 @@ def test_users_are_protected_as_a_whole(raydp: Callable[..., Answer], texts: Pat
     assert [score.name for score in spec.scores] == ["mia"]
 
 
+@pytest.mark.slow
 def test_secrets_are_mined_beside_the_spec(raydp: Callable[..., Answer], tmp_path: Path) -> None:
     number = "You can reach Mira under 212-555-0142 today."
     said = [f"{number} It is call {k}." if k % 2 else f"Nobody has called in case {k}." for k in range(60)]
@@ -80,6 +82,7 @@ def test_secrets_are_mined_beside_the_spec(raydp: Callable[..., Answer], tmp_pat
     assert (spec.task.name, spec.task.params.secrets) == ("chat", "sweep-secrets.jsonl")
 
 
+@pytest.mark.slow
 def test_attributes_are_inferred(raydp: Callable[..., Answer], texts: Path) -> None:
     prompt = "Text number 7 says some words about"
     Path("secrets.jsonl").write_text(json.dumps({"prompt": prompt, "attribute": "49"}) + "\n")
