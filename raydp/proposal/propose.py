@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from raydp.cost.measure import measure_cost
 from raydp.io.output import stderr
 from raydp.models.base_models import load_tokenizer, positions
+from raydp.plugins.registries import DEFAULT_ACCOUNTANT
 from raydp.proposal.grid import Grid, fitted
 from raydp.proposal.survey import Survey
 from raydp.spec.reading import load_spec
@@ -160,7 +161,7 @@ def _draft(seen: Survey, wishes: Wishes, max_length: int, template: str | None) 
         "privacy": {
             "target_epsilon": wishes.epsilon,
             "delta_exponent": 1.1,
-            "accountant": "pld",
+            "accountant": DEFAULT_ACCOUNTANT,
             "unit": "example" if wishes.user_column is None else "user",
         },
         "scores": [{"name": name} for name in scores],

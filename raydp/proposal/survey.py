@@ -8,14 +8,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raydp.io.locations import local_copy
 from raydp.search_spaces.names import columns_in_words
-from raydp.tasks.chat.conversations import FORMS, ChatTemplate, Form, conversation_of
+from raydp.tasks.chat.conversations import FORMS, ChatTemplate, Form, TemplateName, conversation_of, fitting_forms
 from raydp.tasks.data_sets import rows_of_data_set
-from raydp.tasks.reading import FILE_SUFFIXES, read_rows
+from raydp.tasks.reading import is_file_of_rows, read_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -63,10 +62,11 @@ class Survey:
 
     def lengths(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """Return the numbers of tokens of the sample's rows, as the task will write them, in ascending order."""
-        texts = [self._text(row, tokenizer) for row in self.sample]
+        template = ChatTemplate(tokenizer, self.template(tokenizer))
+        texts = [self._text(row, template) for row in self.sample]
         return sorted(len(ids) for ids in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"])
 
-    def template(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
+    def template(self, tokenizer: PreTrainedTokenizerBase) -> TemplateName | None:
         """Return the template that the spec must name; None if the task's own choice fits the model."""
         if self.form is None or tokenizer.chat_template:
             return None
@@ -75,10 +75,9 @@ class Survey:
         )
         return None if plain else "chatml"
 
-    def _text(self, row: Mapping[str, object], tokenizer: PreTrainedTokenizerBase) -> str:
+    def _text(self, row: Mapping[str, object], template: ChatTemplate) -> str:
         if self.form is None:
             return str(row[str(self.column)])
-        template = ChatTemplate(tokenizer, self.template(tokenizer))  # type: ignore[arg-type]
         return "".join(part.text for part in template.parts(conversation_of(row, self.form, "DATA", "a row")))
 
 
@@ -148,7 +147,7 @@ def survey(data: str, *, column: str | None = None, max_rows: int | None = None)
 
 def _rows(data: str, max_rows: int | None) -> Iterator[Mapping[str, object]]:
     local = str(local_copy(data, "DATA"))
-    if not Path(local).is_dir() and (Path(local).is_file() or local.endswith(FILE_SUFFIXES)):
+    if is_file_of_rows(local):
         yield from (row for _, row in islice(read_rows(local, "DATA"), max_rows))
     else:
         found = rows_of_data_set(local, "DATA", config=None, split=None, revision=None, max_rows=max_rows)
@@ -161,7 +160,7 @@ def _form_of(row: Mapping[str, object]) -> Form | None:
     Raises:
         ValueError: the row has several forms.
     """
-    fitting = [form for form, needed in FORMS.items() if needed <= row.keys()]
+    fitting = fitting_forms(row)
     if len(fitting) > 1:
         raise ValueError(
             f"DATA must hold rows of one form, got the columns of {' and '.join(fitting)}. Remove the columns of one."

@@ -25,6 +25,11 @@ MAX_CSV_FIELD_BYTES = 1 << 26
 _CSV_LIMIT = threading.Lock()
 
 
+def is_file_of_rows(local: str) -> bool:
+    """Return whether a path on this machine is a file, or would be one by its ending: not a data set."""
+    return not Path(local).is_dir() and (Path(local).is_file() or local.endswith(FILE_SUFFIXES))
+
+
 def existing_file(location: str | Path, field: str) -> Path:
     """Return the path if it is a file; for a URI, return the path of its copy on this machine.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -59,13 +59,18 @@ class Part:
     said: bool
 
 
+def fitting_forms(columns: Collection[str]) -> list[Form]:
+    """Return the forms whose columns a row has."""
+    return [form for form, needed in FORMS.items() if needed <= set(columns)]
+
+
 def form_of(columns: Sequence[str], field: str) -> Form:
     """Return the form of a file by the columns of its first row.
 
     Raises:
         ValueError: the columns fit no form, or several.
     """
-    fitting = [form for form, needed in FORMS.items() if needed <= set(columns)]
+    fitting = fitting_forms(columns)
     if len(fitting) == 1:
         return fitting[0]
     if fitting:

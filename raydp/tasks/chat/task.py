@@ -25,7 +25,7 @@ from raydp.tasks.chat.conversations import (
     messages_of,
 )
 from raydp.tasks.data_sets import rows_of_data_set
-from raydp.tasks.reading import FILE_SUFFIXES, read_rows
+from raydp.tasks.reading import is_file_of_rows, read_rows
 from raydp.tasks.secret import counted, occurs_in, read_secrets
 from raydp.tasks.text.controls import generate_controls, read_controls
 from raydp.tasks.text.corpus import is_held_out
@@ -239,7 +239,7 @@ class ChatTask(TaskSection):
     def _rows(self, path: str, split: str | None, field: str) -> Iterator[tuple[str, Mapping[str, object]]]:
         """Yield rows with their places, at most `max_rows`."""
         local = str(local_copy(path, field))
-        is_file = not Path(local).is_dir() and (Path(local).is_file() or local.endswith(FILE_SUFFIXES))
+        is_file = is_file_of_rows(local)
         if is_file and (split or self.config or self.revision):
             raise ValueError(
                 f"task.split, config and revision must go with a data set, got one with the file {path!r}. Remove it."

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from raydp.io.locations import local_copy
 from raydp.search_spaces.names import columns_in_words, kind_of
 from raydp.tasks.data_sets import load_data_set
-from raydp.tasks.reading import FILE_SUFFIXES, read_column
+from raydp.tasks.reading import is_file_of_rows, read_column
 from raydp.tasks.text.corpus import Texts, WindowedTask
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _read(path: str, column: str, split: str | None, field: str, split_field: st
     """Return a column of a file, a saved data set or a hub data set. The column holds texts, or with `users` names."""
     column_field = "task.user_column" if users else "task.column"
     path = str(local_copy(path, field))
-    if not Path(path).is_dir() and (Path(path).is_file() or path.endswith(FILE_SUFFIXES)):
+    if is_file_of_rows(path):
         if split is not None:
             raise ValueError(f"{split_field} must go with a data set, got {split!r} with the file {path!r}. Remove it.")
         return read_column(path, column, field, column_field=column_field, numbers=users)
