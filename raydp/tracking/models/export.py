@@ -26,6 +26,7 @@ from raydp.tracking.portable import (
 )
 from raydp.tracking.sealing.seal import (
     BASE_FILE,
+    COMPONENTS,
     EXPORTED_BASE,
     PRIVACY_FILE,
     SEAL_FILE,
@@ -96,6 +97,7 @@ def export_model(
         shutil.copytree(held, folder, dirs_exist_ok=True)
     if source is not None:
         _add_base(source, folder, with_base=with_base)
+    _add_component(folder)
     write_readme(folder, uri)
     return folder
 
@@ -110,6 +112,14 @@ def _add_base(source: Path, folder: Path, *, with_base: bool) -> None:
         _copy(source, folder / EXPORTED_BASE, (*FULL_MODEL, *TOKENIZER_FILES), name)
 
 
+def _add_component(folder: Path) -> None:
+    """Copy the tokenizer, if there is one, to where `mlflow.transformers.load_model` reads it."""
+    if (folder / TOKENIZER_CONFIG).is_file():
+        target = folder / COMPONENTS / "tokenizer"
+        target.mkdir(parents=True)
+        _copy(folder, target, TOKENIZER_FILES, recorded_base(folder)["name"])
+
+
 def _base_files(recorded: dict[str, str], base: str | None, *, needed: bool) -> Path | None:
     """Return the folder of the base model that an adapter was trained on.
 
@@ -119,6 +129,7 @@ def _base_files(recorded: dict[str, str], base: str | None, *, needed: bool) -> 
         ValueError: the base is needed and is not available here, or has other weights.
     """
     from raydp.models import base_models as models
+    from raydp.models.standalone import weight_hash
 
     name = base or recorded["name"]
     try:
@@ -127,7 +138,7 @@ def _base_files(recorded: dict[str, str], base: str | None, *, needed: bool) -> 
         if not needed:
             return None
         raise ValueError(f"--base must be loadable here, got {name!r}: {error}") from error
-    if models.weight_hash(source) == recorded["weight_hash"]:
+    if weight_hash(source) == recorded["weight_hash"]:
         return source
     if not needed:
         return None
@@ -179,7 +190,9 @@ def _merged(held: Path, folder: Path, uri: str, base: str | None, dtype: str | N
     # Seal the new files.
     source = Seal.read((held / SEAL_FILE).read_text(encoding="utf-8"))
     assert source is not None, "the folder was checked"
-    write_mlmodel(folder / "MLmodel", "full", name, model_id=source.statement["model_id"], run_id=None)
+    _add_component(folder)
+    written = {**recorded_base(held), **({} if dtype is None else {"dtype": dtype})}
+    write_mlmodel(folder, "full", written, model_id=source.statement["model_id"], run_id=None)
     write_readme(folder, uri, merged=True)
     hashes = hashes_of(folder)
     said = {**source.statement, "files_sha256": hash_of(hashes), "merged_from": source.statement["files_sha256"]}
