@@ -94,7 +94,7 @@ def load_plainly(folder: Path, options: Mapping[str, Any]) -> TextGenerator:
     adapted = (folder / "adapter_config.json").is_file()
     if adapted:
         source = _base_folder(folder, recorded, options.get("base"))
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True)
+    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True)
     if adapted:
         from peft import PeftModel
 

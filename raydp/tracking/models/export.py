@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.tracking.models.loading import checked_folder, load_folder, recorded_base, tokenizer_in
 from raydp.tracking.models.model_folder import CARD_FILE, write_mlmodel
-from raydp.tracking.models.readme import write_readme
+from raydp.tracking.models.readme import ModelCard
 from raydp.tracking.portable import (
     ADAPTER_CONFIG,
     FULL_MODEL,
@@ -24,6 +24,7 @@ from raydp.tracking.portable import (
     TOKENIZER_FILES,
     portable_config,
 )
+from raydp.tracking.records import latest_metrics
 from raydp.tracking.sealing.seal import (
     BASE_FILE,
     COMPONENTS,
@@ -56,6 +57,8 @@ def export_model(
     dtype: str | None = None,
     trusted_keys: Iterable[str | Path] | None = None,
     signing_key: str | Path | None = None,
+    license: str | None = None,
+    with_figures: bool = False,
 ) -> Path:
     """Write a registered model to a folder, after checking every file against the model's seal.
 
@@ -72,6 +75,9 @@ def export_model(
         dtype: as in `load_model`, for `merge` only.
         trusted_keys: public keys or files of public keys. One of the keys must have signed the model.
         signing_key: for `merge`: sign the merged folder with this key, because its files differ from the signed ones.
+        license: identifier of the model's licence for README.md, such as "apache-2.0"; "unknown" by default.
+        with_figures: also write utility and scores into README.md. They are computed on private data, and ε does not
+            cover them.
 
     Returns:
         The folder: for transformers and peft, for vLLM, and for `mlflow models serve -m FOLDER --env-manager local`.
@@ -87,10 +93,11 @@ def export_model(
     if merge and with_base:
         raise ValueError("--with-base must go without --merge, got both. A merged model holds its base's weights.")
     key = None if signing_key is None else SigningKey.load(Path(signing_key))
+    card = ModelCard(uri=uri, license=license, figures=_figures(uri, tracking_uri) if with_figures else {})
     # Merge the adapter, or copy the checked folder.
     with checked_folder(uri, tracking_uri=tracking_uri, trusted_keys=trusted_keys) as held:
         if merge and (held / ADAPTER_CONFIG).is_file():
-            _merged(held, folder, uri, base, dtype, key)
+            _merged(held, folder, card, base, dtype, key)
             return folder
         adapted = (held / ADAPTER_CONFIG).is_file()
         source = _base_files(recorded_base(held), base, needed=with_base or base is not None) if adapted else None
@@ -98,8 +105,15 @@ def export_model(
     if source is not None:
         _add_base(source, folder, with_base=with_base)
     _add_component(folder)
-    write_readme(folder, uri)
+    card.write(folder)
     return folder
+
+
+def _figures(uri: str, tracking_uri: str) -> dict[str, float]:
+    """Return a model's utility and scores from the registry, by name."""
+    store = open_store(tracking_uri)
+    metrics = latest_metrics(store.client.get_logged_model(resolve_uri(store, uri).model_id))
+    return {name: value for name, value in sorted(metrics.items()) if name.startswith(("utility_", "score."))}
 
 
 def _add_base(source: Path, folder: Path, *, with_base: bool) -> None:
@@ -158,7 +172,9 @@ def _copy(source: Path, folder: Path, patterns: Iterable[str], name: str) -> Non
                 (folder / path.name).write_text(config, encoding="utf-8")
 
 
-def _merged(held: Path, folder: Path, uri: str, base: str | None, dtype: str | None, key: SigningKey | None) -> None:
+def _merged(
+    held: Path, folder: Path, card: ModelCard, base: str | None, dtype: str | None, key: SigningKey | None
+) -> None:
     """Write the merged model with its cards, and with a new seal that names the seal of its source."""
     from raydp.models.progress_bar import without_progress_bar
 
@@ -193,7 +209,7 @@ def _merged(held: Path, folder: Path, uri: str, base: str | None, dtype: str | N
     _add_component(folder)
     written = {**recorded_base(held), **({} if dtype is None else {"dtype": dtype})}
     write_mlmodel(folder, "full", written, model_id=source.statement["model_id"], run_id=None)
-    write_readme(folder, uri, merged=True)
+    card.write(folder, merged=True)
     hashes = hashes_of(folder)
     said = {**source.statement, "files_sha256": hash_of(hashes), "merged_from": source.statement["files_sha256"]}
     (folder / SEAL_FILE).write_text(Seal.make(said, key).file(hashes), encoding="utf-8")
