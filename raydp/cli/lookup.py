@@ -31,6 +31,10 @@ License = Annotated[str | None, typer.Option(help="The model's licence for READM
 WithFigures = Annotated[
     bool, typer.Option("--with-figures", help="Utility and scores in README.md too, which ε does not cover.")
 ]
+OpenSSFKey = Annotated[
+    Path | None,
+    typer.Option("--openssf-key", help="EC private key: also sign as OpenSSF Model Signing does, model.sig."),
+]
 SHOWN = ("model_uri", "sweep", "batch_size", "num_steps", "learning_rate", "seed", "epsilon", "utility_loss", "score")
 SPARE = ("sweep", "seed", "epsilon", "aliases", "learning_rate", "num_steps", "batch_size")
 """Columns that a narrow terminal omits, in this order."""
@@ -140,6 +144,7 @@ def models_export(
     signing_key: MergedKey = None,
     license: License = None,
     with_figures: WithFigures = False,
+    openssf_key: OpenSSFKey = None,
     uri: Uri = DEFAULT_URI,
     trusted_key: TrustedKey = None,
     json: Json = False,
@@ -150,7 +155,7 @@ def models_export(
 
     export_model(model, output, tracking_uri=uri, merge=merge, with_base=with_base, base=base, dtype=dtype,
                  trusted_keys=trusted_key, signing_key=signing_key, license=license,
-                 with_figures=with_figures)  # fmt: skip
+                 with_figures=with_figures, openssf_key=openssf_key)  # fmt: skip
     files = sorted(path.name for path in output.iterdir())
     answer = {"model": model, "folder": output, "merged": merge, "files": files}
     print_json(answer) if json else stdout.print(f"{model} is in {output}: {', '.join(files)}", markup=False)
@@ -167,6 +172,7 @@ def models_push(
     signing_key: MergedKey = None,
     license: License = None,
     with_figures: WithFigures = False,
+    openssf_key: OpenSSFKey = None,
     public: Annotated[
         bool, typer.Option("--public", help="Make or take a repository that everybody can read.")
     ] = False,
@@ -184,7 +190,8 @@ def models_push(
 
     options = {
         "merge": merge, "with_base": with_base, "base": base, "dtype": dtype, "signing_key": signing_key,
-        "license": license, "with_figures": with_figures, "tracking_uri": uri, "trusted_keys": trusted_key,
+        "license": license, "with_figures": with_figures, "openssf_key": openssf_key,
+        "tracking_uri": uri, "trusted_keys": trusted_key,
     }  # fmt: skip
     if to.startswith(HUB):
         with stderr.status(f"Check {model} and send it to {to}"):

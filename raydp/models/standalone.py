@@ -7,6 +7,7 @@ names the copy as its loader. So the file imports nothing of raydp, except to ha
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import warnings
 from collections.abc import Mapping
@@ -134,9 +135,9 @@ def _base_folder(folder: Path, recorded: Mapping[str, str], given: str | None) -
 def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Any:
     """Load a model's folder; MLflow's entry point. raydp's own loader also compares every file with the seal."""
     try:
-        from raydp.tracking.serving import _load_pyfunc as load_checked
+        serving = importlib.import_module("raydp.tracking.serving")  # by name: the file must run without raydp too
     except ModuleNotFoundError as error:
         if error.name != "raydp":
             raise
         return load_plainly(Path(path), dict(model_config or {}))
-    return load_checked(path, model_config)
+    return serving._load_pyfunc(path, model_config)

@@ -9,9 +9,12 @@ import sys
 
 import pytest
 import yaml
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from huggingface_hub import constants
 
-from raydp.tracking import export_model, push_model
+from raydp.tracking import export_model, new_key, push_model
+from raydp.tracking.sealing.seal import Seal, folder_problem
 from raydp.tracking.sealing.trust import ALARM_TAG
 
 from .hub_server import TOKEN, running_hub
@@ -131,3 +134,33 @@ def test_figures_are_written_only_on_demand(registered, tmp_path):
     assert "license: unknown" in (quiet / "README.md").read_text()
     told = export_model(uri, tmp_path / "told", tracking_uri=store, with_figures=True)
     assert "| utility_loss | 2.5 |" in (told / "README.md").read_text()
+
+
+def test_an_export_is_signed_for_openssf(registered, tmp_path):
+    """Verified by the command of the package model-signing, offline."""
+    uri, store = registered
+    key, public = tmp_path / "key.pem", tmp_path / "key.pub"
+    private = ec.generate_private_key(ec.SECP256R1())
+    key.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public.write_bytes(private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    options = {"tracking_uri": store, "openssf_key": key}
+    key.chmod(0o644)
+    with pytest.raises(ValueError, match="--openssf-key must be readable by its owner alone"):
+        export_model(uri, tmp_path / "out", **options)
+    key.chmod(0o600)
+    new_key(tmp_path / "seals")
+    with pytest.raises(ValueError, match="--openssf-key must hold a key on an elliptic curve"):
+        export_model(uri, tmp_path / "out", tracking_uri=store, openssf_key=tmp_path / "seals")
+    assert not (tmp_path / "out").exists()
+    for merge in (False, True):
+        folder = export_model(uri, tmp_path / f"out-{merge}", merge=merge, **options)
+        own = Seal.read((folder / "seal.json").read_text())
+        assert folder_problem(folder, own, None, exported=True) is None
+        command = [sys.executable, "-m", "model_signing", "verify", "key", str(folder), "--public_key", str(public),
+                   "--signature", str(folder / "model.sig")]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert (done.returncode, done.stdout) == (0, "Verification succeeded\n"), done.stderr
+    (folder / "README.md").write_text("no guarantee at all")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode != 0
+    assert "README.md" in done.stderr

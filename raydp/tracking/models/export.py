@@ -25,6 +25,7 @@ from raydp.tracking.portable import (
     portable_config,
 )
 from raydp.tracking.records import latest_metrics
+from raydp.tracking.sealing.openssf import OpenSSFSigner
 from raydp.tracking.sealing.seal import (
     BASE_FILE,
     COMPONENTS,
@@ -59,6 +60,7 @@ def export_model(
     signing_key: str | Path | None = None,
     license: str | None = None,
     with_figures: bool = False,
+    openssf_key: str | Path | None = None,
 ) -> Path:
     """Write a registered model to a folder, after checking every file against the model's seal.
 
@@ -78,6 +80,7 @@ def export_model(
         license: identifier of the model's licence for README.md, such as "apache-2.0"; "unknown" by default.
         with_figures: also write utility and scores into README.md. They are computed on private data, and ε does not
             cover them.
+        openssf_key: also sign the folder in the format of OpenSSF Model Signing with this key, as model.sig.
 
     Returns:
         The folder: for transformers and peft, for vLLM, and for `mlflow models serve -m FOLDER --env-manager local`.
@@ -93,20 +96,27 @@ def export_model(
     if merge and with_base:
         raise ValueError("--with-base must go without --merge, got both. A merged model holds its base's weights.")
     key = None if signing_key is None else SigningKey.load(Path(signing_key))
+    signer = None if openssf_key is None else OpenSSFSigner.load(Path(openssf_key))
     card = ModelCard(uri=uri, license=license, figures=_figures(uri, tracking_uri) if with_figures else {})
-    # Merge the adapter, or copy the checked folder.
     with checked_folder(uri, tracking_uri=tracking_uri, trusted_keys=trusted_keys) as held:
-        if merge and (held / ADAPTER_CONFIG).is_file():
-            _merged(held, folder, card, base, dtype, key)
-            return folder
         adapted = (held / ADAPTER_CONFIG).is_file()
-        source = _base_files(recorded_base(held), base, needed=with_base or base is not None) if adapted else None
-        shutil.copytree(held, folder, dirs_exist_ok=True)
+        if merge and adapted:
+            _merged(held, folder, card, base, dtype, key)
+        else:
+            source = _base_files(recorded_base(held), base, needed=with_base or base is not None) if adapted else None
+            _copied(held, folder, card, source, with_base=with_base)
+    if signer is not None:
+        signer.sign(folder)
+    return folder
+
+
+def _copied(held: Path, folder: Path, card: ModelCard, source: Path | None, *, with_base: bool) -> None:
+    """Copy the checked folder, and add what other programs need: the base, MLflow's tokenizer and the card."""
+    shutil.copytree(held, folder, dirs_exist_ok=True)
     if source is not None:
         _add_base(source, folder, with_base=with_base)
     _add_component(folder)
     card.write(folder)
-    return folder
 
 
 def _figures(uri: str, tracking_uri: str) -> dict[str, float]:

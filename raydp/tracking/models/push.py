@@ -42,7 +42,8 @@ def push_model(
         public: create a public repository, or send the model to one that is public.
         uncertified: also send a model whose guarantee is not certified.
         trusted_keys: as in `export_model`.
-        export: further arguments of `export_model`: merge, with_base, base, dtype, signing_key, license, with_figures.
+        export: further arguments of `export_model`: merge, with_base, base, dtype, signing_key, license, with_figures,
+            openssf_key.
 
     Returns:
         The address of the commit.
