@@ -219,7 +219,8 @@ def test_the_readme_says_what_it_is_and_its_guarantee(registered, tracker, tmp_p
     uri = registered("lora", name="tiny")
     folder = export_model(uri, tmp_path / "out", tracking_uri=tracker.store.uri)
     text = (folder / "README.md").read_text()
-    assert re.match(r"---\nlibrary_name: peft\npipeline_tag: text-generation\ntags: .*\n---\n", text)
+    assert re.match(r"---\nlibrary_name: peft\nlicense: unknown\npipeline_tag: text-generation\ntags:\n", text)
+    assert "  epsilon: 7.99\n" in text.split("---\n")[1]
     assert "A LoRA adapter on the base model `tiny`." in text
     assert "batch_size 256" in text
     assert "(7.99, 1e-05)-differentially private for one example added or removed. This guarantee is certified." in text
