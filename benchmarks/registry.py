@@ -26,7 +26,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from raydp.models.standalone import weight_hash
+from raydp.models.base_models import weight_hash
 from raydp.models.finding import TINY
 from raydp.tracking import MLflowTracker, TrialRecord, find_models, set_alias
 from raydp.tracking.sealing.seal import SEAL_TAG, Seal

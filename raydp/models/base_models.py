@@ -25,7 +25,6 @@ from raydp.models.networks import Network, NetworkName, add_classes
 from raydp.models.pretrained import PretrainedModel
 from raydp.models.progress_bar import without_progress_bar
 from raydp.models.quantization import check_quantization
-from raydp.models.standalone import weight_hash
 from raydp.spec.sections import ModelSpec
 
 T = TypeVar("T")
@@ -110,6 +109,21 @@ def model_folder(name: str) -> tuple[Path, str]:
     if (network := NetworkName.parse(name)) is not None:
         return network.folder(), "an untrained network"
     return local_folder(local_copy(name, "model.name"), name) or hub_folder(name), ""
+
+
+def weight_hash(folder: Path) -> str:
+    """Return the SHA-256 (hex) over a folder's safetensors files, by name."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(
+            f"model.name must hold safetensors weights, got {folder.name!r}. Save it with save_pretrained."
+        )
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.name.encode())
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from raydp.models.base_models import trained_form
+from raydp.models.base_models import trained_form, weight_hash
 from raydp.models.sets import ADAPTER_CONFIG, put_adapter, weights_of
-from raydp.models.standalone import weight_hash
 from raydp.spec.sections import AdapterSpec, ModelSpec
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
 """Loader for `mlflow models serve` and `mlflow.pyfunc.load_model` where raydp is installed.
 
-Without raydp, language models are loaded by the copy of `raydp.models.standalone` in their folder. A language model
+Without raydp, language models are loaded by the copies of `raydp.tracking.standalone` and
+`raydp.tracking.models.plain` in their folder. A language model
 takes prompts and returns texts; a classifier takes arrays and returns probabilities. MLflow reads the folder's MLmodel,
 which names the loader, before anything can be compared with the seal. If the artifact store is not trusted, serve a
 folder that `raydp models export` wrote.
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raydp.models.standalone import TextGenerator
 from raydp.tracking.models.loading import load_folder, recorded_base, tokenizer_in
+from raydp.tracking.models.plain import TextGenerator
 from raydp.tracking.portable import TOKENIZER_CONFIG
 from raydp.tracking.sealing.seal import SEAL_FILE, Seal, folder_problem, sealed_names
 from raydp.tracking.sealing.signing import trusted_keys

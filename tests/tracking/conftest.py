@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaForCausalLM
 
-from raydp.models.standalone import weight_hash
+from raydp.models.base_models import weight_hash
 from raydp.tracking import MLflowTracker, TrialRecord, new_key
 from raydp.tracking.store import open_store
 from tests.builders.models import plain_llama, word_tokenizer

@@ -35,7 +35,7 @@ CUTS = {  # where a driver dies: owner, method, whether before it starts or righ
 COMPLETE = ("marked complete", "ended")
 FILES = {
     "adapter_config.json", "adapter_model.safetensors", "privacy.json", "base.json", "MLmodel", "seal.json",
-    "raydp_standalone.py",
+    "raydp_standalone.py", "raydp_plain.py",
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import torch
 from peft import PeftModel, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from raydp.models.standalone import weight_hash
+from raydp.models.base_models import weight_hash
 from raydp.scores.language.decoding import CachedDecoder
 from raydp.tracking import load_model, load_tokenizer
 

@@ -240,7 +240,7 @@ class Recorder:
                 "dtype": spec.model.weight_dtype,
                 **{name: value for name, value in optional.items() if value is not None},
             },
-            model_dir=self.context.folder.trial(trial.run_id) / "model",
+            model_dir=self.context.folder.model(trial.run_id),
             seconds=(result.train_seconds or 0.0) + (result.score_seconds or 0.0),
         )
 

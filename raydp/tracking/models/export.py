@@ -66,8 +66,7 @@ def export_model(
 
     Args:
         uri: models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID.
-        folder: new or empty.
-        tracking_uri: the store.
+        folder, tracking_uri: a new or empty folder, and the store.
         merge: add a LoRA adapter to its base's weights. The result is a plain transformers model, as large as the base.
             Without merge the folder is the registered one: an adapter in PEFT's layout that names its base, with the
             tokenizer and a README.md that shows how plain transformers and peft load it.
@@ -153,7 +152,6 @@ def _base_files(recorded: dict[str, str], base: str | None, *, needed: bool) -> 
         ValueError: the base is needed and is not available here, or has other weights.
     """
     from raydp.models import base_models as models
-    from raydp.models.standalone import weight_hash
 
     name = base or recorded["name"]
     try:
@@ -162,7 +160,7 @@ def _base_files(recorded: dict[str, str], base: str | None, *, needed: bool) -> 
         if not needed:
             return None
         raise ValueError(f"--base must be loadable here, got {name!r}: {error}") from error
-    if weight_hash(source) == recorded["weight_hash"]:
+    if models.weight_hash(source) == recorded["weight_hash"]:
         return source
     if not needed:
         return None

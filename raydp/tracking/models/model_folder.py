@@ -2,8 +2,8 @@
 
 transformers and peft can load the folder without raydp. It holds PEFT's adapter layout, or a full model as
 save_pretrained writes it. Added files are privacy.json and privacy.md (the guarantee, for programs and people),
-base.json (name and weight hash of the base model), code/raydp_standalone.py (the loader of `mlflow.pyfunc`, which needs
-no raydp) and seal.json, which binds all files.
+base.json (name and weight hash of the base model), code/ (the loader of `mlflow.pyfunc`, which needs no raydp) and
+seal.json, which binds all files.
 
 The MLmodel file describes the folder in MLflow's own format. Its flavours are raydp's own, a python_function, and for
 language models MLflow's `transformers`. That flavour names a base of the hub by its id and commit, and any other base
@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raydp.models import standalone
 from raydp.tracking.portable import ADAPTER_CONFIG, model_files, portable, portable_config, to_json
 from raydp.tracking.records import TrialRecord
 from raydp.tracking.sealing.seal import (
@@ -47,8 +46,10 @@ if TYPE_CHECKING:
 CARD_FILE = "privacy.md"
 MODEL_FILE = "MLmodel"
 LOADER = "raydp.tracking.serving"
-CODE_FOLDER, STANDALONE = "code", "raydp_standalone"
-"""The folder and the module by which MLflow loads a language model, with or without raydp."""
+CODE_FOLDER = "code"
+"""Folder of the modules by which MLflow loads a language model, with or without raydp."""
+STANDALONE = "raydp_standalone"
+_CODE = {STANDALONE: Path(__file__).parents[1] / "standalone.py", "raydp_plain": Path(__file__).with_name("plain.py")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +152,8 @@ def write_mlmodel(
         flavors["python_function"] = {"loader_module": LOADER}
     else:
         (folder / CODE_FOLDER).mkdir(exist_ok=True)
-        shutil.copyfile(standalone.__file__, folder / CODE_FOLDER / f"{STANDALONE}.py")
+        for module, source in _CODE.items():
+            shutil.copyfile(source, folder / CODE_FOLDER / f"{module}.py")
         flavors["python_function"] = {"loader_module": STANDALONE, "code": CODE_FOLDER}
         flavors["transformers"] = _transformers_flavor(kind, base)
     model = Model(model_id=model_id, run_id=run_id, flavors=flavors, signature=_signature(name))

@@ -1,13 +1,11 @@
-"""Loads a model's folder for `mlflow.pyfunc`, also where raydp is not installed.
+"""Loads a language model's folder by transformers and peft alone, and continues prompts.
 
-Every language model's folder in the registry, and every exported one, holds a copy of this file. The folder's MLmodel
-names the copy as its loader. So the file imports nothing of raydp, except to hand over to raydp's own loader.
+Every language model's folder in the registry, and every exported one, holds a copy of this file beside the loader that
+its MLmodel names (`raydp.tracking.standalone`). So this file imports nothing of raydp.
 """
 
 from __future__ import annotations
 
-import hashlib
-import importlib
 import json
 import warnings
 from collections.abc import Mapping
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 DEFAULTS = {"max_new_tokens": 32, "temperature": 0.0}
-WEIGHT_FILES = "*.safetensors"
+HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,34 +51,16 @@ class TextGenerator:
         return texts
 
 
-def weight_hash(folder: Path) -> str:
-    """Return the SHA-256 (hex) over a folder's safetensors files, by name.
-
-    Raises:
-        ValueError: the folder holds no such file.
-    """
-    files = sorted(folder.glob(WEIGHT_FILES))
-    if not files:
-        raise ValueError(
-            f"model.name must hold safetensors weights, got {folder.name!r}. Save it with save_pretrained."
-        )
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.name.encode())
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
-
-
 def load_plainly(folder: Path, options: Mapping[str, Any]) -> TextGenerator:
     """Load a language model's folder by transformers and peft alone.
 
     Args:
         folder: as `raydp models export` wrote it, or a folder of the registry whose base model is on the hub.
-        options: base (name or folder of the base model) and dtype, both optional.
+        options: base (name or folder of the base model) and dtype, both optional. The weights of a base that is given
+            here are not compared with the hash in base.json.
 
     Raises:
-        ValueError: an option is unknown, the base model is missing, or it has other weights than in training.
+        ValueError: an option is unknown, or the base model is missing.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -105,7 +85,7 @@ def load_plainly(folder: Path, options: Mapping[str, Any]) -> TextGenerator:
 
 
 def _base_folder(folder: Path, recorded: Mapping[str, str], given: str | None) -> Path:
-    """Return the folder of the base model that an adapter was trained on, after comparing its weights' hash."""
+    """Return the folder of the base model: the given one, the exported one, or the hub's at the recorded commit."""
     name = recorded["name"]
     if quantization := recorded.get("quantization"):
         warnings.warn(
@@ -114,30 +94,14 @@ def _base_folder(folder: Path, recorded: Mapping[str, str], given: str | None) -
             stacklevel=3,
         )
     source = Path(given) if given else folder / "base"
-    if not source.is_dir():
-        if "/" not in (given or name):
-            raise ValueError(
-                f"base must be the folder of {name!r}, got none beside the adapter. Export the model by `raydp models "
-                "export --with-base`, or give the folder in model_config."
-            )
-        from huggingface_hub import snapshot_download
-
-        files = ["*.json", WEIGHT_FILES, "*.model", "*.txt"]
-        source = Path(snapshot_download(given or name, revision=recorded.get("revision"), allow_patterns=files))
-    if weight_hash(source) != recorded["weight_hash"]:
+    if source.is_dir():
+        return source
+    if "/" not in (given or name):
         raise ValueError(
-            f"base must have the weights that the adapter was trained on (SHA-256 {recorded['weight_hash'][:12]}...), "
-            f"got others in {str(source)!r}. Give the folder of the original {name!r} in model_config."
+            f"base must be the folder of {name!r}, got none beside the adapter. Export the model by `raydp models "
+            "export --with-base`, or give the folder in model_config."
         )
-    return source
+    from huggingface_hub import snapshot_download
 
-
-def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Any:
-    """Load a model's folder; MLflow's entry point. raydp's own loader also compares every file with the seal."""
-    try:
-        serving = importlib.import_module("raydp.tracking.serving")  # by name: the file must run without raydp too
-    except ModuleNotFoundError as error:
-        if error.name != "raydp":
-            raise
-        return load_plainly(Path(path), dict(model_config or {}))
-    return serving._load_pyfunc(path, model_config)
+    revision = None if given else recorded.get("revision")
+    return Path(snapshot_download(given or name, revision=revision, allow_patterns=HUB_FILES))
