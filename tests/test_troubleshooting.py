@@ -21,7 +21,8 @@ MOST_CHARACTERS = 200
 def quoted() -> list[str]:
     """Return the messages in the first columns of the page's tables."""
     rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
-    return [message for row in rows for message in re.findall(r"(?<!`)`([^`]+)`(?!`)", row.split(" | ")[0])]
+    codes = [re.findall(r"(?<!`)(`{1,2})(?!`)(.+?)(?<!`)\1(?!`)", row.split(" | ")[0]) for row in rows]
+    return [message.strip() for code in codes for _, message in code]
 
 
 def texts_of(path: Path) -> Iterator[str]:
