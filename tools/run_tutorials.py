@@ -29,7 +29,7 @@ ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def execute(name: str, folder: Path) -> nbformat.NotebookNode:
-    """Execute a tutorial in a folder and return it with its outputs.
+    """Execute a tutorial in a folder and return it with the outputs that a reader needs.
 
     Raises:
         nbclient.exceptions.CellExecutionError: a cell failed.
@@ -42,6 +42,7 @@ def execute(name: str, folder: Path) -> nbformat.NotebookNode:
         NotebookClient(
             notebook, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
         ).execute()
+    _tidy(notebook)
     return notebook
 
 
@@ -51,7 +52,7 @@ def printed(notebook: nbformat.NotebookNode) -> str:
     return "\n".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs)
 
 
-def tidy(notebook: nbformat.NotebookNode) -> None:
+def _tidy(notebook: nbformat.NotebookNode) -> None:
     """Keep what a reader needs: no standard error, no colours, no time stamps of cells."""
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
@@ -100,7 +101,6 @@ def main() -> None:
         for name in chosen:
             started = time.perf_counter()
             notebook = execute(name, Path(folder))
-            tidy(notebook)
             nbformat.write(notebook, TUTORIALS / f"{name}.ipynb")
             print(f"{name}: {time.perf_counter() - started:.0f} s", flush=True)
 
