@@ -29,6 +29,7 @@ from raydp.tracking.sealing.openssf import OpenSSFSigner
 from raydp.tracking.sealing.seal import (
     BASE_FILE,
     COMPONENTS,
+    DOWNLOAD_NOTE,
     EXPORTED_BASE,
     PRIVACY_FILE,
     SEAL_FILE,
@@ -111,7 +112,7 @@ def export_model(
 
 def _copied(held: Path, folder: Path, card: ModelCard, source: Path | None, *, with_base: bool) -> None:
     """Copy the checked folder, and add what other programs need: the base, MLflow's tokenizer and the card."""
-    shutil.copytree(held, folder, dirs_exist_ok=True)
+    shutil.copytree(held, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(DOWNLOAD_NOTE))
     if source is not None:
         _add_base(source, folder, with_base=with_base)
     _add_component(folder)
