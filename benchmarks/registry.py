@@ -26,8 +26,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from raydp.models.standalone import weight_hash
 from raydp.models.finding import TINY
+from raydp.models.standalone import weight_hash
 from raydp.tracking import MLflowTracker, TrialRecord, find_models, set_alias
 from raydp.tracking.sealing.seal import SEAL_TAG, Seal
 from raydp.tracking.sealing.signing import SigningKey, new_key

@@ -57,7 +57,7 @@ class PateAnswer(EpsilonAtOrder, Recorded, Published):
     """The privacy cost of answering queries; see `raydp.privacy.mechanisms.pate.PateCost`.
 
     Keys:
-        teachers: most votes of a query.
+        teachers: the largest number of votes, over all classes, on one query.
     """
 
     epsilon_data_independent: float

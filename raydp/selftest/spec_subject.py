@@ -17,7 +17,7 @@ from raydp.models.pretrained import PretrainedModel
 from raydp.models.quantization import quantise
 from raydp.search_spaces.settings import settings_in_words
 from raydp.selftest.reduced import renamed, with_few_layers, with_few_tokens
-from raydp.selftest.subjects import NUM_EXAMPLES, ROUNDING, Subject, typed_trainee
+from raydp.selftest.subjects import NUM_EXAMPLES, ROUNDING, Subject, typed_training_context
 from raydp.spec.document import SweepSpec
 from raydp.tasks.base import Task, task_of
 from raydp.tasks.text.language import LanguageModelingTask
@@ -81,7 +81,7 @@ def spec_subjects(spec: SweepSpec) -> list[Subject]:
     model = spec.model.model_copy(update={"adapter": adapter})
     subject = Subject(
         name=f"{spec.name}: {spec.model.name}",
-        context=typed_trainee(pretrained, model, spec.cluster.microbatch_size),
+        context=typed_training_context(pretrained, model, spec.cluster.microbatch_size),
         task=task,
         method=spec.method.params,
         indices=indices,

@@ -11,7 +11,7 @@ from raydp.privacy.records.record import PrivacyRecord
 
 
 class Strategy(TypedDict, total=False):
-    """The strategy of a sweep's search and of its adaptive seeds, of those that there are."""
+    """The names and parameters of the search and of the adaptive seeds. A missing key means that there is none."""
 
     search: Mapping[str, object]
     adaptive_seeds: Mapping[str, object]

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from raydp.methods.dp import DPSGD
 from raydp.selftest.base import Check, check
-from raydp.selftest.linear import LinearTask, linear_trainee
+from raydp.selftest.linear import LinearTask, linear_training_context
 from raydp.selftest.observe import NoisyMethod, accounted_noise, observed_plan, observed_training, with_sgd
 from raydp.training.comm import LocalComm
 from raydp.training.trial_plan import TrialPlan
@@ -88,7 +88,7 @@ def _run(
     inputs[:, 0] = 1
     targets[::2] = 1e9
     observed = with_sgd(method, lambda step: indices)
-    context = linear_trainee(WIDTH, WIDTH, NUM_LAYERS)
+    context = linear_training_context(WIDTH, WIDTH, NUM_LAYERS)
     updates, history = observed_training(observed, _plan(num_steps), context, LinearTask(inputs, targets), LocalComm())
     thresholds = np.array([record["max_grad_norm"] for record in history])
     sums = torch.stack(updates).double().view(num_steps, NUM_LAYERS, WIDTH, WIDTH)[..., 1:].numpy()

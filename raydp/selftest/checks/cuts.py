@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from raydp.selftest.base import Check, check
-from raydp.selftest.linear import LinearTask, linear_trainee
+from raydp.selftest.linear import LinearTask, linear_training_context
 from raydp.selftest.observe import NO_NOISE, NoisyMethod, noise_strategy, observed_plan, summed_updates, with_sgd
 from raydp.selftest.ranks import on_ranks
 from raydp.selftest.subjects import prefix_subjects
@@ -90,7 +90,7 @@ def _plan(method: NoisyMethod, noise_multiplier: float) -> TrialPlan:
 
 def _sums(method: NoisyMethod, comm: Comm) -> torch.Tensor:
     """Return the clipped sums without noise, on the batches that the method draws. Shape [step, coordinate]."""
-    context = linear_trainee(WIDTH, WIDTH, NUM_LAYERS)
+    context = linear_training_context(WIDTH, WIDTH, NUM_LAYERS)
     return torch.stack(summed_updates(with_sgd(method), _plan(method, NO_NOISE), context, _task(), comm))
 
 
@@ -101,7 +101,7 @@ def _resumed(method: NoisyMethod) -> tuple[float, float]:
     """
 
     def train(kill: bool, store: CheckpointStore | None) -> dict[int, torch.Tensor]:
-        context, after = linear_trainee(WIDTH, WIDTH, NUM_LAYERS), dict[int, torch.Tensor]()
+        context, after = linear_training_context(WIDTH, WIDTH, NUM_LAYERS), dict[int, torch.Tensor]()
 
         def progress(done: int, total: int, row: object) -> None:
             after[done - 1] = torch.cat([p.detach().flatten() for p in context.parameters.values()])
