@@ -93,7 +93,7 @@ def by_secret(points: pd.DataFrame, secrets: pd.DataFrame, name: str) -> tuple[p
 
     Returns:
         [model, secret] values with the index of points and the names of the secrets as columns, null if a model has no
-        value; and [secret] the number of training examples that contain the secret, null if the table does not tell.
+        value. Then [secret] the number of training examples that contain the secret, null if the table lacks it.
 
     Raises:
         ValueError: the table has no column run_id, or the score has no values by secret.

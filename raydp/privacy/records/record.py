@@ -71,8 +71,8 @@ class PrivacyRecord:
         private_selection: for the best of a random number of runs, where epsilon is that of the whole choice.
 
     Raises:
-        ValueError: epsilon is finite for a run without noise; there is a claimed epsilon although the run's ε is known;
-            or the record has no reason not to be certified and is of an infinite ε or the public test key.
+        ValueError: epsilon is finite for a run without noise, or there is a claimed epsilon although the run's ε is
+            known. Also: ε is infinite or the key is the public test key, and no reason not to be certified is given.
     """
 
     accounted: AccountedEpsilon

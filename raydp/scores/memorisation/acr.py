@@ -103,7 +103,7 @@ class AdversarialCompression(ScoreSection):
         After all searches, every model tries the shorter prompts of all others and searches on from them, until no
         model improves. Values are known only then. Models are taken in the order of their names, so that the result
         does not depend on the caller's order. context.folder keeps the prompts, so that a call after a kill resumes in
-        the same order and finds the same prompts; see `KnownPrompts` for why the folder is private.
+        the same order and finds the same prompts. `KnownPrompts` says why the folder is private.
 
         Raises:
             Exception: the error of the first model whose search failed, after the values of all other models.

@@ -26,11 +26,11 @@ off by less than 14 % at a level of 1e-4. The sum has 200,000 draws: its standar
 def adaptive_checks(method: NoisyMethod) -> list[Check]:
     """Compare one record's effect on a step of adaptive clipping, relative to the noise, with the event's claim.
 
-    All figures are measured: how far the next threshold moves when a record is left out, how far the noise on the
-    count spreads the next threshold, and how far the noise spreads the coordinates of the sum, relative to the step's
-    threshold. Two Gaussian mechanisms with shifts of μ1 and μ2 standard deviations equal one with a shift of
-    sqrt(μ1² + μ2²), which must be at most 1 / σ. The noise on the count is checked as a number of the spec, and as the
-    default.
+    Three figures are measured. The first is how far the next threshold moves when a record is left out. The second is
+    how far the noise on the count spreads the next threshold. The third is how far the noise spreads the coordinates of
+    the sum, relative to the step's threshold. Two Gaussian mechanisms with shifts of μ1 and μ2 standard deviations
+    equal one with a shift of sqrt(μ1² + μ2²), which must be at most 1 / σ. The noise on the count is checked as a
+    number of the spec, and as the default.
 
     Args:
         method: the method to check if its threshold adapts. Otherwise DP-SGD is checked instead.
