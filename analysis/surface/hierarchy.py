@@ -69,7 +69,7 @@ def loss_posterior(means: pd.DataFrame, *, seed: int = 0) -> Posterior:
 
 @dataclass(frozen=True, kw_only=True)
 class _Measured:
-    """What a posterior depends on. Equal content is fitted once, since one report selects by many rules.
+    """The inputs that a posterior depends on. Equal content is fitted once, since one report selects by many rules.
 
     Attributes:
         content: everything as bytes, which equality compares.

@@ -96,7 +96,7 @@ class Fitted:
 
 
 class Prediction(Hyperparameters, Reason):
-    """What is predicted of one configuration (`predict` explains the figures)."""
+    """The prediction for one configuration (`predict` explains the figures)."""
 
     score: float
     score_interval: list[float]

@@ -47,7 +47,7 @@ class Recorded(TypedDict, total=False):
 
 
 class Published(TypedDict, total=False):
-    """What --publish adds: a noisy ε, or a suggestion of its values."""
+    """The additions of --publish: a noisy ε, or a suggestion of its values."""
 
     suggestion: Suggestion
     epsilon_sanitised: float

@@ -24,7 +24,7 @@ USED = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """What a grid consists of.
+    """The numbers of values and seeds of a grid.
 
     Attributes:
         batch_sizes, num_steps, rates: numbers of values.

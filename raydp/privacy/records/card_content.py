@@ -1,4 +1,4 @@
-"""What a privacy card holds: the record of a run, and what is known when its model is released."""
+"""The content of a privacy card: the record of a run, and what is known when its model is released."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Strategy(TypedDict, total=False):
 
 
 class Searched(Strategy):
-    """What a sweep tuned.
+    """The values that a sweep tuned, and how it chooses.
 
     Keys:
         hyperparameters: name -> the values that were tried, of those with more than one value.

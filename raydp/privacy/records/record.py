@@ -56,7 +56,7 @@ SEED_POLICY: dict[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyRecord:
-    """What a run guarantees, for whom, against whom, and what the guarantee leaves open.
+    """A run's guarantee: for whom, against whom, and what the guarantee leaves open.
 
     Attributes:
         accounted: ε and δ with their accountant.

@@ -1,4 +1,4 @@
-"""What a user sees while a sweep runs: runs done, running and failed, the best loss so far, the time left."""
+"""The display while a sweep runs: runs done, running and failed, the best loss so far, the time left."""
 
 from __future__ import annotations
 

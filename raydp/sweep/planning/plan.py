@@ -50,7 +50,7 @@ ANY_NOISE = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
-    """What a sweep will run.
+    """The runs of a sweep and their facts, before anything runs.
 
     Attributes:
         facts: facts of the task.
