@@ -48,7 +48,7 @@ def score_posterior(
     The model: a configuration's true score is a plane over its coordinates, plus a smooth remainder (Matérn-5/2), plus
     an independent effect of the configuration. The coordinates are ln b, ln T, ln η and the coordinates of further
     fields (see `Coordinates`). The slopes of the plane have no expected sign. The configuration's measured mean adds
-    the errors over seeds, whose variances are those of `SeedNoise`, and the errors over secrets, whose covariance is
+    the errors over seeds, whose variances are from `SeedNoise`, and the errors over secrets, whose covariance is
     the sample's, shrunk. A secret that is easier for every model moves all configurations alike; that part is
     `Posterior.common`. The hyperparameters and the variances are drawn from their posteriors. A positive rate is
     modelled by its logarithm if that predicts left-out configurations better.

@@ -166,7 +166,7 @@ def _checked_row(row: dict[str, str], number: int, beside: Path, counts: Counter
 class Imported(MethodSection):
     """Reads models that were trained elsewhere, in place of training. Their ε is stated, and never certified.
 
-    `raydp import` writes the spec. A run's configuration, seed, σ, ε and δ are those of its row.
+    `raydp import` writes the spec. A run's configuration, seed, σ, ε and δ are taken from its row.
 
     Guarantee:
         None: the method's event is NonPrivate. What is stated is in the record as a claim.

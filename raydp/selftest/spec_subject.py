@@ -29,7 +29,7 @@ from raydp.training.trial import TrainingContext
 
 SINGLE = 10 * ROUNDING[torch.float32]
 """Relative error of a gradient of a trained model that rounding explains in single precision. It was 8.5e-6 for three
-tokens of SmolLM2, whose weights differ more in size than those of the toys."""
+tokens of SmolLM2, whose weights differ more in size than the toys' weights."""
 
 
 def kinds_of_runs(spec: SweepSpec) -> list[SweepSpec]:

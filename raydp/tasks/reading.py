@@ -202,7 +202,7 @@ def _json_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int
 
 
 def _json_file_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield the objects of a file that is one list of them, with their numbers; else those of a JSON Lines file."""
+    """Yield the objects of a file with their numbers. The file is one list of objects, or JSON Lines."""
     while (first := file.read(1)).isspace():
         pass
     file.seek(0)

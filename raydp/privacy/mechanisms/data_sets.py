@@ -90,7 +90,7 @@ def epsilons_of_sets(
     """Return the ε of each data set, for one of its examples added or removed. The larger ε is the run's.
 
     Args:
-        event: the accounted event of the run, which is that of the set with the larger weight.
+        event: the accounted event of the run, which is the event of the set with the larger weight.
         epsilon: the accountant's ε of this event.
         accountant_name: registry name.
     """

@@ -161,7 +161,7 @@ def release_rdp(release: Release) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class _Shape:
-    """The cost of one query as a function of q: up to q0 that of Theorem 6, beyond q0 the cost for any votes."""
+    """The cost of one query as a function of q: up to q0 the cost by Theorem 6, beyond q0 the cost for any votes."""
 
     sigma: float
     num_classes: int

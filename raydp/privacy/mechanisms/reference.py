@@ -73,7 +73,8 @@ class WeightedSets:
 
     @property
     def relative_privacy(self) -> float:
-        """Return (1 - w) / w · N_R / N_T: the largest effect on an update of an example of D_T over that of D_R.
+        """Return (1 - w) / w · N_R / N_T: the largest effect on an update of an example of D_T, over the largest effect
+        of an example of D_R.
 
         It is inf at w = 0. Kaplan et al. 2024, Theorem 3.1 and section 5.1, state it as ε_T / ε_R. This is the ratio of
         their bounds. It is exactly the ratio of the sensitivities, and so of the reciprocal noise multipliers. The ε

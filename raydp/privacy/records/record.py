@@ -68,7 +68,7 @@ class PrivacyRecord:
         not_covered: items that epsilon does not cover.
         data_sets: for training and reference data with separate weights. epsilon then holds for an example of either
             set.
-        private_selection: for the best of a random number of runs, where epsilon is that of the whole choice.
+        private_selection: for the best of a random number of runs, where epsilon is the ε of the whole choice.
 
     Raises:
         ValueError: epsilon is finite for a run without noise, or there is a claimed epsilon although the run's ε is

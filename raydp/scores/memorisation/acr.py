@@ -43,7 +43,8 @@ class Target:
 
 
 class AdversarialCompression(ScoreSection):
-    """Length of a secret over that of the shortest prompt that makes the model say the secret: |s| / |p*|, in tokens.
+    """Length of a secret over the length of the shortest prompt that makes the model say the secret: |s| / |p*|, in
+    tokens.
 
     s = s1‖s2 is the whole secret, tokenised as for the other scores. p* is the shortest prompt after which greedy
     decoding of |s| tokens, in the model's own dtype, gives s. MiniPrompt with GCG (Zou et al. 2023) searches p*, and

@@ -39,11 +39,12 @@ class _Killed(Exception):  # noqa: N818 - a simulated kill, not an error
 def cut_checks(method: NoisyMethod) -> list[Check]:
     """Compare the work of one worker without interruption with the same work divided differently.
 
-    1. The sums of several workers equal those of one worker, so every drawn example counts once.
+    1. The sums of several workers equal the sums of one worker, so every drawn example counts once.
     2. A run that is killed between an update and its checkpoint, and then resumed, has the weights of an undisturbed
-       run after every step. So the repeated step has the same batch and the same noise, and no later step reuses those
-       of an earlier one.
-    3. Losses from cached hidden states belong to the current data and model, also after those of others were cached.
+       run after every step. So the repeated step has the same batch and the same noise, and no later step reuses
+       the batch or the noise of an earlier step.
+    3. Losses from cached hidden states belong to the current data and model, also after hidden states of other data or
+       another model were cached.
     """
     whole = _sums(method, LocalComm())
     size = float(whole.norm())

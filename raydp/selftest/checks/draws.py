@@ -45,7 +45,7 @@ LARGE = 200_000
 
 
 def draw_checks(method: NoisyMethod) -> list[Check]:
-    """Compare the draws of a method's steps with those of all other steps, and check how they are used."""
+    """Compare the draws of a method's steps with the draws of all other steps, and check how they are used."""
     return [*repeat_checks(method), *resolution_checks(), *lattice_checks(method)]
 
 

@@ -27,7 +27,7 @@ class WithoutTask(DerivedTask):
 
     Guarantee:
         (ε, δ) holds for the remaining data. n is smaller, so q = b/n, the noise at one ε, and a δ that follows n
-        (delta_exponent) differ a little from those of the whole task. The choice of the left-out examples is not
+        (delta_exponent) differ a little from the values of the whole task. The choice of the left-out examples is not
         covered.
 
     Source: Zhang et al. 2023 ("Counterfactual memorization in neural language models"); Feldman and Zhang 2020.

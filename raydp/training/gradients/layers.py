@@ -113,9 +113,9 @@ class Use:
         return squares + torch.where(squares < CANCELLED * repeated, repeated, error * diagonal.sum(dim=1))
 
     def _norm_squared_by_id(self) -> torch.Tensor:
-        """Return [B] Σ_v ‖Σ_{t: id_t = v} g_t‖². The memory is that of g, while T² products could exceed it.
+        """Return [B] Σ_v ‖Σ_{t: id_t = v} g_t‖². It takes as much memory as g, while T² products could take more.
 
-        The allowance is that of `norm_squared`. Without it, positions of one id that cancel would enter the sum
+        The allowance is the same as in `norm_squared`. Without it, positions of one id that cancel would enter the sum
         unclipped, and their rounding would change the values that are already in the sum.
         """
         rows = torch.arange(len(self.read), device=self.read.device)[:, None]
