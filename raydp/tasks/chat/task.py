@@ -53,7 +53,8 @@ class _Row:
 
 @dataclass(frozen=True, kw_only=True)
 class _Encoded:
-    """Encoded conversations: examples, the text that the model sees of each, and users; counts of what was cut."""
+    """Encoded conversations: examples, the text that the model sees of each, users, and how many conversations were
+    shortened or left without a target."""
 
     examples: TokenizedExamples
     texts: list[str]
