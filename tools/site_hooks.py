@@ -1,15 +1,19 @@
-"""What MkDocs calls while it builds the site: adds the pages that are not Markdown files in docs/ (see mkdocs.yml)."""
+"""Hooks of MkDocs, which builds the site: pages from outside docs/, from notebooks and from the code (mkdocs.yml)."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from site_pages import commands, notebooks, python_api, sources, spec
 from site_pages.links import DOCS, ROOT, outside_pages, repository_path, rewritten
 
+LOADED = re.compile(r"""<(?:script|img|iframe|source|link)\b[^>]*\b(?:src|href)=["']?((?:https?:)?//[^"'\s>]+)""")
+"""An address outside the site that a page would load something from."""
 SEE_ALSO = {
     "commands.md": "[Every command with its arguments and options](reference/commands.md)",
     "parts.md": "The fields of each part: [tasks](reference/tasks.md), [methods](reference/methods.md), "
@@ -47,8 +51,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text = notebooks.as_markdown((ROOT / DOCS / file.src_uri).read_text(encoding="utf-8"))
         files.remove(file)
         files.append(PageFile.generated(config, file.src_uri, content=text))
-    for report in sorted((ROOT / DOCS).rglob("*.html")):
-        files.append(_report(report, config))
     for page, text in {**spec.pages(), **commands.pages(), **python_api.pages()}.items():
         files.append(File.generated(config, page, content=text))
     linked: set[str] = set()
@@ -58,14 +60,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page, text in sources.pages(linked).items():
         files.append(File.generated(config, page, content=text))
     return files
-
-
-def _report(path: Path, config: MkDocsConfig) -> File:
-    """Return a report in docs/ under a name that no page has: results/demo.md becomes results/demo.html."""
-    name = path.relative_to(ROOT / DOCS).as_posix()
-    file = File.generated(config, name, abs_src_path=str(path), inclusion=InclusionLevel.INCLUDED)
-    file.dest_uri = f"{name.removesuffix('.html')}.report.html"
-    return file
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
@@ -85,3 +79,16 @@ def front_page(readme: str) -> str:
     picture = next(line for line in readme.splitlines() if line.startswith("!["))
     above, heading, below = readme.replace(f"{picture}\n", "", 1).partition("\n## ")
     return f"{above}\n{BUTTONS}\n\n{picture}\n{heading}{below}"
+
+
+def on_post_build(config: MkDocsConfig, **_: object) -> None:
+    """Check that no page loads anything from outside the site.
+
+    Raises:
+        PluginError: a page does; the message names the page and the address.
+    """
+    for page in sorted(Path(config.site_dir).rglob("*.html")):
+        if page.name.endswith("-report.html"):
+            continue  # raydp's own reports, which have tests of their own
+        if (found := LOADED.search(page.read_text(encoding="utf-8"))) is not None:
+            raise PluginError(f"{page} loads {found[1]}. The site must not load anything from elsewhere.")

@@ -62,8 +62,7 @@ def measured_leakage(
     """Test whether each configuration leaks more than the untrained model.
 
     Args:
-        points: a checked points table.
-        means: its configuration means.
+        points, means: a checked points table, and its configuration means.
         by_secret: the sweep's secrets.parquet, with the untrained model's values, and the score's name.
         logarithmic: as for `select`.
 

@@ -72,7 +72,7 @@ def next_audit(
     Raises:
         ValueError: as in `run_audit`.
     """
-    if (source.folder / "spec.yaml").is_file():
+    if SweepFolder.is_at(source.folder):
         SweepFolder.resume(source.spec)  # checks that the models belong to this spec
     chosen = tuple(seeds or source.spec.seed_labels[:1])
     kind = _kind(canary)
@@ -95,7 +95,7 @@ def conclude(source: Source, folder: SweepFolder, *, interrupted: bool = False) 
     report = report_of(source.spec.name, folder, interrupted=interrupted)
     if report.runs and not interrupted:
         note_audit(source.folder, report.audit, report.alarms(), report.canaries_used())
-        if (source.folder / "spec.yaml").is_file():
+        if SweepFolder.is_at(source.folder):
             publish_alarms(source.spec, source.folder)
     return report
 
@@ -116,8 +116,7 @@ def audit_spec(
     weight is trained, with others the weights of the spec's own adapter. The only score is the audit.
 
     Args:
-        source: what to audit.
-        name: name of the audit's sweep.
+        source, name: what to audit, and the name of the audit's sweep.
         coins: seed of the canaries and coins.
         canary, num_canaries, confidence, seeds: as for `run_audit`.
 

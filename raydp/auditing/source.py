@@ -58,13 +58,12 @@ def source_of(what: str, *, storage: str, tracking_uri: str, spec: Path | None) 
         raise ValueError(f"spec must be left out, got {str(spec)!r}: it is for a registered model (models:/...).")
     if path.is_file():
         return Source(spec=load_spec(path))
-    if path.parent.name == "trials" and (path.parent.parent / "spec.yaml").is_file():
-        folder = SweepFolder.open(path.parent.parent)
+    if (folder := SweepFolder.of_run(path)) is not None:
         for trial in folder.plan().trials:
             if trial.run_id == path.name:
                 return Source(spec=_where_it_is(folder), only=trial.configuration, run_id=path.name)
         raise ValueError(f"MODEL must be a run of its sweep, got {what!r}. `raydp points` lists their run_id.")
-    if not path.exists() and not (Path(storage) / path / "spec.yaml").is_file():
+    if not path.exists() and not SweepFolder.is_at(Path(storage) / path):
         raise ValueError(
             f"SPEC|MODEL must be a spec, a sweep, SWEEP/trials/RUN_ID or models:/NAME/VERSION, got {what!r}. Check the "
             "path, or name the folder of sweeps by --storage."
@@ -87,7 +86,7 @@ def _registered(uri: str, storage: str, tracking_uri: str, spec: Path | None) ->
 
     shown = show_model(uri, tracking_uri=tracking_uri)
     folder = Path(storage) / str(shown.get("sweep"))
-    if spec is None and not (folder / "spec.yaml").is_file():
+    if spec is None and not SweepFolder.is_at(folder):
         raise ValueError(
             f"spec must be given for {uri}, got none: its sweep {shown.get('sweep')!r} is not in {storage!r}. Add "
             "--spec FILE, or --storage."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ from raydp.cli.arguments import Json, check_new
 from raydp.cli.interrupts import stoppable
 
 if TYPE_CHECKING:
-    from raydp.proposal.propose import Wishes
+    from raydp.proposal.propose import Proposal, Wishes
     from raydp.proposal.survey import Survey
 
 MODELS = {"cpu": "HuggingFaceTB/SmolLM2-135M-Instruct", "cuda": "HuggingFaceTB/SmolLM2-1.7B-Instruct"}
@@ -42,7 +43,7 @@ def init(
     check_new(output, force=force)
     if secrets is not None and mine_secrets:
         raise ValueError("--secrets must stand without --mine-secrets, got both. Remove one.")
-    from raydp.io.output import print_json, stderr, stdout
+    from raydp.io.output import print_json, stderr
     from raydp.proposal.propose import Wishes, propose, sweep_name
     from raydp.proposal.survey import survey
     from raydp.proposal.written import as_yaml
@@ -88,6 +89,13 @@ def init(
             }
         )
         return
+    _show(output, wishes, proposal, commands)
+
+
+def _show(output: Path, wishes: Wishes, proposal: Proposal, commands: Sequence[str]) -> None:
+    """Print what was proposed, a warning if it does not fit the time, and the next commands."""
+    from raydp.io.output import stderr, stdout
+
     stdout.print(f"{output}: ε = {wishes.epsilon:g}, δ = {proposal.delta:.2g}, n = {proposal.facts.num_units}.")
     stdout.print(
         f"{proposal.grid.design.configurations} configurations, about {proposal.grid.hours:.2g} hours here.",

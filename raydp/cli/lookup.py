@@ -22,6 +22,19 @@ TrustedKey = Annotated[
     typer.Option(help="Only what this key has signed: ed25519:... or a file of public keys; repeatable."),
 ]
 Verify = Annotated[bool, typer.Option("--verify", help="Also read the models' files and compare them with their seal.")]
+Merge = Annotated[bool, typer.Option("--merge", help="With the adapter merged into the base model.")]
+WithBase = Annotated[bool, typer.Option("--with-base", help="With the base model's files beside the adapter.")]
+Base = Annotated[str | None, typer.Option(help="Name or folder of the base model, if it moved.")]
+Dtype = Annotated[str | None, typer.Option(help="float32 or bfloat16; as recorded by default.")]
+MergedKey = Annotated[Path | None, typer.Option(help="Private key to sign the merged model with.")]
+License = Annotated[str | None, typer.Option(help="The model's licence for README.md, such as apache-2.0.")]
+WithFigures = Annotated[
+    bool, typer.Option("--with-figures", help="Utility and scores in README.md too, which ε does not cover.")
+]
+OpenSSFKey = Annotated[
+    Path | None,
+    typer.Option("--openssf-key", help="EC private key: also sign as OpenSSF Model Signing does, model.sig."),
+]
 SHOWN = ("model_uri", "sweep", "batch_size", "num_steps", "learning_rate", "seed", "epsilon", "utility_loss", "score")
 SPARE = ("sweep", "seed", "epsilon", "aliases", "learning_rate", "num_steps", "batch_size")
 """Columns that a narrow terminal omits, in this order."""
@@ -124,13 +137,14 @@ def models_promote(
 def models_export(
     model: Model,
     output: Annotated[Path, typer.Option("-o", "--output", help="A new folder.")],
-    merge: Annotated[bool, typer.Option("--merge", help="With the adapter merged into the base model.")] = False,
-    with_base: Annotated[
-        bool, typer.Option("--with-base", help="With the base model's files beside the adapter.")
-    ] = False,
-    base: Annotated[str | None, typer.Option(help="Name or folder of the base model, if it moved.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; as recorded by default.")] = None,
-    signing_key: Annotated[Path | None, typer.Option(help="Private key to sign the merged model with.")] = None,
+    merge: Merge = False,
+    with_base: WithBase = False,
+    base: Base = None,
+    dtype: Dtype = None,
+    signing_key: MergedKey = None,
+    license: License = None,
+    with_figures: WithFigures = False,
+    openssf_key: OpenSSFKey = None,
     uri: Uri = DEFAULT_URI,
     trusted_key: TrustedKey = None,
     json: Json = False,
@@ -140,10 +154,52 @@ def models_export(
     from raydp.tracking import export_model
 
     export_model(model, output, tracking_uri=uri, merge=merge, with_base=with_base, base=base, dtype=dtype,
-                 trusted_keys=trusted_key, signing_key=signing_key)  # fmt: skip
+                 trusted_keys=trusted_key, signing_key=signing_key, license=license,
+                 with_figures=with_figures, openssf_key=openssf_key)  # fmt: skip
     files = sorted(path.name for path in output.iterdir())
     answer = {"model": model, "folder": output, "merged": merge, "files": files}
     print_json(answer) if json else stdout.print(f"{model} is in {output}: {', '.join(files)}", markup=False)
+
+
+@models_app.command("push")
+def models_push(
+    model: Model,
+    to: Annotated[str, typer.Option(help="hub:OWNER/NAME of a repository on the Hugging Face hub, or a new folder.")],
+    merge: Merge = False,
+    with_base: WithBase = False,
+    base: Base = None,
+    dtype: Dtype = None,
+    signing_key: MergedKey = None,
+    license: License = None,
+    with_figures: WithFigures = False,
+    openssf_key: OpenSSFKey = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="Make or take a repository that everybody can read.")
+    ] = False,
+    uncertified: Annotated[
+        bool, typer.Option("--uncertified", help="Also a model whose guarantee is not certified.")
+    ] = False,
+    uri: Uri = DEFAULT_URI,
+    trusted_key: TrustedKey = None,
+    json: Json = False,
+) -> None:
+    """Send a model with its card and privacy record to the Hugging Face hub, or write it to a folder."""
+    from raydp.io.output import print_json, stderr, stdout
+    from raydp.tracking import export_model, push_model
+    from raydp.tracking.models.push import HUB
+
+    options = {
+        "merge": merge, "with_base": with_base, "base": base, "dtype": dtype, "signing_key": signing_key,
+        "license": license, "with_figures": with_figures, "openssf_key": openssf_key,
+        "tracking_uri": uri, "trusted_keys": trusted_key,
+    }  # fmt: skip
+    if to.startswith(HUB):
+        with stderr.status(f"Check {model} and send it to {to}"):
+            where = push_model(model, to.removeprefix(HUB), public=public, uncertified=uncertified, **options)
+    else:
+        where = str(export_model(model, Path(to), **options))
+    answer = {"model": model, "to": to, "address": where}
+    print_json(answer) if json else stdout.print(f"{model} is at {where}", markup=False)
 
 
 @models_app.command("keygen")

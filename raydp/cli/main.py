@@ -6,7 +6,7 @@ import signal
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import typer
 
@@ -279,12 +279,15 @@ def selftest(
 
 
 @app.command(rich_help_panel=RUN)
-def schema() -> None:
-    """JSON Schema of the spec, for editors."""
+def schema(
+    of: Annotated[Literal["spec", "card"], typer.Option(help="The spec, or a model's privacy.json.")] = "spec",
+) -> None:
+    """JSON Schema of the spec, for editors, or of a model's privacy card, for programs that read it."""
     from raydp.io.output import print_json
+    from raydp.privacy.records.schema import card_schema
     from raydp.spec.reading import json_schema
 
-    print_json(json_schema())
+    print_json(json_schema() if of == "spec" else card_schema())
 
 
 for _name, _command, _panel in (

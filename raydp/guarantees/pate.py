@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from raydp.io.output import print_table, stdout
 from raydp.privacy.mechanisms.pate import epsilon_at, pate_cost
 from raydp.privacy.mechanisms.pate_release import Release, smooth_cost
 from raydp.search_spaces.names import cell_in_words
+from raydp.sweep.store.folder import SweepFolder
 
 PRIVATE = (
     "epsilon, order, the reference, expected_answers and a suggestion depend on the votes and are as private as the "
@@ -151,26 +152,24 @@ def _of_run(folder: Path, given: list[str]) -> tuple[NoisyVotes, Recorded]:
     """Read a run's votes with their noise, its δ, and the ε in its record."""
     if given:
         raise ValueError(f"--{given[0]} must be left out with a run's folder, which says it, got one. Remove it.")
-    result, plan = folder / "result.json", folder.parent.parent / "plan.json"
-    try:
-        stored, planned = (json.loads(file.read_text(encoding="utf-8")) for file in (result, plan))
-        details, record = stored["details"], planned["privacy"][folder.name]
-        has_votes = "votes" in details
-    except (OSError, ValueError, LookupError, TypeError):
-        has_votes = False
-    if not has_votes:
+    sweep = SweepFolder.of_run(folder)
+    result = None if sweep is None else sweep.result(folder.name)
+    details: Mapping[str, Any] = {} if result is None else result.details
+    if sweep is None or "votes" not in details:
         raise ValueError(
             f"VOTES must be a CSV file, or the folder of a finished run of method pate, got {str(folder)!r}. Give "
             "SWEEP/trials/RUN_ID."
         )
+    plan = sweep.plan()
+    record = plan.privacy[folder.name].accounted
     votes = NoisyVotes(
         counts=np.array(details["votes"]),
         sigma=details["sigma"],
-        delta=planned["delta"],
+        delta=plan.delta,
         threshold=details["threshold"],
         sigma1=details["sigma1"],
     )
-    return votes, {"recorded_epsilon": record["epsilon"], "recorded_accountant": record["accountant"]}
+    return votes, {"recorded_epsilon": record.epsilon, "recorded_accountant": record.accountant}
 
 
 def _release_of(text: str) -> Release:

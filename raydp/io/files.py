@@ -1,6 +1,7 @@
 """Writing of files such that a kill at any moment leaves them whole or absent."""
 
 import os
+import threading
 from pathlib import Path
 
 
@@ -14,7 +15,7 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
         content: its bytes.
         private: whether only the owner may read it (mode 0600), from before the first byte on.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}.part")
     try:
         with part.open("wb") as stream:
             if private:

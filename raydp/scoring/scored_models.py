@@ -51,7 +51,7 @@ def model_folders(
     folders: dict[str, Path | None] = {BASE_RUN: None}
     lost = {}
     for name in runs:
-        own = (folder.trial(name) / "model").resolve()
+        own = folder.model(name).resolve()
         if any(own.glob("*.safetensors")):
             folders[name] = own
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from raydp.io.files import write_atomically
 from raydp.io.output import stderr
 from raydp.membership.metrics import best_accuracy, curve_figures
 from raydp.membership.shadows import Losses, shadow_attacks
@@ -134,9 +136,9 @@ def _included(half: HalfTask, folder: SweepFolder, whole: Divisible) -> NDArray[
 
 def _all_losses(spec: SweepSpec, folders: Sequence[SweepFolder], pool: Pool) -> Iterator[Losses]:
     """Yield the losses of the base model, the target and the shadows, from the sweeps' folders if they are there."""
-    name = f"mia-{pool.digest()}.npz"
+    digest = pool.digest()
     # Compute the losses that are not stored yet.
-    kept = [folders[0].path / f"base-{name}", *(f.trial(run_id_of(f)) / name for f in folders)]
+    kept = [folders[0].attack_losses(None, digest), *(f.attack_losses(run_id_of(f), digest) for f in folders)]
     missing = [path for path in kept if not path.is_file()]
     if missing:
         device = torch.device("cuda" if spec.cluster.gpus_per_worker and torch.cuda.is_available() else "cpu")
@@ -164,10 +166,9 @@ def losses_of(model: nn.Module, pool: Pool) -> Losses:
 
 def _write(path: Path, of_model: Losses) -> None:
     """Write losses, whole or not at all. Only the owner may read losses of private examples."""
-    part = path.with_suffix(".part.npz")
-    np.savez(part, examples=of_model.examples, population=of_model.population)
-    part.chmod(0o600)
-    part.replace(path)
+    content = io.BytesIO()
+    np.savez(content, examples=of_model.examples, population=of_model.population)
+    write_atomically(path, content.getvalue(), private=True)
 
 
 def run_id_of(folder: SweepFolder) -> str:

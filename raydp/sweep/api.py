@@ -281,7 +281,7 @@ def folder_of(source: str | Path, storage: str = "raydp_runs") -> SweepFolder | 
     """
     path = Path(source)
     if _is_table(path):
-        of_a_sweep = path.name == POINTS_FILE and (path.parent / "spec.yaml").is_file()
+        of_a_sweep = path.name == POINTS_FILE and SweepFolder.is_at(path.parent)
         return SweepFolder.open(path.parent) if of_a_sweep else None
     return sweep_folder(source, storage)
 

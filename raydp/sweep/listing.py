@@ -103,10 +103,9 @@ def _further(sweep: ListedSweep, sweeps: Sequence[ListedSweep]) -> dict[str, obj
 
 
 def _listed(folder: SweepFolder) -> ListedSweep:
-    files = [folder.path / "spec.yaml", folder.path / "summary.json", *folder.path.glob("trials/*/result.json")]
-    times = [file.stat().st_mtime for file in files if file.is_file()]
+    began, changed = folder.times()
     listed = ListedSweep(
-        folder=folder.path, counts=None, selected=None, began=_time(times[0]), changed=_time(max(times)), note=None
+        folder=folder.path, counts=None, selected=None, began=_time(began), changed=_time(changed), note=None
     )
     try:
         summary = folder.summary()

@@ -20,10 +20,12 @@ from raydp.tracking.store import MODEL_ID_TAG, Store, open_experiment, open_stor
 from raydp.tracking.trials import TrialWriter
 
 if TYPE_CHECKING:
-    from mlflow.entities import Run
+    from mlflow.entities import DatasetInput, Run
 
 SWEEP_ID_TAG = "raydp.sweep_id"
 MAX_PARAM_CHARS = 500
+MAX_DIGEST_CHARS = 36
+"""MLflow's limit on the digest of a data set."""
 
 
 class MLflowTracker:
@@ -67,7 +69,8 @@ class MLflowTracker:
             sweep_id: the sweep's identity, a hash.
             name: name shown in MLflow.
             spec: the sweep's specification; stored as spec.json and, flattened, as parameters.
-            facts: the task's facts; stored as facts.json and as parameters `facts.<name>`.
+            facts: the task's facts; stored as facts.json and as parameters `facts.<name>`. A content_hash among them
+                becomes the digest of the run's data set, as by `mlflow.log_input`.
 
         Returns:
             MLflow's id of the run.
@@ -83,6 +86,8 @@ class MLflowTracker:
         self._client.log_batch(run_id, params=new)
         self._client.log_text(run_id, to_json(spec), "spec.json")
         self._client.log_text(run_id, to_json(facts), "facts.json")
+        if "content_hash" in facts:
+            self._client.log_inputs(run_id, [_data_set(spec, facts)])
         if run.info.status != "RUNNING":
             self._client.update_run(run_id, status="RUNNING")
         self._trials = TrialWriter(
@@ -179,3 +184,20 @@ class MLflowTracker:
         condition = f"tags.`{SWEEP_ID_TAG}` = '{sweep_id}'"
         runs = self._client.search_runs([self._experiment_id], condition, max_results=1)
         return runs[0] if runs else None
+
+
+def _data_set(spec: Mapping[str, object], facts: Mapping[str, object]) -> DatasetInput:
+    """Return the training data as MLflow's data set: the task's name, sizes and a digest, without content or path."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    task = spec.get("task")
+    name = str(task["name"]) if isinstance(task, Mapping) and "name" in task else "training data"
+    profile = {name: facts[name] for name in ("num_examples", "num_units", "privacy_unit") if name in facts}
+    data = Dataset(
+        name=name,
+        digest=str(facts["content_hash"])[:MAX_DIGEST_CHARS],
+        source_type="code",
+        source=to_json({"tags": {"mlflow.source.name": f"raydp task {name}"}}),
+        profile=to_json(profile),
+    )
+    return DatasetInput(data, [InputTag("mlflow.data.context", "training")])

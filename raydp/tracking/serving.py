@@ -1,8 +1,10 @@
-"""Loader for `mlflow models serve` and `mlflow.pyfunc.load_model`.
+"""Loader for `mlflow models serve` and `mlflow.pyfunc.load_model` where raydp is installed.
 
-A language model takes prompts and returns texts; a classifier takes arrays and returns probabilities. MLflow reads the
-folder's MLmodel, which names this module, before anything can be compared with the seal. If the artifact store is not
-trusted, serve a folder that `raydp models export` wrote.
+Without raydp, language models are loaded by the copies of `raydp.tracking.standalone` and
+`raydp.tracking.models.plain` in their folder. A language model
+takes prompts and returns texts; a classifier takes arrays and returns probabilities. MLflow reads the folder's MLmodel,
+which names the loader, before anything can be compared with the seal. If the artifact store is not trusted, serve a
+folder that `raydp models export` wrote.
 """
 
 from __future__ import annotations
@@ -16,49 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydp.tracking.models.loading import load_folder, recorded_base, tokenizer_in
+from raydp.tracking.models.plain import TextGenerator
 from raydp.tracking.portable import TOKENIZER_CONFIG
 from raydp.tracking.sealing.seal import SEAL_FILE, Seal, folder_problem, sealed_names
 from raydp.tracking.sealing.signing import trusted_keys
 
 if TYPE_CHECKING:
-    import pandas as pd
     from torch import nn
 
-DEFAULTS = {"max_new_tokens": 32, "temperature": 0.0}
 OPTIONS = ("base", "dtype", "trusted_keys")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextGenerator:
-    """A model with its tokenizer, in the form that MLflow's scoring server calls."""
-
-    model: Any
-    tokenizer: Any
-
-    def predict(self, model_input: pd.DataFrame, params: Mapping[str, float] | None = None) -> list[str]:
-        """Continue each prompt.
-
-        Args:
-            model_input: one column, `prompt`.
-            params: max_new_tokens, and temperature: 0 takes the most likely token, otherwise tokens are sampled.
-
-        Returns:
-            One text for each row, without the prompt.
-        """
-        import torch
-
-        given = {**DEFAULTS, **(params or {})}
-        sampling = {"do_sample": True, "temperature": given["temperature"]} if given["temperature"] > 0 else {}
-        texts = []
-        with torch.inference_mode():
-            for prompt in model_input["prompt"]:
-                tokens = self.tokenizer(str(prompt), return_tensors="pt", return_token_type_ids=False)
-                said = self.model.generate(
-                    **tokens, max_new_tokens=int(given["max_new_tokens"]), **{"do_sample": False, **sampling}
-                )
-                # The output does not contain the virtual tokens of a soft prompt.
-                texts.append(str(self.tokenizer.decode(said[0, tokens["input_ids"].shape[1] :])))
-        return texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +48,7 @@ class Classifier:
 
 
 def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> TextGenerator | Classifier:
-    """Load a model's folder; MLflow's entry point.
+    """Load a model's folder, after comparing every file with the seal; MLflow's entry point.
 
     Args:
         path: the model's folder.

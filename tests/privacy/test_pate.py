@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,11 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 from raydp.privacy.mechanisms.pate import GRID, confident_rdp, gnmax_rdp, independent_rdp, log_q, pate_cost
+from raydp.spec.reading import load_spec
+from raydp.sweep.store.folder import SweepFolder
+from raydp.sweep.store.results import RunResult
+from tests.builders.plans import plan_of_runs, record_of
+from tests.builders.specs import small_spec
 from tests.conftest import Answer
 
 Array = np.ndarray
@@ -227,14 +232,12 @@ def test_what_is_no_vote_is_refused(
 
 
 def test_a_run_of_the_method_says_its_own_noise_and_delta(raydp: Callable[..., Answer], tmp_path: Path) -> None:
-    run = tmp_path / "sweep" / "trials" / "abc"
-    run.mkdir(parents=True)
+    plan = plan_of_runs(privacy={"abc": record_of(epsilon=7.9, delta=1e-4, accountant="pld")})
+    sweep = SweepFolder.create(load_spec(small_spec(tmp_path)), lambda key: replace(plan, delta=1e-4))
+    run = sweep.trial("abc")
     votes = [[30, 15, 5], [26, 24, 0]]
     details = {"votes": votes, "sigma": 9.5, "threshold": 28.0, "sigma1": 14.0, "answered": 1}
-    (run / "result.json").write_text(json.dumps({"status": "finished", "details": details}))
-    (run.parent.parent / "plan.json").write_text(
-        json.dumps({"delta": 1e-4, "privacy": {"abc": {"epsilon": 7.9, "accountant": "pld"}}})
-    )
+    sweep.commit(RunResult(run_id="abc", status="finished", details=details))
     path = tmp_path / "votes.csv"
     path.write_text("".join(",".join(map(str, row)) + "\n" for row in votes))
     by_hand = raydp("pate", path, "--sigma", 9.5, "--delta", 1e-4, "--threshold", 28, "--sigma1", 14, "--json")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from raydp.methods.dp import DPSGD
@@ -31,6 +32,7 @@ from raydp.privacy import (
     privacy_record,
 )
 from raydp.privacy.mechanisms.private_selection import ASSUMED
+from raydp.privacy.records.schema import card_schema
 from raydp.training.trial_plan import TrialPlan
 
 STORED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "records.json").read_text(encoding="utf-8"))
@@ -148,3 +150,13 @@ def test_a_record_of_the_first_version_is_read() -> None:
 def test_a_record_that_was_changed_is_refused(name: str, change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PrivacyRecord.from_json(STORED[name] | change)
+
+
+@pytest.mark.parametrize("name", sorted(STORED))
+def test_the_public_schema_describes_every_record(name: str) -> None:
+    """By another library than the one that made the schema."""
+    document = PrivacyRecord.from_json(STORED[name]).to_json()
+    validator = jsonschema.Draft202012Validator(card_schema())
+    assert [error.message for error in validator.iter_errors(document)] == []
+    assert [error.message for error in validator.iter_errors({**document, "epsilonn": 1})]
+    assert [error.message for error in validator.iter_errors({**document, "epsilon": None})]

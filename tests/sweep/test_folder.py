@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,7 +79,7 @@ def key_of_the_runner(inputs: WorkerInputs, monkeypatch: pytest.MonkeyPatch) -> 
         patch.setattr(worker, "_register", lambda *arguments: True)
         patch.setattr(worker, "TrialRunner", lambda spec, task, model, comm, key, **of: given.append(key))
         patch.setattr(torch, "set_num_threads", lambda count: None)
-        worker.work(SimpleNamespace(queue=queue, slot=0, max_trials=0))
+        worker.work(queue, 0, 0)
     (key,) = given
     return key
 
@@ -94,3 +95,28 @@ def test_workers_get_the_key_of_the_sweeps_folder(tmp_path: Path, monkeypatch: p
         assert keys[-1] == folder.key() == (folder.path / "sweep.key").read_bytes()
     assert keys[0] != TEST_KEY
     assert keys[1] == TEST_KEY
+
+
+@pytest.mark.parametrize(
+    ("file", "read"),
+    [
+        ("trials/run/result.json", lambda folder: folder.result("run")),
+        ("trials/run/tracked.json", lambda folder: folder.delivery("run")),
+        ("seeds.json", SweepFolder.seeds_end),
+        ("search.json", SweepFolder.search_end),
+        ("progress.json", SweepFolder.progress),
+        ("summary.json", SweepFolder.summary),
+        ("released.json", SweepFolder.released),
+        ("selected.json", SweepFolder.decision),
+        ("tracking.json", SweepFolder.tracking_run),
+    ],
+)
+@pytest.mark.parametrize("content", ['{"of_another_version": 1}', "[1, 2]", "{"])
+def test_a_file_that_another_version_wrote_is_an_error_that_says_so(
+    tmp_path: Path, file: str, read: Callable[[SweepFolder], object], content: str
+) -> None:
+    folder = folder_of(tmp_path)
+    (folder.path / file).parent.mkdir(parents=True, exist_ok=True)
+    (folder.path / file).write_text(content)
+    with pytest.raises(ValueError, match=f"^SWEEP must have .*{file}.*(Restore|delete)"):
+        read(folder)

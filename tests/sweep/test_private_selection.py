@@ -7,10 +7,12 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from raydp import Sweep, select
 from raydp.models import base_models as models
+from raydp.privacy.records.schema import card_schema
 from raydp.spec.reading import load_spec
 from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning.inputs import build_task
@@ -112,6 +114,7 @@ def test_the_store_tells_nothing_of_the_other_runs_and_nothing_measured_on_priva
 
 def test_the_card_is_that_of_the_choice(ended: Ended) -> None:
     privacy = show_model("models:/small@privacy-preferred", tracking_uri=ended.uri)["privacy"]
+    jsonschema.validate(privacy, card_schema())
     assert 0.998 * 8 < privacy["epsilon"] <= 8
     assert privacy["tuning"] == "private_selection"
     said = privacy["private_selection"]

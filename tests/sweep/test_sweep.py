@@ -6,10 +6,12 @@ import json
 import stat
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from raydp import load_model, load_points, select
 from raydp.privacy import PoissonGaussian, RDPAccountant
+from raydp.privacy.records.schema import card_schema
 from raydp.spec.reading import load_spec
 from raydp.sweep.reports import report
 from raydp.tracking import find_models, load_tokenizer, show_model
@@ -79,6 +81,7 @@ def test_every_model_carries_its_card_and_the_cost_of_all(done: Done) -> None:
         assert privacy["ledger"]["executions"] == privacy["ledger"]["noisy_steps"] == privacy["num_steps"]
         assert 0 < privacy["guarantee"]["attack"]["advantage"] < 1
         assert privacy["searched"]["rule"] == "informed"
+        jsonschema.validate(privacy, card_schema())
     cards = [path.read_text() for path in (done.result.folder.parent.parent / "mlruns").rglob("privacy.md")]
     assert len(cards) == 4
     assert all(

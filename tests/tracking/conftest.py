@@ -16,7 +16,13 @@ from tests.builders.models import plain_llama, word_tokenizer
 
 from .real_server import new_server, remove
 
-SPEC = {"name": "demo", "privacy": {"target_epsilon": 8}, "seeds": [0, 1], "model": {"name": "base-folder"}}
+SPEC = {
+    "name": "demo",
+    "task": {"name": "text"},
+    "privacy": {"target_epsilon": 8},
+    "seeds": [0, 1],
+    "model": {"name": "base-folder"},
+}
 FACTS = {"num_examples": 100, "content_hash": "c0ffee", "notes": {"skipped": 3}}
 
 

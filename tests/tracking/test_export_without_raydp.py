@@ -9,6 +9,7 @@ import sys
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -16,8 +17,10 @@ from raydp.models.adapters import attach_adapter, initialise, save_trained, trai
 from raydp.models.base_models import load_base, load_tokenizer
 from raydp.spec.sections import ModelSpec
 from raydp.tracking import export_model, load_model
+from raydp.tracking.serving import _load_pyfunc
 
 TOKENS = np.arange(12).reshape(2, 6)
+PROMPTS = pd.DataFrame({"prompt": ["please call me", "the meeting"]})
 NETWORK = "cnn:1x8x8:10"
 KINDS = ("lora", "soft_prompt", "prefix", "none")
 READER = """
@@ -48,6 +51,50 @@ for folder in sys.argv[3:]:
 assert not any(name.split(".")[0] == "raydp" for name in sys.modules)
 np.savez(sys.argv[2], **results)
 """
+
+
+MLFLOW_READER = """
+import json, os, sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("raydp", "analysis", "search_spaces"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+import mlflow, pandas, torch
+
+prompts, tokens, results = json.loads(sys.argv[1]), torch.tensor(json.loads(sys.argv[2])), {}
+for folder in sys.argv[4:]:
+    served = mlflow.pyfunc.load_model(folder)
+    texts = served.predict(pandas.DataFrame({"prompt": prompts}), params={"max_new_tokens": 5})
+    parts = mlflow.transformers.load_model(folder, return_type="components")
+    pipeline = mlflow.transformers.load_model(folder)
+    said = pipeline(prompts[0], max_new_tokens=5, do_sample=False)
+    with torch.inference_mode():
+        logits = parts["model"].eval()(input_ids=tokens).logits.tolist()
+    assert len(parts["tokenizer"](prompts[0])["input_ids"]) > 0
+    results[os.path.basename(folder)] = {
+        "texts": texts, "logits": logits, "pipeline": [one["generated_text"] for one in said]
+    }
+assert not any(name.split(".")[0] == "raydp" for name in sys.modules)
+with open(sys.argv[3], "w") as stream:
+    json.dump(results, stream)
+"""
+
+
+def mlflow_without_raydp(folders, tmp_path, **environment):
+    """What MLflow's own loaders make of each folder, by the folder's name, from a process that has no raydp."""
+    (tmp_path / "mlflow_reader.py").write_text(MLFLOW_READER)
+    prompts, tokens = json.dumps(list(PROMPTS["prompt"])), json.dumps(TOKENS.tolist())
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "mlflow_reader.py"), prompts, tokens, str(tmp_path / "said.json")]
+        + [str(folder) for folder in folders],
+        cwd=tmp_path, env={**clean, "HF_HUB_OFFLINE": "1", **environment}, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads((tmp_path / "said.json").read_text())
 
 
 def read_without_raydp(folders, tmp_path, **environment):
@@ -106,6 +153,15 @@ def test_every_kind_of_model_opens_without_raydp(registered, tracker, tmp_path):
     store = tracker.store.uri
     folders = {kind: export_model(uri, tmp_path / "out" / kind, tracking_uri=store) for kind, uri in uris.items()}
     folders["merged"] = export_model(uris["lora"], tmp_path / "out" / "merged", tracking_uri=store, merge=True)
+    opened_by_mlflow = mlflow_without_raydp([folders[kind] for kind in (*KINDS, "merged")], tmp_path)
+    for kind in (*KINDS, "merged"):
+        uri = uris["lora" if kind == "merged" else kind]
+        np.testing.assert_allclose(
+            opened_by_mlflow[kind]["logits"], logits(uri, store), rtol=0, atol=1e-4, err_msg=kind
+        )
+        expected = _load_pyfunc(str(folders[kind])).predict(PROMPTS, {"max_new_tokens": 5})
+        assert opened_by_mlflow[kind]["texts"] == expected
+        assert opened_by_mlflow[kind]["pipeline"][0].endswith(expected[0])
     found, said = read_without_raydp(folders.values(), tmp_path)
     assert said.count("\n") >= len(KINDS), "the README's example generates text"
     for kind, uri in uris.items():
@@ -123,7 +179,7 @@ def test_a_hub_id_stays_a_hub_id(tracker, record, adapter, base_folder, tmp_path
     shutil.copytree(base_folder, snapshot)
     (snapshot.parents[1] / "refs").mkdir()
     (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
-    base, store = {**record().base, "name": "acme/tiny-llama"}, tracker.store.uri
+    base, store = {**record().base, "name": "acme/tiny-llama", "revision": "0" * 40}, tracker.store.uri
     uri = tracker.log_trial(record(base=base))
     folder = export_model(uri, tmp_path / "out", tracking_uri=store, base=str(base_folder))
     assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == "acme/tiny-llama"
@@ -137,6 +193,8 @@ def test_a_hub_id_stays_a_hub_id(tracker, record, adapter, base_folder, tmp_path
     (tmp_path / "auto" / "README.md").write_text(f"```python\n{code}tokenizer = lambda text: {{'input_ids': [1]}}\n```")
     found, _ = read_without_raydp([folder, tmp_path / "auto"], tmp_path, HF_HOME=str(tmp_path / "hf"))
     expected = logits(uri, store, base=str(base_folder))
+    opened_by_mlflow = mlflow_without_raydp([folder], tmp_path, HF_HOME=str(tmp_path / "hf"))
+    np.testing.assert_allclose(opened_by_mlflow["out"]["logits"], expected, rtol=0, atol=1e-4)
     np.testing.assert_array_equal(found["out"], expected)
     np.testing.assert_array_equal(found["auto"], expected)
 
@@ -161,7 +219,8 @@ def test_the_readme_says_what_it_is_and_its_guarantee(registered, tracker, tmp_p
     uri = registered("lora", name="tiny")
     folder = export_model(uri, tmp_path / "out", tracking_uri=tracker.store.uri)
     text = (folder / "README.md").read_text()
-    assert re.match(r"---\nlibrary_name: peft\npipeline_tag: text-generation\ntags: .*\n---\n", text)
+    assert re.match(r"---\nlibrary_name: peft\nlicense: unknown\npipeline_tag: text-generation\ntags:\n", text)
+    assert "  epsilon: 7.99\n" in text.split("---\n")[1]
     assert "A LoRA adapter on the base model `tiny`." in text
     assert "batch_size 256" in text
     assert "(7.99, 1e-05)-differentially private for one example added or removed. This guarantee is certified." in text

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import mlflow
 import pytest
 from mlflow import MlflowClient
 
@@ -70,6 +71,11 @@ def test_the_sweep_holds_spec_facts_and_summary(tracker, tmp_path):
     assert json.loads((folder / "spec.json").read_text()) == SPEC
     assert json.loads((folder / "summary.json").read_text())["bound"] == "inf"
     assert (folder / "report.html").is_file()
+    (used,) = run.inputs.dataset_inputs
+    assert (used.dataset.name, used.dataset.digest) == ("text", "c0ffee")
+    assert json.loads(used.dataset.profile) == {"num_examples": 100}
+    assert [(tag.key, tag.value) for tag in used.tags] == [("mlflow.data.context", "training")]
+    assert mlflow.data.get_source(used.dataset).to_dict()["tags"] == {"mlflow.source.name": "raydp task text"}
     tracker.sweep_run("sweep-0", "demo", SPEC, FACTS)
     assert tracker.store.client.get_run(run_id).info.status == "RUNNING"
 

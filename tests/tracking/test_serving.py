@@ -68,9 +68,9 @@ def test_merged_weights_are_sealed_and_may_be_signed(registered, tmp_path):
 def test_an_export_names_no_path_and_holds_no_pickle(registered, base_folder, tmp_path):
     for merge in (False, True):
         folder = export_model(registered[0], tmp_path / f"out-{merge}", tracking_uri=registered[1], merge=merge)
-        for path in folder.rglob("*"):
+        for path in (path for path in folder.rglob("*") if path.is_file()):
             assert str(base_folder.parent).encode() not in path.read_bytes(), path
-            assert path.suffix in ("", ".json", ".md", ".safetensors", ".jinja"), path
+            assert path.suffix in ("", ".json", ".md", ".safetensors", ".jinja") or path.parent.name == "code"
         key = "_name_or_path" if merge else "base_model_name_or_path"
         file = "config.json" if merge else "adapter_config.json"
         assert json.loads((folder / file).read_text()).get(key) in ("tiny-llama", None)
@@ -154,7 +154,7 @@ def greedy(uri, store, prompt, count=4):
     said = model.generate(
         input_ids=tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=count, do_sample=False
     )
-    return words.decode(said[0, tokens.shape[1] :])
+    return words.decode(said[0, tokens.shape[1] :], skip_special_tokens=True)
 
 
 def serve(model: str, folder, environment):

@@ -144,10 +144,10 @@ def show_status(folder: SweepFolder, counts: RunCounts, progress: DriverProgress
         print_table("failures", [failure.to_json() for failure in counts.failures], keep=("reason",))
     if summary is not None:
         stdout.print(f"selected: {_figures(summary.selected)}, {summary.selected.model_uri}", markup=False)
-        stdout.print(f"report: {path / 'report.html'}", markup=False)
+        stdout.print(f"report: {folder.report}", markup=False)
     elif counts.pending and progress is None:
         stdout.print(
-            f"If no process runs this sweep, go on with: raydp sweep {path / 'spec.yaml'} --resume", markup=False
+            f"If no process runs this sweep, go on with: raydp sweep {folder.spec_file} --resume", markup=False
         )
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from raydp.io.files import write_atomically
 
 
 class SolutionCache:
@@ -40,16 +40,7 @@ class SolutionCache:
         self.folder.mkdir(parents=True, exist_ok=True)
         content: dict[str, object] = {"problem": problem, "solution": solution}
         content["sha256"] = _digest(content)
-        handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".solution-", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                json.dump(content, stream, indent=1, sort_keys=True)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(temporary, self._path(problem))
-        except OSError:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_atomically(self._path(problem), json.dumps(content, indent=1, sort_keys=True).encode())
 
     def _path(self, problem: Mapping[str, object]) -> Path:
         """Return the file of a problem."""

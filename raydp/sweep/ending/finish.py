@@ -20,7 +20,7 @@ from raydp.sweep.engine.listeners import ModelRemover
 from raydp.sweep.engine.recorder import Recorder
 from raydp.sweep.store.alarms import alarm_of, publish_alarms
 from raydp.sweep.store.measurements import is_logarithmic
-from raydp.sweep.store.points import counts, secrets_table, values_by_secret, write_tables
+from raydp.sweep.store.points import POINTS_FILE, counts, secrets_table, values_by_secret, write_tables
 from raydp.sweep.store.summary import RunCounts, SelectedConfiguration, SweepSummary
 from raydp.tracking import NotDeliveredError, Tracker, delivering
 
@@ -95,7 +95,7 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
     if alarm is not None and aliases.pop("privacy-preferred", None) is not None:
         stderr.print(f"warning: privacy-preferred is not set: {alarm}", style="red", markup=False)
     set_aliases(recorder.tracker, aliases if spec.task.params.for_use else {})
-    report = folder.path / "report.html"
+    report = folder.report
     with phase(stderr, "Write the report"):
         write_report(points, list(selections.values()), report, by_secret=values, **about(folder))
     summary = SweepSummary(
@@ -107,8 +107,8 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
     )
     folder.set_summary(summary)
     with phase(stderr, "Record the end of the sweep in MLflow"), TemporaryDirectory() as published:
-        for name in ("points.csv", "report.html"):
-            shutil.copy(folder.path / name, published)
+        for file in (folder.path / POINTS_FILE, folder.report):
+            shutil.copy(file, published)
         secrets_table(folder).drop(columns="count").to_parquet(Path(published) / "secrets.parquet", index=False)
         recorder.tracker.finish_sweep(summary.to_json(), Path(published))
     return Finish(selected=selected, best_utility=best, reason=None, report=report)

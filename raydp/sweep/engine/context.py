@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from raydp.models.finding import hub_revision, local_folder
 from raydp.spec.document import SweepSpec
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.state import Plan
@@ -38,6 +39,12 @@ class SweepContext:
     def plan(self) -> Plan:
         """Return the plan in the sweep's folder."""
         return self.folder.plan()
+
+    @cached_property
+    def base_revision(self) -> str | None:
+        """Return the base model's commit on the hub; None for a model from elsewhere."""
+        name = self.spec.model.name
+        return None if local_folder(Path(name).expanduser(), name) else hub_revision(name)
 
     @cached_property
     def trials(self) -> dict[str, TrialPlan]:

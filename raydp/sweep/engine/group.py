@@ -139,4 +139,5 @@ def train_loop(config: dict[str, LoopConfig]) -> None:
     imported("raydp.sweep.engine.worker", first=True)
     from raydp.sweep.engine.worker import work
 
-    work(config["loop"])
+    loop = config["loop"]
+    work(loop.queue, loop.slot, loop.max_trials)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -38,7 +37,7 @@ class ModelRemover:
 
     def committed(self, trial: TrialPlan) -> None:
         """Delete the run's model."""
-        shutil.rmtree(self._folder.trial(trial.run_id) / "model", ignore_errors=True)
+        self._folder.remove_model(trial.run_id)
 
     def deliver_missing(self, trials: Sequence[TrialPlan]) -> None:
         """Delete the models of all runs."""

@@ -210,7 +210,8 @@ class Recorder:
         base, card = self.context.folder.result(BASE_RUN), self._privacy(trial, result)
         claimed = card.record.procedure.claimed_epsilon
         spec = self._spec_of(trial)
-        scores, quantization = result.scores, spec.model.quantization
+        scores = result.scores
+        optional = {"quantization": spec.model.quantization, "revision": self.context.base_revision}
         method = spec.method.params.model_dump(mode="json")
         return TrialRecord(
             run_id=trial.run_id,
@@ -237,9 +238,9 @@ class Recorder:
                 "name": _public_name(spec.model.name),
                 "weight_hash": self.context.weight_hash,
                 "dtype": spec.model.weight_dtype,
-                **({} if quantization is None else {"quantization": quantization}),
+                **{name: value for name, value in optional.items() if value is not None},
             },
-            model_dir=self.context.folder.trial(trial.run_id) / "model",
+            model_dir=self.context.folder.model(trial.run_id),
             seconds=(result.train_seconds or 0.0) + (result.score_seconds or 0.0),
         )
 

@@ -67,7 +67,7 @@ def train(
     with Slots(
         spec.cluster,
         expected=len(left) + measure_base,
-        storage=folder.path.resolve() / "ray",
+        storage=folder.ray,
         early_stopping=_early_stopping(context),
     ) as slots:
         queue = slots.queue
@@ -86,25 +86,24 @@ def train(
         with _progress(context, left, console, queue, searched=source is not None) as progress:
             committer.attach(queue, base, progress)
             tuning = TuneRun(
-                queue=queue,
-                committer=committer,
-                folder=folder,
-                num_slots=slots.num_slots,
-                trials=context.trials,
-                score=spec.select.score,
-                shown=shown,
-                callbacks=guarded,
-            )
+                queue=queue, committer=committer, folder=folder, num_slots=slots.num_slots, trials=context.trials,
+                score=spec.select.score, shown=shown, callbacks=guarded,
+            )  # fmt: skip
             if source is not None:
                 tuning.run(source, len(left), close=lambda given: ray.get(queue.close.remote(given + measure_base)))
             else:
                 committer.hand_out(first[out:])
-                for run_ids in rounds(first, slots.num_slots):
-                    tuning.run(ListSource(run_ids), len(run_ids))
+                _run_list(tuning, first, slots.num_slots)
             committer.base()
     for callback in guarded:
         callback.end()
     return committer
+
+
+def _run_list(tuning: TuneRun, run_ids: list[str], num_slots: int) -> None:
+    """Run a list that is known from the start, in rounds of Tune."""
+    for of_round in rounds(run_ids, num_slots):
+        tuning.run(ListSource(of_round), len(of_round))
 
 
 def _wait_for_workers(console: Console, what: str, queue: ActorProxy[TrialQueue], num_slots: int) -> None:

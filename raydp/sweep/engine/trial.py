@@ -118,19 +118,9 @@ class TrialRunner:
             tokenizer=cast("PreTrainedTokenizerBase", pretrained.tokenizer),
             base_weights=self._start if full else {},  # an adapter is switched off instead
         )
-        cluster = spec.cluster
-        if cluster.gradient_checkpointing:
+        if spec.cluster.gradient_checkpointing:
             recompute_layers(model)
-        self._budget = TokenBudget.remembered(
-            comm.device,
-            cache_dir() / "microbatch",
-            pretrained.weight_hash,
-            spec.model.model_dump(mode="json"),
-            cluster.gradient_checkpointing,
-            cluster.gpus_per_worker,
-            cluster.sharding,
-            width=getattr(getattr(pretrained.model, "config", None), "hidden_size", None),
-        )
+        self._budget = _budget(spec, pretrained, comm.device)
         self._autocast = torch.bfloat16 if spec.model.autocasts_on(comm.device.type) else None
         self._task = task
         if isinstance(task, LanguageModelingTask) and not self._sharded:
@@ -329,3 +319,17 @@ class TrialRunner:
             raise FloatingPointError(f"utility_loss is {utility} after training; the learning rate is too large")
         scores = {s.name: measured(s.params, loaded, task, seed=seed) for s in self._spec.scores}
         return _Measured(utility_loss=utility, scores=scores)
+
+
+def _budget(spec: SweepSpec, pretrained: PretrainedModel, device: torch.device) -> TokenBudget:
+    """Return the budget of tokens of a micro-batch, as it was measured for this model on this device before."""
+    return TokenBudget.remembered(
+        device,
+        cache_dir() / "microbatch",
+        pretrained.weight_hash,
+        spec.model.model_dump(mode="json"),
+        spec.cluster.gradient_checkpointing,
+        spec.cluster.gpus_per_worker,
+        spec.cluster.sharding,
+        width=getattr(getattr(pretrained.model, "config", None), "hidden_size", None),
+    )

@@ -30,16 +30,20 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
     from raydp.spec.sections import ModelSpec
-    from raydp.sweep.engine.group import LoopConfig
     from raydp.training.trial_plan import TrialPlan
 
 
-def work(config: LoopConfig) -> None:
-    """Lease a run, train it and hand in its result, until no run is left or the worker group is due for replacement."""
+def work(queue: ActorProxy[TrialQueue], slot: int, max_trials: int) -> None:
+    """Lease a run, train it and hand in its result, until no run is left or the worker group is due for replacement.
+
+    Args:
+        queue: the sweep's queue.
+        slot: number of the worker's slot.
+        max_trials: number of runs after which the worker group is replaced.
+    """
     context = ray.train.get_context()
     device = get_device()
     comm: Comm = DistributedComm(device) if context.get_world_size() > 1 else LocalComm(device)
-    queue, slot = config.queue, config.slot
     here = ray.util.get_current_placement_group()
     if not comm.broadcast_object(_register(queue, slot, here) if comm.rank == 0 else None):
         return
@@ -57,7 +61,7 @@ def work(config: LoopConfig) -> None:
     except Exception as error:
         ray.get(queue.explain.remote(slot, f"{type(error).__name__}: {error}"))
         raise
-    for _ in range(config.max_trials):
+    for _ in range(max_trials):
         lease = comm.broadcast_object(ray.get(queue.lease.remote(slot)) if comm.rank == 0 else None)
         if lease is None:
             return

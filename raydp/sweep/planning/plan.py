@@ -145,18 +145,11 @@ def make_plan(
     tuned_epsilon = None
     if spec.method.params.private:
         solved, tuned_epsilon = _calibrations(spec, specs, configurations, facts, delta, progress)
-    claims = spec.method.params.claims
     trials, privacy = list[TrialPlan](), dict[str, PrivacyRecord]()
     for configuration, calibration in zip(configurations, solved, strict=True):
         own = specs[configuration.settings]
         for seed in spec.seed_labels:
-            possible = replace(
-                _trial(facts, configuration),
-                seed=seed,
-                noise_multiplier=calibration.noise_multiplier if calibration else 0.0,
-                claimed_epsilon=spec.privacy.target_epsilon if claims else None,
-                delta=delta if claims else None,
-            )
+            possible = _possible(spec, facts, configuration, seed, calibration)
             trial = own.method.params.planned(possible, spec.privacy)
             if trial is None:
                 continue
@@ -186,6 +179,20 @@ def make_plan(
         warnings=tuple(_warnings(spec, specs.values(), facts, delta)),
         selection=selection_sentence(spec, len(configurations)) if spec.privacy.selects else None,
         adaptive=spec.seeds if isinstance(spec.seeds, AdaptiveSeeds) else None,
+    )
+
+
+def _possible(
+    spec: SweepSpec, facts: TaskFacts, configuration: Configuration, seed: int, calibration: Calibration | None
+) -> TrialPlan:
+    """Return the run of a configuration as every method would plan it. The method decides whether there is one."""
+    claims = spec.method.params.claims
+    return replace(
+        _trial(facts, configuration),
+        seed=seed,
+        noise_multiplier=calibration.noise_multiplier if calibration else 0.0,
+        claimed_epsilon=spec.privacy.target_epsilon if claims else None,
+        delta=spec.privacy.delta(facts.num_units) if claims else None,
     )
 
 

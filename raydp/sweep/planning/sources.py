@@ -22,7 +22,7 @@ def folder_of_spec(path: Path) -> SweepFolder:
     Raises:
         ValueError: the spec names no sweep, or its sweep was not started.
     """
-    if (path.parent / "plan.json").is_file():  # the copy in the sweep's own folder, which a user may have moved
+    if SweepFolder.has_plan(path.parent):  # the copy in the sweep's own folder, which a user may have moved
         return SweepFolder.open(path.parent)
     written = written_spec(path)
     name, storage = written.get("name"), written.get("storage", DEFAULT_STORAGE)
@@ -30,7 +30,7 @@ def folder_of_spec(path: Path) -> SweepFolder:
         spec = load_spec(path)  # raises an error that says what is wrong
         name, storage = spec.name, spec.storage
     folder = Path(storage) / name
-    if not (folder / "spec.yaml").is_file():
+    if not SweepFolder.is_at(folder):
         raise ValueError(
             f"SWEEP must be a sweep that was started, got {str(path)!r}, whose sweep {name!r} is not in storage "
             f"{storage!r}. Start it with `raydp sweep {path}`, or name another sweep."

@@ -88,7 +88,7 @@ def _release(context: SweepContext, run_id: str) -> Finish:
     points = load_points(write_tables(folder))
     selection = released_selection(folder)
     set_aliases(releaser.tracker, {"best-utility": selection, "privacy-preferred": selection})
-    report = folder.path / "report.html"
+    report = folder.report
     write_report(points, selection, report, **about(folder))
     chosen = selection.to_dict()
     folder.set_summary(

@@ -21,7 +21,7 @@ from raydp.io.yaml import read_yaml
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.spec.sections import AdaptiveSeeds, Precision, PrivacySpec, SelectSpec
-from raydp.sweep.store.json_files import read_json, write_json
+from raydp.sweep.store.json_files import read_json, read_state, write_json
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import Delivery, DriverProgress, Plan, SearchEnd, SeedsEnd
 from raydp.sweep.store.summary import ReleasedModels, SweepSummary
@@ -64,6 +64,9 @@ class SweepFolder:
     | seeds.json                  | adaptive seeds, at the end | points, status, resume   | written whole           |
     | optuna.db                   | a search by Optuna         | a search by Optuna       | SQLite commits          |
     | scores/LABEL/*.json         | `raydp score`              | points, reports          | written whole, each     |
+    | scores/.models/             | `raydp score`              | `raydp score`            | a cache, may be removed |
+    | base-mia-*.npz              | `raydp mia`                | `raydp mia`              | written whole           |
+    | trials/RUN/mia-*.npz        | `raydp mia`                | `raydp mia`              | written whole           |
     | audits.json                 | `raydp audit`              | the end of the sweep     | written whole           |
     | selected.json               | a private selection        | its release              | written whole, once     |
     | released.json               | the end of the sweep       | reports                  | written whole           |
@@ -80,7 +83,23 @@ class SweepFolder:
     @classmethod
     def exists(cls, spec: SweepSpec) -> bool:
         """Return whether the sweep was started."""
-        return (Path(spec.storage) / spec.name / "spec.yaml").is_file()
+        return cls.is_at(Path(spec.storage) / spec.name)
+
+    @staticmethod
+    def is_at(path: Path) -> bool:
+        """Return whether a folder is a sweep's."""
+        return (path / "spec.yaml").is_file()
+
+    @staticmethod
+    def has_plan(path: Path) -> bool:
+        """Return whether a folder holds a sweep's plan."""
+        return (path / "plan.json").is_file()
+
+    @classmethod
+    def of_run(cls, path: Path) -> SweepFolder | None:
+        """Return the sweep whose run has this folder, SWEEP/trials/RUN_ID; None for another folder."""
+        sweep = path.parent.parent
+        return cls(path=sweep) if path.parent.name == "trials" and cls.is_at(sweep) else None
 
     @classmethod
     def require_new(cls, spec: SweepSpec) -> None:
@@ -195,16 +214,21 @@ class SweepFolder:
         Raises:
             ValueError: the folder does not hold a sweep.
         """
-        if not (path / "spec.yaml").is_file():
+        if not cls.is_at(path):
             beside = sorted(other.parent.name for other in path.parent.glob("*/spec.yaml"))[:MOST_NAMED]
             got = "a file" if path.is_file() else "a folder without spec.yaml" if path.is_dir() else "nothing there"
             remedy = f"Sweeps in {str(path.parent)!r}: {', '.join(beside)}." if beside else "`raydp list` names them."
             raise ValueError(f"SWEEP must be the folder of a sweep, got {str(path)!r} ({got}). {remedy}")
         return cls(path=path)
 
+    @property
+    def spec_file(self) -> Path:
+        """Return the file of the spec that the sweep was started with."""
+        return self.path / "spec.yaml"
+
     def spec(self) -> SweepSpec:
         """Return the spec that the sweep was started with."""
-        return load_spec(self.path / "spec.yaml")
+        return load_spec(self.spec_file)
 
     def _section(self, name: str, cls: type[S]) -> S:
         """Read one section of the sweep's spec. Reading the whole spec imports its plug-ins, which takes seconds."""
@@ -273,8 +297,7 @@ class SweepFolder:
 
     def tracking_run(self) -> str | None:
         """Return the id of the sweep's run in MLflow; None before it has one."""
-        document = read_json(self.path / "tracking.json")
-        return None if document is None else str(document["parent_run"])
+        return read_state(self.path / "tracking.json", lambda document: str(document["parent_run"]))
 
     def set_tracking_run(self, run: str) -> None:
         """Write the id of the sweep's run in MLflow, and remove the marks of deliveries to an earlier store."""
@@ -284,8 +307,7 @@ class SweepFolder:
 
     def delivery(self, run_id: str) -> Delivery | None:
         """Return the delivery of a run to MLflow; None before it."""
-        document = read_json(self.trial(run_id) / "tracked.json")
-        return None if document is None else Delivery.from_json(document)
+        return read_state(self.trial(run_id) / "tracked.json", Delivery.from_json)
 
     def set_delivery(self, run_id: str, delivery: Delivery) -> None:
         """Write that a run was delivered to MLflow."""
@@ -299,12 +321,10 @@ class SweepFolder:
     def progress(self) -> DriverProgress | None:
         """Return how far the sweep is; None if no driver has written it in the last minute."""
         path = self.path / "progress.json"
-        document = read_json(path)
-        if document is None:
-            return None
         with suppress(FileNotFoundError):  # the driver has just ended
             age = max(0.0, time.time() - path.stat().st_mtime)
-            return DriverProgress.from_json(document, seconds_ago=age) if age < CURRENT_SECONDS else None
+            if age < CURRENT_SECONDS:
+                return read_state(path, lambda document: DriverProgress.from_json(document, seconds_ago=age))
         return None
 
     def set_progress(self, progress: DriverProgress | None) -> None:
@@ -314,8 +334,7 @@ class SweepFolder:
 
     def search_end(self) -> SearchEnd | None:
         """Return how the sweep's search ended; None before its end, or if there is no search."""
-        document = read_json(self.path / "search.json")
-        return None if document is None else SearchEnd.from_json(document)
+        return read_state(self.path / "search.json", SearchEnd.from_json)
 
     def set_search_end(self, end: SearchEnd) -> None:
         """Write how the search ended."""
@@ -323,8 +342,7 @@ class SweepFolder:
 
     def seeds_end(self) -> SeedsEnd | None:
         """Return how the sweep's adaptive seeds ended; None before their end, or if all seeds are run."""
-        document = read_json(self.path / "seeds.json")
-        return None if document is None else SeedsEnd.from_json(document)
+        return read_state(self.path / "seeds.json", SeedsEnd.from_json)
 
     def set_seeds_end(self, end: SeedsEnd) -> None:
         """Write how the adaptive seeds ended."""
@@ -339,8 +357,7 @@ class SweepFolder:
 
     def decision(self) -> str | None:
         """Return the id of the run that a private selection has chosen; None before the choice."""
-        document = read_json(self.path / "selected.json")
-        return None if document is None else str(document["run_id"])
+        return read_state(self.path / "selected.json", lambda document: str(document["run_id"]))
 
     def set_decision(self, run_id: str) -> None:
         """Write the id of the run that a private selection has chosen."""
@@ -348,8 +365,7 @@ class SweepFolder:
 
     def released(self) -> ReleasedModels | None:
         """Return the joint cost of all registered models; None before the end of the sweep."""
-        document = read_json(self.path / "released.json")
-        return None if document is None else ReleasedModels.from_json(document)
+        return read_state(self.path / "released.json", ReleasedModels.from_json)
 
     def set_released(self, released: ReleasedModels) -> None:
         """Write the joint cost of all registered models."""
@@ -357,8 +373,7 @@ class SweepFolder:
 
     def summary(self) -> SweepSummary | None:
         """Return the summary of the sweep; None before its end, or if nothing was selected."""
-        document = read_json(self.path / "summary.json")
-        return None if document is None else SweepSummary.from_json(document)
+        return read_state(self.path / "summary.json", SweepSummary.from_json)
 
     def set_summary(self, summary: SweepSummary) -> None:
         """Write the summary of the sweep."""
@@ -377,14 +392,47 @@ class SweepFolder:
         """Return the folder of one run."""
         return self.path / "trials" / run_id
 
+    def model(self, run_id: str) -> Path:
+        """Return the folder of a run's trained model, which exists once the run is committed."""
+        return self.trial(run_id) / "model"
+
+    def remove_model(self, run_id: str) -> None:
+        """Remove a run's trained model, if there is one."""
+        shutil.rmtree(self.model(run_id), ignore_errors=True)
+
+    @property
+    def report(self) -> Path:
+        """Return the file of the sweep's report."""
+        return self.path / "report.html"
+
+    @property
+    def ray(self) -> Path:
+        """Return the folder of Ray Train and Tune, as an absolute path."""
+        return self.path.resolve() / "ray"
+
+    def attack_losses(self, run_id: str | None, digest: str) -> Path:
+        """Return the file of the losses that a membership attack reads.
+
+        Args:
+            run_id: the run whose model has these losses; None for the untrained base model.
+            digest: identity of the examples.
+        """
+        name = f"mia-{digest}.npz"
+        return self.path / f"base-{name}" if run_id is None else self.trial(run_id) / name
+
+    def times(self) -> tuple[float, float]:
+        """Return when the sweep began and when its results last changed, in seconds since the epoch."""
+        files = [self.path / "spec.yaml", self.path / "summary.json", *self.path.glob("trials/*/result.json")]
+        times = [file.stat().st_mtime for file in files if file.is_file()]
+        return times[0], max(times)
+
     def files(self, run_id: str) -> SharedFolder:
         """Return the files of one run, for a worker that sees this folder."""
         return SharedFolder(folder=self.trial(run_id), run_id=run_id)
 
     def result(self, run_id: str) -> RunResult | None:
         """Return the committed result of a run; None before the commit."""
-        document = read_json(self.trial(run_id) / "result.json")
-        return None if document is None else RunResult.from_json(document, run_id)
+        return read_state(self.trial(run_id) / "result.json", lambda document: RunResult.from_json(document, run_id))
 
     def is_finished(self, run_id: str) -> bool:
         """Return whether a run has finished: it did its last step and was measured."""
@@ -429,7 +477,7 @@ class SweepFolder:
 
         Files of the user are kept.
         """
-        shutil.rmtree(self.path / "ray", ignore_errors=True)  # a new start refuses a folder that contains it
+        shutil.rmtree(self.ray, ignore_errors=True)  # a new start refuses a folder that contains it
         (self.path / "spec.yaml").unlink(missing_ok=True)  # the first file, so that a kill in between leaves no sweep
         for entry in filter(_is_of_start, list(self.path.iterdir())):
             entry.rmdir() if entry.is_dir() else entry.unlink(missing_ok=True)

@@ -30,7 +30,6 @@ _OPERATORS = {"<=": operator.le, ">=": operator.ge, "==": operator.eq, "!=": ope
 _WHERE = re.compile(r"\s*([\w./ -]*?[\w./-])\s*(<=|>=|==|!=|<|>|=)\s*(.*?)\s*", re.DOTALL)
 _PLAIN_TEXT = re.compile(r"[\w.:/@+-]+")
 """Texts that may go into MLflow's filter unchanged. Its language cannot write a quote inside a text."""
-_OTHERS = ("certified", "name", "version", "model_id")
 
 
 @dataclass(frozen=True, kw_only=True)

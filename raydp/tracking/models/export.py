@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.tracking.models.loading import checked_folder, load_folder, recorded_base, tokenizer_in
 from raydp.tracking.models.model_folder import CARD_FILE, write_mlmodel
-from raydp.tracking.models.readme import write_readme
+from raydp.tracking.models.readme import ModelCard
 from raydp.tracking.portable import (
     ADAPTER_CONFIG,
     FULL_MODEL,
@@ -24,8 +24,12 @@ from raydp.tracking.portable import (
     TOKENIZER_FILES,
     portable_config,
 )
+from raydp.tracking.records import latest_metrics
+from raydp.tracking.sealing.openssf import OpenSSFSigner
 from raydp.tracking.sealing.seal import (
     BASE_FILE,
+    COMPONENTS,
+    DOWNLOAD_NOTE,
     EXPORTED_BASE,
     PRIVACY_FILE,
     SEAL_FILE,
@@ -55,13 +59,15 @@ def export_model(
     dtype: str | None = None,
     trusted_keys: Iterable[str | Path] | None = None,
     signing_key: str | Path | None = None,
+    license: str | None = None,
+    with_figures: bool = False,
+    openssf_key: str | Path | None = None,
 ) -> Path:
     """Write a registered model to a folder, after checking every file against the model's seal.
 
     Args:
         uri: models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID.
-        folder: new or empty.
-        tracking_uri: the store.
+        folder, tracking_uri: a new or empty folder, and the store.
         merge: add a LoRA adapter to its base's weights. The result is a plain transformers model, as large as the base.
             Without merge the folder is the registered one: an adapter in PEFT's layout that names its base, with the
             tokenizer and a README.md that shows how plain transformers and peft load it.
@@ -71,6 +77,10 @@ def export_model(
         dtype: as in `load_model`, for `merge` only.
         trusted_keys: public keys or files of public keys. One of the keys must have signed the model.
         signing_key: for `merge`: sign the merged folder with this key, because its files differ from the signed ones.
+        license: identifier of the model's licence for README.md, such as "apache-2.0"; "unknown" by default.
+        with_figures: also write utility and scores into README.md. They are computed on private data, and ε does not
+            cover them.
+        openssf_key: also sign the folder in the format of OpenSSF Model Signing with this key, as model.sig.
 
     Returns:
         The folder: for transformers and peft, for vLLM, and for `mlflow models serve -m FOLDER --env-manager local`.
@@ -86,18 +96,34 @@ def export_model(
     if merge and with_base:
         raise ValueError("--with-base must go without --merge, got both. A merged model holds its base's weights.")
     key = None if signing_key is None else SigningKey.load(Path(signing_key))
-    # Merge the adapter, or copy the checked folder.
+    signer = None if openssf_key is None else OpenSSFSigner.load(Path(openssf_key))
+    card = ModelCard(uri=uri, license=license, figures=_figures(uri, tracking_uri) if with_figures else {})
     with checked_folder(uri, tracking_uri=tracking_uri, trusted_keys=trusted_keys) as held:
-        if merge and (held / ADAPTER_CONFIG).is_file():
-            _merged(held, folder, uri, base, dtype, key)
-            return folder
         adapted = (held / ADAPTER_CONFIG).is_file()
-        source = _base_files(recorded_base(held), base, needed=with_base or base is not None) if adapted else None
-        shutil.copytree(held, folder, dirs_exist_ok=True)
+        if merge and adapted:
+            _merged(held, folder, card, base, dtype, key)
+        else:
+            source = _base_files(recorded_base(held), base, needed=with_base or base is not None) if adapted else None
+            _copied(held, folder, card, source, with_base=with_base)
+    if signer is not None:
+        signer.sign(folder)
+    return folder
+
+
+def _copied(held: Path, folder: Path, card: ModelCard, source: Path | None, *, with_base: bool) -> None:
+    """Copy the checked folder, and add what other programs need: the base, MLflow's tokenizer and the card."""
+    shutil.copytree(held, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(DOWNLOAD_NOTE))
     if source is not None:
         _add_base(source, folder, with_base=with_base)
-    write_readme(folder, uri)
-    return folder
+    _add_component(folder)
+    card.write(folder)
+
+
+def _figures(uri: str, tracking_uri: str) -> dict[str, float]:
+    """Return a model's utility and scores from the registry, by name."""
+    store = open_store(tracking_uri)
+    metrics = latest_metrics(store.client.get_logged_model(resolve_uri(store, uri).model_id))
+    return {name: value for name, value in sorted(metrics.items()) if name.startswith(("utility_", "score."))}
 
 
 def _add_base(source: Path, folder: Path, *, with_base: bool) -> None:
@@ -108,6 +134,14 @@ def _add_base(source: Path, folder: Path, *, with_base: bool) -> None:
     if with_base or name == "tiny":
         (folder / EXPORTED_BASE).mkdir()
         _copy(source, folder / EXPORTED_BASE, (*FULL_MODEL, *TOKENIZER_FILES), name)
+
+
+def _add_component(folder: Path) -> None:
+    """Copy the tokenizer, if there is one, to where `mlflow.transformers.load_model` reads it."""
+    if (folder / TOKENIZER_CONFIG).is_file():
+        target = folder / COMPONENTS / "tokenizer"
+        target.mkdir(parents=True)
+        _copy(folder, target, TOKENIZER_FILES, recorded_base(folder)["name"])
 
 
 def _base_files(recorded: dict[str, str], base: str | None, *, needed: bool) -> Path | None:
@@ -147,7 +181,9 @@ def _copy(source: Path, folder: Path, patterns: Iterable[str], name: str) -> Non
                 (folder / path.name).write_text(config, encoding="utf-8")
 
 
-def _merged(held: Path, folder: Path, uri: str, base: str | None, dtype: str | None, key: SigningKey | None) -> None:
+def _merged(
+    held: Path, folder: Path, card: ModelCard, base: str | None, dtype: str | None, key: SigningKey | None
+) -> None:
     """Write the merged model with its cards, and with a new seal that names the seal of its source."""
     from raydp.models.progress_bar import without_progress_bar
 
@@ -179,8 +215,10 @@ def _merged(held: Path, folder: Path, uri: str, base: str | None, dtype: str | N
     # Seal the new files.
     source = Seal.read((held / SEAL_FILE).read_text(encoding="utf-8"))
     assert source is not None, "the folder was checked"
-    write_mlmodel(folder / "MLmodel", "full", name, model_id=source.statement["model_id"], run_id=None)
-    write_readme(folder, uri, merged=True)
+    _add_component(folder)
+    written = {**recorded_base(held), **({} if dtype is None else {"dtype": dtype})}
+    write_mlmodel(folder, "full", written, model_id=source.statement["model_id"], run_id=None)
+    card.write(folder, merged=True)
     hashes = hashes_of(folder)
     said = {**source.statement, "files_sha256": hash_of(hashes), "merged_from": source.statement["files_sha256"]}
     (folder / SEAL_FILE).write_text(Seal.make(said, key).file(hashes), encoding="utf-8")

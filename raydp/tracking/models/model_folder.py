@@ -2,24 +2,30 @@
 
 transformers and peft can load the folder without raydp. It holds PEFT's adapter layout, or a full model as
 save_pretrained writes it. Added files are privacy.json and privacy.md (the guarantee, for programs and people),
-base.json (name and weight hash of the base model) and seal.json, which binds all files. The MLmodel file describes the
-folder in MLflow's own format. Its flavours are raydp's own and a python_function with raydp's loader. MLflow's flavour
-`transformers` is not used, because it records the base model as an absolute local path, which no other machine has. No
-flavour reads or writes a pickle.
+base.json (name and weight hash of the base model), code/ (the loader of `mlflow.pyfunc`, which needs no raydp) and
+seal.json, which binds all files.
+
+The MLmodel file describes the folder in MLflow's own format. Its flavours are raydp's own, a python_function, and for
+language models MLflow's `transformers`. That flavour names a base of the hub by its id and commit, and any other base
+as the folder `base` beside the adapter, which an export writes. MLflow itself would record an absolute path, which
+no other machine has. No flavour reads or writes a pickle.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raydp.tracking.portable import ADAPTER_CONFIG, model_files, portable, portable_config, to_json
 from raydp.tracking.records import TrialRecord
 from raydp.tracking.sealing.seal import (
     BASE_FILE,
+    EXPORTED_BASE,
     PRIVACY_FILE,
     SEAL_FILE,
     SEAL_TAG,
@@ -40,6 +46,10 @@ if TYPE_CHECKING:
 CARD_FILE = "privacy.md"
 MODEL_FILE = "MLmodel"
 LOADER = "raydp.tracking.serving"
+CODE_FOLDER = "code"
+"""Folder of the modules by which MLflow loads a language model, with or without raydp."""
+STANDALONE = "raydp_standalone"
+_CODE = {STANDALONE: Path(__file__).parents[1] / "standalone.py", "raydp_plain": Path(__file__).with_name("plain.py")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +69,8 @@ class Folder:
     @classmethod
     def of(cls, trial: TrialRecord, written: Path, model_id: str, mlflow_run_id: str) -> Folder:
         """Write the files that the trial's folder lacks into an empty folder."""
-        base_name, kept = str(portable(trial.base["name"])), []
+        base: dict[str, Any] = portable(trial.base)
+        base_name, kept = base["name"], []
         for path in model_files(trial.model_dir):
             if (config := portable_config(path, base_name)) is not None:
                 (written / path.name).write_text(config, encoding="utf-8")
@@ -67,7 +78,7 @@ class Folder:
                 kept.append(path)
         _write_cards(trial, written)
         kind = "adapter" if (trial.model_dir / ADAPTER_CONFIG).is_file() else "full"
-        write_mlmodel(written / MODEL_FILE, kind, base_name, model_id=model_id, run_id=mlflow_run_id)
+        write_mlmodel(written, kind, base, model_id=model_id, run_id=mlflow_run_id)
         hashes = hashes_of(written) | {path.name: hash_of_file(path) for path in kept}
         return cls(written=written, as_they_are=tuple(kept), hashes=hashes)
 
@@ -123,15 +134,58 @@ def replace_cards(store: Store, model: LoggedModel, trial: TrialRecord, key: Sig
     store.client.set_logged_model_tags(model.model_id, {SEAL_TAG: sealed.tag()})
 
 
-def write_mlmodel(path: Path, kind: str, base_name: str, *, model_id: str | None, run_id: str | None) -> None:
-    """Write MLflow's description of the folder: its kind, and the loader for `mlflow models serve`."""
+def write_mlmodel(
+    folder: Path, kind: str, base: Mapping[str, Any], *, model_id: str | None, run_id: str | None
+) -> None:
+    """Write MLflow's description of a model's folder, and the loader that it names.
+
+    Args:
+        kind: "adapter" or "full".
+        base: the content of base.json.
+        model_id, run_id: MLflow's ids of the logged model and of its run.
+    """
     from mlflow.models import Model
 
-    flavors = {
-        "raydp": {"kind": kind, "base": base_name, "loader": "raydp.load_model"},
-        "python_function": {"loader_module": LOADER},
+    name = base["name"]
+    flavors: dict[str, Any] = {"raydp": {"kind": kind, "base": name, "loader": "raydp.load_model"}}
+    if _is_network(name):
+        flavors["python_function"] = {"loader_module": LOADER}
+    else:
+        (folder / CODE_FOLDER).mkdir(exist_ok=True)
+        for module, source in _CODE.items():
+            shutil.copyfile(source, folder / CODE_FOLDER / f"{module}.py")
+        flavors["python_function"] = {"loader_module": STANDALONE, "code": CODE_FOLDER}
+        flavors["transformers"] = _transformers_flavor(kind, base)
+    model = Model(model_id=model_id, run_id=run_id, flavors=flavors, signature=_signature(name))
+    model.save(str(folder / MODEL_FILE))
+
+
+def _transformers_flavor(kind: str, base: Mapping[str, Any]) -> dict[str, Any]:
+    """Return MLflow's flavour `transformers` of a language model, in the keys of mlflow.transformers.flavor_config."""
+    import transformers
+
+    flavor: dict[str, Any] = {
+        "transformers_version": transformers.__version__,
+        "task": "text-generation",
+        "instance_type": "TextGenerationPipeline",
+        "torch_dtype": f"torch.{base.get('dtype', 'float32')}",
+        "pipeline_model_type": "AutoModelForCausalLM",
+        "source_model_name": base["name"],
+        "components": ["tokenizer"],
+        "tokenizer_type": "AutoTokenizer",
     }
-    Model(model_id=model_id, run_id=run_id, flavors=flavors, signature=_signature(base_name)).save(str(path))
+    if kind == "full":
+        return {**flavor, "model_binary": "."}
+    flavor["peft_adaptor"] = "."
+    if (revision := base.get("revision")) is None:
+        return {**flavor, "model_binary": EXPORTED_BASE}
+    named = {"source_model_revision": revision, "tokenizer_name": base["name"], "tokenizer_revision": revision}
+    return {**flavor, **named}
+
+
+def _is_network(base_name: str) -> bool:
+    """Return whether a base model is a classification network: only the name of a network has a colon."""
+    return ":" in base_name
 
 
 def _signature(base_name: str) -> ModelSignature:
@@ -140,7 +194,7 @@ def _signature(base_name: str) -> ModelSignature:
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema, TensorSpec
 
-    if ":" in base_name:  # only the name of a network has a colon
+    if _is_network(base_name):
         from raydp.models.networks import NetworkName
 
         network = NetworkName.parse(base_name)

@@ -1,65 +1,142 @@
-"""README.md of an exported model: what the model is, how to load it without raydp, and its guarantee in words."""
+"""README.md of an exported model: the model card of the Hugging Face hub.
+
+It says what the model is, how to load it without raydp, and its guarantee in words and as metadata.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from huggingface_hub import EvalResult, ModelCardData
 
 from raydp.privacy.records.card import epsilon_sentence
 from raydp.tracking.portable import ADAPTER_CONFIG
 from raydp.tracking.sealing.seal import BASE_FILE, EXPORTED_BASE, PRIVACY_FILE, README_FILE, SEAL_FILE
 
 KINDS = {"LORA": "LoRA adapter", "IA3": "IA3 adapter", "PROMPT_TUNING": "soft prompt", "PREFIX_TUNING": "prefix"}
+PRIVACY_FIELDS = ("epsilon", "delta", "unit", "adjacency", "accountant", "sampler", "tuning", "certified")
+"""The fields of the privacy record that the metadata holds; privacy.json has all."""
 _TRY = """prompt = tokenizer("Hello", return_tensors="pt", return_token_type_ids=False)
 print(tokenizer.decode(model.generate(**prompt, max_new_tokens=20)[0]))"""
 
 
-def write_readme(folder: Path, uri: str, *, merged: bool = False) -> None:
-    """Write README.md into an exported folder, from the files in the folder.
+@dataclass(frozen=True, kw_only=True)
+class ModelCard:
+    """What the card says besides what is in the model's folder.
 
-    Args:
-        folder: has the model's files, base.json, privacy.json, and seal.json unless the seal is made afterwards.
+    Attributes:
         uri: URI of the model in the registry.
-        merged: whether the folder holds an adapter merged into its base's weights.
+        license: identifier of the licence on the hub; None if it is unknown.
+        figures: utility and scores by name; empty if they must not leave.
     """
-    recorded = _read(folder / BASE_FILE)
-    privacy = _read(folder / PRIVACY_FILE)
-    config = _read(folder / ADAPTER_CONFIG)
-    what = "adapter merged into" if merged else "whole model, trained from"
-    if config:
-        what = f"{KINDS.get(config['peft_type'], 'adapter')} on"
-    lines = [
-        *_head(recorded["name"], adapted=bool(config)),
-        f"# {uri.removeprefix('models:/')}",
-        "",
-        f"A {what} the base model `{recorded['name']}`. raydp trained it, and exported it from its registry ({uri}).",
-        *_configuration(folder),
-        "",
-        "## Load it",
-        "",
-        *_loading(folder, recorded, adapted=bool(config), merged=merged),
-        "",
-        "## Privacy",
-        "",
-        *_privacy(privacy),
-        "",
-    ]
-    (folder / README_FILE).write_text("\n".join(lines), encoding="utf-8")
+
+    uri: str
+    license: str | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """Return the model's name and version."""
+        return self.uri.removeprefix("models:/")
+
+    def write(self, folder: Path, *, merged: bool = False) -> None:
+        """Write README.md into an exported folder.
+
+        Args:
+            folder: has the model's files, base.json, privacy.json, and seal.json unless the seal is made afterwards.
+            merged: whether the folder holds an adapter merged into its base's weights.
+        """
+        recorded = _read(folder / BASE_FILE)
+        privacy = _read(folder / PRIVACY_FILE)
+        config = _read(folder / ADAPTER_CONFIG)
+        what = "adapter merged into" if merged else "whole model, trained from"
+        if config:
+            what = f"{KINDS.get(config['peft_type'], 'adapter')} on"
+        lines = [
+            "---",
+            self._metadata(recorded["name"], privacy, adapted=bool(config)),
+            "---",
+            "",
+            f"# {self.title}",
+            "",
+            f"A {what} the base model `{recorded['name']}`. raydp trained it, and exported it from its registry "
+            f"({self.uri}).",
+            *_configuration(folder),
+            "",
+            "## Load it",
+            "",
+            *_loading(folder, recorded, adapted=bool(config), merged=merged),
+            "",
+            "## Privacy",
+            "",
+            *_privacy(privacy),
+            *self._measured(),
+            "",
+        ]
+        (folder / README_FILE).write_text("\n".join(lines), encoding="utf-8")
+
+    def _metadata(self, base: str, privacy: Mapping[str, Any], *, adapted: bool) -> str:
+        """Return the metadata of the hub as YAML. A base that is not a hub id is left out."""
+        network = ":" in base
+        more: dict[str, Any] = {}
+        if "/" in base:
+            more |= {"base_model": base, "base_model_relation": "adapter" if adapted else "finetune"}
+        if not network:
+            more["pipeline_tag"] = "text-generation"
+        if self.figures:
+            more |= {"model_name": self.title, "eval_results": self._results("other" if network else "text-generation")}
+        card = ModelCardData(
+            library_name="peft" if adapted else "pytorch" if network else "transformers",
+            license=self.license or "unknown",
+            tags=["differential-privacy", "raydp"],
+            differential_privacy={name: privacy[name] for name in PRIVACY_FIELDS if name in privacy},
+            **more,
+        )
+        return str(card.to_yaml())
+
+    def _results(self, task: str) -> list[EvalResult]:
+        return [
+            EvalResult(
+                task_type=task, dataset_type="private", dataset_name="private data",
+                metric_type=name, metric_name=name, metric_value=value,
+            )
+            for name, value in self.figures.items()
+            if not name.endswith(".std_error")
+        ]  # fmt: skip
+
+    def _measured(self) -> list[str]:
+        """Return the section of utility and scores, if they may leave."""
+        if not self.figures:
+            return []
+        rows = [
+            f"| {name} | {value:.4g} | {_error(self.figures.get(f'{name}.std_error'))} |"
+            for name, value in self.figures.items()
+            if not name.endswith(".std_error")
+        ]
+        return [
+            "",
+            "## Measured",
+            "",
+            "The registry holds these figures: utility on held-out data, and scores of what the model leaks. They are "
+            "computed on private data. The guarantee does not cover them, and the seal does not bind them.",
+            "",
+            "| figure | value | standard error |",
+            "| --- | --- | --- |",
+            *rows,
+        ]
+
+
+def _error(value: float | None) -> str:
+    return "" if value is None else f"{value:.2g}"
 
 
 def _read(path: Path) -> dict[str, Any]:
     content: dict[str, object] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return content
-
-
-def _head(base: str, *, adapted: bool) -> list[str]:
-    """Return metadata for the Hugging Face hub. A base that is not a hub id is left out."""
-    named = [f"base_model: {json.dumps(base)}"] if "/" in base else []
-    kind = [] if ":" in base else ["pipeline_tag: text-generation"]
-    library = "peft" if adapted else "pytorch" if ":" in base else "transformers"
-    return ["---", f"library_name: {library}", *named, *kind, "tags: [differential-privacy, raydp]", "---", ""]
 
 
 def _configuration(folder: Path) -> list[str]:

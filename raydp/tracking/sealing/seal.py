@@ -27,6 +27,11 @@ DOWNLOAD_NOTE = "registered_model_meta"
 README_FILE = "README.md"
 EXPORTED_BASE = "base"
 """Folder of the base model's files beside an exported adapter."""
+COMPONENTS = "components"
+"""Folder of the tokenizer in an exported model, where MLflow's flavour `transformers` reads it."""
+OPENSSF_FILE = "model.sig"
+"""Signature of an exported model in the format of OpenSSF Model Signing."""
+_ADDED_FOLDERS = (f"{EXPORTED_BASE}/", f"{COMPONENTS}/")
 _HASHES = ("privacy_sha256", "files_sha256")
 _PURPOSE = b"raydp seal 1\n"
 """Prefix of a signed message, so that a signature cannot be mistaken for one of another purpose."""
@@ -178,7 +183,8 @@ def folder_problem(
         sealed: the seal in the registry; None if it holds none.
         keys: as in `Seal.signature_problem`.
         exported: ignore files that `raydp models export` adds and no seal lists. The caller must not read them. They
-            are README.md, the base model's folder, and the tokenizer if no file of it is sealed.
+            are README.md, model.sig, the folders of the base model and of MLflow's components, and the tokenizer if
+            no file of it is sealed.
     """
     if not folder.is_dir() or not any(folder.iterdir()):
         return NO_FILES
@@ -210,7 +216,7 @@ def _without_added(hashes: dict[str, str], listed: frozenset[str]) -> dict[str, 
     return {
         name: value
         for name, value in hashes.items()
-        if name in listed or not (name in (README_FILE, *tokenizer) or name.startswith(f"{EXPORTED_BASE}/"))
+        if name in listed or not (name in (README_FILE, OPENSSF_FILE, *tokenizer) or name.startswith(_ADDED_FOLDERS))
     }
 
 

@@ -48,11 +48,7 @@ class SigningKey:
         remedy = "Make one by `raydp models keygen -o FILE`."
         if not path.is_file():
             raise ValueError(f"tracking.signing_key must be the file of a private key, got {str(path)!r}. {remedy}")
-        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise ValueError(
-                f"tracking.signing_key must be readable by its owner alone, got {str(path)!r} with mode "
-                f"{stat.S_IMODE(path.stat().st_mode):o}. chmod 600 it, and make another if others may have read it."
-            )
+        refuse_readable_by_others(path, "tracking.signing_key")
         try:
             private = load_pem_private_key(path.read_bytes(), password=None)
         except (ValueError, TypeError, UnsupportedAlgorithm):  # their messages may quote the file
@@ -63,6 +59,19 @@ class SigningKey:
                 f"something else. {remedy}"
             )
         return cls(public=_text(private.public_key().public_bytes_raw()), _private=private)
+
+
+def refuse_readable_by_others(path: Path, name: str) -> None:
+    """Refuse a private key that others can read.
+
+    Args:
+        name: the field or option that named the file.
+    """
+    if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ValueError(
+            f"{name} must be readable by its owner alone, got {str(path)!r} with mode "
+            f"{stat.S_IMODE(path.stat().st_mode):o}. chmod 600 it, and make another if others may have read it."
+        )
 
 
 def check_signing_key(path: str | Path | None) -> None:

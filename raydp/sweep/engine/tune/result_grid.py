@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -14,8 +13,6 @@ from raydp.sweep.engine.tune.metrics import config_of, final_metrics
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.results import RunResult
 from raydp.training.trial_plan import TrialPlan
-
-Scope = Literal["last", "avg", "last-5-avg", "last-10-avg", "all"]
 
 
 class RunFailedError(RuntimeError):
@@ -114,7 +111,7 @@ class SweepGrid(ResultGrid):
 
 def _result(folder: SweepFolder, trial: TrialPlan, result: RunResult, score: str) -> Result:
     """One run's result."""
-    model = folder.trial(trial.run_id) / "model"
+    model = folder.model(trial.run_id)
     history = pd.DataFrame(result.history or [])
     return Result(
         metrics={**final_metrics(result, score), "trial_id": trial.run_id, "config": config_of(trial)},

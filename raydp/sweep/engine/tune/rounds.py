@@ -174,7 +174,7 @@ class TuneRun:
             ),
             run_config=tune.RunConfig(
                 name="tune",
-                storage_path=str(self.folder.path.resolve() / "ray"),
+                storage_path=str(self.folder.ray),
                 verbose=0,
                 callbacks=[CommitCallback(self.committer), *self.callbacks],
                 failure_config=tune.FailureConfig(max_failures=3),

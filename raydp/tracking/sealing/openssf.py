@@ -1,0 +1,62 @@
+"""Signatures of exported models in the format of OpenSSF Model Signing, for verifiers that read no seals of raydp."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from raydp.tracking.sealing.seal import OPENSSF_FILE
+from raydp.tracking.sealing.signing import refuse_readable_by_others
+
+REMEDY = "Make one by `openssl ecparam -name prime256v1 -genkey -noout -out FILE`."
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenSSFSigner:
+    """Signs folders by a local key on an elliptic curve. No service and no network is needed.
+
+    Attributes:
+        key: file of the private key.
+    """
+
+    key: Path
+
+    @classmethod
+    def load(cls, key: Path) -> OpenSSFSigner:
+        """Check the package and the key before anything is written.
+
+        Raises:
+            ValueError: the package model-signing is not installed, others can read the file, or it holds no such key.
+        """
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        try:
+            import model_signing.signing  # noqa: F401
+        except ImportError as error:
+            raise ValueError(
+                "--openssf-key must have the package model-signing, got none. pip install 'raydp-tune[signing]'."
+            ) from error
+        if not key.is_file():
+            raise ValueError(f"--openssf-key must be the file of a private key, got {str(key)!r}. {REMEDY}")
+        refuse_readable_by_others(key, "--openssf-key")
+        try:
+            private = load_pem_private_key(key.read_bytes(), password=None)
+        except (ValueError, TypeError, UnsupportedAlgorithm):  # their messages may quote the file
+            private = None
+        if not isinstance(private, EllipticCurvePrivateKey):
+            raise ValueError(
+                f"--openssf-key must hold a key on an elliptic curve in PEM without a password, got {str(key)!r} with "
+                f"something else. {REMEDY}"
+            )
+        return cls(key=key)
+
+    def sign(self, folder: Path) -> None:
+        """Write the signature of all other files of a folder into the folder."""
+        from model_signing import hashing, signing
+
+        signature = folder / OPENSSF_FILE
+        config = signing.Config().use_elliptic_key_signer(private_key=self.key)
+        config.set_hashing_config(hashing.Config().set_ignored_paths(paths=[signature], ignore_git_paths=True))
+        config.sign(folder, signature)
