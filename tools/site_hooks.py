@@ -23,6 +23,10 @@ SEE_ALSO = {
 }
 """Page -> what its top points to on the site alone: these pages are made when the site is built."""
 
+BUTTONS = """[Run the demo](#two-commands){ .md-button .md-button--primary }
+[Your own sweep](#your-own-sweep){ .md-button }
+[Tutorials](tutorials/private_corpus.ipynb){ .md-button }"""
+
 
 class PageFile(File):
     """A file that MkDocs takes for a page, whatever its name ends with."""
@@ -51,8 +55,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, page, content=text))
     linked: set[str] = set()
     for file in files.documentation_pages():
-        if (path := repository_path(file.src_uri)) is not None:
-            linked |= rewritten(file.content_string, path)[1]
+        if (source := repository_path(file.src_uri)) is not None:
+            linked |= rewritten(file.content_string, source)[1]
     for page, text in sources.pages(linked).items():
         files.append(File.generated(config, page, content=text))
     return files
@@ -62,10 +66,19 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Turn links of the repository into links of the site, and point to the generated pages."""
     if (path := repository_path(page.file.src_uri)) is not None:
         markdown = rewritten(markdown, path)[0]
+    if page.file.src_uri == "index.md":
+        markdown = front_page(markdown)
     if page.file.src_uri in SEE_ALSO:
-        title, _, rest = markdown.partition("\n")
+        title, _newline, rest = markdown.partition("\n")
         markdown = f'{title}\n\n!!! info "Reference"\n\n    {SEE_ALSO[page.file.src_uri]}.\n{rest}'
     return markdown
+
+
+def front_page(readme: str) -> str:
+    """Return the README with its picture, and where to go from here, above its first section."""
+    picture = next(line for line in readme.splitlines() if line.startswith("!["))
+    above, heading, below = readme.replace(f"{picture}\n", "", 1).partition("\n## ")
+    return f"{above}\n{BUTTONS}\n\n{picture}\n{heading}{below}"
 
 
 def on_post_build(config: MkDocsConfig, **_: object) -> None:

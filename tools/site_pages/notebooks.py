@@ -9,7 +9,8 @@ from typing import Any
 
 _TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 """Colours that a program prints for a terminal."""
-_STYLE = re.compile(r"<style.*?</style>", re.DOTALL)
+_STYLE = re.compile(r"<style.*?</style>|(?<=<table)[^>]*", re.DOTALL)
+"""How pandas draws a table. Without it the site's own style applies."""
 
 
 def as_markdown(notebook: str) -> str:

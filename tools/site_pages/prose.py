@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _SPAN = re.compile(r"(`[^`]*`)")
-_SPECIAL = re.compile(r"([\\*_<>\[\]#|{}])")
+_SPECIAL = re.compile(r"([\\*_\[\]#|{}])")
 _LABELLED = re.compile(r"(Guarantee|Source|Example|Note):\s+(.*)", re.DOTALL)
 
 
@@ -13,7 +13,11 @@ def escaped(text: str) -> str:
     """Return a text on one line in which only what stands between backticks is marked up."""
     line = " ".join(text.split())
     parts = _SPAN.split(line)
-    return "".join(part.replace("|", "\\|") if at % 2 else _SPECIAL.sub(r"\\\1", part) for at, part in enumerate(parts))
+    return "".join(part.replace("|", "\\|") if at % 2 else _plain(part) for at, part in enumerate(parts))
+
+
+def _plain(text: str) -> str:
+    return _SPECIAL.sub(r"\\\1", text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
 
 
 def paragraphs(docstring: str) -> str:

@@ -67,11 +67,12 @@ def _extension_points() -> str:
         "# Extension points",
         "What a plug-in inherits, takes and returns. [Extending raydp](../extending.md) has an example of each.",
     ]
-    options = {"show_root_heading": "false", "show_root_toc_entry": "false", "heading_level": "3"}
-    lines = "".join(f"\n      {name}: {value}" for name, value in options.items())
     for kind, modules in _EXTENSION_POINTS.items():
         text.append(f"## {kind}")
-        text += [f"::: {module}\n    options:{lines}" for module in modules]
+        text += [
+            f"::: {module}\n    options: {{show_root_heading: false, show_root_toc_entry: false, heading_level: 3}}"
+            for module in modules
+        ]
     return "\n\n".join(text) + "\n"
 
 

@@ -55,9 +55,9 @@ def _spec_page(schema: Any) -> str:
     fields = schema["properties"]
     text = [
         "# The spec",
-        "One YAML file is a sweep. This page has every section and field, with its type, its default and its meaning. "
-        "A field without a default is required. An unknown field is an error. `raydp schema` prints the same as JSON "
-        "Schema, for editors.",
+        "One YAML file is a sweep. This page has every section and field, with its type, default and meaning. A field "
+        "without a default is required. An unknown field is an error. `raydp schema` prints the same as JSON Schema, "
+        "for editors.",
         _fields(schema, ""),
     ]
     for name, field in fields.items():
@@ -73,10 +73,8 @@ def _section(path: str, section: Schema, definitions: Schema) -> Iterator[str]:
     yield _fields(section, f"{path}.")
     for pattern, field in section.get("patternProperties", {}).items():
         yield f"Further fields: every key that matches `{pattern}`. Its value: {_type(field, path)}."
-    inner = dict(section["properties"])
-    for field in section.get("patternProperties", {}).values():
-        inner["FIELD"] = field
-    for name, field in inner.items():
+    further = [("FIELD", field) for field in section.get("patternProperties", {}).values()]
+    for name, field in [*section["properties"].items(), *further]:
         for described in _definitions(field):
             yield from _section(f"{path}.{name}", definitions[described], definitions)
 
@@ -123,7 +121,7 @@ def _type(field: Schema, path: str) -> str:
         page = _PAGE_OF_FIELD[path]
         return f"one of the [{page}]({page}.md)" if path != "scores" else "list of [scores](scores.md)"
     if "$ref" in field:
-        return f"[{'section'}](#{_anchor(path)})"
+        return f"[section](#{_anchor(path)})"
     if "enum" in field:
         return " or ".join(f"`{value}`" for value in field["enum"])
     if "const" in field:
@@ -143,7 +141,7 @@ def _array(field: Schema, path: str) -> str:
 
 
 def _number(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) and value < 2**62 else str(value)
+    return "2⁶³" if value == 2**63 else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _definitions(field: Schema) -> list[str]:

@@ -4,6 +4,7 @@ if (location.protocol === "file:") {
   window.Worker = class extends EventTarget {
     constructor(url) {
       super();
+      const base = new URL(url, location.href);
       const frame = document.createElement("iframe");
       frame.hidden = true;
       document.body.appendChild(frame);
@@ -13,13 +14,13 @@ if (location.protocol === "file:") {
       const load = (source) =>
         new Promise((resolve, reject) => {
           const script = inner.document.createElement("script");
-          script.src = new URL(source, url).href;
+          script.src = new URL(source, base).href;
           script.onload = resolve;
           script.onerror = reject;
           inner.document.body.appendChild(script);
         });
       this.inner = inner;
-      this.loaded = load(url);
+      this.loaded = load(base);
     }
 
     postMessage(data) {
