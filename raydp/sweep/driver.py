@@ -24,6 +24,7 @@ from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import SweepPlan, drawn, make_plan, plan_to_keep
 from raydp.sweep.planning.start import check_start
 from raydp.sweep.private_selection.release import PrivateSelectionEnding
+from raydp.sweep.run_logs import log_commands
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import write_counts
 from raydp.sweep.store.points import counts
@@ -148,6 +149,8 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console, callbacks: Seq
         try:
             write_counts(folder, task.secrets())
             check_runs(folder, drawn(plan, spec, weight_hash, folder.key()))
+            for command in log_commands(folder, spec.tracking.loggers):
+                console.print(f"run logs: {command}", markup=False, soft_wrap=True)
             context = SweepContext(spec=spec, folder=folder, facts=task.facts(), weight_hash=weight_hash)
             return _run(context, task, console, callbacks)
         except Exception:

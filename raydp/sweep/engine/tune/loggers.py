@@ -1,0 +1,196 @@
+"""Loggers of Ray Tune that write a sweep's runs into its folder, for TensorBoard and Weights & Biases."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from ray import tune
+from ray.air.constants import TRAINING_ITERATION
+from ray.tune.logger import LoggerCallback, TBXLoggerCallback
+from ray.tune.result import AUTO_RESULT_KEYS
+
+from raydp.spec.sections import TrackingSpec
+from raydp.sweep.store.folder import SweepFolder
+
+if TYPE_CHECKING:
+    from ray.tune.experiment import Trial
+
+NO_METRICS = {*AUTO_RESULT_KEYS, "done", "trial_id", "experiment_tag", "step", "num_steps"}
+"""Keys of a report that are no metrics of a run. Some name the machine, which is nobody's business."""
+FINISH_SECONDS = 300
+"""How long the end of a sweep waits until W&B has written its files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedRun:
+    """A run as Tune's loggers see it, in place of Tune's trial, whose folder is temporary.
+
+    Attributes:
+        name: name of the run: its configuration and seed.
+        trial_id: Tune's id, another one after each resume.
+        local_path: the folder that the logger writes into.
+        experiment_dir_name: name of the sweep, by which the runs are grouped.
+        evaluated_params: config of the trial.
+    """
+
+    name: str
+    trial_id: str
+    local_path: str
+    experiment_dir_name: str
+    evaluated_params: dict[str, object]
+
+    @property
+    def config(self) -> dict[str, object]:
+        return dict(self.evaluated_params)
+
+    def init_local_path(self) -> None:
+        """Create the run's folder."""
+        Path(self.local_path).mkdir(parents=True, exist_ok=True)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __hash__(self) -> int:
+        return hash(self.trial_id)
+
+
+class RunLog(tune.Callback):
+    """Gives the runs to one of Tune's loggers, with the run's own metrics and its step as the axis.
+
+    Args:
+        logger: writes the logs.
+        sweep: name of the sweep.
+    """
+
+    def __init__(self, logger: LoggerCallback, sweep: str) -> None:
+        self._logger, self._sweep = logger, sweep
+        self._runs: dict[str, LoggedRun] = {}
+
+    def place(self, trial: Trial) -> str:
+        """Return the folder that the logger writes a run into."""
+        raise NotImplementedError
+
+    def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
+        run = LoggedRun(
+            name=str(trial),
+            trial_id=trial.trial_id,
+            local_path=self.place(trial),
+            experiment_dir_name=self._sweep,
+            evaluated_params=dict(trial.config),
+        )
+        self._runs[trial.trial_id] = run
+        self._logger.log_trial_start(cast("Trial", run))
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, object], **info: object
+    ) -> None:
+        run = self._runs[trial.trial_id]
+        self._logger.log_trial_result(iteration, cast("Trial", run), _metrics(run, result))
+
+    def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
+        self._logger.log_trial_end(cast("Trial", self._runs[trial.trial_id]), failed=False)
+
+    def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
+        self._logger.log_trial_end(cast("Trial", self._runs[trial.trial_id]), failed=True)
+
+    def on_experiment_end(self, trials: list[Trial], **info: object) -> None:
+        self._logger.on_experiment_end(trials)
+
+
+class TensorBoardLog(RunLog):
+    """Writes event files for TensorBoard, one folder for each run. A resumed run continues its curves."""
+
+    def __init__(self, folder: SweepFolder) -> None:
+        super().__init__(TBXLoggerCallback(), folder.path.name)
+        self._folder = folder.tensorboard_logs.resolve()
+
+    def place(self, trial: Trial) -> str:
+        return str(self._folder / f"{_file_name(str(trial))}-{trial.config['run_id'][:8]}")
+
+
+class WandbLog(RunLog):
+    """Writes files of Weights & Biases without a login and without a network: `wandb sync` uploads them.
+
+    The files hold config and metrics, and nothing about the machine, the code or the packages.
+    """
+
+    def __init__(self, folder: SweepFolder, project: str) -> None:
+        import wandb  # takes a second
+        from ray.air.integrations.wandb import WandbLoggerCallback
+
+        self._folder = folder.wandb_logs.resolve()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        settings = wandb.Settings(
+            console="off",
+            silent=True,
+            host="-",
+            disable_code=True,
+            disable_git=True,
+            disable_job_creation=True,
+            x_disable_machine_info=True,
+            x_disable_meta=True,
+            x_disable_stats=True,
+            x_save_requirements=False,
+        )
+        logger = WandbLoggerCallback(
+            project=project,
+            upload_timeout=FINISH_SECONDS,
+            dir=str(self._folder.parent),  # W&B adds the last part itself
+            mode="offline",
+            reinit="finish_previous",
+            settings=settings,
+        )
+        super().__init__(logger, folder.path.name)
+
+    def place(self, trial: Trial) -> str:
+        return "."  # W&B keeps this path as a parameter of the run
+
+    def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
+        with _hidden("WANDB_API_KEY"):  # Tune's logger would put it into a runtime environment, which Ray logs
+            super().on_trial_start(iteration, trials, trial, **info)
+
+    def on_experiment_end(self, trials: list[Trial], **info: object) -> None:
+        """Wait until everything is written.
+
+        Raises:
+            OSError: W&B, which runs in other processes, has written nothing of some runs.
+        """
+        super().on_experiment_end(trials)
+        missing = [run.name for run in self._runs.values() if not list(self._folder.glob(f"*-{run.trial_id}/*.wandb"))]
+        if missing:
+            raise OSError(f"nothing was written of {len(missing)} runs, such as {missing[0]}")
+
+
+def run_logs(tracking: TrackingSpec, folder: SweepFolder) -> list[tune.Callback]:
+    """Return the callbacks that write the run logs that a spec asks for."""
+    return [
+        TensorBoardLog(folder) if logger == "tensorboard" else WandbLog(folder, tracking.experiment)
+        for logger in tracking.loggers
+    ]
+
+
+def _metrics(run: LoggedRun, result: Mapping[str, object]) -> dict[str, object]:
+    """Return a report's own metrics at the run's step. The last report comes at the run's last step."""
+    step = result.get("step", run.evaluated_params["num_steps"])
+    return {TRAINING_ITERATION: step, **{name: value for name, value in result.items() if name not in NO_METRICS}}
+
+
+def _file_name(name: str) -> str:
+    """Return a run's name with what a file system may refuse replaced, and at most 100 characters."""
+    return "".join(c if c.isalnum() or c in "._=-" else "_" for c in name)[:100]
+
+
+@contextmanager
+def _hidden(name: str) -> Iterator[None]:
+    """Remove an environment variable during the block."""
+    value = os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        if value is not None:
+            os.environ[name] = value
