@@ -51,6 +51,7 @@ FIRST = (
         "shadows",
     ),
     *(
+        "run_logs",
         "report",
         "further_seeds",
         "private_files",

@@ -43,7 +43,7 @@ FLOW = {
         "alarms", "lookup", "transactions", "trials", "registry", "runs", "opening", "later",
     ],
     "raydp.sweep": [
-        "names", "store", "listing", "engine", "ending", "private_selection", "planning", "driver", "api",
+        "names", "store", "listing", "run_logs", "engine", "ending", "private_selection", "planning", "driver", "api",
         "comparable", "counterfactual", "reports", "imported",
     ],
     "raydp.selftest": [

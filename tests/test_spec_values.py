@@ -164,6 +164,18 @@ BAD = {
         {"privacy": SELECTION, "select": {"score": "vmr_exact"}, "seeds": [0, 1]},
         r"seeds must be left out with privacy.tuning private_selection, got \[0, 1\]",
     ),
+    "private selection with run logs": (
+        {"privacy": SELECTION, "select": {"score": "vmr_exact"}, "tracking": {"loggers": ["wandb"]}},
+        r"tracking.loggers must be left out with privacy.tuning private_selection, got \['wandb'\]. Remove it",
+    ),
+    "unknown logger": (
+        {"tracking": {"loggers": ["tensorbord"]}},
+        r"tracking.loggers\[0\] must be 'tensorboard' or 'wandb', got 'tensorbord'",
+    ),
+    "repeated logger": (
+        {"tracking": {"loggers": ["wandb", "wandb"]}},
+        r"tracking.loggers must be distinct, got \['wandb', 'wandb'\]. Remove the repeated ones",
+    ),
     "private selection without privacy": (
         {"privacy": SELECTION, "select": {"score": "vmr_exact"}, "method": {"name": "nonprivate"}},
         r"method.name must be a private method with privacy.tuning private_selection, got 'nonprivate'",

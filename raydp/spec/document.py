@@ -70,7 +70,7 @@ class SweepSpec(Section):
     storage: str = "raydp_runs"
     """Folder that sweeps live in; the folder of this sweep is storage/name."""
     tracking: TrackingSpec = TrackingSpec()
-    """Where MLflow keeps runs and models."""
+    """Where MLflow keeps runs and models, and which further logs of the runs are written."""
 
     @field_validator("seeds")
     @classmethod
@@ -100,6 +100,7 @@ class SweepSpec(Section):
             stopping=self.stopping,
             seeds=self.seeds,
             method=self.method,
+            tracking=self.tracking,
         )
         if problems:
             raise ValueError("\n".join(problems))

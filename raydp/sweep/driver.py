@@ -20,11 +20,11 @@ from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.listeners import RunListener
 from raydp.sweep.engine.training import train
 from raydp.sweep.engine.trial import prefix_folder
-from raydp.sweep.engine.tune.loggers import open_loggers
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import SweepPlan, drawn, make_plan, plan_to_keep
 from raydp.sweep.planning.start import check_start
 from raydp.sweep.private_selection.release import PrivateSelectionEnding
+from raydp.sweep.run_logs import log_commands
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import write_counts
 from raydp.sweep.store.points import counts
@@ -116,13 +116,11 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console, callbacks: Seq
         ValueError: spec, model, data or folder is wrong, or callbacks would see a private selection. In this case
             nothing was trained.
     """
-    if (callbacks or spec.tracking.loggers) and spec.privacy.selects:
-        given = f"{len(callbacks)}" if callbacks else ", ".join(spec.tracking.loggers)
+    if callbacks and spec.privacy.selects:
         raise ValueError(
-            f"callbacks and tracking.loggers must be left out with privacy.tuning private_selection, got {given}: they "
-            "would see the runs that are not released. Remove them."
+            f"callbacks must be left out with privacy.tuning private_selection, got {len(callbacks)}: they would "
+            "see the runs that are not released. Remove them."
         )
-    callbacks = [*callbacks, *open_loggers(spec.tracking.loggers, Path(spec.storage) / spec.name, spec.name)]
     check_start(spec, resume=resume)
     if resume:
         SweepFolder.resume(spec)  # refuses a changed spec before the data are read
@@ -151,6 +149,8 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console, callbacks: Seq
         try:
             write_counts(folder, task.secrets())
             check_runs(folder, drawn(plan, spec, weight_hash, folder.key()))
+            for command in log_commands(folder, spec.tracking.loggers):
+                console.print(f"run logs: {command}", markup=False, soft_wrap=True)
             context = SweepContext(spec=spec, folder=folder, facts=task.facts(), weight_hash=weight_hash)
             return _run(context, task, console, callbacks)
         except Exception:

@@ -173,6 +173,7 @@ def show_result(sweep: Sweep, result: SweepResult) -> None:
         stdout.print(str(result.counts.note), markup=False)
     else:
         _show_counts(result)
+    _show_logs(sweep)
     if result.interrupted:
         stdout.print("interrupted: go on with the same command and --resume", style="bold")
     if selected is None or result.best_utility is None:
@@ -202,6 +203,16 @@ def _show_guarantee(sweep: Sweep) -> None:
     for sentence in [promise_of(record), *not_certified, *together_notes(sweep.folder.released())]:
         stdout.print(sentence, markup=False)
     stdout.print("`raydp models show MODEL` lists what this guarantee does not cover.", markup=False)
+
+
+def _show_logs(sweep: Sweep) -> None:
+    """Print the commands that show the run logs, if there are any."""
+    from raydp.sweep.run_logs import log_commands
+
+    if commands := log_commands(sweep.folder, sweep.spec.tracking.loggers):
+        stdout.print("run logs:", style="bold")
+    for command in commands:
+        stdout.print(f"  {command}", markup=False, soft_wrap=True)
 
 
 def _show_counts(result: SweepResult) -> None:

@@ -138,7 +138,7 @@ class ClusterSpec(Section):
 
 
 class TrackingSpec(Section):
-    """Where MLflow keeps runs and models. SQLite by default; any MLflow server by its URI."""
+    """Where MLflow keeps runs and models: SQLite by default, or any MLflow server. And further logs of the runs."""
 
     uri: str = "sqlite:///raydp.db"
     """URI of the MLflow store: a SQLite file (sqlite:///FILE) or an MLflow server (http://...)."""
@@ -149,9 +149,16 @@ class TrackingSpec(Section):
     signing_key: str | None = None
     """File with the team's private key, made by `raydp models keygen`. Every registered model's privacy card and
     weights are signed with it. The path is not sent to MLflow."""
-    loggers: Annotated[list[Literal["tensorboard", "wandb"]], Field(max_length=2)] = Field(default_factory=list)
-    """Further logs of every run: its step metrics, utility and scores. `tensorboard` writes to the sweep's folder.
-    `wandb` writes there too, for Weights & Biases, and sends nothing unless WANDB_MODE says so."""
+    loggers: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Further logs of every run, in the sweep's folder: `tensorboard`, and `wandb` (Weights & Biases, which is offline:
+    `wandb sync` uploads). They hold the run's config, step metrics, utility and scores."""
+
+    @field_validator("loggers")
+    @classmethod
+    def _distinct_loggers(cls, loggers: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(loggers)) < len(loggers):
+            raise ValueError(f"must be distinct, got {list(loggers)}. Remove the repeated ones.")
+        return loggers
 
     @field_validator("uri")
     @classmethod

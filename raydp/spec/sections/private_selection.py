@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from raydp.plugins.described import Plugin
+from raydp.spec.sections.cluster import TrackingSpec
 from raydp.spec.sections.privacy import PrivacySpec
 from raydp.spec.sections.seeds import AdaptiveSeeds
 from raydp.spec.sections.selection import SelectSpec
@@ -32,6 +33,7 @@ def conflicts(
     stopping: StoppingSpec | None,
     seeds: AdaptiveSeeds | tuple[int, ...],
     method: Plugin,
+    tracking: TrackingSpec,
 ) -> list[str]:
     """Return the parts of a spec that the guarantee of a private selection does not cover, each with a remedy."""
     if not privacy.selects:
@@ -55,6 +57,11 @@ def conflicts(
     if seeds != (0,):
         written = seeds.model_dump() if isinstance(seeds, AdaptiveSeeds) else list(seeds)
         problems.append(f"seeds must be left out {given} {written}. Every run draws a seed of its own.")
+    if tracking.loggers:
+        problems.append(
+            f"tracking.loggers must be left out {given} {list(tracking.loggers)}. Remove it: the logs would show the "
+            "runs that are not released."
+        )
     if (weight := dict(method.params).get("reference_weight")) is not None:
         problems.append(
             f"method.reference_weight must be left out {given} {weight:g}. "

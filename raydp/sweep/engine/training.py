@@ -22,6 +22,7 @@ from raydp.sweep.engine.progress import FirstPass, SweepProgress, follow_start
 from raydp.sweep.engine.slots import Slots, start_ray
 from raydp.sweep.engine.stopping import EarlyStopping
 from raydp.sweep.engine.tune.callbacks import GuardedCallback
+from raydp.sweep.engine.tune.loggers import run_logs
 from raydp.sweep.engine.tune.rounds import ListSource, TuneRun, rounds
 from raydp.sweep.names import run_name
 from raydp.sweep.store.folder import BASE_RUN
@@ -60,7 +61,7 @@ def train(
         callbacks: the user's callbacks of Ray Tune.
     """
     spec, folder = context.spec, context.folder
-    guarded = [GuardedCallback(callback) for callback in callbacks]
+    guarded = [GuardedCallback(callback) for callback in (*run_logs(spec.tracking, folder), *callbacks)]
     measure_base = not folder.is_finished(BASE_RUN)
     with phase(console, "starting Ray"):
         start_ray(spec.cluster)
@@ -95,8 +96,8 @@ def train(
                 committer.hand_out(first[out:])
                 _run_list(tuning, first, slots.num_slots)
             committer.base()
-        for callback in guarded:  # before Ray ends: a callback may have actors
-            callback.end()
+        for callback in guarded:
+            callback.end()  # a logger may have actors of its own, so Ray still runs
     return committer
 
 

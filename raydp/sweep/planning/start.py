@@ -13,6 +13,7 @@ from raydp.io.locations import is_uri
 from raydp.models.finding import check_found
 from raydp.spec.document import SweepSpec
 from raydp.sweep.engine.machine import check_address, check_machine
+from raydp.sweep.run_logs import check_loggers
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.transfer import check_exchange
 from raydp.tasks.reading import FILE_SUFFIXES, check_column, existing_file
@@ -62,6 +63,7 @@ def check_plan(spec: SweepSpec, *, elsewhere: bool = False) -> list[str]:
 def _lasting(spec: SweepSpec, *, elsewhere: bool = False) -> list[Callable[[], None]]:
     """Return the checks of the spec and of this machine."""
     here = [] if elsewhere or spec.cluster.address != "local" else [lambda: check_machine(spec.cluster)]
+    driver = [] if elsewhere else [lambda: check_loggers(spec.tracking.loggers)]
     return [
         lambda: check_storage(spec.storage),
         lambda: _check_files(spec),
@@ -69,6 +71,7 @@ def _lasting(spec: SweepSpec, *, elsewhere: bool = False) -> list[Callable[[], N
         lambda: _check_store(spec),
         lambda: check_signing_key(spec.tracking.signing_key),
         lambda: _check_working_dir(spec.cluster.working_dir),
+        *driver,
         *here,
     ]
 

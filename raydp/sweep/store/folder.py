@@ -73,6 +73,7 @@ class SweepFolder:
     | points.csv, secrets.parquet | the end, `raydp points`    | people, analysis         | may be written again    |
     | report.html                 | the end of the sweep       | people                   | may be written again    |
     | summary.json                | the end of the sweep       | status, list             | written whole           |
+    | logs/tensorboard, wandb     | `tracking.loggers`         | their programs           | the run has ended       |
     | ray/                        | Ray Train and Tune         | Ray, during the sweep    | decided by Ray          |
 
     A folder with a spec.yaml is a sweep.
@@ -426,6 +427,16 @@ class SweepFolder:
         times = [file.stat().st_mtime for file in files if file.is_file()]
         return times[0], max(times)
 
+    @property
+    def tensorboard_logs(self) -> Path:
+        """The folder of the run logs for TensorBoard."""
+        return self.path / "logs" / "tensorboard"
+
+    @property
+    def wandb_logs(self) -> Path:
+        """The folder of the run logs for Weights & Biases, which gives its last part the name."""
+        return self.path / "logs" / "wandb"
+
     def files(self, run_id: str) -> SharedFolder:
         """Return the files of one run, for a worker that sees this folder."""
         return SharedFolder(folder=self.trial(run_id), run_id=run_id)
@@ -477,7 +488,8 @@ class SweepFolder:
 
         Files of the user are kept.
         """
-        shutil.rmtree(self.ray, ignore_errors=True)  # a new start refuses a folder that contains it
+        for made in (self.ray, self.path / "logs"):
+            shutil.rmtree(made, ignore_errors=True)  # a new start refuses a folder that contains it
         (self.path / "spec.yaml").unlink(missing_ok=True)  # the first file, so that a kill in between leaves no sweep
         for entry in filter(_is_of_start, list(self.path.iterdir())):
             entry.rmdir() if entry.is_dir() else entry.unlink(missing_ok=True)
