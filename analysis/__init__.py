@@ -1,9 +1,9 @@
 """From a points table to a choice: heuristics, selection, risk, regression, variance, counterfactuals, report.
 
-The rooms, each importing only from those listed before it: `tables` (the points table and its columns), `statistics`
-(figures computed from a table), `surface` (smooth predictions between configurations), `selection` (rules, constraints,
-risk), `seeds` (which configuration gets a further seed), `figures` (plotly objects) and `report` (pages). The public
-names below are imported on first use, so importing the package costs nothing.
+The parts, in order: `tables` (the points table and its columns), `statistics` (figures computed from a table),
+`surface` (smooth predictions between configurations), `selection` (rules, constraints, risk), `seeds` (the
+configuration that gets a further seed), `figures` (plotly objects) and `report` (pages). Each part imports only parts
+before it. The public names below are imported on first use, so importing the package costs nothing.
 
 The package is installed as `raydp.analysis` (`raydp/analysis` is a link to this folder), so that a user's own module
 `analysis` does not replace it.

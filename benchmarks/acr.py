@@ -5,9 +5,9 @@
 
 `step` times one GCG step on a target of random tokens, plain and ours in turn within one run. `sweep` takes models and
 verbatim secrets of a finished sweep; the plain search does every model, secret and seed by itself. It takes hours:
---minutes ends it after that time, and the same command goes on where it was. --seeds and --max-tokens make it smaller,
-for both sides alike. Seconds are of the processor (one thread), which a busy machine changes least; wall-clock is
-beside them.
+--minutes ends it after that time, and the same command resumes where it stopped. --seeds and --max-tokens make it
+smaller, for both sides alike. Seconds are of the processor (one thread), which a busy machine changes least; wall-clock
+is beside them.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from raydp.auditing.source import Source
 from raydp.methods.dp_weights import DPWeights
 from raydp.models import base_models as models
 from raydp.privacy.mechanisms.claimed import claimed_noise_std, claimed_sensitivity
-from raydp.selftest.linear import LinearTask, linear_trainee
+from raydp.selftest.linear import LinearTask, linear_training_context
 from raydp.spec.reading import load_spec
 from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning.inputs import build_task
@@ -85,7 +85,7 @@ def trained_shift(setting: dict[str, Any], run: int, others: bool) -> float:
     """How far the record moves the weight, by two trainings of the method on the same batches, noise and all."""
     ends = []
     for canary in (False, True):
-        context = linear_trainee(1, 1, 1)
+        context = linear_training_context(1, 1, 1)
         task = PairTask(setting["num_examples"], canary=canary, others=others)
         DPWeights(max_grad_norm=CLIP).train(
             plan_of(setting, run, 1.0, 1e-6), context, task, LocalComm(), TEST_KEY, None
@@ -140,7 +140,7 @@ def found_epsilon(setting: dict[str, Any], formula: Any, epsilon: float, delta: 
     """A lower bound at 95 % from draws of the method's own noise: ln((TPR - δ) / FPR) at the Clopper-Pearson bounds of
     both rates. Half of the draws choose the threshold, the other half are counted."""
     method = DPWeights(max_grad_norm=CLIP, formula=formula)
-    context = linear_trainee(DRAWS, 1, 1)  # a draw for each weight: the method's noise on them is independent
+    context = linear_training_context(DRAWS, 1, 1)  # a draw for each weight: the method's noise on them is independent
     weights = next(iter(context.parameters.values()))
     seen = np.zeros((2, DRAWS))
     for canary in (0, 1):

@@ -16,7 +16,7 @@ HYPERPARAMETERS = ["batch_size", "num_steps", "learning_rate"]
 
 
 class Hyperparameters(TypedDict):
-    """A configuration as a part of a JSON document. Rows of results extend it by their figures.
+    """A configuration as a part of a JSON document. Rows of results add their figures.
 
     `settings` has the further fields that the configuration sets, and is left out if it sets none.
     """

@@ -35,7 +35,7 @@ _LEAST_SHRINKAGE = 0.05  # of the standard deviation of the difference between t
 
 @dataclass(frozen=True, kw_only=True)
 class SeedLimits:
-    """What further seeds may cost, and when a decision is reached.
+    """Bounds on the cost of further seeds, and the confidence and tolerance of a decision.
 
     Attributes:
         at_most: largest number of seeds of one configuration.

@@ -306,8 +306,8 @@ def _narrowed(
     for name, text, kept in narrowings:
         if not (pool & kept).any():
             raise ValueError(
-                f"constraints must leave a configuration, got none that keeps to the {name} and those before it. "
-                "Relax one of them."
+                f"constraints must leave a configuration, got none that keeps to the constraint {name} and the earlier "
+                "constraints. Relax one of them."
             )
         record.append(_step(name, text, listed, pool, pool & kept))
         pool = pool & kept

@@ -54,7 +54,7 @@ class Equivalent(Hyperparameters):
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What the measured scores say about a selected configuration.
+    """The certainty of a selected configuration, given the measured scores.
 
     Attributes:
         state: "decided": the selected configuration has the lowest score with probability 95 % or more. "equivalent":

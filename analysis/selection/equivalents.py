@@ -25,10 +25,10 @@ _NO_SPREAD = "no score differs between two seeds, so the errors of the scores ar
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """What a decision needs.
+    """The confidence and tolerance at which a decision counts as reached.
 
     Attributes:
-        confidence: the probability that a configuration has the lowest score, or one within the tolerance of it.
+        confidence: required probability that a configuration has the lowest score, or one within the tolerance of it.
         tolerance: the relative difference of two scores that are equivalent.
 
     Raises:

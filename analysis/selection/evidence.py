@@ -1,4 +1,4 @@
-"""What a selection knows about a table: means, models of the figures, leakage, and the certainty of the utility."""
+"""The evidence of a selection from a table: means, models of the figures, leakage, and the certainty of the utility."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What a selection knows about m configurations.
+    """The evidence of a selection about m configurations.
 
     Attributes:
         means: configuration means in the order (T, b, η).

@@ -40,7 +40,7 @@ class Entries:
 
     @classmethod
     def of(cls, utility_loss: NDArray[np.float64]) -> Entries:
-        """Return the entries of an array of losses, shape [layouts, m]."""
+        """Return the place at which each configuration enters the pool. utility_loss: [layouts, m]."""
         order = np.argsort(utility_loss, axis=1, kind="stable")
         ordered = np.take_along_axis(utility_loss, order, axis=1)
         places = np.broadcast_to(np.arange(order.shape[1]), order.shape)

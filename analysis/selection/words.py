@@ -72,7 +72,7 @@ def _equivalents(decision: Decision, rule: str) -> list[str]:
         return []
     close = f"within {100 * decision.tolerance:g} % of the lowest with a probability of at least"
     if decision.state == "decided" or rule != DEFAULT_RULE:
-        first = f"{Configuration.from_json(others[0])}, {_than(others[0]['loss_difference'])}"
+        first = f"{Configuration.from_json(others[0])}, {_loss_in_words(others[0]['loss_difference'])}"
         more = f", and {len(others) - 1} more" if len(others) > 1 else ""
         return [f"Also {close} {chance(decision.confidence)}: {first}{more}."]
     useful = others[0]["loss_difference"]
@@ -98,11 +98,11 @@ def _estimate(decision: Decision, rule: str) -> str:
 def _alternative(other: Alternative) -> str:
     return (
         f"{Configuration.from_json(other)} with {chance(other['probability'])}, expected score {other['score']:.4g}, "
-        f"{_than(other['loss_difference'])}"
+        f"{_loss_in_words(other['loss_difference'])}"
     )
 
 
-def _than(loss_difference: float) -> str:
+def _loss_in_words(loss_difference: float) -> str:
     """Return a difference in utility loss as text."""
     if loss_difference == 0:
         return "equal loss"

@@ -72,18 +72,18 @@ def utility_adjusted(points: pd.DataFrame, *, num_resamples: int = RESAMPLES, se
 
     Returns:
         "configurations"; "score_std"; "adjusted_std": standard deviation of the residuals, with the spline's degrees
-        of freedom subtracted, and its 95 % "interval"; "share_remaining": the residuals' variance over the scores'
-        variance, and its "share_interval"; "noise_std": the average standard deviation of a mean score due to seeds
+        of freedom subtracted, and its 95 % "interval". "share_remaining": the residuals' variance over the scores'
+        variance, and its "share_interval". "noise_std": the average standard deviation of a mean score due to seeds
         alone (None with a "noise_reason"). If score_std is no larger than noise_std, there is no spread to explain.
         "rows": per configuration the "score", the "expected" score at its utility and their difference "adjusted".
         "pairs": see below. Undefined figures are None with a "reason".
 
         "pairs" describes configurations whose mean losses differ by at most "tolerance": twice the standard error of
         such a difference over seeds, or 2 % of the losses' range if no configuration has two seeds. It holds "count",
-        the difference of their scores ("mean_difference", "largest_difference"), the 20 "widest" pairs, and for each
-        heuristic how often it names the configuration with the lower score, among the pairs that satisfy its
-        condition. "paired" is the number of configurations that were compared, except for the heuristics: all, or
-        5,000 thinned evenly by loss.
+        the difference of their scores ("mean_difference", "largest_difference") and the 20 "widest" pairs. For each
+        heuristic it holds how often the heuristic names the configuration with the lower score, among the pairs that
+        satisfy its condition. "paired" is the number of configurations that were compared, except for the heuristics:
+        all, or 5,000 thinned evenly by loss.
 
     Raises:
         ValueError: as `configuration_means`.

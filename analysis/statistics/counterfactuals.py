@@ -56,10 +56,10 @@ def counterfactual(
 
     Returns:
         "rows": per configuration and secret "with", "without" (means over seeds), their "difference", its "std_error"
-        over seeds (None with fewer than two of either) and whether the secret was "left_out"; sorted by (T, b, η) and
-        secret. "left_out" and "others": "secrets", the mean "difference" over configurations and secrets and its
-        "std_error" over secrets (ddof = 1, None with fewer than two). The other secrets were in both training sets.
-        They show the effect of noise and of the different data set size alone. "configurations": number of
+        over seeds (None with fewer than two of either) and whether the secret was "left_out". The rows are sorted by
+        (T, b, η) and secret. "left_out" and "others": "secrets", the mean "difference" over configurations and secrets
+        and its "std_error" over secrets (ddof = 1, None with fewer than two). The other secrets were in both training
+        sets. They show the effect of noise and of the different data set size alone. "configurations": number of
         configurations in both sweeps; "unmatched": number in only one sweep.
 
     Raises:

@@ -88,10 +88,10 @@ def hyperparameter_effects(points: pd.DataFrame) -> dict[str, Effect]:
     # For each kind of series, the values that must be equal within a series.
     fields = varied_fields(means)
     fixed: dict[str, list[Hashable]] = {
-        **{name: [_rest(one, name) for one in listed] for name in HYPERPARAMETERS},
+        **{name: [_values_without(one, name) for one in listed] for name in HYPERPARAMETERS},
         "compute": coded.same_compute.tolist(),
         "updates": coded.same_updates.tolist(),
-        **{path: [_rest(one, path) for one in listed] for path in fields},
+        **{path: [_values_without(one, path) for one in listed] for path in fields},
     }
     # Group the configurations into series, and keep those with at least two values of the varied hyperparameter.
     result: dict[str, Effect] = {}
@@ -122,7 +122,7 @@ def _in_order(value: object) -> tuple[float, str]:
     return (math.inf, value_in_words(value))
 
 
-def _rest(one: Configuration, name: str) -> Hashable:
+def _values_without(one: Configuration, name: str) -> Hashable:
     """Return everything that a configuration sets but one hyperparameter or further field."""
     fields = {path: value for path, value in one.fields.items() if path != name}
     return (*(getattr(one, other) for other in HYPERPARAMETERS if other != name), settings_text(fields))

@@ -102,7 +102,7 @@ def compare_methods(methods: Mapping[str, pd.DataFrame], *, with_perplexity: boo
 
 
 def _is_repeated(figure: object, *tables: pd.DataFrame) -> bool:
-    """Return whether the figure is `score` and equals one named score in all tables, which would be tested twice."""
+    """Return whether `score` repeats one of the columns `score.NAME` in all tables. It would be tested twice."""
     if figure != "score":
         return False
     named = [f for f in tables[0] if str(f).startswith(PREFIX) and all(f in table for table in tables)]

@@ -136,10 +136,10 @@ def measured_values(points: pd.DataFrame, secrets: pd.DataFrame, name: str) -> A
     """Return each run's values by secret and, if the score subtracts the mean of controls, by control, [run, k + j].
 
     Without controls these are the values of the k secrets. With j controls, the score is the mean of one sample minus
-    the mean of another one, and a row is scaled so that its mean is the score, and the standard error of its mean (ddof
-    = 1) is sqrt(var_secrets / k + var_controls / j), as if it were one sample of independent values. The same holds for
-    the covariance between two rows, because all models have the same secrets and controls. If the values of a control
-    are not known for every run, the controls are left out.
+    the mean of another one. A row is then scaled so that it can be treated as one sample of independent values: its
+    mean is the score, and the standard error of its mean (ddof = 1) is sqrt(var_secrets / k + var_controls / j). The
+    same holds for the covariance between two rows, because all models have the same secrets and controls. If the values
+    of a control are not known for every run, the controls are left out.
 
     Raises:
         ValueError: as `means_by_secret`.

@@ -31,7 +31,7 @@ class Term(TypedDict):
 
 
 class Fit(Reason):
-    """What a fit tells beside its coefficients."""
+    """The figures of a fit beside its coefficients."""
 
     r_squared: float | None
     configuration_std: NotRequired[float]
@@ -58,11 +58,11 @@ def regress(points: pd.DataFrame, *, errors: Errors = "ols") -> dict[str, Regres
             deviations.
 
     Returns:
-        "individual" on (ln b, ln T, ln η) and "composite" on (ln C, ln η), C = b·T; in both also on the coordinates of
-        the further fields that vary (see `Coordinates`; the first of the values of a field that is no number is the one
-        that the others are compared with, and what other coordinates determine is left out): {"n", "r_squared",
-        "errors", "terms": {"intercept", "log_...": {"coef", "std_error", "t", "p"}}}, p two-sided under Student's t
-        with n - terms degrees of freedom ("cluster": configurations - 1; "mixed": Gaussian). If a fit is undefined, its
+        "individual" on (ln b, ln T, ln η) and "composite" on (ln C, ln η), C = b·T. Both are also on the coordinates of
+        the further fields that vary (see `Coordinates`). The values of a field that is no number are compared with its
+        first value. A coordinate that other coordinates determine is left out. Each is {"n", "r_squared", "errors",
+        "terms": {"intercept", "log_...": {"coef", "std_error", "t", "p"}}}. p is two-sided under Student's t with
+        n - terms degrees of freedom ("cluster": configurations - 1; "mixed": Gaussian). If a fit is undefined, its
         figures are None and "reason" says why.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What results share: the reason of an undefined figure, and p-values that are corrected for multiple tests."""
+"""Common parts of results: the reason of an undefined figure, and p-values that are corrected for multiple tests."""
 
 from __future__ import annotations
 

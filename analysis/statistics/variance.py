@@ -57,9 +57,9 @@ def score_variance(points: pd.DataFrame) -> Variance:
         points: a points table.
 
     Returns:
-        "configurations": their number; "score_std": standard deviation over configurations of their means; "seed_std":
-        mean over the "seed_configurations" (those with several seeds) of the standard deviation over seeds; each with
-        its 95 % "..._interval" (see `std_interval`); "score_min", "score_max": extremes of the means.
+        "configurations": their number. "score_std": standard deviation over configurations of their means. "seed_std":
+        mean over the "seed_configurations" (configurations with several seeds) of the standard deviation over seeds.
+        Both have a 95 % "..._interval" (see `std_interval`). "score_min", "score_max": extremes of the means.
 
         "total_std": standard deviation over all rows, regardless of configuration. "configuration_std": score_std
         without the contribution of seeds to a mean, sqrt(max(0, score_std² - mean of s² / number of seeds)).

@@ -45,13 +45,13 @@ def score_posterior(
             lowest scores are modelled. The others keep their means, with errors over seeds.
         seed: seed of the draws.
 
-    The model: a configuration's true score is a plane over its coordinates (ln b, ln T, ln η, and those of further
-    fields, see `Coordinates`) whose slopes have no expected sign, plus a smooth remainder (Matérn-5/2), plus an
-    independent effect of the configuration. Its measured mean adds the errors over seeds, whose variances are those of
-    `SeedNoise`, and the errors over secrets, whose covariance is the sample's, shrunk. A secret that is easier for
-    every model moves all configurations alike; that part is `Posterior.common`. The hyperparameters and the variances
-    are drawn from their posteriors. A positive rate is modelled by its logarithm if that predicts left-out
-    configurations better.
+    The model: a configuration's true score is a plane over its coordinates, plus a smooth remainder (Matérn-5/2), plus
+    an independent effect of the configuration. The coordinates are ln b, ln T, ln η and the coordinates of further
+    fields (see `Coordinates`). The slopes of the plane have no expected sign. The configuration's measured mean adds
+    the errors over seeds, whose variances are from `SeedNoise`, and the errors over secrets, whose covariance is
+    the sample's, shrunk. A secret that is easier for every model moves all configurations alike; that part is
+    `Posterior.common`. The hyperparameters and the variances are drawn from their posteriors. A positive rate is
+    modelled by its logarithm if that predicts left-out configurations better.
 
     Source: Rasmussen and Williams 2006, chapter 2; Gelman et al. 2013, chapter 5 (hierarchical models).
     """
@@ -69,7 +69,7 @@ def loss_posterior(means: pd.DataFrame, *, seed: int = 0) -> Posterior:
 
 @dataclass(frozen=True, kw_only=True)
 class _Measured:
-    """What a posterior depends on. Equal content is fitted once, since one report selects by many rules.
+    """The inputs that a posterior depends on. Equal content is fitted once, since one report selects by many rules.
 
     Attributes:
         content: everything as bytes, which equality compares.

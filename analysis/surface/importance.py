@@ -85,7 +85,7 @@ def _shares(means: pd.DataFrame, figure: str) -> Shares | None:
         study.add_trials(
             [
                 create_trial(
-                    params={name: _told(column[at], ranges[name]) for name, column in inputs.items()},
+                    params={name: _optuna_value(column[at], ranges[name]) for name, column in inputs.items()},
                     distributions=ranges,
                     value=float(value),
                 )
@@ -110,6 +110,6 @@ def _range(values: list[object]) -> BaseDistribution:
     return CategoricalDistribution(sorted(set(map(level_of, values))))
 
 
-def _told(value: object, own: BaseDistribution) -> object:
+def _optuna_value(value: object, own: BaseDistribution) -> object:
     """Return a value as optuna's trial holds it."""
     return level_of(value) if hasattr(own, "choices") else value

@@ -1,4 +1,4 @@
-"""What a decision would need that the measurements do not give."""
+"""The measurements that a decision still lacks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FurtherSeeds(Hyperparameters):
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """What would decide between some configurations if the means stayed as they are.
+    """The seeds and secrets that would decide between some configurations if the means stayed as they are.
 
     Attributes:
         further_seeds: the configurations that need further seeds, each with their number. Empty if nothing is left to

@@ -102,9 +102,9 @@ class Smoother:
         rows: [n] positions of the modelled configurations.
         matrix: [n, n] smoother, the mean over the draws of the hyperparameters.
         measured, expected: [n] the measured values and their posterior means on the modelled scale.
-        lowest: on a logarithmic scale, lower values are taken for this one.
+        lowest: logarithm of a value. On the logarithmic scale, values below it are raised to it before the logarithm.
         logarithm: whether the modelled scale is the logarithm.
-        unit: the unit of the figure in which it was modelled.
+        unit: values are divided by it before smoothing, and multiplied by it afterwards.
     """
 
     rows: NDArray[np.intp]

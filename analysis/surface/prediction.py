@@ -96,7 +96,7 @@ class Fitted:
 
 
 class Prediction(Hyperparameters, Reason):
-    """What is predicted of one configuration (`predict` explains the figures)."""
+    """The prediction for one configuration (`predict` explains the figures)."""
 
     score: float
     score_interval: list[float]
@@ -126,11 +126,11 @@ def predict(
         seed: seed of the draws.
 
     Returns:
-        Sorted by (T, b, η, settings), one row each: "batch_size", "num_steps", "learning_rate", "settings" if there are
-        any, "score" and "utility_loss" (medians), "score_interval" and "utility_interval": 95 % of the expectation over
-        seeds; "score_run_interval" and "utility_run_interval": 95 % of one run's figure, None if no configuration has
-        two seeds; "compute" C = b·T; "beyond": the hyperparameters and numeric fields outside the measured range, for
-        which the row is an extrapolation; with max_loss also "within": the probability that the expected loss is at
+        Sorted by (T, b, η, settings), one row each. "batch_size", "num_steps", "learning_rate", "settings" if there are
+        any. "score" and "utility_loss": medians. "score_interval" and "utility_interval": 95 % of the expectation over
+        seeds. "score_run_interval" and "utility_run_interval": 95 % of one run's figure, None if no configuration has
+        two seeds. "compute": C = b·T. "beyond": the hyperparameters and numeric fields outside the measured range, for
+        which the row is an extrapolation. With max_loss also "within": the probability that the expected loss is at
         most max_loss.
 
     Beyond the measured values, the surface continues as a plane with growing uncertainty. It cannot predict that a run

@@ -1,4 +1,4 @@
-"""What the scores would tell if there were more seeds or more secrets and the means stayed as they are."""
+"""The certainty that the scores would have with more seeds or more secrets, if the means stayed as they are."""
 
 from __future__ import annotations
 

@@ -131,7 +131,8 @@ def _pattern(values: Sequence[object]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Coordinates:
-    """The coordinates of configurations: ln b, ln T, ln η, then those of the further fields in which they differ.
+    """The coordinates of configurations: ln b, ln T, ln η, then the coordinates of the further fields in which they
+    differ.
 
     A positive number counts by its logarithm, another number as it is, and any other value by one coordinate for each
     value, which is 1 there and 0 elsewhere.

@@ -11,8 +11,8 @@ from raydp.search_spaces.names import unknown_name
 
 PREFIX, ERROR = "score.", ".std_error"
 LOGARITHMIC = {"exposure", "logprob"}
-"""Built-in scores without a meaningful zero: differences are meaningful, ratios are not. Decides if only the table is
-known, which does not tell it."""
+"""Built-in scores without a meaningful zero: differences are meaningful, ratios are not. Used where only a
+table is given: a table does not say whether a score is logarithmic."""
 SECRET_COLUMNS = ["run_id", "score", "secret_id", "value"]
 
 
@@ -93,7 +93,7 @@ def by_secret(points: pd.DataFrame, secrets: pd.DataFrame, name: str) -> tuple[p
 
     Returns:
         [model, secret] values with the index of points and the names of the secrets as columns, null if a model has no
-        value; and [secret] the number of training examples that contain the secret, null if the table does not tell.
+        value. Then [secret] the number of training examples that contain the secret, null if the table lacks it.
 
     Raises:
         ValueError: the table has no column run_id, or the score has no values by secret.
@@ -102,7 +102,10 @@ def by_secret(points: pd.DataFrame, secrets: pd.DataFrame, name: str) -> tuple[p
         raise ValueError("points must have the column run_id for figures by secret, got none. Use a sweep's own table.")
     missing = [column for column in SECRET_COLUMNS if column not in secrets.columns]
     if missing:
-        raise ValueError(f"secrets must have the columns {', '.join(SECRET_COLUMNS)}, got none of {missing}.")
+        raise ValueError(
+            f"secrets must have the columns {', '.join(SECRET_COLUMNS)}, got none of {missing}. Use the sweep's own "
+            "secrets.parquet."
+        )
     rows = secrets[secrets["score"] == name]
     if rows.empty:
         known = [score for score in score_names(points) if (secrets["score"] == score).any()]

@@ -22,8 +22,8 @@ SETTINGS = "settings"
 """The column of the further fields that a configuration sets, each cell as
 `raydp.search_spaces.settings.settings_text`. A table without the column is one whose configurations set none."""
 KEY = ["num_steps", "batch_size", "learning_rate", SETTINGS]
-"""What tells configurations apart: (T, b, η) and the further fields. It is the order of rows, and of the first among
-ties."""
+"""The columns that distinguish configurations: (T, b, η) and the further fields. They are the order of rows, and of the
+first among ties."""
 _INTEGERS = {"batch_size", "num_steps", "seed"}
 _REALS = ["learning_rate", "utility_loss", "score"]
 _POSITIVE = set(HYPERPARAMETERS)
@@ -149,10 +149,10 @@ def configuration_means(points: pd.DataFrame) -> pd.DataFrame:
         points: a points table, which is checked here.
 
     Returns:
-        Rows sorted by (T, b, η, settings) with batch_size, num_steps, learning_rate, settings, num_seeds, utility_loss
-        and score (means, correctly rounded, so that equal samples give equal means), utility_loss_std and score_std
-        (ddof = 1, NaN with one seed), base_utility_loss (mean) if the table has it, and model_uri: the one of the
-        configuration's first listed row, None if there is none.
+        Rows sorted by (T, b, η, settings), with batch_size, num_steps, learning_rate, settings and num_seeds.
+        utility_loss and score are means, correctly rounded, so that equal samples give equal means. utility_loss_std
+        and score_std have ddof = 1 and are NaN with one seed. base_utility_loss is a mean, if the table has it.
+        model_uri is the URI of the configuration's first listed row, None if there is none.
 
     Raises:
         ValueError: as `check_points`, or a finished row without batch_size, num_steps or learning_rate.

@@ -70,7 +70,7 @@ def next_audit(
     The sweep's name is NAME-audit, or with `new` NAME-audit-2 and so on.
 
     Raises:
-        ValueError: as in `run_audit`.
+        ValueError: the spec cannot be audited, or the unfinished audit has other settings.
     """
     if SweepFolder.is_at(source.folder):
         SweepFolder.resume(source.spec)  # checks that the models belong to this spec

@@ -1,4 +1,4 @@
-"""What an audit's runs prove, separately and together."""
+"""The bounds that an audit's runs prove, separately and together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SCORE = "one_run_audit"
 _SEEN = {"loss": "losses", "gradient": "every noisy gradient"}
-"""What an auditor with each access sees, in words."""
+"""The view of an auditor with each access, in words."""
 
 
 class AuditedRun(Hyperparameters):

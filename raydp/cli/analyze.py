@@ -164,7 +164,7 @@ def counterfactual(
     storage: Storage = "raydp_runs",
     json: Json = False,
 ) -> None:
-    """What training on the examples with a secret did to its score (Zhang et al. 2023): with minus without."""
+    """The effect on a secret's score of training on its examples (Zhang et al. 2023): with minus without."""
     from raydp.sweep.counterfactual import compare
 
     _print(compare(sweep_with, sweep_without, score=score, storage=storage), json)

@@ -53,7 +53,7 @@ def audit_run(
     uri: Uri = DEFAULT_URI,
     json: Json = False,
 ) -> None:
-    """Train every configuration once more with canaries, and bound its ε from below. Goes on where it stopped."""
+    """Train every configuration once more with canaries, and bound its ε from below. Resumes where it stopped."""
     from raydp.spec.reading import draft_spec
 
     for given in (spec, Path(what)):

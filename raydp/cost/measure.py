@@ -49,7 +49,7 @@ class _Times:
 def measure_cost(spec: SweepSpec, task: Task, trials: Sequence[TrialPlan], *, num_steps: int) -> Measured:
     """Run steps of the smallest, a middle and the largest batch size, and score the base model once.
 
-    If the space varies further fields, the steps have those of the plan's first run.
+    If the space varies further fields, the steps have the values of the plan's first run.
 
     Args:
         spec: the sweep.
@@ -59,7 +59,7 @@ def measure_cost(spec: SweepSpec, task: Task, trials: Sequence[TrialPlan], *, nu
 
     Raises:
         ValueError: the workers' device is not available here, the model is sharded, num_steps is below 1, or the
-            method's cost is not that of its steps.
+            method's cost is not the cost of its steps.
     """
     spec, trials = _of_one_kind(spec, trials)
     device = _device(spec, num_steps)

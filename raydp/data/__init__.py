@@ -1,1 +1,1 @@
-"""What the package carries: the embedded model (`tiny/`, made by `tools/make_tiny.py`) and the embedded sweep."""
+"""The package's data files: the embedded model (`tiny/`, made by `tools/make_tiny.py`) and the embedded sweep."""

@@ -48,7 +48,7 @@ class Recorded(TypedDict, total=False):
 
 
 class Published(TypedDict, total=False):
-    """What --publish adds: a noisy ε, or a suggestion of its values."""
+    """The additions of --publish: a noisy ε, or a suggestion of its values."""
 
     suggestion: Suggestion
     epsilon_sanitised: float
@@ -58,7 +58,7 @@ class PateAnswer(EpsilonAtOrder, Recorded, Published):
     """The privacy cost of answering queries; see `raydp.privacy.mechanisms.pate.PateCost`.
 
     Keys:
-        teachers: most votes of a query.
+        teachers: the largest number of votes, over all classes, on one query.
     """
 
     epsilon_data_independent: float

@@ -230,7 +230,7 @@ def write_profile_page(answers: Sequence[CurvesOfRun], path: Path, title: str) -
 
 
 def table_rows(answers: Sequence[CurvesOfRun], accountant: str) -> list[dict[str, object]]:
-    """Return the rows of the printed table for one accountant's curves. Of many δ it has those of `TABLE_DELTAS`."""
+    """Return the rows of the printed table for one accountant's curves. Of many δ it has only `TABLE_DELTAS`."""
     deltas, few = [row["delta"] for row in answers[0]["curves"][accountant]], delta_values(TABLE_DELTAS)
     columns = deltas if len(deltas) <= len(few) + 1 or not set(few) & set(deltas) else few
     return [

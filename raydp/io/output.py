@@ -7,6 +7,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, overload
 
@@ -45,8 +46,9 @@ def _wrapped(text: str, width: int) -> str:
     return "\n".join(lines)
 
 
-stderr = WordConsole(stderr=True, highlight=False)
-stdout = WordConsole(highlight=False)
+_JUPYTER = None if find_spec("ipywidgets") else False  # without widgets, rich warns in a notebook before each status
+stderr = WordConsole(stderr=True, highlight=False, force_jupyter=_JUPYTER)
+stdout = WordConsole(highlight=False, force_jupyter=_JUPYTER)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ HEADERS = {
 }
 """The papers' symbols and short names, for tables that people read. `--json` and files have the long names."""
 _OF_A_SPEC = ("method.", "model.")
-"""How the paths of fields of a spec begin. A table shows the end of each that tells it from the others."""
+"""How the paths of fields of a spec begin. A table shows the end of each path that distinguishes it from the others."""
 FEW_ROWS = 4
 """The largest number of rows shown with one field per line instead of omitting columns."""
 ELSEWHERE = "A wider terminal, a pipe (| less -S) and --json show every column."

@@ -62,7 +62,7 @@ def unit_weights(weight: float | None, task: Task) -> UnitWeights | None:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTraits:
-    """What other packages must know of a method's steps.
+    """The properties of a method's steps that other packages must know.
 
     Attributes:
         clipping: how gradients are scaled to max_grad_norm: "flat", "automatic" or "adaptive". None: they are not.
@@ -99,7 +99,7 @@ class Method(Protocol):
 
     @property
     def traits(self) -> StepTraits:
-        """What other packages must know of the method's steps."""
+        """Return the properties of the method's steps that other packages must know."""
 
     def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian | NonPrivate:
         """Return the event that the accountant accounts for the whole run."""

@@ -96,7 +96,7 @@ def _read(path: Path, changed: int) -> tuple[StatedRun, ...]:
     counts: Counter[Configuration] = Counter()
     runs: list[StatedRun] = []
     for number, row in enumerate(rows, start=1):
-        run = _run(row, number, path.parent, counts)
+        run = _checked_row(row, number, path.parent, counts)
         if any((run.configuration, run.seed) == (other.configuration, other.seed) for other in runs):
             raise ValueError(
                 f"RUNS must have one row for each configuration and seed, got {run.configuration} with seed {run.seed} "
@@ -106,8 +106,8 @@ def _read(path: Path, changed: int) -> tuple[StatedRun, ...]:
     return tuple(runs)
 
 
-def _run(row: dict[str, str], number: int, beside: Path, counts: Counter[Configuration]) -> StatedRun:
-    """Check one row.
+def _checked_row(row: dict[str, str], number: int, beside: Path, counts: Counter[Configuration]) -> StatedRun:
+    """Check one row and return its run.
 
     Args:
         counts: rows of each configuration so far; changed in place.
@@ -166,7 +166,7 @@ def _run(row: dict[str, str], number: int, beside: Path, counts: Counter[Configu
 class Imported(MethodSection):
     """Reads models that were trained elsewhere, in place of training. Their ε is stated, and never certified.
 
-    `raydp import` writes the spec. A run's configuration, seed, σ, ε and δ are those of its row.
+    `raydp import` writes the spec. A run's configuration, seed, σ, ε and δ are taken from its row.
 
     Guarantee:
         None: the method's event is NonPrivate. What is stated is in the record as a claim.

@@ -34,7 +34,7 @@ class DPMF(DPSGD):
     square root of the workload of SGD with this momentum and decoupled weight decay, cut to its bands, with columns of
     norm 1 (Kalinin and Lampert 2024). Nothing is optimised. One band is DP-SGD, bit for bit.
 
-    The other arguments are those of DP-SGD, without clipping "adaptive". With a learning rate schedule, C stays that of
+    The other arguments are those of DP-SGD, without clipping "adaptive". With a learning rate schedule, C stays as for
     the constant rate.
 
     Guarantee:

@@ -66,7 +66,7 @@ class RegularisedClassifier(NonPrivate):
 
     @property
     def traits(self) -> StepTraits:
-        """Steps that are not those of `raydp.training.loop`."""
+        """Return the traits of steps that have a training loop of their own, not `raydp.training.loop`."""
         return StepTraits()
 
     def check(self, spec: SweepSpec, task: Task) -> None:

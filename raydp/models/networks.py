@@ -237,7 +237,7 @@ def add_classes(network: Network, count: int) -> None:
 def untrained_weights(name: str, seed: int, *, new_classes: int = 0) -> dict[str, torch.Tensor] | None:
     """Return a network's initial weights in the repetition with this seed.
 
-    Return None if the name is that of another model, which starts from its own weights.
+    Return None if the name belongs to another model, which starts from its own weights.
     """
     network = NetworkName.parse(name)
     return None if network is None else dict(network.build(seed, new_classes=new_classes).named_parameters())

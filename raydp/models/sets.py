@@ -117,7 +117,7 @@ def put_adapter(model: nn.Module, weights: dict[str, torch.Tensor], name: str) -
         name: the adapter's name, for the message.
 
     Raises:
-        ValueError: the weights are those of other layers.
+        ValueError: the weights belong to other layers.
     """
     from peft import set_peft_model_state_dict
 

@@ -35,7 +35,7 @@ class ExampleDropout(nn.Module):
 
     Args:
         share: share of the inputs that is dropped.
-        layer: the layer's name, which tells its masks from those of other layers.
+        layer: the layer's name. Layers of other names have other masks.
     """
 
     def __init__(self, share: float, *, layer: str) -> None:

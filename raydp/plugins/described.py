@@ -113,7 +113,7 @@ def listed(problems: list[str]) -> str:
 def messages_of(cls: type[BaseModel], error: ValidationError, prefix: str, *, skip_plugins: bool = False) -> list[str]:
     """Return pydantic's errors as messages of the form "<field> must <rule>, got <value>. <remedy>."."""
     messages = []
-    for e in _telling(error.errors()):
+    for e in _primary_errors(error.errors()):
         field = prefix + _field_of(e["loc"]).lstrip(".")
         field = field.rstrip(".")
         unresolved = e["loc"][:1] == ("scores",) and isinstance(e["input"], list | tuple) and None in e["input"]
@@ -141,7 +141,7 @@ def _field_of(loc: tuple[int | str, ...]) -> str:
     return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in _path(loc))
 
 
-def _telling(errors: list[ErrorDetails]) -> list[ErrorDetails]:
+def _primary_errors(errors: list[ErrorDetails]) -> list[ErrorDetails]:
     """Return the errors without those that follow from another error.
 
     Omitted are lists that are too short only because their values are wrong, and alternatives of a field that the user

@@ -81,7 +81,9 @@ def paraphrase_file(
         progress: called with (rows done, rows in all).
 
     Returns:
-        Counts: rows, rows that existed already, and paraphrases that are blank, equal to their answer, or cut.
+        Counts: all rows ("rows"), rows that existed already ("already") and rows that this call wrote ("written").
+        Of the paraphrases of this call: "unchanged" are equal to their answer, "cut" reached max_new_tokens, and
+        "blank_redrawn" were drawn blank, so that a reserve draw or the answer replaces them.
 
     Raises:
         ValueError: there are no rows, or the file belongs to other data, another model or other options.

@@ -24,7 +24,7 @@ USED = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """What a grid consists of.
+    """The numbers of values and seeds of a grid.
 
     Attributes:
         batch_sizes, num_steps, rates: numbers of values.
@@ -111,7 +111,7 @@ def fitted(*, num_units: int, law: StepLaw, score_seconds: float, hours: float, 
 
 
 def _grid(design: Design, num_units: int, smallest: float, law: StepLaw, score_seconds: float, slots: int) -> Grid:
-    """Return the grid of a design whose smallest configuration has about `smallest` examples in all steps."""
+    """Return the grid of a design whose smallest configuration has a compute b·T of about `smallest`."""
     # The batch sizes, powers of two: large enough for the noise, small enough for subsampling and for some steps.
     largest_batch = LARGEST_RATE * num_units / FACTOR ** (design.batch_sizes - 1)
     batch_size = _power_of_two(min(largest_batch, smallest / LEAST_STEPS))

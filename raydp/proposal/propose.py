@@ -40,7 +40,7 @@ METHOD = {"name": "dp_adam", "max_grad_norm": 0.1}
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """What only the user knows.
+    """The facts that only the user knows.
 
     Attributes:
         data: path or name of the data.

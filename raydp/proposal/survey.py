@@ -1,4 +1,4 @@
-"""What a file or data set looks like, as far as a spec depends on it. Of its content only a sample of rows is kept."""
+"""The properties of a file or data set that a spec depends on. Of its content only a sample of rows is kept."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class UserColumn:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """What the data look like.
+    """The form and size of the data.
 
     Attributes:
         form: the form of the conversations; None for a column of texts.

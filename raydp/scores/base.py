@@ -81,7 +81,7 @@ class ModelSet(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a measurement of many models may use besides the models.
+    """The resources of a measurement of many models besides the models.
 
     Attributes:
         folder: where a score keeps files between models and between resumed calls; None keeps nothing. Files that

@@ -327,7 +327,7 @@ def _log_to_mlflow(
     if not values:
         return 0, None
     try:
-        with console.status("telling MLflow"):
+        with console.status("logging to MLflow"):
             return log_scores(values, tracking_uri=spec.tracking.uri), None
     except ValueError as error:
-        return 0, f"MLflow was not told: {error}"
+        return 0, f"the scores were not recorded in MLflow: {error}"

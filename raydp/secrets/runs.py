@@ -41,7 +41,7 @@ class NonPrivateRuns:
 
     @classmethod
     def registered(cls, uris: Sequence[str], store: str, base: str | None = None) -> NonPrivateRuns:
-        """Return models by their addresses in the registry.
+        """Return models, given their registry addresses.
 
         Raises:
             ValueError: there is no such model, one was trained with privacy, or the models have different bases.

@@ -77,7 +77,7 @@ class LinearTask:
         return ()
 
 
-def linear_trainee(in_features: int, out_features: int, num_layers: int) -> TrainingContext:
+def linear_training_context(in_features: int, out_features: int, num_layers: int) -> TrainingContext:
     """Return a context with parallel layers whose weights are all 0."""
     model = nn.Sequential(*(nn.Linear(in_features, out_features, bias=False) for _ in range(num_layers))).eval()
     for parameter in model.parameters():

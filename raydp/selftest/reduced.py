@@ -25,10 +25,10 @@ SIMPLE = (bool, int, float, str, type(None))
 def with_few_layers(model: PreTrainedModel, adapter: AdapterSpec) -> AdapterSpec:
     """Remove decoder layers in place, down to two of each kind. Return the adapter for the layers that are left.
 
-    Two layers are of one kind if their modules have the same classes, settings, hooks, and shapes and types of weights,
-    if the adapter has both or neither, and if both or neither are below the first layer of the adapter. A layer that
-    shares a tensor with another module stays. A model whose layers are not in one list stays whole, as does a model
-    under an adapter that names layers by their full path.
+    Two layers are of one kind if three conditions hold. Their modules have the same classes, settings, hooks, and
+    shapes and types of weights. The adapter has both or neither. Both or neither are below the first layer of the
+    adapter. A layer that shares a tensor with another module stays. A model whose layers are not in one list stays
+    whole, as does a model under an adapter that names layers by their full path.
     """
     found = decoder_layers(model)
     names = [*adapter.target_modules, *adapter.modules_to_save] if isinstance(adapter.target_modules, tuple) else []
@@ -66,7 +66,7 @@ def _kept_layers(layers: nn.ModuleList, chosen: Sequence[int] | None, shared: se
 
 
 def _kind(layer: nn.Module) -> tuple[object, ...]:
-    """Return everything that tells a layer from another one, besides its place and the values of its tensors."""
+    """Return everything that distinguishes a layer from others, besides its place and the values of its tensors."""
     return tuple(
         (
             name,
@@ -92,9 +92,9 @@ def _shared_tensors(model: nn.Module, layers: nn.ModuleList) -> set[int]:
 def with_few_tokens(model: PreTrainedModel, used: NDArray[np.int32], longest: int) -> dict[int, int] | None:
     """Remove the rows of tokens that do not occur from the embeddings and the output layer, in place.
 
-    As many other rows stay as are needed for the gradient engine to take the norm of the output layer's gradient in the
-    same way as in the whole model, and at least as many as there are used ones, so that most of a softmax is on tokens
-    that are no targets.
+    Some rows of unused tokens stay. With them, the gradient engine takes the norm of the output layer's gradient in the
+    same way as in the whole model. At least as many unused rows stay as there are used ones, so that most of a softmax
+    is on tokens that are no targets.
 
     Args:
         used: token ids that occur.

@@ -17,7 +17,7 @@ from raydp.models.pretrained import PretrainedModel
 from raydp.models.quantization import quantise
 from raydp.search_spaces.settings import settings_in_words
 from raydp.selftest.reduced import renamed, with_few_layers, with_few_tokens
-from raydp.selftest.subjects import NUM_EXAMPLES, ROUNDING, Subject, typed_trainee
+from raydp.selftest.subjects import NUM_EXAMPLES, ROUNDING, Subject, typed_training_context
 from raydp.spec.document import SweepSpec
 from raydp.tasks.base import Task, task_of
 from raydp.tasks.text.language import LanguageModelingTask
@@ -29,7 +29,7 @@ from raydp.training.trial import TrainingContext
 
 SINGLE = 10 * ROUNDING[torch.float32]
 """Relative error of a gradient of a trained model that rounding explains in single precision. It was 8.5e-6 for three
-tokens of SmolLM2, whose weights differ more in size than those of the toys."""
+tokens of SmolLM2, whose weights differ more in size than the toys' weights."""
 
 
 def kinds_of_runs(spec: SweepSpec) -> list[SweepSpec]:
@@ -81,7 +81,7 @@ def spec_subjects(spec: SweepSpec) -> list[Subject]:
     model = spec.model.model_copy(update={"adapter": adapter})
     subject = Subject(
         name=f"{spec.name}: {spec.model.name}",
-        context=typed_trainee(pretrained, model, spec.cluster.microbatch_size),
+        context=typed_training_context(pretrained, model, spec.cluster.microbatch_size),
         task=task,
         method=spec.method.params,
         indices=indices,

@@ -118,7 +118,7 @@ def _subjects_in(dtype: str) -> list[Subject]:
     return [
         Subject(
             name=f"{name}, {dtype}" if small else name,
-            context=typed_trainee(
+            context=typed_training_context(
                 _pretrained(build), ModelSpec.model_validate({"name": "selftest", "adapter": adapter, "dtype": dtype})
             ),
             task=task,
@@ -149,7 +149,7 @@ def prefix_subjects(other: str) -> tuple[Subject, Subject]:
         subjects.append(
             Subject(
                 name=f"selftest/{number}" if other == "model" else "selftest",
-                context=start_trainee(base, adapter),
+                context=start_training_context(base, adapter),
                 task=_task_of(sentences),
                 method=DPSGD(),
                 indices=np.arange(NUM_EXAMPLES),
@@ -159,14 +159,18 @@ def prefix_subjects(other: str) -> tuple[Subject, Subject]:
     return subjects[0], subjects[1]
 
 
-def typed_trainee(base: PretrainedModel, spec: ModelSpec, microbatch_size: int | None = None) -> TrainingContext:
+def typed_training_context(
+    base: PretrainedModel, spec: ModelSpec, microbatch_size: int | None = None
+) -> TrainingContext:
     """Return the model with the adapter and in the type of a spec."""
     base.model.to(getattr(torch, spec.weight_dtype))
-    context = start_trainee(base, spec.adapter, microbatch_size)
+    context = start_training_context(base, spec.adapter, microbatch_size)
     return replace(context, autocast=torch.bfloat16 if spec.autocasts_on("cpu") else None)
 
 
-def start_trainee(base: PretrainedModel, adapter: AdapterSpec, microbatch_size: int | None = None) -> TrainingContext:
+def start_training_context(
+    base: PretrainedModel, adapter: AdapterSpec, microbatch_size: int | None = None
+) -> TrainingContext:
     """Return the model with its adapter. LoRA's B is moved away from 0, where A would have no gradient."""
     model = adapters.attach_adapter(base, adapter)
     parameters = adapters.trainable_parameters(model, adapter)

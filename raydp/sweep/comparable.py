@@ -30,11 +30,11 @@ def check_comparable(tables: Mapping[str, pd.DataFrame], storage: str, *, any_da
     facts = {source: _facts(source, table, storage) for source, table in tables.items()}
     warnings = []
     for name in (*MUST_SHARE, "epsilon", "delta"):
-        told = {source: values[name] for source, values in facts.items()}
-        unknown = [source for source, value in told.items() if value is None]
+        stated = {source: values[name] for source, values in facts.items()}
+        unknown = [source for source, value in stated.items() if value is None]
         if unknown and name == DATA:
             warnings.append(f"Whether the {name} are the same is not known: {', '.join(unknown)} does not say.")
-        known = {source: value for source, value in told.items() if value is not None}
+        known = {source: value for source, value in stated.items() if value is not None}
         if len(set(known.values())) < 2:
             continue
         a = next(iter(known))
@@ -42,8 +42,8 @@ def check_comparable(tables: Mapping[str, pd.DataFrame], storage: str, *, any_da
         difference = f"{a} has {known[a]}, {b} has {known[b]}"
         if name in MUST_SHARE and not any_data:
             raise ValueError(
-                f"methods must be compared on one {name}, got two: {difference}. Run both on the same, or give "
-                "--any-data to compare all the same."
+                f"methods must be compared on one {name}, got two: {difference}. Run both on one, or give --any-data "
+                "to compare them anyway."
             )
         warnings.append(f"Not the same {name}, so that differences are not of the methods alone: {difference}.")
     return warnings

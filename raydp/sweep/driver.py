@@ -20,6 +20,7 @@ from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.listeners import RunListener
 from raydp.sweep.engine.training import train
 from raydp.sweep.engine.trial import prefix_folder
+from raydp.sweep.engine.tune.loggers import open_loggers
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import SweepPlan, drawn, make_plan, plan_to_keep
 from raydp.sweep.planning.start import check_start
@@ -115,11 +116,13 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console, callbacks: Seq
         ValueError: spec, model, data or folder is wrong, or callbacks would see a private selection. In this case
             nothing was trained.
     """
-    if callbacks and spec.privacy.selects:
+    if (callbacks or spec.tracking.loggers) and spec.privacy.selects:
+        given = f"{len(callbacks)}" if callbacks else ", ".join(spec.tracking.loggers)
         raise ValueError(
-            f"callbacks must be left out with privacy.tuning private_selection, got {len(callbacks)}: they would "
-            "see the runs that are not released. Remove them."
+            f"callbacks and tracking.loggers must be left out with privacy.tuning private_selection, got {given}: they "
+            "would see the runs that are not released. Remove them."
         )
+    callbacks = [*callbacks, *open_loggers(spec.tracking.loggers, Path(spec.storage) / spec.name, spec.name)]
     check_start(spec, resume=resume)
     if resume:
         SweepFolder.resume(spec)  # refuses a changed spec before the data are read

@@ -21,7 +21,7 @@ def imported_spec(runs: str | Path, spec: str | Path | Mapping[str, object]) -> 
     Args:
         runs: a table of models, see `raydp.methods.imported.read_runs`.
         spec: a YAML file or its content, with task, model.name, scores and select. If it has no model.adapter, the
-            adapter is that of the first model. Without privacy, ε and δ are the largest that are stated. Its method,
+            adapter is the first model's. Without privacy, ε and δ are the largest that are stated. Its method,
             space and seeds must be left out.
 
     Raises:

@@ -75,7 +75,7 @@ class TaskFacts:
 
     @property
     def num_training(self) -> int:
-        """Return the number of units that are not reference data. They come first."""
+        """Return the number of training units. In the data they precede the reference units."""
         return self.num_units - self.num_reference
 
 

@@ -47,8 +47,8 @@ def read_rows(path: str | Path, field: str) -> Iterator[tuple[int, Mapping[str, 
 
     Args:
         path: `.jsonl` or `.json` (one object per line; `.json` also one list of objects), `.csv` (with a header) or
-            `.txt` (one row per non-blank line, in the column `text`), each also with `.gz`; or `.parquet`, whose rows
-            are numbered from 1.
+            `.txt` (one row per non-blank line, in the column `text`), each also with `.gz`. A `.parquet` file is read
+            too; its rows are numbered from 1.
         field: the option that holds the path, for messages.
 
     Raises:
@@ -202,7 +202,7 @@ def _json_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int
 
 
 def _json_file_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield the objects of a file that is one list of them, with their numbers; else those of a JSON Lines file."""
+    """Yield the objects of a file with their numbers. The file is one list of objects, or JSON Lines."""
     while (first := file.read(1)).isspace():
         pass
     file.seek(0)

@@ -124,8 +124,8 @@ def show_model(
 
     Returns:
         The columns of `find_models` that are defined, and privacy (the guarantee's record), base (name and weight
-        hash), card (signed_by: a public key or None; problem: why the guarantee is unreliable, or None; verified:
-        whether all files were read) and promotions (newest last).
+        hash), card and promotions (newest last). The card has signed_by (a public key or None), problem (why the
+        guarantee is unreliable, or None) and verified (whether all files were read).
 
     Raises:
         ValueError: there is no such model, or trusted keys are given and the model's guarantee is unreliable.

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 _PRAGMAS = ("foreign_keys = ON", "busy_timeout = 20000", "case_sensitive_like = true")
-"""What MLflow sets in every session on SQLite (mlflow.store.db.utils). Inside a transaction it has no effect."""
+"""The pragmas that MLflow sets in every session on SQLite (mlflow.store.db.utils). Inside a transaction they have no
+effect."""
 
 
 def has_transactions(client: MlflowClient) -> bool:

@@ -1,4 +1,4 @@
-"""A run's ledger: every executed noisy step, including those of attempts that died."""
+"""A run's ledger: every executed noisy step, including the steps of attempts that died."""
 
 from __future__ import annotations
 

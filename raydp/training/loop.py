@@ -350,7 +350,7 @@ def _add_noise(
 ) -> None:
     """Add noise of std σ c to the sums, on a lattice.
 
-    The noise of a parameter is from the stream of its name. The lattice is that of the whole sum.
+    The noise of a parameter is from the stream of its name. The lattice is the lattice of the whole sum.
 
     Args:
         total: sums, or slices of them; may be empty.

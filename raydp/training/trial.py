@@ -22,7 +22,7 @@ Progress = Callable[[int, int, Mapping[str, float]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingContext:
-    """What a method is given to train.
+    """The model and the settings that a method trains with.
 
     Attributes:
         model: in eval mode, on the comm's device.

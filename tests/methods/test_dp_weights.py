@@ -35,7 +35,7 @@ from raydp.privacy import (
 from raydp.privacy.accounting.gdp import gaussian_epsilon
 from raydp.privacy.mechanisms.claimed import CLAIM, claimed_noise_std, claimed_sensitivity
 from raydp.privacy.records.card import card_markdown
-from raydp.selftest.linear import LinearTask, linear_trainee
+from raydp.selftest.linear import LinearTask, linear_training_context
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.sweep.api import select
@@ -161,7 +161,10 @@ def test_one_record_with_a_linear_loss_moves_the_weights_n_times_as_far_as_claim
     x = torch.zeros(20, 3)
     x[0, 0] = 5.0  # beyond C; without it, a record whose gradient is 0
     apart = distance(
-        LinearTask(x, targets), LinearTask(torch.zeros(20, 3), targets), FULL, layers=lambda: linear_trainee(3, 1, 1)
+        LinearTask(x, targets),
+        LinearTask(torch.zeros(20, 3), targets),
+        FULL,
+        layers=lambda: linear_training_context(3, 1, 1),
     )
     claimed = claimed_sensitivity(num_examples=20, batch_size=20, num_steps=10, learning_rate=0.1, max_grad_norm=1.0)
     assert apart == pytest.approx(10 * 0.1 * 1.0 / 20, rel=1e-5)
@@ -186,7 +189,7 @@ class FallingTask(LinearTask):
 def test_one_record_on_which_the_others_wait_moves_them_by_all_that_training_does() -> None:
     """TηC less the first step, where the paper takes TηC/N²: N² times as far."""
     apart = distance(
-        FallingTask(present=True), FallingTask(present=False), FULL, layers=lambda: linear_trainee(1, 1, 1)
+        FallingTask(present=True), FallingTask(present=False), FULL, layers=lambda: linear_training_context(1, 1, 1)
     )
     claimed = DPWeights()._sensitivity(FULL)
     assert apart / claimed > 0.85 * 20**2

@@ -16,7 +16,7 @@ from raydp.methods.dp import DPSGD
 from raydp.methods.mf import DPMF, cyclic_poisson_batch
 from raydp.privacy import PLDAccountant, PoissonGaussian, PrivacyCard, card_markdown
 from raydp.privacy.mechanisms.factorisation import banded_square_root
-from raydp.selftest.linear import LinearTask, linear_trainee
+from raydp.selftest.linear import LinearTask, linear_training_context
 from raydp.selftest.observe import NO_NOISE, observed_plan, summed_updates, with_sgd
 from raydp.spec.reading import load_spec
 from raydp.sweep.planning.plan import make_plan
@@ -123,7 +123,8 @@ def test_a_record_moves_each_block_of_a_run_by_the_clipping_norm_at_most(num_ban
             "one", batch_size=n // num_bands, num_steps=steps, num_examples=n, noise_multiplier=NO_NOISE
         )
         task = LinearTask(changed, torch.ones(n, 1))
-        return torch.stack(summed_updates(method, plan, linear_trainee(5, 1, 1), task, LocalComm())).double().numpy()
+        context = linear_training_context(5, 1, 1)
+        return torch.stack(summed_updates(method, plan, context, task, LocalComm())).double().numpy()
 
     strategy = np.array(method.noise_strategy(observed_plan(
         "one", batch_size=1, num_steps=steps, num_examples=n, noise_multiplier=1.0

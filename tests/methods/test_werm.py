@@ -13,7 +13,7 @@ from torch import nn
 from raydp.methods.dp import DPSGD, DPAdam
 from raydp.methods.nonprivate import NonPrivate
 from raydp.methods.werm import WeightedRiskMinimization, heldout_loss
-from raydp.selftest.linear import LinearTask, linear_trainee
+from raydp.selftest.linear import LinearTask, linear_training_context
 from raydp.selftest.observe import NO_NOISE
 from raydp.tasks.classification.labelled import ClassificationTask
 from raydp.tasks.wrappers.with_reference import WithReferenceTask
@@ -122,7 +122,7 @@ def test_one_example_moves_an_update_as_the_relative_guarantee_says() -> None:
             rows = inputs.clone()
             if zeroed is not None:
                 rows[zeroed] = 0
-            context, plan = linear_trainee(40, 1, 1), TrialPlan(
+            context, plan = linear_training_context(40, 1, 1), TrialPlan(
                 run_id="pair", batch_size=40, num_steps=1, learning_rate=1.0, seed=0, num_examples=40,
                 noise_multiplier=NO_NOISE,
             )  # fmt: skip
@@ -143,7 +143,7 @@ def test_the_weighted_minimiser_moves_as_the_relative_guarantee_says() -> None:
             return 0.5 * (layer.weight[0, 0] - self._inputs[batch.input_ids[:, 0], 0]).square()
 
     def minimiser(values: torch.Tensor) -> float:
-        context = linear_trainee(1, 1, 1)
+        context = linear_training_context(1, 1, 1)
         plan = TrialPlan(
             run_id="mean", batch_size=40, num_steps=400, learning_rate=0.1, seed=0, num_examples=40, noise_multiplier=0
         )

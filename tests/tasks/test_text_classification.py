@@ -173,7 +173,7 @@ def test_a_file_of_ones_own(write_jsonl: Callable[..., Path], tmp_path: Path) ->
         ),
         (
             {"label_words": {"negative": "+", "positive": "+"}},
-            r"must differ, got the token of another class for class 2",
+            r"must have different tokens, got one token for classes 1 and 2",
         ),
         ({"label_words": {"bad": "-", "positive": "+"}}, "must be of the classes negative, positive without task.path"),
         ({"label_words": {"negative": "-"}}, "must name a word for each of two classes"),

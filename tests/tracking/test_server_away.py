@@ -209,7 +209,7 @@ def test_a_private_selection_is_released_later(real_server, sweep, monkeypatch):
         patch.setattr(selection, "decide", dying)
         result = sweep(name, privacy=privacy, seeds=[0], select={"score": "vmr_exact"}).run()
     assert result.selected is None
-    assert "the choice is made, and MLflow was not told of it" in result.reason
+    assert "the choice is made, and was not recorded in MLflow" in result.reason
     chosen = (result.folder / "selected.json").read_text()
     real_server.start()
     result = sweep(name, privacy=privacy, seeds=[0], select={"score": "vmr_exact"}).run(resume=True)

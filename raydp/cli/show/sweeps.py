@@ -237,8 +237,10 @@ def lookup_commands(spec: SweepSpec) -> list[str]:
 
     A non-private sweep has no preferred model, so its best-utility model is loaded instead.
     """
+    from raydp.tracking.promotions import PRIVACY_PREFERRED
+
     tracking = spec.tracking
-    alias = "privacy-preferred" if spec.method.params.private else "best-utility"
+    alias = PRIVACY_PREFERRED if spec.method.params.private else "best-utility"
     load = (
         f"import raydp; m = raydp.load_model('models:/{tracking.registered_model}@{alias}', "
         f"tracking_uri='{tracking.uri}'); print(m)"

@@ -31,8 +31,8 @@ class AttackBounds:
 def attack_bounds(event: Event, false_positive_rates: Sequence[float] = FALSE_POSITIVE_RATES) -> AttackBounds:
     """Return bounds from the whole profile δ(ε), which holds at every ε at once.
 
-    A test of "without the record" against "with it", in either direction, at false positive rate α has a true positive
-    rate of at most min over ε of min(e^ε α + δ(ε), 1 - e^-ε (1 - δ(ε) - α)). The advantage is at most δ(0).
+    A test of "without the record" against "with it", in either direction, has a false positive rate α. Its true
+    positive rate is at most min over ε of min(e^ε α + δ(ε), 1 - e^-ε (1 - δ(ε) - α)). The advantage is at most δ(0).
 
     Args:
         event: what the run releases.

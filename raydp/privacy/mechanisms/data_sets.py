@@ -1,4 +1,4 @@
-"""What a run's privacy record says of training and reference data with separate weights, with the ε of each set."""
+"""The part of a privacy record on training and reference data with separate weights, with the ε of each set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raydp.privacy.accounting.infinity import from_json_number, json_number
 from raydp.privacy.mechanisms.reference import DATA_SETS, DataSet, WeightedSets
 
 EPSILON_IS = "the larger of the two"
-"""What a record's ε is, of the ε of both sets."""
+"""The relation of a record's ε to the ε of both sets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ def epsilons_of_sets(
     """Return the ε of each data set, for one of its examples added or removed. The larger ε is the run's.
 
     Args:
-        event: the accounted event of the run, which is that of the set with the larger weight.
+        event: the accounted event of the run, which is the event of the set with the larger weight.
         epsilon: the accountant's ε of this event.
         accountant_name: registry name.
     """

@@ -25,7 +25,7 @@ class NumRuns(ABC):
 
     @abstractmethod
     def cost(self, order: float, curve: Curve) -> float:
-        """Return the Rényi divergence of the best run minus that of one run, at an order."""
+        """Return the Rényi divergence of the best run minus the divergence of one run, at an order."""
 
     @abstractmethod
     def probability(self, k: int) -> float:

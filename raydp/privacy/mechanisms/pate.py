@@ -140,7 +140,10 @@ def log_q(votes: NDArray[np.int64], sigma: float) -> Array:
 
 
 def independent_rdp(sigma: float, sigma1: float | None = None) -> Array:
-    """Return [orders] the Rényi divergence of one query for any votes: two counts and a maximum that move by 1."""
+    """Return [orders] the Rényi divergence of one query, the bound for any votes.
+
+    One teacher changes two counts by 1, and the largest count by 1.
+    """
     check = 0.0 if sigma1 is None else GRID / (2 * sigma1**2)
     return GRID / sigma**2 + check
 

@@ -161,7 +161,7 @@ def release_rdp(release: Release) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class _Shape:
-    """The cost of one query as a function of q: up to q0 that of Theorem 6, beyond q0 the cost for any votes."""
+    """The cost of one query as a function of q: up to q0 the cost by Theorem 6, beyond q0 the cost for any votes."""
 
     sigma: float
     num_classes: int
@@ -185,7 +185,8 @@ class _Shape:
         """Return [...] how far one teacher moves the cost at q. The new q is in [B_L(q), B_U(q)] (Algorithm 3)."""
         logq = np.where((self.logq1 <= logq) & (logq <= self.logq0), self.logq1, logq)
         here = self.cost(logq)
-        up = np.minimum(0.0, _moved(logq, self.sigma, self.num_classes, -1) + ROUNDING)  # at least q0 when from q1
+        # From q1, the next q up is at least q0.
+        up = np.minimum(0.0, _moved(logq, self.sigma, self.num_classes, -1) + ROUNDING)
         down = _moved(logq, self.sigma, self.num_classes, 1)
         return np.maximum(self.cost(up) - here, here - self.cost(down))
 

@@ -73,7 +73,8 @@ class WeightedSets:
 
     @property
     def relative_privacy(self) -> float:
-        """Return (1 - w) / w · N_R / N_T: the largest effect on an update of an example of D_T over that of D_R.
+        """Return (1 - w) / w · N_R / N_T: the largest effect on an update of an example of D_T, over the largest effect
+        of an example of D_R.
 
         It is inf at w = 0. Kaplan et al. 2024, Theorem 3.1 and section 5.1, state it as ε_T / ε_R. This is the ratio of
         their bounds. It is exactly the ratio of the sensitivities, and so of the reciprocal noise multipliers. The ε
@@ -118,10 +119,10 @@ def excess_risk_bounds(sets: WeightedSets, *, vc_dimension: int, delta: float) -
     Returns:
         "printed": 2 sqrt(d / N_eff) sqrt(γ2 + ln(N / d)) + sqrt(2 ln(2/δ) / N_eff) with γ2 = max(4/d, 1) (Kaplan et
         al. 2024, equation 18). Its proof lacks a factor: equation 52 applies Hoeffding's inequality to the range
-        [0, w] instead of [-w, w], and uses the growth function of N points although 2 N take part.
-        "proven": sqrt(8 (ln 2 + d ln(e N / d)) / N_eff) + sqrt(2 ln(2/δ) / N_eff), by symmetrisation and Massart's
-        lemma for the 2 (e N / d)^d vectors of signed weighted losses, each of norm at most N_eff^-1/2 (Shalev-Shwartz
-        and Ben-David 2014, Lemmas 26.2, 26.8 and 6.10). The second term is the paper's.
+        [0, w] instead of [-w, w]. It also uses the growth function of N points although 2 N take part.
+        "proven": sqrt(8 (ln 2 + d ln(e N / d)) / N_eff) + sqrt(2 ln(2/δ) / N_eff). The first term is by symmetrisation
+        and Massart's lemma for the 2 (e N / d)^d vectors of signed weighted losses, each of norm at most N_eff^-1/2
+        (Shalev-Shwartz and Ben-David 2014, Lemmas 26.2, 26.8 and 6.10). The second term is the paper's.
         Both are above 1, and say nothing, unless N_eff is far above d. The bounds assume that both sets come from one
         distribution and that the loss is bounded (0 to 1), which cross-entropy is not.
 

@@ -121,7 +121,7 @@ def _concave(b: NDArray[np.float64], a: NDArray[np.float64]) -> tuple[NDArray[np
 
 
 def smallest_bounded_delta(events: Sequence[PoissonGaussian], num_runs: NumRuns) -> float:
-    """Return the smallest δ at which the theorem gives an ε: E[K] times that of one run, and a little for rounding."""
+    """Return the smallest δ at which the theorem gives an ε: E[K] times one run's, and a little for rounding."""
     return 1.01 * num_runs.mean * max(smallest_known_delta(event) for event in events)
 
 

@@ -1,4 +1,4 @@
-"""What a privacy card holds: the record of a run, and what is known when its model is released."""
+"""The content of a privacy card: the record of a run, and what is known when its model is released."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from raydp.privacy.records.record import PrivacyRecord
 
 
 class Strategy(TypedDict, total=False):
-    """The strategy of a sweep's search and of its adaptive seeds, of those that there are."""
+    """The names and parameters of the search and of the adaptive seeds. A missing key means that there is none."""
 
     search: Mapping[str, object]
     adaptive_seeds: Mapping[str, object]
 
 
 class Searched(Strategy):
-    """What a sweep tuned.
+    """The values that a sweep tuned, and how it chooses.
 
     Keys:
         hyperparameters: name -> the values that were tried, of those with more than one value.

@@ -1,4 +1,4 @@
-"""What a second accountant says of the noise that the first one has found."""
+"""The ε that a second accountant states for the noise that the first accountant has found."""
 
 from __future__ import annotations
 

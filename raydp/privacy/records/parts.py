@@ -107,7 +107,7 @@ class ReleasedWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class Procedure:
-    """How the method runs the mechanism, as the record tells it.
+    """How the method runs the mechanism, as the record states it.
 
     Attributes:
         sampler: how batches are drawn; None means as the event says.

@@ -56,7 +56,7 @@ SEED_POLICY: dict[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyRecord:
-    """What a run guarantees, for whom, against whom, and what the guarantee leaves open.
+    """A run's guarantee: for whom, against whom, and what the guarantee leaves open.
 
     Attributes:
         accounted: ε and δ with their accountant.
@@ -68,11 +68,11 @@ class PrivacyRecord:
         not_covered: items that epsilon does not cover.
         data_sets: for training and reference data with separate weights. epsilon then holds for an example of either
             set.
-        private_selection: for the best of a random number of runs, where epsilon is that of the whole choice.
+        private_selection: for the best of a random number of runs, where epsilon is the ε of the whole choice.
 
     Raises:
-        ValueError: epsilon is finite for a run without noise; there is a claimed epsilon although the run's ε is known;
-            or the record has no reason not to be certified and is of an infinite ε or the public test key.
+        ValueError: epsilon is finite for a run without noise, or there is a claimed epsilon although the run's ε is
+            known. Also: ε is infinite or the key is the public test key, and no reason not to be certified is given.
     """
 
     accounted: AccountedEpsilon

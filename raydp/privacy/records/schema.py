@@ -117,7 +117,7 @@ class ReleasedTogetherDocument(_Document):
 
 
 class SearchedDocument(_Document):
-    """What was tuned. ε does not cover it, unless `tuning` is private_selection."""
+    """The tuning. ε does not cover it, unless `tuning` is private_selection."""
 
     hyperparameters: dict[str, list[Any]]
     configurations: int

@@ -43,7 +43,8 @@ class Target:
 
 
 class AdversarialCompression(ScoreSection):
-    """Length of a secret over that of the shortest prompt that makes the model say the secret: |s| / |p*|, in tokens.
+    """Length of a secret over the length of the shortest prompt that makes the model say the secret: |s| / |p*|, in
+    tokens.
 
     s = s1‖s2 is the whole secret, tokenised as for the other scores. p* is the shortest prompt after which greedy
     decoding of |s| tokens, in the model's own dtype, gives s. MiniPrompt with GCG (Zou et al. 2023) searches p*, and
@@ -103,7 +104,7 @@ class AdversarialCompression(ScoreSection):
         After all searches, every model tries the shorter prompts of all others and searches on from them, until no
         model improves. Values are known only then. Models are taken in the order of their names, so that the result
         does not depend on the caller's order. context.folder keeps the prompts, so that a call after a kill resumes in
-        the same order and finds the same prompts; see `KnownPrompts` for why the folder is private.
+        the same order and finds the same prompts. `KnownPrompts` says why the folder is private.
 
         Raises:
             Exception: the error of the first model whose search failed, after the values of all other models.

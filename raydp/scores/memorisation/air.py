@@ -39,8 +39,8 @@ def at_least_one(hits: int, num_samples: int, num_attempts: int) -> float:
     It is 1 - C(N - h, m) / C(N, m) with N = num_samples, h = hits, m = num_attempts.
 
     Guarantee:
-        The expectation is the probability that m generations hold a hit. The variance is at most that of one such set
-        (Rao and Blackwell: the value is the indicator's mean given how many of the N hit).
+        The expectation is the probability that m generations hold a hit. The variance is at most the variance of one
+        such set (Rao and Blackwell: the value is the indicator's mean given how many of the N hit).
     """
     return 1 - math.comb(num_samples - hits, num_attempts) / math.comb(num_samples, num_attempts)
 

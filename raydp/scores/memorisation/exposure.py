@@ -60,10 +60,10 @@ class Exposure(OneByOne):
 
     The standard error is over secrets. Higher is worse privacy. A logarithmic score has no relative privacy risk.
 
-    Details: `by_chance`, the expected value for a model that knows nothing; `most`, the mean of log2 |R|; `sampled`,
-    the number of secrets whose rank is estimated; `sampling_std_error`, the standard error of the mean from this
-    estimation (None if a fit was used, whose error is unknown); `at_resolution`, the number of secrets whose exposure
-    may be higher; with extrapolate also `fits_rejected`.
+    Details: `by_chance` is the expected value for a model that knows nothing. `most` is the mean of log2 |R|. `sampled`
+    is the number of secrets whose rank is estimated. `sampling_std_error` is the standard error of the mean from this
+    estimation (None if a fit was used, whose error is unknown). `at_resolution` is the number of secrets whose exposure
+    may be higher. With extrapolate there is also `fits_rejected`.
 
     Source: Carlini et al. 2019 ("The Secret Sharer"), §4.2 to 4.5.
     """

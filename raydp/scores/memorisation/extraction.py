@@ -28,8 +28,8 @@ class ExtractionProbability(Sampling):
 
     The standard error is over secrets; a single secret's value is exact. Higher is worse privacy.
 
-    Details: `attempts_for_half`, the median over secrets of the n at which p_n is 1/2, ln 2 / -ln(1 - p), None if it is
-    infinite; `never`, the number of secrets with p = 0, which have a token outside the k most likely.
+    Details: `attempts_for_half` is the median over secrets of the n at which p_n is 1/2, ln 2 / -ln(1 - p), None if it
+    is infinite. `never` is the number of secrets with p = 0, which have a token outside the k most likely.
 
     Source: Hayes et al. 2024 ("Measuring memorization through probabilistic discoverable extraction").
     """

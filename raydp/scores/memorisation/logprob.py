@@ -38,7 +38,7 @@ class LogProbability(OneByOne):
     is not. A coin decided which one is in, so the mean contrast is 0 if nothing leaks, whatever training does to the
     format. A pair's value is the difference of their log-probabilities, less the part that a linear regression of the
     differences on the base model's differences explains, the analysis of covariance of a randomised experiment. (With
-    fewer than 10 pairs the slope is 1: a difference of gains.) The standard error is that of the regression. With
+    fewer than 10 pairs the slope is 1: a difference of gains.) The standard error is the regression's. With
     secrets of both sorts, the errors of the two means are independent.
 
     Higher is worse privacy. A logarithmic score has no relative privacy risk.
@@ -114,7 +114,7 @@ def contrast_of_twins(
     """Return each pair's contrast, [pair], and the variance of their mean.
 
     Args:
-        differences: [pair] log-probability of the twin that is in the training data, minus that of the other twin.
+        differences: [pair] log-probability of the twin that is in the training data, minus the other twin's.
         untrained: [pair] the same differences in the base model.
 
     Source: the regression adjustment of randomised experiments; Freedman 2008 and Lin 2013 for its bias, which is of

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _OfVerbatimSecrets(OneByOne):
-    """What these scores share: the secrets that they measure, and the bounds of their values.
+    """The common part of these scores: the secrets that they measure, and the bounds of their values.
 
     Attributes:
         score_name: the name of the score in a spec, for messages.
@@ -180,7 +180,7 @@ class NearVerbatimMemorization(_OfVerbatimSecrets, Sampling):
     max_distance: float = Field(0.1, ge=0, lt=1)
     """Largest normalised edit distance at which a generation counts; 0 is equality, 0.1 as in Gemma Team 2024."""
     unit: Literal["characters", "tokens"] = "characters"
-    """What an edit changes: a character of the decoded text (without special tokens), or a token."""
+    """The unit that an edit changes: a character of the decoded text (without special tokens), or a token."""
     graded: bool = False
     """Instead of the fraction, use 1 - distance of the closest generation. More samples can only raise this value."""
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from raydp.methods.dp import DPSGD
 from raydp.selftest.base import Check, check
-from raydp.selftest.linear import LinearTask, linear_trainee
+from raydp.selftest.linear import LinearTask, linear_training_context
 from raydp.selftest.observe import NoisyMethod, accounted_noise, observed_plan, observed_training, with_sgd
 from raydp.training.comm import LocalComm
 from raydp.training.trial_plan import TrialPlan
@@ -26,11 +26,11 @@ off by less than 14 % at a level of 1e-4. The sum has 200,000 draws: its standar
 def adaptive_checks(method: NoisyMethod) -> list[Check]:
     """Compare one record's effect on a step of adaptive clipping, relative to the noise, with the event's claim.
 
-    All figures are measured: how far the next threshold moves when a record is left out, how far the noise on the
-    count spreads the next threshold, and how far the noise spreads the coordinates of the sum, relative to the step's
-    threshold. Two Gaussian mechanisms with shifts of μ1 and μ2 standard deviations equal one with a shift of
-    sqrt(μ1² + μ2²), which must be at most 1 / σ. The noise on the count is checked as a number of the spec, and as the
-    default.
+    Three figures are measured. The first is how far the next threshold moves when a record is left out. The second is
+    how far the noise on the count spreads the next threshold. The third is how far the noise spreads the coordinates of
+    the sum, relative to the step's threshold. Two Gaussian mechanisms with shifts of μ1 and μ2 standard deviations
+    equal one with a shift of sqrt(μ1² + μ2²), which must be at most 1 / σ. The noise on the count is checked as a
+    number of the spec, and as the default.
 
     Args:
         method: the method to check if its threshold adapts. Otherwise DP-SGD is checked instead.
@@ -88,7 +88,7 @@ def _run(
     inputs[:, 0] = 1
     targets[::2] = 1e9
     observed = with_sgd(method, lambda step: indices)
-    context = linear_trainee(WIDTH, WIDTH, NUM_LAYERS)
+    context = linear_training_context(WIDTH, WIDTH, NUM_LAYERS)
     updates, history = observed_training(observed, _plan(num_steps), context, LinearTask(inputs, targets), LocalComm())
     thresholds = np.array([record["max_grad_norm"] for record in history])
     sums = torch.stack(updates).double().view(num_steps, NUM_LAYERS, WIDTH, WIDTH)[..., 1:].numpy()

@@ -13,7 +13,7 @@ from raydp.methods.dp import DPSGD
 from raydp.privacy.accounting.events import PrivacyTarget
 from raydp.privacy.accounting.gdp import gaussian_epsilon, gaussian_mu
 from raydp.selftest.base import Check, check
-from raydp.selftest.linear import LinearTask, linear_trainee
+from raydp.selftest.linear import LinearTask, linear_training_context
 from raydp.selftest.observe import observed_plan, summed_updates
 from raydp.training.comm import LocalComm
 
@@ -90,5 +90,5 @@ def _statistic(run: int, sigma: float, canary: bool) -> float:
     inputs[0, 0] = 3 * MAX_GRAD_NORM * canary  # to be clipped to c
     task = LinearTask(inputs, torch.ones(NUM_EXAMPLES, 1))
     method = DPSGD(max_grad_norm=MAX_GRAD_NORM)
-    updates = summed_updates(method, plan, linear_trainee(WIDTH, 1, 1), task, LocalComm())
+    updates = summed_updates(method, plan, linear_training_context(WIDTH, 1, 1), task, LocalComm())
     return float(np.sum([float(update[0]) for update in updates]))

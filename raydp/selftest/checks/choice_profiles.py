@@ -27,8 +27,9 @@ Masses = NDArray[np.float64]
 def choice_profile_checks() -> list[Check]:
     """Check, for each distribution of K, the ε of a choice that `pld` states.
 
-    The exact ε is that of the best of K outcomes of one step, in the direction and under the order that tell most. It
-    puts outcomes first that are much rarer with the record, and next the outcomes that are much more frequent with it.
+    The exact ε is the ε of the best of K outcomes of one step, in the direction and under the order that reveal most.
+    It puts outcomes first that are much rarer with the record, and next the outcomes that are much more frequent with
+    it.
     """
     kinds: dict[str, NumRuns] = {
         "Poisson": PoissonRuns(mean=MEAN),
@@ -68,7 +69,7 @@ def best_in_orders(
     Args:
         best: P[the best of K is among the worst outcomes], from the probability of these outcomes in one run.
         one, other: [m] probabilities of the outcomes in one run, by rising one / other.
-        tops: shares of the outcomes on the other data set that come first: those of the smallest one / other.
+        tops: shares of the outcomes on the other data set that come first. They have the smallest one / other.
         losses: least ln(one / other) of the outcomes that come next. The rest follows.
     """
     known, below = np.log(one) - np.log(other), np.cumsum(other)

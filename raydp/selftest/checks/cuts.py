@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from raydp.selftest.base import Check, check
-from raydp.selftest.linear import LinearTask, linear_trainee
+from raydp.selftest.linear import LinearTask, linear_training_context
 from raydp.selftest.observe import NO_NOISE, NoisyMethod, noise_strategy, observed_plan, summed_updates, with_sgd
 from raydp.selftest.ranks import on_ranks
 from raydp.selftest.subjects import prefix_subjects
@@ -39,11 +39,12 @@ class _Killed(Exception):  # noqa: N818 - a simulated kill, not an error
 def cut_checks(method: NoisyMethod) -> list[Check]:
     """Compare the work of one worker without interruption with the same work divided differently.
 
-    1. The sums of several workers equal those of one worker, so every drawn example counts once.
+    1. The sums of several workers equal the sums of one worker, so every drawn example counts once.
     2. A run that is killed between an update and its checkpoint, and then resumed, has the weights of an undisturbed
-       run after every step. So the repeated step has the same batch and the same noise, and no later step reuses those
-       of an earlier one.
-    3. Losses from cached hidden states belong to the current data and model, also after those of others were cached.
+       run after every step. So the repeated step has the same batch and the same noise, and no later step reuses
+       the batch or the noise of an earlier step.
+    3. Losses from cached hidden states belong to the current data and model, also after hidden states of other data or
+       another model were cached.
     """
     whole = _sums(method, LocalComm())
     size = float(whole.norm())
@@ -90,7 +91,7 @@ def _plan(method: NoisyMethod, noise_multiplier: float) -> TrialPlan:
 
 def _sums(method: NoisyMethod, comm: Comm) -> torch.Tensor:
     """Return the clipped sums without noise, on the batches that the method draws. Shape [step, coordinate]."""
-    context = linear_trainee(WIDTH, WIDTH, NUM_LAYERS)
+    context = linear_training_context(WIDTH, WIDTH, NUM_LAYERS)
     return torch.stack(summed_updates(with_sgd(method), _plan(method, NO_NOISE), context, _task(), comm))
 
 
@@ -101,7 +102,7 @@ def _resumed(method: NoisyMethod) -> tuple[float, float]:
     """
 
     def train(kill: bool, store: CheckpointStore | None) -> dict[int, torch.Tensor]:
-        context, after = linear_trainee(WIDTH, WIDTH, NUM_LAYERS), dict[int, torch.Tensor]()
+        context, after = linear_training_context(WIDTH, WIDTH, NUM_LAYERS), dict[int, torch.Tensor]()
 
         def progress(done: int, total: int, row: object) -> None:
             after[done - 1] = torch.cat([p.detach().flatten() for p in context.parameters.values()])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from raydp.selftest.base import Check, check
-from raydp.selftest.linear import LinearTask, linear_trainee
+from raydp.selftest.linear import LinearTask, linear_training_context
 from raydp.selftest.observe import (
     NoisyMethod,
     noise_strategy,
@@ -45,7 +45,7 @@ LARGE = 200_000
 
 
 def draw_checks(method: NoisyMethod) -> list[Check]:
-    """Compare the draws of a method's steps with those of all other steps, and check how they are used."""
+    """Compare the draws of a method's steps with the draws of all other steps, and check how they are used."""
     return [*repeat_checks(method), *resolution_checks(), *lattice_checks(method)]
 
 
@@ -160,7 +160,7 @@ def _plan(run_id: str, num_steps: int) -> TrialPlan:
 
 def _updates(method: NoisyMethod, run_id: str, first: int, stop: int) -> NDArray[np.float64]:
     """Return the updates of the steps first to stop - 1, [step, coordinate]. If first > 0, the run is resumed there."""
-    context, empty = linear_trainee(WIDTH, WIDTH, NUM_LAYERS), np.zeros(0, np.int64)
+    context, empty = linear_training_context(WIDTH, WIDTH, NUM_LAYERS), np.zeros(0, np.int64)
     task, plan = LinearTask(torch.zeros(2, WIDTH), torch.zeros(2, WIDTH), num_reference=1), _plan(run_id, stop)
     observed = with_sgd(method, lambda step: empty)
     with tempfile.TemporaryDirectory() as folder:
@@ -202,7 +202,7 @@ def _common_power(method: NoisyMethod, seed: int) -> float:
     generator = torch.Generator().manual_seed(seed)
     inputs, targets = (torch.randn(16, 32, generator=generator) for _ in range(2))
     plain = without_reference_weight(method)
-    plan, context = _plan(f"selftest/lattice/{seed}", 1), linear_trainee(32, 32, NUM_LAYERS)
+    plan, context = _plan(f"selftest/lattice/{seed}", 1), linear_training_context(32, 32, NUM_LAYERS)
     observed = with_sgd(plain, lambda step: np.arange(16))
     (update,) = summed_updates(observed, plan, context, LinearTask(inputs, targets), LocalComm())
     mantissas, exponents = np.frexp(update.double().numpy()[update.numpy() != 0])

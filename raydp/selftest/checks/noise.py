@@ -19,7 +19,7 @@ from scipy import stats
 from scipy.linalg import toeplitz
 
 from raydp.selftest.base import Check, check
-from raydp.selftest.linear import LinearTask, linear_trainee
+from raydp.selftest.linear import LinearTask, linear_training_context
 from raydp.selftest.observe import (
     NO_NOISE,
     OTHER_KEY,
@@ -130,7 +130,7 @@ def _noise(method: NoisyMethod, run_id: str, comm: Comm, key: bytes = TEST_KEY) 
     task = LinearTask(inputs, targets, num_reference=plan.num_examples // 3)
 
     def updates(noise_multiplier: float) -> torch.Tensor:
-        context = linear_trainee(WIDTH, WIDTH, NUM_LAYERS)
+        context = linear_training_context(WIDTH, WIDTH, NUM_LAYERS)
         observed = replace(plan, noise_multiplier=noise_multiplier)
         return torch.stack(summed_updates(with_sgd(method), observed, context, task, comm, key=key)).double()
 

@@ -53,9 +53,9 @@ LEAST_CHANGE = 1e-6
 def sweep_checks(method: NoisyMethod, accountant: str = ACCOUNTANT) -> list[Check]:
     """Check a sweep's plan and state, from its records, its key file and its results.
 
-    1. The σ, q, T and δ of a record give the ε that it states. δ at this ε, and at a slightly smaller one, is computed
-       in closed form, for one step on a sample and for several steps on all data. Also, σ is the one used in training,
-       and δ is the one that the spec asks for.
+    1. The σ, q, T and δ of a record give the ε that it states. δ at this ε and at a slightly smaller ε is computed in
+       closed form. The closed forms are for one step on a sample and for several steps on all data. Also, σ is the one
+       used in training, and δ is the one that the spec asks for.
     2. Two sweeps of one spec, started by identical processes, have different keys, in files that only the owner can
        read. No run with the public test key is certified, and no other sweep accepts that key.
     3. A run leaves nothing in its worker that changes the next run. Under another key a run gives another result.

@@ -149,6 +149,9 @@ class TrackingSpec(Section):
     signing_key: str | None = None
     """File with the team's private key, made by `raydp models keygen`. Every registered model's privacy card and
     weights are signed with it. The path is not sent to MLflow."""
+    loggers: Annotated[list[Literal["tensorboard", "wandb"]], Field(max_length=2)] = Field(default_factory=list)
+    """Further logs of every run: its step metrics, utility and scores. `tensorboard` writes to the sweep's folder.
+    `wandb` writes there too, for Weights & Biases, and sends nothing unless WANDB_MODE says so."""
 
     @field_validator("uri")
     @classmethod

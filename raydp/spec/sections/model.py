@@ -146,7 +146,7 @@ class ModelSpec(Section):
     name: str
     """`tiny`, `smollm2-135m-instruct-q4`, a local folder, a Hugging Face hub id, or a network such as mlp:1x8x8:10."""
     adapter: AdapterSpec = AdapterSpec()
-    """What is trained on the base model."""
+    """The part that is trained on the base model: an adapter, or weights of the model itself."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the base weights under an adapter. With type `none` or `bitfit` the weights are float32 and the matrix
     products of training are computed in this type (autocast). A GPU computes the products of an adapter in this type,

@@ -69,7 +69,7 @@ class PrivacySpec(Section):
     accountant: str = registries.DEFAULT_ACCOUNTANT
     """The accountant that computes ε from the noise: `pld`, `prv`, `rdp`, or an installed one by its name."""
     unit: Literal["example", "user"] = "example"
-    """What is protected: one example, or one user with all its examples. batch_size, n and δ count units."""
+    """The unit that is protected: one example, or one user with all its examples. batch_size, n and δ count units."""
     noise_key: Literal["secret", "test"] = "secret"
     """`secret` draws a key for the sweep. `test` fixes the key, for tests and demonstrations; the guarantee is then not
     certified."""

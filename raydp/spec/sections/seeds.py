@@ -28,13 +28,13 @@ class AdaptiveSeeds(Section):
     at_most: Annotated[int, Field(ge=2, le=MOST_SEEDS)] = 12
     """The largest number of seeds of one configuration."""
     until: Literal["decided"] = "decided"
-    """What ends the further seeds before their budget does: the decision. There is no other choice."""
+    """The event that ends the further seeds before their budget does: the decision. There is no other choice."""
     tolerance: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Scores that differ by less than this share are equivalent, and a decision between them is not needed."""
     confidence: Annotated[float, Field(ge=0.5, lt=1)] = 0.95
     """The probability that a decision needs."""
     max_cost_share: Positive = 2.0
-    """What the further runs may cost together, in costs of the first pass (examples processed, b·T)."""
+    """Largest cost of the further runs together, in costs of the first pass (examples processed, b·T)."""
 
     @model_validator(mode="after")
     def _first_pass_is_a_part(self) -> AdaptiveSeeds:

@@ -23,6 +23,7 @@ from raydp.sweep.store.measurements import is_logarithmic
 from raydp.sweep.store.points import POINTS_FILE, counts, secrets_table, values_by_secret, write_tables
 from raydp.sweep.store.summary import RunCounts, SelectedConfiguration, SweepSummary
 from raydp.tracking import NotDeliveredError, Tracker, delivering
+from raydp.tracking.promotions import PRIVACY_PREFERRED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +90,11 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
     selected, best = selections[chosen.rule], selections["best-utility"]
     aliases = {"best-utility": best}
     if all(math.isfinite(record.accounted.epsilon) for record in plan.privacy.values()):
-        aliases["privacy-preferred"] = selected  # only for models with a guarantee
+        aliases[PRIVACY_PREFERRED] = selected  # only for models with a guarantee
     alarm = alarm_of(folder.path, selected)
     # An audit that refutes the guarantee keeps the alias away too.
-    if alarm is not None and aliases.pop("privacy-preferred", None) is not None:
-        stderr.print(f"warning: privacy-preferred is not set: {alarm}", style="red", markup=False)
+    if alarm is not None and aliases.pop(PRIVACY_PREFERRED, None) is not None:
+        stderr.print(f"warning: {PRIVACY_PREFERRED} is not set: {alarm}", style="red", markup=False)
     set_aliases(recorder.tracker, aliases if spec.task.params.for_use else {})
     report = folder.report
     with phase(stderr, "Write the report"):

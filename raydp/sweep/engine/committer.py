@@ -144,7 +144,7 @@ class Committer:
     def _executed(self, run_id: str, num_steps: int) -> dict[str, object]:
         """Return the cost of a stopped run's steps, as if their number had been fixed before the run.
 
-        The run's guarantee is still that of all planned steps, because the run's utility decided when to stop.
+        The run's guarantee still covers all planned steps, because the run's utility decided when to stop.
         """
         trial = replace(self.context.trials[run_id], num_steps=num_steps)
         spec, delta = self.context.spec, self.context.plan.delta

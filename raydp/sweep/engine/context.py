@@ -1,4 +1,4 @@
-"""What the driver and the workers know of a sweep that runs."""
+"""The knowledge of the driver and of the workers about a sweep that runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepContext:
-    """What the driver knows: a sweep with its folder.
+    """A sweep with its folder, as the driver knows it.
 
     Attributes:
         facts: facts of the task.
@@ -54,7 +54,9 @@ class SweepContext:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerInputs:
-    """What every worker needs. It is in the object store once, and all processes of a node map the same arrays.
+    """The objects that every worker needs.
+
+    They are in the object store once, and all processes of a node map the same arrays.
 
     Attributes:
         models: the base model by the type of its weights, which may vary with the adapter.

@@ -1,4 +1,4 @@
-"""What Ray Train's controller of a worker group unpickles.
+"""The code that Ray Train's controller of a worker group unpickles.
 
 Every slot has a controller, so the module imports little. The workers alone import torch and the training code.
 """
@@ -112,7 +112,7 @@ class LazyTorchConfig(BackendConfig):
 
     @property
     def train_func_context(self) -> type[AbstractContextManager[None]]:
-        """What sets a worker's GPU while the worker trains."""
+        """Return the context that sets a worker's GPU while the worker trains."""
         from ray.train.torch.config import TorchConfigContextManager
 
         return TorchConfigContextManager

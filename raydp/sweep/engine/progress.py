@@ -1,4 +1,4 @@
-"""What a user sees while a sweep runs: runs done, running and failed, the best loss so far, the time left."""
+"""The display while a sweep runs: runs done, running and failed, the best loss so far, the time left."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class SweepProgress:
     def _time_left(self) -> str:
         """Estimate the time left in proportion to compute.
 
-        Before the first run has ended, only the time of its steps is known, not that of its scores.
+        Before the first run has ended, only the time of its steps is known, not the time of its scores.
         """
         spent = self._computed()
         computed, elapsed, without = sum(spent.values()), time.monotonic() - self._started, ""

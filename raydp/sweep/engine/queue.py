@@ -78,7 +78,7 @@ class News:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueStatus:
-    """What runs now, for the progress display.
+    """The runs in progress, for the progress display.
 
     Attributes:
         running: run_id -> (steps done, steps in all) of each run that a slot holds. Both are 0 before the first step.

@@ -64,7 +64,9 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class ScorerInputs:
-    """What every actor needs. It is in the object store once, and all processes of a node map the same arrays.
+    """The objects that every actor needs.
+
+    They are in the object store once, and all processes of a node map the same arrays.
 
     Attributes:
         task: the task.

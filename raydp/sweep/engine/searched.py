@@ -1,4 +1,5 @@
-"""What a sweep tuned, for the records of its runs: the values, the data of the choice, and what it cannot know."""
+"""The tuning of a sweep, for the records of its runs: the values, the data of the choice, and what may have been tuned
+before."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def first_group(slot: int, num_slots: int) -> int:
 
 
 class SlimTrainer(DataParallelTrainer):
-    """A trainer without the helpers of each worker group that would be processes without work.
+    """A Ray Train trainer that starts no helper process without work.
 
     Ray Data's helper has no work, because runs read their examples from the object store. The cleaner of placement
     groups has no work, because `Slots` gives them back. For the coordinator see `SilentScalingPolicy`.

@@ -95,8 +95,8 @@ def train(
                 committer.hand_out(first[out:])
                 _run_list(tuning, first, slots.num_slots)
             committer.base()
-    for callback in guarded:
-        callback.end()
+        for callback in guarded:  # before Ray ends: a callback may have actors
+            callback.end()
     return committer
 
 

@@ -50,7 +50,7 @@ ANY_NOISE = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
-    """What a sweep will run.
+    """The runs of a sweep and their facts, before anything runs.
 
     Attributes:
         facts: facts of the task.
@@ -78,7 +78,7 @@ class SweepPlan:
 
     @property
     def first_pass(self) -> tuple[TrialPlan, ...]:
-        """Return the runs that are certain to be made: all of them, or those of the first seeds."""
+        """Return the runs that are certain to be made: all runs, or the runs of the first pass."""
         if self.adaptive is None:
             return self.trials
         return tuple(trial for trial in self.trials if trial.seed in self.adaptive.first_labels)
@@ -272,7 +272,7 @@ def _in_order(trials: list[TrialPlan], specs: Mapping[str, SweepSpec], seeds: Se
 
 
 def _configurations(spec: SweepSpec, num_examples: int) -> tuple[list[Configuration], list[Rejected]]:
-    """Return the configurations of the space, and those of a named space that the task cannot run."""
+    """Return the configurations of the space, and the configurations of a named space that the task cannot run."""
     space = spec.space
     texts: dict[str, str] = {}
 

@@ -27,9 +27,10 @@ from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.summary import ReleasedModels, SelectedConfiguration, SweepSummary
 from raydp.tasks.base import TaskFacts
 from raydp.tracking import NotDeliveredError, TrialRecord, delivering
+from raydp.tracking.promotions import PRIVACY_PREFERRED
 from raydp.training.trial_plan import TrialPlan
 
-TOLD_OF_DATA = ("num_units", "privacy_unit", "content_hash", "utility_is_public")
+PUBLIC_FACTS = ("num_units", "privacy_unit", "content_hash", "utility_is_public")
 """Facts of the data that are on the card in any case. Counts of texts, copies and secrets stay in the folder."""
 PUBLIC_METRICS = ("utility_loss", "base_utility_loss", "utility_gain")
 """Metrics that depend only on the released model, the base model and public data."""
@@ -74,8 +75,8 @@ def release_best(context: SweepContext) -> Finish:
             return _release(context, run_id)
     except NotDeliveredError as error:
         reason = (
-            f"the choice is made, and MLflow was not told of it ({error}). Once the server is there, `raydp sweep SPEC "
-            "--resume` registers the chosen model and trains nothing"
+            f"the choice is made, and was not recorded in MLflow ({error}). Once the server is there, `raydp sweep "
+            "SPEC --resume` registers the chosen model and trains nothing"
         )
         return Finish(selected=None, best_utility=None, reason=reason, report=None)
 
@@ -87,15 +88,15 @@ def _release(context: SweepContext, run_id: str) -> Finish:
     together = releaser.release_run(run_id)
     points = load_points(write_tables(folder))
     selection = released_selection(folder)
-    set_aliases(releaser.tracker, {"best-utility": selection, "privacy-preferred": selection})
+    set_aliases(releaser.tracker, {"best-utility": selection, PRIVACY_PREFERRED: selection})
     report = folder.report
     write_report(points, selection, report, **about(folder))
     chosen = selection.to_dict()
     folder.set_summary(
         SweepSummary(counts=counts(folder), selected=SelectedConfiguration.from_json(chosen), released=together)
     )
-    told = {name: value for name, value in chosen.items() if name != "score"}
-    releaser.tracker.finish_sweep({"selected": told, "released_together": together.to_json()})
+    public = {name: value for name, value in chosen.items() if name != "score"}
+    releaser.tracker.finish_sweep({"selected": public, "released_together": together.to_json()})
     return Finish(selected=selection, best_utility=selection, reason=None, report=report)
 
 
@@ -172,7 +173,7 @@ class Releaser(Recorder):
 
     @classmethod
     def _public_facts(cls, facts: TaskFacts) -> dict[str, object]:
-        return {name: value for name, value in asdict(facts).items() if name in TOLD_OF_DATA}
+        return {name: value for name, value in asdict(facts).items() if name in PUBLIC_FACTS}
 
     def release_run(self, run_id: str) -> ReleasedModels:
         """Register the run's model, and write the model's cost to the folder and onto its card."""

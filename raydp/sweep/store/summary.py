@@ -1,4 +1,4 @@
-"""What the end of a sweep says: how many runs ended how, what was selected, and what all released models cost."""
+"""The summary of a sweep: numbers of runs by status, the selection, and the joint cost of all released models."""
 
 from __future__ import annotations
 

@@ -53,7 +53,8 @@ class _Row:
 
 @dataclass(frozen=True, kw_only=True)
 class _Encoded:
-    """Encoded conversations: examples, the text that the model sees of each, and users; counts of what was cut."""
+    """Encoded conversations: examples, the text that the model sees of each, users, and how many conversations were
+    shortened or left without a target."""
 
     examples: TokenizedExamples
     texts: list[str]
@@ -283,15 +284,16 @@ class ChatTask(TaskSection):
         users: list[str] = []
         truncated = 0
         for row in rows:
-            own, said, text, left = [], [], "", self.max_length
+            own, said, text, left, whole = [], [], "", self.max_length, True
             for part in row.parts:
                 piece = next(tokens)
                 taken = min(left, len(piece))
                 own += list(piece.token_ids[:taken])
                 said += [part.said or self.loss == "all"] * taken
                 text += piece.slice((0, taken)) if taken else ""
-                truncated += len(piece) - taken > 0 and left > 0
+                whole &= taken == len(piece)
                 left -= taken
+            truncated += not whole
             if any(said[1:]):
                 ids.append(own)
                 targets.append(said)

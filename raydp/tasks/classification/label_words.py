@@ -131,8 +131,8 @@ def label_words_of(tokenizer: PreTrainedTokenizerBase, words: Mapping[str, str])
             )
         if ids[0] in owners:
             raise ValueError(
-                f"task.label_words must differ, got the token of another class for class {position} in their order. "
-                "Name another word."
+                f"task.label_words must have different tokens, got one token for classes {[*owners].index(ids[0]) + 1} "
+                f"and {position} in their order. Name another word."
             )
         owners[ids[0]] = name
     return LabelWords(token_ids=tuple(owners), opening=_opening(tokenizer), between=tuple(_plain(tokenizer, BETWEEN)))

@@ -114,7 +114,7 @@ def write_review(attributes: Sequence[AuthorAttribute], path: Path) -> None:
 
 
 def apply_review(attributes: Sequence[AuthorAttribute], path: str | Path, field: str) -> list[AuthorAttribute]:
-    """Replace attributes by those of a reviewed file. A null in the file leaves the author without secrets.
+    """Replace attributes by the attributes of a reviewed file. A null in the file leaves the author without secrets.
 
     Raises:
         ValueError: the file is missing or malformed, or an author is unknown or given twice.

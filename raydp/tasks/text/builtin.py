@@ -112,7 +112,7 @@ class BuiltinTask(TaskSection):
 
 
 def _plan() -> Iterator[tuple[Fact, int]]:
-    """Yield the fact and the number of copies of each secret, in order."""
+    """Yield, for each secret, the kind of fact that it states and its number of copies."""
     for fact, counts in COPIES.items():
         for count in counts:
             yield fact, count

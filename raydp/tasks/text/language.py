@@ -42,7 +42,7 @@ class LanguageModelingTask:
         return replace(self, train_hidden=train, heldout_hidden=heldout)
 
     def all_examples(self) -> TokenizedExamples:
-        """Return the training examples of all runs. Here they are those of every run."""
+        """Return the training examples of all runs. Here every run has the same ones."""
         return self.train
 
     def extended(self, extra: TokenizedExamples, *, unit: str) -> LanguageModelingTask:

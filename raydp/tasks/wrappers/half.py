@@ -27,7 +27,7 @@ class HalfTask(DerivedTask):
     The coin of an example is a keyed hash of its content. So it does not depend on the other examples, and copies of an
     example stay together. The seed is public. The coins are independent of the sampling and the noise of training,
     whose key is the sweep's. The guarantee is for the half: n is the number of its examples. The sample rate and
-    δ = n^-delta_exponent therefore differ from those of the whole, and so does the calibration.
+    δ = n^-delta_exponent therefore differ from the values of the whole, and so does the calibration.
 
     The secrets are those of the whole task, with their counts there.
     """

@@ -23,8 +23,8 @@ class TwinTask(LanguageModelingTask):
 
     Each pair is two texts of one format, drawn alike, with one number of copies. For every seed of a run a fair coin,
     independent of all other coins, decides which twin of the pair is in the training data. The other twin is not, and
-    is a control. So the number of units n is the same for every seed, whatever the coins show, and a score of a twin
-    that is in differs in distribution from a score of one that is not by what training on it does, and by nothing else.
+    is a control. So the number of units n is the same for every seed, whatever the coins show. The scores of a twin
+    that is in and of a twin that is not differ in distribution by the effect of training alone.
 
     The coins are public: the canaries are nobody's data. A task that is made of this one, with examples added, left out
     or divided, has the first twins for all seeds.

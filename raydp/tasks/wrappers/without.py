@@ -27,7 +27,7 @@ class WithoutTask(DerivedTask):
 
     Guarantee:
         (ε, δ) holds for the remaining data. n is smaller, so q = b/n, the noise at one ε, and a δ that follows n
-        (delta_exponent) differ a little from those of the whole task. The choice of the left-out examples is not
+        (delta_exponent) differ a little from the values of the whole task. The choice of the left-out examples is not
         covered.
 
     Source: Zhang et al. 2023 ("Counterfactual memorization in neural language models"); Feldman and Zhang 2020.
@@ -49,7 +49,7 @@ class WithoutTask(DerivedTask):
         left_out: set[int] = set()
         for secret in task.task_secrets:
             if secret.number in named:
-                left_out.update(_told(secret, holders[secret.number]).tolist())
+                left_out.update(_checked_holders(secret, holders[secret.number]).tolist())
         kept = np.setdiff1d(np.arange(len(task.train)), sorted(left_out))
         if not len(kept):
             raise ValueError("task.secrets must leave an example to train on, got none. Name fewer secrets.")
@@ -111,7 +111,7 @@ def _holding(
     return np.array(mentioning, np.int64)
 
 
-def _told(secret: Secret, holders: NDArray[np.int64]) -> NDArray[np.int64]:
+def _checked_holders(secret: Secret, holders: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the examples that contain a secret; raise ValueError unless their number is the secret's count."""
     if len(holders) != secret.count:
         raise ValueError(

@@ -26,7 +26,7 @@ print(tokenizer.decode(model.generate(**prompt, max_new_tokens=20)[0]))"""
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard:
-    """What the card says besides what is in the model's folder.
+    """The facts on a card that are not in the model's folder.
 
     Attributes:
         uri: URI of the model in the registry.

@@ -64,8 +64,8 @@ class ClippedGradients:
 
     Guarantee:
         Adding or removing one unit (an example, or all examples of a user) changes the sum by at most
-        clipping.max_grad_norm in the L2 norm over all parameters, up to fp32 rounding, provided that the loss of an
-        example depends on that example alone.
+        clipping.max_grad_norm in the L2 norm over all parameters, up to fp32 rounding. This assumes that the loss of
+        an example depends on that example alone.
 
     Raises:
         ValueError: a trained parameter belongs to a layer whose per-example gradient is not known; the message names

@@ -94,9 +94,9 @@ class Use:
         """Return [B] ‖Σ_t x_t g_tᵀ‖² = Σ_{t,s} (x_t · x_s)(g_t · g_s), the ghost norm; embeddings sum by distinct id.
 
         If positions cancel, rounding could make the sum too small, and the example would be clipped too little. An
-        allowance prevents this. With γ, the rounding of inner products of this width (4 units in the last place of
-        sqrt(width); Higham 2002, section 4.2, probabilistic; in 16 bits `narrow_products.largest_error`), it is
-        γ Σ_t a_t² for a_t = ‖x_t‖ ‖g_t‖: what independent errors of the T² terms come to. It is 1e-6 of the norm if
+        allowance prevents this. γ is the rounding of inner products of this width (4 units in the last place of
+        sqrt(width); Higham 2002, section 4.2, probabilistic; in 16 bits `narrow_products.largest_error`). The allowance
+        is γ Σ_t a_t² for a_t = ‖x_t‖ ‖g_t‖, the sum of independent errors of the T² terms. It is 1e-6 of the norm if
         nothing cancels. Where positions repeat, the errors of their terms repeat too, and come to at most γ (Σ_t a_t)².
         That much is allowed where the sum is less than CANCELLED times it. Above that the norm can be too small by at
         most a share of 1 / (2 CANCELLED), and only if the errors repeat.
@@ -113,9 +113,9 @@ class Use:
         return squares + torch.where(squares < CANCELLED * repeated, repeated, error * diagonal.sum(dim=1))
 
     def _norm_squared_by_id(self) -> torch.Tensor:
-        """Return [B] Σ_v ‖Σ_{t: id_t = v} g_t‖². The memory is that of g, while T² products could exceed it.
+        """Return [B] Σ_v ‖Σ_{t: id_t = v} g_t‖². It takes as much memory as g, while T² products could take more.
 
-        The allowance is that of `norm_squared`. Without it, positions of one id that cancel would enter the sum
+        The allowance is the same as in `norm_squared`. Without it, positions of one id that cancel would enter the sum
         unclipped, and their rounding would change the values that are already in the sum.
         """
         rows = torch.arange(len(self.read), device=self.read.device)[:, None]

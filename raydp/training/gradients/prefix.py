@@ -116,7 +116,7 @@ def _differs(difference: float, dtype: torch.dtype, say: Callable[[str], None]) 
 def planned_tokens(
     task: LanguageModelingTask, plans: Sequence[TrialPlan], evaluations_fn: Callable[[TrialPlan], int]
 ) -> float:
-    """Return how many tokens planned runs put through the model, in expectation, besides those of scores.
+    """Return how many tokens planned runs put through the model, in expectation, besides the tokens of scores.
 
     Args:
         evaluations_fn: returns how often a run measures its utility. The untrained model's is measured once.

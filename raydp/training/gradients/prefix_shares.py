@@ -108,7 +108,7 @@ def compute_together(
 
 
 def remove_abandoned_shares(cache: Path) -> None:
-    """Remove prefixes that nobody computes and that nobody has continued for a day."""
+    """Remove unfinished hidden-state caches that no process has written to for a day."""
     for folder in cache.glob(f"*{SHARES}"):
         with suppress(BlockingIOError, FileNotFoundError):
             newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
@@ -132,17 +132,17 @@ def _help(
     progress: Callable[[float], object],
 ) -> None:
     """Compute one share after another until none is left. Wait while others compute the last ones."""
-    total, told = sum(share.tokens for share in shares), -1.0
+    total, reported = sum(share.tokens for share in shares), -1.0
     left = _unfinished(folder, shares)
 
-    def tell(own: int = 0) -> None:
-        nonlocal told
+    def report(own: int = 0) -> None:
+        nonlocal reported
         done = (total - sum(share.tokens for share in left) + own) / total if total else 1.0
-        if done > told:
-            told = done
+        if done > reported:
+            reported = done
             progress(done)
 
-    tell()
+    report()
     while left:
         took = False
         for share in left:
@@ -154,7 +154,7 @@ def _help(
                     def count(tokens: int) -> None:
                         nonlocal own
                         own += tokens
-                        tell(own)
+                        report(own)
 
                     with _threads(folder):
                         compute_fn(share, folder / share.file, count)
@@ -164,7 +164,7 @@ def _help(
         if not took:
             time.sleep(POLL_SECONDS)
         left = _unfinished(folder, shares)
-        tell()
+        report()
 
 
 @contextmanager

@@ -82,6 +82,6 @@ class CorrelatedNoise:
     def _row_pieces(
         self, stream: KeyedStream, part: Part, step: int, name: str, device: torch.device
     ) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Draw z_t in pieces."""
+        """Draw the independent noise of one step, z_t, in pieces that fit the cache."""
         held = slice(part.start, part.stop)
         return stream.normal_pieces(device, part.count, step=step, purpose="noise", name=name, part=held)

@@ -12,7 +12,7 @@ probability 0, so the rule for ties does not matter.) So the release is the Gaus
 followed by a rounding of its output. It has the guarantee of the Gaussian mechanism if std is in proportion to the
 sensitivity of the rounded sum. The sums of neighbours are at most c apart. Rounding moves each coordinate of either sum
 by at most Δ/2, so the rounded sums are at most c + Δ sqrt(d) apart over d coordinates. Δ is chosen such that
-Δ sqrt(d) <= c LATTICE_SHARE, and the noise is NOISE_WIDENING times as wide as σ c. The margin between these two pays
+Δ sqrt(d) <= c LATTICE_SHARE. The noise is NOISE_WIDENING times as wide as σ c. The margin between these two pays
 for the rounding of the clipped gradients in single precision. docs/privacy.md says what remains.
 
 N may be correlated with the noise of other steps. All releases together are then a coordinate-wise rounding of the

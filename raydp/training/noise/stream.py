@@ -31,7 +31,7 @@ KEY_BYTES = 32
 CHUNK_PAIRS = {"cpu": 1 << 15, "cuda": 1 << 21}
 """Number of pairs of normals that are computed at a time, so that they fit the cache of the processor or of the GPU."""
 _ZEROS = memoryview(bytes(8 * (CHUNK_PAIRS["cpu"] + chacha.BLOCK_WORDS)))
-"""What ChaCha20 encrypts, to give its key stream. Zeros for one chunk are made once."""
+"""The plaintext that ChaCha20 encrypts, to give its key stream. Zeros for one chunk are made once."""
 CPU = torch.device("cpu")
 TEST_KEY = bytes(KEY_BYTES)
 """The fixed, public key of `privacy.noise_key: test`. Records of runs that use it are not certified."""

@@ -1,4 +1,4 @@
-"""What Ray Tune and its callbacks see of a run: its config and its metrics."""
+"""The config and the metrics of a run, as Ray Tune and its callbacks see them."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def rounds(run_ids: list[str], num_slots: int) -> Iterator[list[str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class TuneRun:
-    """What all rounds of one sweep have in common.
+    """The objects that all rounds of one sweep share.
 
     Attributes:
         queue: the actor of the sweep's TrialQueue.

@@ -27,7 +27,7 @@ def request_of(command: list[str]) -> dict[str, Any] | None:
         variables = context.pop("env_vars", None) or {}
         executable = context.pop("py_executable", None)
         if not found or executable not in (None, sys.executable) or any(context.values()):
-            return None  # a container, another interpreter, ...
+            return None  # Ray would start a container or another interpreter; a fork cannot
         if any("$" in value for value in variables.values()):
             return None  # Ray fills these in
         environment |= variables

@@ -25,7 +25,7 @@ WORKERS = "*/ray/_private/workers/*_worker.py"
 READ_AT_IMPORT = ("PYTHON", "HF_", "TRANSFORMERS_", "TORCH_", "OMP_", "MKL_", "OPENBLAS_", "XDG_", "LD_", "CUDA_")
 """Beginnings of the variables that libraries read when they are imported: a server is of use while they stay."""
 SHARED_PACKAGES = ("raydp.methods.", "raydp.models.", "raydp.scores.", "raydp.tasks.", "transformers.", "peft.")
-"""Packages without Ray. The server imports those of their modules that the driver has imported before Ray starts."""
+"""Packages without Ray. The server imports their modules that the driver has imported before Ray starts."""
 
 _server: WarmServer | None = None
 """The server of this process. It serves all sweeps of the process, and ends with it."""
