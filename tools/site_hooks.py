@@ -12,7 +12,10 @@ from mkdocs.structure.pages import Page
 from site_pages import commands, notebooks, python_api, sources, spec
 from site_pages.links import DOCS, ROOT, outside_pages, repository_path, rewritten
 
-LOADED = re.compile(r"""<(?:script|img|iframe|source|link)\b[^>]*\b(?:src|href)=["']?((?:https?:)?//[^"'\s>]+)""")
+LOADED = re.compile(
+    r"""(?:<(?:script|img|iframe|source|video|audio|embed|object|link)\b[^>]*\b(?:src|data|href)=["']?"""
+    r"""|url\(["']?|@import\s+["'])((?:https?:)?//[^"'\s>)]+)"""
+)
 """An address outside the site that a page would load something from."""
 SEE_ALSO = {
     "commands.md": "[Every command with its arguments and options](reference/commands.md)",
@@ -82,12 +85,13 @@ def front_page(readme: str) -> str:
 
 
 def on_post_build(config: MkDocsConfig, **_: object) -> None:
-    """Check that no page loads anything from outside the site.
+    """Check that no page and no style loads anything from outside the site.
 
     Raises:
         PluginError: a page does; the message names the page and the address.
     """
-    for page in sorted(Path(config.site_dir).rglob("*.html")):
+    site = Path(config.site_dir)
+    for page in sorted([*site.rglob("*.html"), *site.rglob("*.css")]):
         if page.name.endswith("-report.html"):
             continue  # raydp's own reports, which have tests of their own
         if (found := LOADED.search(page.read_text(encoding="utf-8"))) is not None:

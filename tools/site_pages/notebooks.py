@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+_SHELL = re.compile(r"%%(sh|bash)\n")
+"""The first line of a cell of commands."""
 _TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 """Colours that a program prints for a terminal."""
 _STYLE = re.compile(r"<style.*?</style>|(?<=<table)[^>]*", re.DOTALL)
@@ -30,7 +32,8 @@ def _cell(cell: dict[str, Any]) -> Iterator[str]:
     if cell["cell_type"] == "markdown":
         yield text
     elif cell["cell_type"] == "code" and text:
-        yield f"````python\n{text}\n````"
+        shell = _SHELL.match(text)
+        yield f"````bash\n{text[shell.end() :]}\n````" if shell else f"````python\n{text}\n````"
         for output in cell["outputs"]:
             yield from _output(output)
 

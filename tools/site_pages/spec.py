@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -130,6 +131,7 @@ def _type(field: Schema, path: str) -> str:
         if choice in field:
             return " or ".join(dict.fromkeys(_type(part, path) for part in field[choice] if part.get("type") != "null"))
     bounds = [words.format(_number(field[word])) for word, words in _BOUNDS.items() if word in field]
+    bounds = [re.sub("(?<=^[≥>≤<]) ", "\N{NO-BREAK SPACE}", bound) for bound in bounds]
     kind = _array(field, path) if field.get("type") == "array" else _WORDS.get(field.get("type", ""), "any value")
     return ", ".join([kind, *(bound.replace("|", "\\|") for bound in bounds)])
 
